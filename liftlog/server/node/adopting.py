@@ -1,14 +1,14 @@
-"""Streams that belonged to no cluster get into one, with all that they have: those of a daemon on
-its own that becomes the first node of a new cluster, or some that were restored from a backup into
-the data directory of a node.
+"""Makes streams that belonged to no cluster streams of a cluster, with all their state: those of a
+daemon on its own that becomes the first node of a new cluster, or streams that were restored from a
+backup into the data directory of a node.
 
-They get records with this node as their only replica, and their logs become copies that others can
-follow. Nothing is copied: offsets, incarnations and epochs stay, so readers, leases and checkpoints
-go on. Each step can be repeated, so a stop in between is made good by doing it again; until the
-last step of a stream the node leaves it alone.
+They get records with this node as their only replica, and their logs become copies that other nodes
+can follow. Nothing is copied: offsets, incarnations and epochs stay, so readers, leases and
+checkpoints continue. Each step can be repeated, so after a stop in between, the command is run
+again; the node ignores a stream until its last step is done.
 
-The record of a stream says whether the cluster has it. That a manifest calls it a replica does not:
-it may be of another cluster, or of a record that was deleted.
+The record of a stream decides if the cluster has it. A manifest that calls it a replica does not:
+it may come from another cluster, or from a record that was deleted.
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ logger = logging.getLogger("liftlog.server.replication")
 
 @dataclass(frozen=True, slots=True)
 class Adopted:
-    """What `adopt` found in a stream's directory."""
+    """The result of `adopt` for one stream's directory."""
 
     stream: str
     log_start_offset: int
     log_end_offset: int
     is_new: bool
-    """False if it belonged to the cluster already."""
+    """False if it already belonged to the cluster."""
 
 
 async def adopt(settings: Settings, cluster: ClusterSettings) -> list[Adopted]:
-    """Make the data directory of a daemon that is stopped the first node's. The metadata store is
-    ready. Durable on return.
+    """Make the data directory of a stopped daemon that of the first node. The metadata store must
+    be ready. Durable on return.
 
-    Raises ConfigError when the cluster has other nodes, Conflict when a stream cannot be adopted,
+    Raises ConfigError if the cluster has other nodes, Conflict if a stream cannot be adopted,
     DataDirLocked while a daemon runs, StorageError, MetadataUnavailable.
     """
 
@@ -84,10 +84,10 @@ async def adopt(settings: Settings, cluster: ClusterSettings) -> list[Adopted]:
 async def adopt_more(
     settings: Settings, cluster: ClusterSettings, names: Collection[str]
 ) -> list[Adopted]:
-    """Make `names`, or without any all streams in the data directory of a node that is stopped
-    which belonged to no cluster, streams of the node's cluster. Durable on return.
+    """Make streams in the data directory of a stopped node streams of its cluster: `names`, or if
+    it is empty, all that belonged to no cluster. Durable on return.
 
-    Raises ConfigError when the directory belongs to no node, and what `adopt` raises.
+    Raises ConfigError if the directory belongs to no node, and the errors of `adopt`.
     """
 
     async def work(
@@ -130,8 +130,8 @@ async def _adopt(
     states: dict[str, ActiveState],
     names: Collection[str] | None,
 ) -> list[Adopted]:
-    """All streams of the directory if `names` is None; if it is empty, those that belonged to no
-    cluster."""
+    """Adopt all streams of the directory if `names` is None; if it is empty, those that belonged to
+    no cluster."""
     member = await join(
         store,
         data_dir.environment.fs,
@@ -172,7 +172,7 @@ def _check_free(
     if record is not None and is_known:
         if is_same and manifest.replicated and member.name in record.members:
             return False
-        # Then a try before this one has stored the record, or the disk was lost and restored.
+        # Either an earlier attempt has stored the record, or the disk was lost and restored.
         if not (is_same and record.members == (member.name,)):
             raise Conflict(
                 f"the cluster has a stream {name} on {', '.join(record.replicas)}",
@@ -214,7 +214,7 @@ async def _adopt_stream(
     if not _check_free(name, manifest, present, member, data_dir):
         end = manifest.high_watermark
         return Adopted(name, manifest.log_start_offset, end, is_new=False)
-    # As the daemon opens it: what a power cut has left is settled before others copy it.
+    # Open it as the daemon does: recovery after a power cut is done before other nodes copy it.
     try:
         loaded = await asyncio.to_thread(load_stream, data_dir, name, configured)
     except LiftlogError as error:
@@ -245,8 +245,8 @@ async def _adopt_stream(
 
 
 async def _store(mirror: Mirror, copy: StreamRecord) -> StreamRecord:
-    """Store the record of an adopted stream, or have a record of it that is there continue with it.
-    Raises Conflict, MetadataUnavailable."""
+    """Store the record of an adopted stream, or let its existing record continue with it. Raises
+    Conflict, MetadataUnavailable."""
 
     def step(present: StreamRecord) -> StreamRecord | None:
         is_same = present.incarnation == copy.incarnation
@@ -265,7 +265,8 @@ async def _store(mirror: Mirror, copy: StreamRecord) -> StreamRecord:
 
 
 def _make_copy(data_dir: DataDir, name: str, end: int) -> None:
-    """All that the log has is committed. With this write the directory belongs to the cluster."""
+    """Mark all records of the log as committed. With this write the directory belongs to the
+    cluster."""
     fs, path = data_dir.environment.fs, data_dir.stream_path(name)
     with storage_errors(f"writing the manifest of {name}"):
         manifest: Manifest | None = read_manifest(fs, path)

@@ -1,4 +1,4 @@
-"""The catalog of a node: the records in the metadata store say which streams there are.
+"""The catalog of a node: the records in the metadata store define the streams.
 
 A change is stored in the record first; each node with a copy then follows it.
 """
@@ -51,7 +51,7 @@ class ClusterCatalog:
     in_cluster = True
 
     def __init__(self, node: ReplicatedStreams, own: OwnCatalog) -> None:
-        """`own` deletes copies that no record knows of."""
+        """`own` deletes copies without a record."""
         self.node = node
         self._view = node.view
         self._own = own
@@ -68,7 +68,7 @@ class ClusterCatalog:
     # --- from the start to the end ---
 
     async def open(self, *, assume_yes: bool, is_stopping: Callable[[], bool]) -> None:
-        """The records decide; the configuration only adds streams, later on."""
+        """The records decide; the configuration only adds streams, later."""
         await self.node.open_streams()
 
     async def stop(self, hurry: asyncio.Event, seconds: float) -> None:
@@ -127,7 +127,7 @@ class ClusterCatalog:
         return self._view.leads_elsewhere(name)
 
     def may_answer(self, name: str) -> bool:
-        """As far as sessions tell. A record that says otherwise may be on its way."""
+        """Based on sessions: a newer record that names another leader may be on its way."""
         return self.node.may_answer(name)
 
     def answerer(self, name: str) -> str | None:
@@ -143,8 +143,9 @@ class ClusterCatalog:
         return NotReady("this node does not lead the checkpoints at present", hint="try again")
 
     def check_leads(self, name: str) -> None:
-        """Of a stream without a record, it says nothing."""
-        # Until the followers have asked once, its high watermark may lag behind what clients saw.
+        """Does not raise for a stream without a record."""
+        # Until the followers have fetched once, its high watermark may be lower than what clients
+        # saw.
         if self._view.knows(name) and not self._led(name).leader.is_ready:
             raise self._view.begins_to_lead(name)
 
@@ -160,7 +161,7 @@ class ClusterCatalog:
         return not is_ready and self._view.leads(name)
 
     def check_end_is_known(self, name: str) -> None:
-        """The end of a stream that has failed is known: nothing changes it any more."""
+        """The end of a failed stream is known: nothing changes it any more."""
         if self.begins_to_lead(name) and not self.node.has_failed(name):
             raise self._view.begins_to_lead(name)
 
@@ -209,8 +210,8 @@ class ClusterCatalog:
     # --- changes ---
 
     async def create(self, name: str, settings: StreamSettings) -> StreamHost:
-        """The nodes that hold a replica open it as soon as they see the record. Nothing changes
-        here but by that, so many creations may wait for theirs."""
+        """The nodes that hold a replica open it as soon as they see the record. Here it changes
+        nothing else, so many creations can wait for their streams at once."""
         self._hosted.check_creatable(name)
         record = await self.node.new_streams.create_for_client(name, settings)
         check_same(name, origin_of(record), settings_of(record), settings)
@@ -220,7 +221,8 @@ class ClusterCatalog:
         host = self._hosted.hosts.get(name)
         if host is None or not host.is_leading:
             raise self.not_leader(name)
-        # Without a connection, or where NATS refuses, the description says so: other nodes have it.
+        # Without a connection, or if NATS refuses, the description reports it: other nodes have the
+        # stream.
         with contextlib.suppress(NatsRefused, NatsUnavailable):
             await self._hosted.attachments.attach(host)
         return host
@@ -228,8 +230,8 @@ class ClusterCatalog:
     async def update(
         self, host: StreamHost, settings: StreamSettings, apply: Callable[[], Awaitable[object]]
     ) -> None:
-        """The record is first, so that no other leader goes back to the old settings. Followers
-        adopt them, too."""
+        """The record is changed first, so that no other leader returns to the old settings.
+        Followers adopt them, too."""
 
         def step(record: StreamRecord) -> StreamRecord | None:
             return transitions.update(record, record_settings(settings, origin_of(record)))
@@ -241,8 +243,8 @@ class ClusterCatalog:
     async def truncate(
         self, host: StreamHost, offset: int, apply: Callable[[], Awaitable[int]]
     ) -> int:
-        """What would be refused here is refused before the record says it: no one takes that
-        back."""
+        """Changes that would be refused here are refused before the record is changed, since that
+        cannot be undone."""
         name, log = host.name, host.log
         if self._view.knows(name):
             check_truncation(log, offset, log.environment.age_clock_ns())
@@ -250,7 +252,7 @@ class ClusterCatalog:
         return await apply()
 
     async def delete(self, name: str) -> None:
-        """The record tells each node to remove its copy."""
+        """The record instructs each node to remove its copy."""
         if not self._view.knows(name):
             await self._own.delete(name)
             return
@@ -260,7 +262,7 @@ class ClusterCatalog:
         logger.info("stream-deleted stream=%s", name)
 
     async def side_confirmed(self, name: str) -> None:
-        """At once if the stream has no record."""
+        """Returns at once if the stream has no record."""
         if not self._view.knows(name):
             return
         try:
@@ -274,12 +276,12 @@ class ClusterCatalog:
 
 
 def node_of(broker: Broker) -> ReplicatedStreams | None:
-    """This daemon as a node; None if it belongs to no cluster."""
+    """Return this daemon as a node; None if it belongs to no cluster."""
     return broker.catalog.node if isinstance(broker.catalog, ClusterCatalog) else None
 
 
 def needed_node_of(broker: Broker) -> ReplicatedStreams:
-    """As `node_of`. Raises Conflict if the daemon belongs to no cluster."""
+    """Like `node_of`. Raises Conflict if the daemon belongs to no cluster."""
     node = node_of(broker)
     if node is None:
         raise Conflict("this daemon belongs to no cluster", hint="it has no section cluster")

@@ -1,4 +1,5 @@
-"""The cluster as this node sees it: its streams, who leads them, and which nodes it hears.
+"""The cluster as this node sees it: its streams, their leaders, and the nodes that it receives
+heartbeats from.
 
 Answers clients, and names the node that can answer them better.
 """
@@ -21,7 +22,7 @@ _SILENT_SECONDS = 2.0
 
 
 class ClusterView:
-    """Reads the newest records that this node has seen; changes nothing. Belongs to the event
+    """Reads the newest records that this node has received; changes nothing. Belongs to the event
     loop."""
 
     def __init__(self, member: Member, mirror: Mirror, hearing: Hearing) -> None:
@@ -32,42 +33,42 @@ class ClusterView:
     # --- streams ---
 
     def known(self, name: str) -> StreamRecord | None:
-        """The record of a stream; None if there is no such stream in the cluster."""
+        """Return the record of a stream; None if the cluster has no such stream."""
         record = self._mirror.records.get(name)
         return None if record is None or record.deleted else record
 
     def knows(self, name: str) -> bool:
-        """True if there is such a stream in the cluster."""
+        """Return True if the cluster has such a stream."""
         return self.known(name) is not None
 
     def stream_names(self) -> list[str]:
-        """All streams of the cluster, without the system streams."""
+        """Return all streams of the cluster, without the system streams."""
         return [name for name in filter(is_stream_name, self._mirror.records) if self.knows(name)]
 
     def leads(self, name: str) -> bool:
-        """True if this node leads the stream, as the record says."""
+        """Return True if this node leads the stream, by its record."""
         record = self.known(name)
         return record is not None and record.leader == self._member.name
 
     def leads_elsewhere(self, name: str) -> bool:
-        """True if another node leads the stream, as the record says."""
+        """Return True if another node leads the stream, by its record."""
         record = self.known(name)
         return record is not None and record.leader not in (None, self._member.name)
 
     def is_in_sync(self, name: str) -> bool:
-        """True if the copy of a stream here is in sync, but another node leads; as far as this node
-        knows."""
+        """Return True if the copy of a stream here is in sync, and another node leads it, by the
+        newest record here."""
         record, me = self._mirror.records.get(name), self._member.name
         return record is not None and me in record.isr and record.leader != me
 
     def leader_of(self, record: StreamRecord) -> str | None:
-        """The node that leads the stream. A node that is down leads nothing, whatever the record
-        says: that names it for as long as no other replica can take over."""
+        """Return the node that leads the stream. A node that is down leads no stream, even if a
+        record names it: the record does so until another replica can take over."""
         return None if record.leader is None or self.is_down(record.leader) else record.leader
 
     def answerer(self, name: str) -> str | None:
-        """The other node that answers requests about a stream; None: this one does, if only that
-        there is no such stream. Raises NotLeader while none leads."""
+        """Return the other node that answers requests about a stream; None if this one does, also
+        for a stream that does not exist. Raises NotLeader if the stream has no leader."""
         record = self.known(name)
         if record is None or record.leader == self._member.name:
             return None
@@ -77,7 +78,7 @@ class ClusterView:
         return leader
 
     def other_leaders(self) -> dict[str, str]:
-        """The other nodes that lead a stream, and one such stream of each."""
+        """Return the other nodes that lead a stream, with one such stream of each."""
         found: dict[str, str] = {}
         for name, record in self._mirror.records.items():
             if record.leader not in (None, self._member.name) and not record.deleted:
@@ -85,14 +86,14 @@ class ClusterView:
         return found
 
     def without_leader(self) -> list[StreamRecord]:
-        """The streams of the cluster that no node leads."""
+        """Return the streams of the cluster without a leader."""
         records = [one for one in self._mirror.records.values() if not one.deleted]
         leaders = {one.leader for one in records}
         leading = {node for node in leaders if node is not None and not self.is_down(node)}
         return [one for one in records if one.leader not in leading]
 
     def why_without_leader(self, record: StreamRecord) -> tuple[str, str]:
-        """Why no node leads the stream, and what to do."""
+        """Return the reason why the stream has no leader, and the remedy."""
         whole = record.isr or record.eligible
         if not whole:
             return (
@@ -114,25 +115,25 @@ class ClusterView:
         return not is_live and self.silent_seconds(node) > 0
 
     def silent_seconds(self, node: str) -> float:
-        """For how long this node has heard nothing of another one, if that is long enough to mean
-        something; else 0.0."""
+        """Return the seconds since this node last received a heartbeat from another one, if they
+        are enough to be significant; else 0.0."""
         seconds = 0.0 if node == self._member.name else self._hearing.silent_seconds(node)
         enough = ENDED_SECONDS if self._hearing.is_refusing(node) else _SILENT_SECONDS
         return round(seconds, 1) if seconds >= enough else 0.0
 
     def other_nodes(self) -> list[str]:
-        """The nodes of the cluster, without this one."""
+        """Return the nodes of the cluster, without this one."""
         return [node for node in self._mirror.directory.nodes if node != self._member.name]
 
     def addresses(self) -> list[str]:
-        """Return where the nodes of the cluster serve clients."""
+        """Return the addresses at which the nodes of the cluster serve clients."""
         nodes = self._mirror.directory.nodes
         return [nodes[name].address for name in sorted(nodes)]
 
     # --- errors ---
 
     def not_leader(self, name: str) -> LiftlogError:
-        """The error for a request that only the leader of `name` can answer."""
+        """Return the error for a request that only the leader of `name` can answer."""
         record = self.known(name)
         if record is None:
             return StreamNotFound(f"there is no stream {name!r}")
@@ -157,7 +158,8 @@ class ClusterView:
         )
 
     def begins_to_lead(self, name: str) -> NotReady:
-        """The error while this node does not know yet how far a stream was committed before."""
+        """Return the error while this node has not yet determined the high watermark of a
+        stream."""
         return NotReady(
             f"node {self._member.name} begins to lead stream {name}",
             hint="try again; `liftlog cluster status` shows whether enough replicas are there",
@@ -181,8 +183,8 @@ class ClusterView:
         may_read: Callable[[str], bool],
         clock_ahead_seconds: Callable[[str], float],
     ) -> ClusterInfo:
-        """The cluster, with the streams that the caller may read. Offsets are those of this node.
-        `clock_ahead_seconds` tells how far the clock of a node is ahead."""
+        """Describe the cluster, with the streams that the caller may read. Offsets are those of
+        this node. `clock_ahead_seconds` returns how far the clock of a node is ahead."""
         mirror = self._mirror
         streams = []
         forgotten = {name: mirror.known[name] for name in mirror.regressed if name in mirror.known}

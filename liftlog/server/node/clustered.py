@@ -1,4 +1,5 @@
-"""This daemon as a node of a cluster: its store, its session, its connections to other nodes."""
+"""Starts and stops this daemon as a node of a cluster: its store, its session, its connections to
+other nodes."""
 
 from __future__ import annotations
 
@@ -67,8 +68,8 @@ class ClusterNode:
         was_displaced: bool = False,
         on_displaced: Callable[[], None],
     ) -> None:
-        """`on_displaced` is called when another process has become this node; its data directory
-        may be any. One that `was_displaced` waits until that process has ended."""
+        """`on_displaced` is called when another process has become this node, with whatever data
+        directory. A process that `was_displaced` waits until that process has ended."""
         self._was_displaced = was_displaced
         self._on_displaced = on_displaced
         self._settings = settings
@@ -84,7 +85,7 @@ class ClusterNode:
         self._token: str | None = None
 
     async def join(self, broker: Broker) -> None:
-        """Register this start, and let the records decide about the broker's streams. Raises
+        """Register this start; from then on, the records define the broker's streams. Raises
         ConfigError, StorageError."""
         cluster = self._cluster
         if cluster.token_file is not None:
@@ -167,9 +168,8 @@ class ClusterNode:
         self._on_displaced()
 
     async def _register(self, store: OneClusterStore) -> tuple[Member, NodeSession]:
-        """Take the name of the node, then register this start. JetStream may be without a leader
-        for some seconds, so it is waited for; a file is there or not. Raises ConfigError,
-        StorageError."""
+        """Take the name of the node, then register this start. JetStream may have no leader for
+        some seconds, so it is retried; a file store is not. Raises ConfigError, StorageError."""
         while True:
             try:
                 return await self._try_to_register(store)
@@ -221,7 +221,7 @@ class ClusterNode:
         self._spawn(self._streams.new_streams.create_configured(self._settings.streams))
 
     def serve_checkpoints(self, broker: Broker, wall_clock: Callable[[], int]) -> None:
-        """Call it before the broker has a link to NATS. `wall_clock` in nanoseconds."""
+        """Call it before the broker has a link to NATS. `wall_clock` returns nanoseconds."""
         assert self._streams is not None
         own = own_offsets.OwnCheckpoints(self._data_dir)
         self._spawn(ReplicatedOffsets(broker, self._streams, wall_clock, own).run())
@@ -231,7 +231,7 @@ class ClusterNode:
         self._tasks.append(asyncio.get_running_loop().create_task(work))
 
     async def close(self) -> None:
-        """Give up the session and the connections. Does not raise."""
+        """End the session and the connections. Does not raise."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -283,8 +283,8 @@ class ClusterNode:
 
 
 async def kept_up(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Do this until it returns. A defect in it is logged, and it is begun again: without one of
-    these tasks a node would keep its session, and no longer do its part."""
+    """Run this until it returns. If it fails by a defect, the defect is logged, and it is started
+    again: without one of these tasks, a node would keep its session but not do its work."""
     while True:
         try:
             return await work()
@@ -296,7 +296,8 @@ async def kept_up(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
 async def open_store(
     settings: Settings, cluster: ClusterSettings, fs: FileSystem
 ) -> tuple[OneClusterStore, Callable[[], Awaitable[None]]]:
-    """The metadata store, and what closes it. Raises ConfigError, StorageError."""
+    """Return the metadata store, and the function that closes it. Raises ConfigError,
+    StorageError."""
     if cluster.store == NATS_STORE:
         bucket = NatsKvMetaStore(settings.nats, settings.nats.servers, cluster.name, cluster.node)
         try:
@@ -314,9 +315,9 @@ async def open_store(
 
 
 async def make_bucket(settings: Settings, cluster: ClusterSettings, replicas: int) -> bool:
-    """The bucket of a new cluster, False if it exists. One that was lost is not made again: that
-    would be another cluster, which no node with a data directory can join. Raises ConfigError,
-    MetadataUnavailable, StorageError."""
+    """Make the bucket of a new cluster; return False if it exists. A bucket that was lost is not
+    made again: that would be another cluster, which no node with a data directory can join. Raises
+    ConfigError, MetadataUnavailable, StorageError."""
     fs, path = OsFileSystem(), Path(settings.data_dir)
     with storage_errors("reading the node file"):
         file = await asyncio.to_thread(read_node_file, fs, path)
@@ -350,9 +351,9 @@ def _lost(file: NodeFile, data_dir: Path) -> ConfigError:
 
 
 async def make_again(settings: Settings, cluster: ClusterSettings, replicas: int) -> bool:
-    """A metadata store for the cluster of this node's data directory; False if it has one. One
-    that was founded in its place, by mistake, becomes it. Raises ConfigError, MetadataUnavailable,
-    StorageError."""
+    """Make a new metadata store for the cluster of this node's data directory; return False if it
+    has one. A cluster that was founded in its place, by mistake, becomes this cluster. Raises
+    ConfigError, MetadataUnavailable, StorageError."""
     fs, path = OsFileSystem(), Path(settings.data_dir)
     cluster_id = await asyncio.to_thread(cluster_of, fs, path, cluster.node)
     made = False
@@ -374,7 +375,7 @@ async def make_again(settings: Settings, cluster: ClusterSettings, replicas: int
 
 
 def _read_token(path: Path) -> str:
-    """Raises ConfigError, which never shows what is in the file."""
+    """Raises ConfigError, which never contains the content of the file."""
     try:
         with path.open("rb") as file:
             token = file.read(_MAX_TOKEN_BYTES).decode("ascii").strip()

@@ -1,5 +1,5 @@
-"""The directories of replicated streams on this node: opened, created, and removed when a record
-says that the stream was deleted. What no record accounts for is left alone, and shown.
+"""The directories of replicated streams on this node: opened, created, and removed if a record says
+that the stream was deleted. A directory without a record is left alone, and reported.
 
 Blocking; for threads.
 """
@@ -20,18 +20,19 @@ from liftlog.server.commits.host import new_metadata
 from liftlog.server.streams.settings import origin_of, settings_of
 
 GIVEN_UP = "it was written by metadata that were given up"
-"""Why a copy is incomplete that is to be dropped as soon as no one counts on it."""
+"""Mark of an incomplete copy that is to be dropped as soon as acks do not need it."""
 
 logger = logging.getLogger("liftlog.server.replication")
 
 
 def open_copy(data_dir: DataDir, record: StreamRecord) -> tuple[Log, bool]:
-    """The copy of a stream, and whether it was created just now. In its place may be a copy of an
-    earlier stream of the name, which is removed if the record tells that it was deleted. Raises
-    Conflict if it does not, StorageError and what opening a log raises."""
+    """Return the copy of a stream, and True if it was created just now. If a copy of an earlier
+    stream of the name is in its place, it is removed, provided that the record says that the
+    earlier stream was deleted. Raises Conflict if it does not, StorageError and the errors of
+    opening a log."""
     name, settings = record.name, settings_of(record)
     config = log_config(settings, replicated=True)
-    data_dir.remove_unfinished(name)  # a try before this one failed: the disk was full
+    data_dir.remove_unfinished(name)  # an earlier attempt failed: the disk was full
     found = _incarnation_of_copy(data_dir, name)
     if found == record.incarnation:
         log, report = data_dir.open_log(name, config)
@@ -58,8 +59,8 @@ def open_copy(data_dir: DataDir, record: StreamRecord) -> tuple[Log, bool]:
 
 
 def check_is_there(data_dir: DataDir, record: StreamRecord) -> None:
-    """Raises StorageError when the copy, which this start of the node has had, is gone: acked
-    records may be in it alone."""
+    """Raises StorageError if the copy existed in this start of the node, and is gone: it may have
+    been the only one with some acked records."""
     if _incarnation_of_copy(data_dir, record.name) is None:
         raise StorageError(
             f"the directory {data_dir.stream_path(record.name)} has disappeared while the daemon "
@@ -91,8 +92,8 @@ def _remove(data_dir: DataDir, record: StreamRecord, incarnation: str) -> None:
 def unknown_streams(
     data_dir: DataDir, names: Iterable[str], records: Mapping[str, StreamRecord], node: str
 ) -> dict[str, str]:
-    """Why those of the streams `names` that are on disk are not served, by name: those of which
-    `node` has no copy, as the records say."""
+    """Return the streams `names` on disk of which `node` has no copy by the records, with the
+    reason why each is not served."""
     found = {}
     for name in filter(is_stream_name, names):
         record = records.get(name)
@@ -104,7 +105,7 @@ def unknown_streams(
 
 
 def _why_unknown(data_dir: DataDir, name: str) -> str:
-    """Empty if it was removed meanwhile."""
+    """Empty if it was removed in the meantime."""
     try:
         if _incarnation_of_copy(data_dir, name) is None:
             return ""
@@ -117,8 +118,8 @@ def _why_unknown(data_dir: DataDir, name: str) -> str:
 
 
 def _incarnation_of_copy(data_dir: DataDir, name: str) -> str | None:
-    """None when there is no directory. Raises Conflict for a stream that is no replica: no record
-    has ever told of it, so none can say that it was deleted."""
+    """Returns None if there is no directory. Raises Conflict for a stream that is not a replica: it
+    never had a record, so none can say that it was deleted."""
     path, fs = data_dir.stream_path(name), data_dir.environment.fs
     with storage_errors(f"reading the manifest of {name}"):
         if not fs.exists(path):

@@ -1,4 +1,5 @@
-"""The copy of one replicated stream on this node's disk: opened, judged by its record, dropped."""
+"""The copy of one replicated stream on this node's disk: opens it, judges it by its record, drops
+it."""
 
 from __future__ import annotations
 
@@ -19,20 +20,20 @@ logger = logging.getLogger("liftlog.server.replication")
 
 
 class CopyOnDisk:
-    """Belongs to the event loop. While the stream has a role, its host has the log."""
+    """Belongs to the event loop. While the stream has a role, its host holds the log."""
 
     def __init__(self, name: str, node: LocalNode) -> None:
         self._name = name
         self._node = node
         self._me = node.member.name
         self._log: Log | None = None
-        """Open and without a role."""
+        """The log while it is open and without a role."""
         self._is_whole = False
-        """Whether the log, as it was opened, can have all that this node confirmed."""
+        """True if the log, when it was opened, could have all records that this node confirmed."""
 
     @property
     def log_end(self) -> LogEnd | None:
-        """Where the copy ends; None when it cannot be served."""
+        """The end of the copy; None if it cannot be served."""
         host, log = self._node.hosts.hosts.get(self._name), self._present
         if log is None or (host is not None and host.failure):
             return None
@@ -40,7 +41,7 @@ class CopyOnDisk:
 
     @property
     def is_given_up(self) -> bool:
-        """True if the copy is to be dropped: it was written by metadata that were given up."""
+        """True if the copy is to be dropped: its records belong to metadata that were abandoned."""
         return self._present is not None and self._present.incomplete == copies.GIVEN_UP
 
     @property
@@ -51,7 +52,8 @@ class CopyOnDisk:
     # --- opening ---
 
     async def open(self, record: StreamRecord) -> tuple[Log, bool]:
-        """The log, opened or created; and whether it can have all that this node confirmed."""
+        """Open or create the log. Returns it, and True if it can have all records that this node
+        confirmed."""
         if self._log is not None and self._log.incarnation != record.incarnation:
             await self.close()
         if self._log is None:
@@ -68,7 +70,7 @@ class CopyOnDisk:
         log, is_new = await asyncio.to_thread(copies.open_copy, data_dir, record)
         if not is_new:
             return log, member.is_same
-        # It has all if no copy was here before: one that was is lost.
+        # It has all if there was no copy here before; a copy that was here is lost.
         is_whole = is_of_this_start or (member.is_same and has_held is False)
         if not is_whole and record.must_keep(self._me):
             logger.warning("replica-lost stream=%s path=%s", self._name, log.directory)
@@ -81,13 +83,13 @@ class CopyOnDisk:
             await asyncio.to_thread(log.close)
 
     def hand_out(self) -> None:
-        """A role has the log from now on, and closes it at its end."""
+        """A role holds the log from now on, and closes it at its end."""
         self._log = None
 
     async def open_for_role(self, record: StreamRecord) -> Log:
         """Open the log for a role that begins."""
         log, _ = await self.open(record)
-        if log.incomplete:  # what was to follow the change of the record has failed
+        if log.incomplete:  # an earlier attempt to act on the changed record has failed
             await self._judge_mark(log, record)
             log, _ = await self.open(record)
         return log
@@ -95,13 +97,14 @@ class CopyOnDisk:
     # --- what it is worth ---
 
     async def register(self, record: StreamRecord) -> None:
-        """Have the record tell what the copy has, in this start of the node."""
+        """Register in the record what the copy has, in this start of the node."""
         log, is_whole = await self.open(record)
         member = self._node.member
 
         def step(present: StreamRecord) -> StreamRecord | None:
             had = is_whole and member.had(present.starts.get(self._me, 0))
-            # No other node could have what a mark tells of, and an operator has repaired it.
+            # If this node is the only replica, an operator has repaired the copy: no other node
+            # could have the records that the mark reports as missing.
             may_lack = log.incomplete and present.members != (self._me,)
             return transitions.register(present, self._me, member.start, clean=had and not may_lack)
 
@@ -110,8 +113,8 @@ class CopyOnDisk:
             await self._judge_mark(log, after)
 
     async def _judge_mark(self, log: Log, record: StreamRecord) -> None:
-        """The record tells what a copy is worth that is marked as incomplete: it has registered as
-        such. One that is given up is dropped. Raises Conflict while no other one is whole."""
+        """Act on the mark of an incomplete copy, which is already registered as such. A copy of
+        abandoned metadata is dropped. Raises Conflict if no other copy is complete."""
         if log.incomplete != copies.GIVEN_UP or record.must_keep(self._me):
             if log.incomplete:
                 await asyncio.to_thread(log.note_complete)
@@ -123,7 +126,7 @@ class CopyOnDisk:
     # --- dropping it ---
 
     async def may_drop(self, record: StreamRecord) -> bool:
-        """True if acks do not need this copy, and that of the leader is whole."""
+        """Return True if acks do not need this copy, and the leader's copy is complete."""
         try:
             transitions.discard(record, self._me)
             link = self._node.link_to(str(record.leader))
@@ -134,9 +137,9 @@ class CopyOnDisk:
         return True
 
     async def drop(self, checked: StreamRecord) -> None:
-        """Leave the in-sync set, remember that, and only then remove the copy; it begins again with
-        nothing. After a stop in between the node has one of the two copies, and is not in sync.
-        `checked` names the leader whose copy is whole: that of another one may not be."""
+        """Leave the in-sync set, store that, and only then remove the copy; the new one starts
+        empty. After a stop in between, the node has one of the two copies, and is not in sync.
+        `checked` names the leader whose copy is complete: that of another leader may not be."""
 
         def left(present: StreamRecord) -> StreamRecord | None:
             check_same_leader(present, checked)
@@ -154,8 +157,8 @@ class CopyOnDisk:
             await asyncio.to_thread(copies.remove_copy, self._node.data_dir, after)
 
     async def go_over(self, stored: StreamRecord) -> None:
-        """The copy is dropped after the record tells that it counts for nothing, and this node
-        remembers that. It is marked before: a start in between drops it as well."""
+        """Drop the copy after the record says that it does not count, and this node has stored that
+        record. The copy is marked first: a restart in between drops it as well."""
         log, _ = await self.open(self._node.mirror.known[self._name])
         before = log.incomplete
         await asyncio.to_thread(log.note_incomplete, copies.GIVEN_UP)
@@ -164,14 +167,15 @@ class CopyOnDisk:
             after = await self._node.mirror.go_over(self._name, self._me, stored)
         except Conflict as error:
             logger.warning("copy-kept stream=%s reason=%s", self._name, error)
-        finally:  # the guard tries again: meanwhile the copy counts for what is known here
+        finally:  # the guard retries it: until then the copy counts by the records here
             if after is None:
                 await asyncio.to_thread(log.note_incomplete, before)
         if after is not None:
             await self._remove_given_up(after)
 
     async def _remove_given_up(self, record: StreamRecord) -> None:
-        """What was appended in epochs that the stream has had otherwise could pass for that."""
+        """Remove the copy: records from epochs that the stream has repeated since could be mistaken
+        for those of the new epochs."""
         await self._node.mirror.remembered()
         await self.close()
         await asyncio.to_thread(copies.remove_copy, self._node.data_dir, record)
@@ -183,7 +187,7 @@ class CopyOnDisk:
         )
 
     async def leave(self, record: StreamRecord) -> None:
-        """The stream was deleted, or its copy has moved to another node."""
+        """Remove the copy: the stream was deleted, or has moved to other nodes."""
         await self.close()
         await asyncio.to_thread(copies.remove_copy, self._node.data_dir, record)
         await self._node.mirror.change(

@@ -1,4 +1,4 @@
-"""The copies of this node as its elections see them: where each ends, and what it can do."""
+"""The copies of this node as its elections use them: their ends, and their abilities."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from liftlog.server.node.local_node import LocalNode
 from liftlog.server.node.replica import Replica
 
 _BUSY_SECONDS = 1.0
-"""A copy that has waited for the disk for so long does not take the lead."""
+"""If a copy has waited for the disk for this time, it does not take the lead."""
 
 
 class ElectionCopies:
@@ -62,12 +62,12 @@ class ElectionCopies:
         self._replicas[name].role.stop_leading(reason)
 
     def stand_aside(self, name: str) -> None:
-        """The metadata store has forgotten what this node has seen of the stream."""
+        """The metadata store has lost changes of the stream that this node has seen."""
         if name in self._replicas:
             self.stop_leading(name, "the metadata store was set back")
 
     def may_recover(self, name: str) -> bool:
-        """True if this node can lead a stream of which no complete copy is left. A copy that is to
-        be dropped holds what was given up before."""
+        """Return True if this node can lead a stream of which no complete copy is left. A copy that
+        is to be dropped holds records that were abandoned before."""
         replica = self._replicas.get(name)
         return replica is not None and not replica.copy.is_given_up and self.prepare_to_lead(name)

@@ -1,7 +1,8 @@
-"""The lead of a stream moves to another node, or to this one, as `liftlog.cluster.handover` says.
+"""Hands the lead of a stream over to another node, or takes it, by the rules of
+`liftlog.cluster.handover`.
 
-The leader does one step after the other, and asks the other node for its part in each. What fails
-is undone, and the stream stays where it was.
+The leader performs the steps one after the other, and asks the other node for its part in each. A
+failed handover is undone, and this node goes on leading the stream.
 """
 
 from __future__ import annotations
@@ -49,13 +50,13 @@ from liftlog.stream.refusals import MOVING
 logger = logging.getLogger("liftlog.server.replication")
 
 LOOK_SECONDS = 2.0
-"""So long another node may take to do what a new record says."""
+"""Time limit for another node to act on a new record."""
 _PAUSE_SECONDS = 0.05
 
 
 @dataclass(slots=True)
 class _Taking:
-    """A stream that is about to move here."""
+    """A stream whose lead is about to move here."""
 
     taker: Taker[MessageRun]
     host: StreamHost
@@ -65,8 +66,8 @@ class _Taking:
 
 
 class Handovers:
-    """All handovers of this node, in either direction. Belongs to the event loop. `link_to` gives
-    the connection to another node; `spawn` has the event loop do something."""
+    """All handovers of this node, in either direction. Belongs to the event loop. `link_to` returns
+    the connection to another node; `spawn` starts a task."""
 
     def __init__(
         self,
@@ -78,11 +79,11 @@ class Handovers:
         spawn: Callable[[Coroutine[Any, Any, None]], None],
     ) -> None:
         self.is_stopping = False
-        """This node begins to take over no stream any more."""
+        """True once this node takes over no more streams."""
         self.given = 0
-        """Streams that it has handed over."""
+        """Streams that were handed over."""
         self.failed = 0
-        """Attempts that failed; the stream stayed here, or was left to an election."""
+        """Failed attempts; this node went on leading the stream, or left it to an election."""
         self.node = node
         self._mirror = mirror
         self._streams = streams
@@ -97,9 +98,9 @@ class Handovers:
     # --- this node gives a stream away ---
 
     async def hand_over(self, name: str, to: str) -> None:
-        """Have `to`, a node in the ISR, lead a stream that this node leads. Publishers notice
-        nothing. Raises Conflict when that is not possible; StreamUnavailable when it failed, and
-        the stream is led here as before, or by another node that was elected meanwhile."""
+        """Make `to`, a node in the ISR, the leader of a stream that this node leads, without an
+        interruption for publishers. Raises Conflict if that is not possible; StreamUnavailable if
+        it failed: then this node still leads the stream, or another node was elected meanwhile."""
         record, host = self._mirror.records.get(name), self._streams.hosts.get(name)
         if record is None or host is None or record.leader != self.node or not host.is_leading:
             raise Conflict(f"node {self.node} does not lead stream {name}")
@@ -140,30 +141,30 @@ class Handovers:
         logger.info("handed-over stream=%s to=%s seconds=%.3f", name, to, seconds)
 
     def is_giving(self, name: str) -> bool:
-        """Whether a handover of this stream, which this node leads, is under way."""
+        """Return True while this node is handing over this stream."""
         return name in self._giving
 
     async def finished(self, name: str) -> None:
-        """Return when no handover of this stream is under way."""
+        """Return when no handover of this stream is in progress."""
         while (ended := self._giving.get(name)) is not None:
             await ended.wait()
 
     async def have_look(self, node: str, record: StreamRecord) -> None:
-        """Return when `node` does what this record says, or after a while. Does not raise."""
+        """Return when `node` acts on this record, or after a while. Does not raise."""
         try:
             await self.ask(node, LookAgain(record.name, record.version), LOOK_SECONDS)
-        except LiftlogError as error:  # it hears of the record anyway
+        except LiftlogError as error:  # it receives the record anyway
             logger.info("not-looked stream=%s node=%s reason=%s", record.name, node, error)
 
     def tell(self, record: StreamRecord) -> None:
-        """Have all other nodes with a copy look at this record at once."""
+        """Ask all other nodes with a copy to look at this record at once."""
         for node in record.members:
             if node != self.node:
                 self._spawn(self.have_look(node, record))
 
     async def ask(self, node: str, message: Message, seconds: float) -> None:
-        """Send a request; returns when the node has done as asked. Raises StreamUnavailable when it
-        does not answer in time, ConnectionLost, and what it answers."""
+        """Send a request; returns when the node has carried it out. Raises StreamUnavailable if it
+        does not answer in time, ConnectionLost, and the node's error."""
         answered: asyncio.Future[None] = self._loop.create_future()
 
         def done(_: Exchange) -> None:
@@ -186,8 +187,8 @@ class Handovers:
     # --- this node takes a stream over ---
 
     async def asked(self, message: HandOver) -> None:
-        """Do what the leader of a stream asks. Raises Conflict when this node cannot take over,
-        BadRequest, NatsUnavailable, NatsRefused."""
+        """Carry out a request of the leader of a stream. Raises Conflict if this node cannot take
+        over, BadRequest, NatsUnavailable, NatsRefused."""
         if message.step == "prepare":
             await self._prepare(message)
             return
@@ -208,7 +209,7 @@ class Handovers:
 
     @property
     def is_taking(self) -> bool:
-        """Whether the lead of a stream may still come by a handover that has begun."""
+        """Return True if a handover that has begun may still bring the lead of a stream."""
         now = self._loop.time()
         return any(
             one.taker.is_needed(now) and self._is_led_by_giver(one.taker.offer)
@@ -223,7 +224,7 @@ class Handovers:
         )
 
     def leads(self, name: str) -> None:
-        """This node leads the stream, and has taken what it could."""
+        """Called when this node leads the stream, and has stored the messages that it could."""
         taking = self._taking.pop(name, None)
         if taking is not None and taking.watch is not None:
             taking.watch.cancel()
@@ -259,18 +260,19 @@ class Handovers:
             is_attached=attachments.is_recorded(host),
             is_shared=settings.queue_group is not None,
         )
-        # What is held comes in at once when this node leads: it must not be too much for that.
+        # The held messages all enter at once when this node leads: their number must be limited for
+        # that.
         taker = Taker[MessageRun](offer, min(MAX_HELD_BYTES, settings.max_pending_bytes // 2))
         taking = self._taking[name] = _Taking(taker, host, Relay(self._loop.time))
         await self._ids.catch_up(host)
         await self._decline_if_it_stops(taking)
-        if not offer.is_attached:  # the next thing heard of it may be that it is led here
+        if not offer.is_attached:  # the next message about it may be that it is led here
             taker.subscribes()
             taker.subscribed(self._loop.time())
 
     async def _record_of(self, message: HandOver) -> StreamRecord | None:
-        """The record by which the leader asks, read from the store if this node has an older one:
-        the leader may just have begun its epoch, or taken this node in."""
+        """Return the record on which the leader's request is based, read from the store if this
+        node has an older one: the leader may just have begun its epoch, or added this node."""
         record = self._mirror.records.get(message.stream)
         if record is not None and (
             record.leader_epoch < message.epoch or self.node not in record.isr
@@ -280,7 +282,7 @@ class Handovers:
         return self._mirror.records.get(message.stream)
 
     async def _decline_if_it_stops(self, taking: _Taking) -> None:
-        """Before the giver relies on this node. Raises Conflict."""
+        """Called before the giver relies on this node. Raises Conflict."""
         if self.is_stopping:
             await self._drop(taking, "this node stops")
             raise Conflict(f"node {self.node} stops, and takes over nothing more")
@@ -308,12 +310,12 @@ class Handovers:
             raise Conflict(f"node {self.node} cannot take over stream {host.name}: {taker.problem}")
 
     def _look(self, taking: _Taking) -> None:
-        """The leader has not been heard of for long."""
+        """Drop the handover if the leader has not been in contact for long."""
         if taking.taker.is_over(self._loop.time()):
             self._spawn(self._drop(taking, "it took too long"))
 
     async def _drop(self, taking: _Taking, reason: str) -> None:
-        """Forget what was held, and receive no more."""
+        """Discard the held messages, and receive no more."""
         name = taking.host.name
         if self._taking.get(name) is taking:
             del self._taking[name]
@@ -328,7 +330,7 @@ class Handovers:
 
 
 class _Giving:
-    """One handover, at the leader."""
+    """One handover, on the leader's side."""
 
     def __init__(
         self, handovers: Handovers, giver: Giver, host: StreamHost, relay: Relay | None, to: str
@@ -384,7 +386,7 @@ class _Giving:
         elif step is Step.COMMIT:
             host.refuse_new(MOVING)
             await host.drained()
-            if host.settings.durability != "fsync":  # acks do not wait for what the next leader has
+            if host.settings.durability != "fsync":  # then acks do not wait for the next leader
                 await host.exclusively(host.log.sync)
                 await host.wait_high_watermark(host.log.log_end_offset - 1)
             if host.failure or host.log.high_watermark < host.log.log_end_offset:
@@ -426,21 +428,21 @@ class _Giving:
             try:
                 record = await self._mirror.change(offer.stream, step)
                 break
-            except MetadataUnavailable as error:  # it may have been stored
+            except MetadataUnavailable as error:  # the change may have been stored
                 logger.warning("not-transferred-yet stream=%s error=%s", offer.stream, error)
                 await asyncio.sleep(_PAUSE_SECONDS)
         if record is not None:
             self._handovers.tell(record)
 
     async def _undo(self, *, is_ending: bool = False, is_declined: bool = False) -> None:
-        """The stream stays here; if this node `is_ending`, an election follows. Does not raise."""
+        """This node keeps the stream; if it `is_ending`, an election follows. Does not raise."""
         undo = self._giver.failed(is_declined=is_declined, is_ending=is_ending)
         host = self._host
         host.accept_again(MOVING)
         still_led = self._streams.hosts.get(host.name) is host and host.is_accepting
         if undo.subscribe and still_led and not is_ending:
             self._streams.attachments.want(host)
-            with contextlib.suppress(LiftlogError):  # it is attached as soon as possible
+            with contextlib.suppress(LiftlogError):  # it is attached again as soon as possible
                 await self._streams.attachments.attach(host)
         if undo.loss:
             self._streams.note_possible_loss(host, f"a handover failed: {undo.loss}")

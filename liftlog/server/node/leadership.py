@@ -1,5 +1,5 @@
-"""Which node should lead the streams of this one: the one that an operator names, the first replica
-when all is well, any other one when this node stops."""
+"""Decides which nodes should lead this node's streams: the one that an operator names; the first
+replica if all nodes are healthy; any other one when this node stops."""
 
 from __future__ import annotations
 
@@ -21,25 +21,26 @@ logger = logging.getLogger("liftlog.server.replication")
 _AT_ONCE = 8
 _TURNS = 6
 _MOST_AT_ONCE = 64
-"""A handover waits more than it works. So a node that leads many streams hands over more of them at
-once when it stops: it is to be done with all in a few seconds. What the others hold meanwhile is
-what NATS delivers in the time of a handover, however many there are at once."""
+"""A handover mostly waits. So a node that leads many streams hands over many of them at once when
+it stops: all should be done in a few seconds. The other nodes hold the messages that NATS delivers
+during one handover, and that amount does not grow with the number of handovers at once."""
 _TELL_SECONDS = 2.0
-"""So often a node that stops tells how many streams it still has to hand over."""
+"""A node that stops logs at this interval how many streams it still has to hand over."""
 _HEIRS_TRIED = 2
 _AGAIN_SECONDS = 2.0
 _REFUSES_SECONDS = 1.0
-"""A leader that could store nothing for this long looks for another one."""
+"""A leader that could store nothing for this long hands over to another node."""
 _STOP_LOOK_SECONDS = 0.05
 _ROUNDS = 2
-"""A stop asks the heirs of a stream so often: one may not have seen yet that it is in sync."""
+"""Attempts per stream during a stop: a candidate may not have received yet that it is in sync."""
 _COMING_SECONDS = 5.0
-"""A stop waits no longer for a lead that this node has by the record, and has not taken."""
+"""During a stop, the maximum time to wait for a lead that the record gives to this node, but that
+it has not taken yet."""
 
 
 class Leadership:
-    """Belongs to the event loop. `led` are the streams that this node leads; `is_coming` tells
-    whether it may get the lead of another one by what has begun already."""
+    """Belongs to the event loop. `led` are the streams that this node leads; `is_coming` returns
+    True if a handover that has begun may bring it another one."""
 
     def __init__(
         self,
@@ -50,7 +51,7 @@ class Leadership:
         is_coming: Callable[[], bool],
         refuses_seconds: Callable[[str], float] = lambda name: 0.0,
     ) -> None:
-        """`refuses_seconds` tells for how long each commit of a stream has failed here."""
+        """`refuses_seconds` returns for how long each commit of a stream has failed here."""
         self._mirror = mirror
         self._handovers = handovers
         self._link_to = link_to
@@ -59,14 +60,16 @@ class Leadership:
         self._refuses_seconds = refuses_seconds
         self._again_at: dict[str, float] = {}
         self._first_since: dict[str, float] = {}
-        """By stream: since when its first replica, another node, could lead it."""
+        """By stream: the time since which its first replica, another node, could lead it."""
         self._moving: list[str] = []
-        """The streams of which a move takes replicas, as of so many changes; as a rule none."""
+        """The streams that a move takes replicas from, as of `_moving_as_of` changes; normally
+        empty."""
         self._moving_as_of = -1
 
     async def elect(self, name: str, to: str | None = None) -> str:
-        """Have a node of the in-sync set lead a stream: `to`, or the first replica. Returns the
-        node. Raises StreamNotFound, Conflict, StreamUnavailable; see `Handovers.hand_over`."""
+        """Make a node of the in-sync set the leader of a stream: `to`, or the first replica.
+        Returns the node. Raises StreamNotFound, Conflict, StreamUnavailable; see
+        `Handovers.hand_over`."""
         record = self._mirror.records.get(name)
         if record is None or record.deleted:
             raise StreamNotFound(f"there is no stream {name!r}")
@@ -76,9 +79,9 @@ class Leadership:
         return chosen
 
     async def recover(self, name: str, to: str, lost: Collection[str]) -> str:
-        """Have `to` lead a stream that no node can lead: all complete copies were on the nodes
-        `lost`, and are gone for good. What only they had is given up. Returns `to`. Raises
-        StreamNotFound, Conflict while a node leads or other copies are complete,
+        """Make `to` the leader of a stream that no node can lead: all complete copies were on the
+        nodes `lost`, and are gone for good. Records that only they had are abandoned. Returns `to`.
+        Raises StreamNotFound, Conflict while a node leads or other copies are complete,
         MetadataUnavailable."""
         directory = self._mirror.directory
 
@@ -117,7 +120,8 @@ class Leadership:
         return to
 
     async def give_up(self, name: str) -> None:
-        """Have any other node lead a stream that this one leads, if one can. Does not raise."""
+        """Hand a stream that this node leads over to any other node that can lead it. Does not
+        raise."""
         try:
             for to in self._heirs(name)[:1]:
                 await self._handovers.hand_over(name, to)
@@ -125,9 +129,9 @@ class Leadership:
             logger.warning("not-handed-over stream=%s error=%s", name, error)
 
     async def hand_over_all(self) -> None:
-        """Before a planned stop: other nodes lead all streams of this one, also those whose lead
-        was on its way here already. Those that cannot be handed over are left to an election. Does
-        not raise."""
+        """Before a planned stop: hand over all streams of this node, also those whose lead it was
+        just taking over. Streams that cannot be handed over are left to an election. Does not
+        raise."""
         self._handovers.is_stopping = True
         loop = asyncio.get_running_loop()
         until = loop.time() + _COMING_SECONDS
@@ -144,7 +148,8 @@ class Leadership:
             await asyncio.sleep(_STOP_LOOK_SECONDS)
 
     def _to_be_led(self) -> bool:
-        """Whether this node will lead a stream that it does not lead yet, as the record says."""
+        """Return True if the record of a stream makes this node its leader, and it does not lead it
+        yet."""
         led, me = self._led(), self._handovers.node
         return any(
             one.leader == me and one.name not in led and bool(self._heirs(one.name))
@@ -169,7 +174,7 @@ class Leadership:
             async with gate:
                 await self._handovers.finished(name)
                 if self._mirror.records[name].leader != self._handovers.node:
-                    return  # it was being handed over already
+                    return  # another handover of it was in progress
                 heirs = sorted(self._heirs(name), key=lambda node: leads[node])
                 for to in heirs[:_HEIRS_TRIED]:
                     leads[to] += 1
@@ -182,8 +187,8 @@ class Leadership:
         await asyncio.gather(*map(give_one, names))
 
     async def hand_over_moved(self) -> None:
-        """Give up the lead of streams of which a move takes the replica here, and waits for nothing
-        else. What fails is tried again a little later. Does not raise."""
+        """Hand over the streams whose replica here is being moved away, if the move only waits for
+        that. Failed handovers are retried a little later. Does not raise."""
         now, gate = asyncio.get_running_loop().time(), asyncio.Semaphore(_AT_ONCE)
 
         async def give(name: str) -> None:
@@ -212,8 +217,8 @@ class Leadership:
             await asyncio.gather(*map(give, due))
 
     async def hand_over_refusing(self) -> None:
-        """Give up the lead of streams that cannot store anything here, as on a full disk, to a node
-        that can. What fails is tried again a little later. Does not raise."""
+        """Hand over the streams that cannot store anything here, as on a full disk, to a node that
+        can. Failed handovers are retried a little later. Does not raise."""
         now, gate = asyncio.get_running_loop().time(), asyncio.Semaphore(_AT_ONCE)
 
         async def give(name: str) -> None:
@@ -237,8 +242,8 @@ class Leadership:
             await asyncio.gather(*map(give, due))
 
     async def balance(self, interval_seconds: float, settled_seconds: float) -> None:
-        """Hand streams over to their first replica, one at a time, once it has lived and been in
-        sync for `settled_seconds`; until it is cancelled or stops."""
+        """Hand streams over to their first replica, one at a time, once it has been live and in
+        sync for `settled_seconds`; until it is cancelled or the node stops."""
         while True:
             await asyncio.sleep(interval_seconds)
             for name in self._misplaced(settled_seconds):
@@ -250,7 +255,7 @@ class Leadership:
                     logger.warning("not-balanced stream=%s error=%s", name, error)
 
     def _misplaced(self, settled_seconds: float) -> list[str]:
-        """The streams that their first replica should lead instead of this node."""
+        """Return the streams that their first replica should lead instead of this node."""
         now, since = asyncio.get_running_loop().time(), {}
         for name in self._led():
             if self._mirror.records[name].replicas[0] in self._heirs(name):
@@ -259,7 +264,8 @@ class Leadership:
         return [name for name, at in since.items() if now - at >= settled_seconds]
 
     def _heirs(self, name: str) -> list[str]:
-        """The nodes that could lead a stream of this one at once, in the order of its replicas."""
+        """Return the nodes that could take over a stream of this node at once, in the order of its
+        replicas."""
         directory = self._mirror.directory
         return [
             node

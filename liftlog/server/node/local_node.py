@@ -1,4 +1,5 @@
-"""What each replica needs of its node, and of what makes the hosts of streams."""
+"""The services of its node, and of the objects that make hosts of streams, that each replica
+needs."""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ logger = logging.getLogger("liftlog.server.replication")
 
 @dataclass(frozen=True, slots=True)
 class LocalNode:
-    """This node, as each of its replicas needs it. `link_to` gives the connection to another one;
-    `pace` is shared by all that catch up with streams led here."""
+    """This node, from the point of view of its replicas. `link_to` returns the connection to
+    another node; `pace` is shared by all followers that catch up with streams led here."""
 
     member: Member
     mirror: Mirror
@@ -39,13 +40,13 @@ class LocalNode:
     link_to: Callable[[str], PeerLink]
     lag_max_seconds: float
     spawn: Callable[[Coroutine[Any, Any, None]], None]
-    """Have the event loop do this; it is cancelled when the node stops."""
+    """Start a task in the event loop; it is cancelled when the node stops."""
     led: dict[str, ServedStream] = field(default_factory=dict)
     followed: dict[str, FollowedStream] = field(default_factory=dict)
     """The streams in these roles, by name. Each replica keeps its own entry."""
     stirred: set[str] = field(default_factory=set)
-    """Of those that are led here, the ones whose leaders may have a change to propose."""
+    """The streams led here whose leaders may propose a change."""
     room: FetchRoom = field(default_factory=FetchRoom)
-    """Of all streams that are followed here."""
+    """Memory for fetches, shared by all streams that are followed here."""
     warnings: RareWarnings = field(default_factory=partial(RareWarnings, logger))
-    """Of what is tried again ten times a second."""
+    """Warnings about operations that are retried ten times a second."""

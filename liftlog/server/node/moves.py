@@ -1,9 +1,9 @@
-"""Replicas go from node to node: a stream is moved, a node is drained, and one is forgotten.
+"""Moves replicas between nodes: moves a stream, drains a node, removes a node for good.
 
-A move is a state of the stream's record, and being drained is one of the node's. So no node has to
-stay up until it is complete: whichever leads a stream continues its moves, and begins those that a
-drained node needs. New replicas catch up outside the in-sync set; a leader whose own replica goes
-hands over first.
+A move is a state of the stream's record, and draining is a state of the node's record. So no node
+has to stay up until it is complete: whichever node leads a stream continues its moves, and begins
+those that a drained node needs. New replicas catch up outside the in-sync set; a leader whose own
+replica moves away hands over first.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from liftlog.server.node.placing import candidates, takers_text
 logger = logging.getLogger("liftlog.server.replication")
 
 _AT_ONCE = 8
-"""Streams of one leader that copy to new replicas because nodes are drained. What they fetch
-together is bounded by `cluster.catch_up_rate`."""
+"""Number of streams of one leader that copy to new replicas at once because nodes are drained.
+`cluster.catch_up_rate` limits what they fetch together."""
 _MAX_NAMED = 5
 
 
 class Moves:
-    """Belongs to the event loop. Each change is durable on return, and may be asked for again."""
+    """Belongs to the event loop. Each change is durable on return, and may be requested again."""
 
     def __init__(self, mirror: Mirror) -> None:
         self._mirror = mirror
         self._stuck: dict[str, str] = {}
-        """Why streams stay on a drained node."""
+        """The reasons why streams stay on a drained node."""
 
     async def move(self, name: str, target: Sequence[str]) -> None:
         """Begin to move a stream to the nodes `target`, the preferred leader first. Raises
-        StreamNotFound, InvalidArgument, Conflict while it is moved elsewhere or when a new node
+        StreamNotFound, InvalidArgument, Conflict if it is being moved elsewhere or a new node
         cannot take it, MetadataUnavailable."""
         await self._check_nodes(target)
 
@@ -51,13 +51,13 @@ class Moves:
         logger.info("move-begun stream=%s replicas=%s", name, ",".join(record.replicas))
 
     async def cancel(self, name: str) -> None:
-        """End a move under way with the replicas from before it. Raises StreamNotFound,
-        InvalidArgument as `move`, Conflict when the new ones are needed, MetadataUnavailable."""
+        """Cancel a move, and return to the replicas before it. Raises StreamNotFound,
+        InvalidArgument as `move`, Conflict if the new replicas are needed, MetadataUnavailable."""
         await self._change(name, lambda record: _allowed(transitions.cancel(record)))
         logger.info("move-cancelled stream=%s", name)
 
     async def drain(self, node: str) -> None:
-        """Place nothing more on `node`, and move what it has to other nodes. Raises Conflict when
+        """Place nothing more on `node`, and move its replicas to other nodes. Raises Conflict if
         these are too few, MetadataUnavailable."""
         await self._check_nodes([node])
         self._check_leavable(node)
@@ -65,7 +65,7 @@ class Moves:
         logger.info("drain-begun node=%s", node)
 
     async def undrain(self, node: str) -> None:
-        """Place replicas on `node` again. What has moved does not come back by that. Raises
+        """Place replicas on `node` again. Replicas that have moved do not come back. Raises
         Conflict, MetadataUnavailable."""
         await self._check_nodes([node])
         await self._mirror.change_node(node, _draining(False))
@@ -97,7 +97,7 @@ class Moves:
 
     async def leave_drained(self, led: Iterable[str]) -> None:
         """Begin to move those of the streams `led` here that have replicas on drained nodes, a few
-        at a time. Does not raise: what fails is tried again."""
+        at a time. Does not raise: failed moves are retried."""
         drained = {one.name for one in self._mirror.directory.nodes.values() if one.draining}
         if not drained:
             self._stuck.clear()
@@ -115,7 +115,7 @@ class Moves:
     async def _leave_node(self, record: StreamRecord, drained: set[str]) -> bool:
         name = record.name
         try:
-            # Of the record as it is then: an operator may have moved the stream meanwhile.
+            # Based on the record at that moment: an operator may have moved the stream meanwhile.
             after = await self._mirror.change(
                 name, lambda one: transitions.reassign(one, self._without(one, drained))
             )
@@ -141,8 +141,8 @@ class Moves:
         return record
 
     async def _check_nodes(self, nodes: Sequence[str]) -> None:
-        """Raises InvalidArgument if one of them does not exist. One that has come just now may not
-        be known here yet."""
+        """Raises InvalidArgument if one of them does not exist. This node may not have received the
+        record of a new node yet."""
         known = self._mirror.directory.nodes
         if not known.keys() >= set(nodes):
             await self._mirror.load()
@@ -182,8 +182,8 @@ class Moves:
             )
 
     def _without(self, record: StreamRecord, leaving: set[str]) -> tuple[str, ...]:
-        """The nodes of the stream when these have left. One of the cluster itself has as many
-        replicas as there are nodes for; it grows again. Raises Conflict."""
+        """Return the nodes of the stream after these have left. A stream of the cluster itself has
+        up to as many replicas as there are nodes; it grows again later. Raises Conflict."""
         try:
             return replace_nodes(candidates(self._mirror), record.target, leaving)
         except Conflict:
@@ -193,7 +193,7 @@ class Moves:
             return left
 
     def _held(self, node: str) -> list[str]:
-        """The streams that have a replica there, and are not about to leave it."""
+        """Return the streams that have a replica there, and are not about to leave it."""
         return sorted(
             name
             for name, record in self._mirror.records.items()
@@ -202,8 +202,8 @@ class Moves:
 
 
 def _allowed(after: StreamRecord | None) -> StreamRecord | None:
-    """A change of the replicas, if the durability permits it, as when a stream is created. Raises
-    InvalidArgument."""
+    """Return a change of the replicas if the durability permits it, by the same rules as at the
+    creation of a stream. Raises InvalidArgument."""
     durability = "fsync" if after is None else after.settings.get("durability", "fsync")
     if after is not None and durability != "fsync" and len(after.target) > 1:
         raise InvalidArgument(

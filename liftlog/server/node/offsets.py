@@ -1,8 +1,8 @@
-"""The checkpoints of a cluster: the stream `_offsets`, and its table where it is led.
+"""The checkpoints of a cluster: the stream `_offsets`, and its table on the node that leads it.
 
-The stream is created by the first node and grows, as nodes join, to three replicas. Its leader has
-the checkpoints in memory, from the moment at which all that was committed before is known to be:
-the other nodes forward requests to it.
+The first node creates the stream, and it grows to three replicas as nodes join. Its leader has the
+checkpoints in memory, once everything that was committed before is known to be committed: the other
+nodes forward requests to it.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class ReplicatedOffsets:
         self._loading: ServedStream | None = None
         self._grow_at = self._ask_at = self._own_until = 0.0
         self._fitting: StreamRecord | None = None
-        """The last record of which the settings were found to be as they should be."""
+        """The last record whose settings were found to be right."""
         self._problem = ""
         receive_over_nats(broker, lambda: broker.checkpoints)
 
@@ -80,7 +80,7 @@ class ReplicatedOffsets:
                 if str(error) != self._problem:
                     logger.warning("checkpoints-wait reason=%s", error)
                 self._problem = str(error)
-            except Exception:  # a supervisor: the streams are recorded all the same
+            except Exception:  # a supervisor: the other streams are not affected
                 logger.exception("checkpoints-failed")
                 await asyncio.sleep(_GROW_SECONDS)
             await asyncio.sleep(_LOOK_SECONDS)
@@ -107,7 +107,8 @@ class ReplicatedOffsets:
     # --- the table ---
 
     async def _load(self, led: ServedStream) -> None:
-        """Serve the checkpoints once all that a leader before may have shown is committed here."""
+        """Serve the checkpoints once everything that a previous leader may have shown is committed
+        here."""
         host = self._broker.hosts.get(OFFSETS_STREAM)
         if host is None or not host.is_leading or not led.leader.is_ready:
             return
@@ -116,7 +117,8 @@ class ReplicatedOffsets:
         if self._loading is not led:
             self._loading, self._own_until = led, now + _OWN_SECONDS
         if now < self._own_until:
-            # Until then raised or timed out: it is tried again. Other consumers wait no longer.
+            # If it raises or times out before, it is retried. Other consumers wait no longer than
+            # that.
             async with asyncio.timeout(self._own_until - now):
                 await self._own.store_groups(host, table, subject_prefix(self._broker.settings))
         checkpoints = make_checkpoints(
@@ -132,8 +134,8 @@ class ReplicatedOffsets:
             async with asyncio.timeout(self._own_until - now):
                 await self._own.store_at(checkpoints)
         if self._streams.led.get(OFFSETS_STREAM) is not led:
-            return  # another node leads since
-        if self._last is not None:  # the counters of this process go on
+            return  # another node leads it now
+        if self._last is not None:  # the counters of this process continue
             checkpoints.commits, checkpoints.refused = self._last.commits, self._last.refused
         self._serving, self._last = (led, checkpoints), checkpoints
         self._ask_at = 0.0
@@ -141,8 +143,8 @@ class ReplicatedOffsets:
         logger.info("checkpoints-opened count=%d epoch=%d", len(table), led.leader.epoch)
 
     def _find(self, name: str) -> StreamHost | StreamBounds:
-        """What a checkpoint in the stream is judged by: its log if it is led here, else its record.
-        Raises StreamNotFound, StreamUnavailable, NotReady."""
+        """Return the bounds that a checkpoint in the stream is checked against: its log if it is
+        led here, else its record. Raises StreamNotFound, StreamUnavailable, NotReady."""
         record = self._streams.view.known(name)
         if record is None or record.leader == self._streams.member.name:
             return self._broker.led_stream(name)
@@ -158,7 +160,7 @@ class ReplicatedOffsets:
     # --- lags ---
 
     def _ask_for_ends(self) -> None:
-        """Of the streams without a copy on this node."""
+        """Ask for the ends of the streams without a copy on this node."""
         by_leader: dict[str, list[str]] = defaultdict(list)
         for name, record in self._streams.mirror.records.items():
             if record.leader is not None and not record.deleted and name not in self._broker.hosts:
@@ -184,7 +186,7 @@ class ReplicatedOffsets:
     # --- the record ---
 
     async def _keep_replicas(self) -> None:
-        """Create the stream, or add the replicas that it can have now. Raises Conflict,
+        """Create the stream, or add the replicas that are possible now. Raises Conflict,
         MetadataUnavailable."""
         streams, broker = self._streams, self._broker
         record = streams.view.known(OFFSETS_STREAM)
@@ -203,7 +205,7 @@ class ReplicatedOffsets:
                 await streams.mirror.change(OFFSETS_STREAM, self._updated)
 
     def _grown(self, record: StreamRecord) -> StreamRecord | None:
-        """With more replicas, as many as there are nodes for."""
+        """Return the record with more replicas, up to the number of nodes."""
         present = record.replicas
         if record.adding or record.removing or len(present) >= _MOST_REPLICAS:
             return None
@@ -218,7 +220,8 @@ class ReplicatedOffsets:
         return transitions.reassign(record, place(usable, count, keep=present))
 
     def _updated(self, record: StreamRecord) -> StreamRecord | None:
-        """With the settings that so many replicas ask for, and this version of liftlog."""
+        """Return the record with the settings that this number of replicas, and this version of
+        liftlog, require."""
         if record.leader != self._streams.member.name or record.adding or record.removing:
             return None
         if record is self._fitting:

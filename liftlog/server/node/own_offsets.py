@@ -1,7 +1,8 @@
-"""The checkpoints and consumer groups that a node has of its own: from before it was a node, or of
-versions in which each node had its own. At the first start they are set aside, and then stored
-among those of the cluster. One that a consumer has committed there since is left as it is, and so
-is a group that has begun there.
+"""A node's own checkpoints and consumer groups, from the time before it was a node, or from
+versions in which each node had its own.
+
+At the first start they are set aside, and then stored among those of the cluster. A checkpoint that
+a consumer has committed there since is kept, and so is a group that has begun there.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ _PAUSE_SECONDS = 1.0
 
 
 def set_aside(data_dir: DataDir) -> None:
-    """Give a stream `_offsets` that is no replica another name, so that the node can have a replica
-    of the cluster's. Blocking; durable on return. Raises StorageError."""
+    """Rename a stream `_offsets` that is not a replica, so that the node can have a replica of the
+    cluster's. Blocking; durable on return. Raises StorageError."""
     fs = data_dir.environment.fs
     path, aside = data_dir.stream_path(OFFSETS_STREAM), data_dir.stream_path(_SET_ASIDE)
     with storage_errors(f"reading the manifest of {OFFSETS_STREAM}"):
@@ -44,7 +45,7 @@ def set_aside(data_dir: DataDir) -> None:
 
 
 class OwnCheckpoints:
-    """What was set aside on this node. Belongs to the event loop."""
+    """The checkpoints that were set aside on this node. Belongs to the event loop."""
 
     def __init__(self, data_dir: DataDir) -> None:
         self._data_dir = data_dir
@@ -55,7 +56,8 @@ class OwnCheckpoints:
 
     async def store_groups(self, offsets: StreamHost, table: CheckpointTable, prefix: str) -> None:
         """Store the groups in `offsets`, which this node leads, and add them to its `table`, before
-        either is used. Raises what storing them raises; they are then looked for again."""
+        either is used. Raises the errors of storing them; the next call starts from the
+        beginning."""
         await self._load()
         own = {} if self._table is None else self._table.groups
         new = {key: value for key, value in own.items() if key not in table.groups}
@@ -69,9 +71,9 @@ class OwnCheckpoints:
         self._groups_stored.set()
 
     async def store_at(self, checkpoints: Checkpoints) -> None:
-        """Store it before consumers are answered, where this node begins to lead the checkpoints:
-        one that asked too early would hear that it has no position. Raises what may pass; what was
-        stored is then found stored."""
+        """Store them before consumers are answered, on a node that begins to lead the checkpoints:
+        a consumer that asked too early would get the answer that it has no position. Raises errors
+        that may pass; the next attempt finds those that were stored."""
         for request, owner in await self._requests():
             try:
                 await _commit_here(checkpoints, request, owner)
@@ -80,13 +82,13 @@ class OwnCheckpoints:
                     raise
 
     async def take_over(self, broker: Broker, streams: ReplicatedStreams) -> None:
-        """Store it among the checkpoints of the cluster, wherever they are led, then remove it. A
-        stop in between is made up for by the next start."""
+        """Store them among the checkpoints of the cluster, wherever these are led, then remove
+        them. After a stop in between, the next start continues."""
         try:
             requests = await self._requests()
             if self._table is None:
                 return
-            if self._table.groups:  # their records can be stored by who leads the checkpoints only
+            if self._table.groups:  # only the leader of the checkpoints can store their records
                 await self._groups_stored.wait()
             for request, owner in requests:
                 await _store(broker, streams, request, owner)
@@ -103,7 +105,7 @@ class OwnCheckpoints:
                 self._is_loaded = True
 
     async def _requests(self) -> list[tuple[CommitCheckpoint, str]]:
-        """Each with its owner."""
+        """Return the requests, each with its owner."""
         await self._load()
         return [
             (
@@ -140,12 +142,12 @@ def _load(data_dir: DataDir) -> CheckpointTable | None:
 async def _store(
     broker: Broker, streams: ReplicatedStreams, request: CommitCheckpoint, owner: str
 ) -> None:
-    """At the leader of the checkpoints, as soon as there is one."""
+    """Store the checkpoint at the leader of the checkpoints, as soon as there is one."""
     while True:
         try:
             await _commit(broker, streams, request, owner)
         except CheckpointMoved:
-            return  # the consumer has gone on
+            return  # the consumer has moved on
         except LiftlogError as error:
             if not error.retriable:
                 logger.warning(

@@ -1,4 +1,5 @@
-"""What this node does for the other ones: serves their followers, and answers their questions."""
+"""The services of this node for the other ones: serves their followers, and answers their
+requests."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ _RECONNECT_SECONDS = 1.0
 
 
 class PeerService:
-    """Belongs to the event loop. `replicas` are those of this node, by stream; `succession` gives
+    """Belongs to the event loop. `replicas` are those of this node, by stream; `succession` returns
     its elections, None before it takes part in any."""
 
     def __init__(
@@ -35,19 +36,19 @@ class PeerService:
         self._replicas = replicas
         self._succession = succession
         self._connections: dict[str, int] = {}
-        """Those of each node that are open now."""
+        """Number of open connections of each node."""
 
     # --- connections ---
 
     def peer_came(self, node: str) -> None:
-        """A connection of another node has introduced itself."""
+        """A new connection of another node has identified itself."""
         self._connections[node] = self._connections.get(node, 0) + 1
         self._node.hearing.connected(node)
         if node in self._node.mirror.directory.nodes:
             self._node.link_to(node).connect_soon()
 
     def peer_went(self, node: str) -> None:
-        """It has ended. A node that does not come back soon is not waited for."""
+        """A connection has ended. Acks do not wait for a node that does not reconnect soon."""
         self._connections[node] -= 1
         self._node.hearing.disconnected(node)
         asyncio.get_running_loop().call_later(_RECONNECT_SECONDS, self._not_back, node)
@@ -57,19 +58,19 @@ class PeerService:
             self.lost(node)
 
     def lost(self, node: str) -> None:
-        """Acks no longer wait for `node`, until it asks again."""
+        """Acks no longer wait for `node`, until it fetches again."""
         for led in list(self._node.led.values()):
             led.lost(node)
 
     def connected(self, node: str) -> None:
-        """This node's connection to `node` is there again."""
+        """This node is connected to `node` again."""
         for followed in list(self._node.followed.values()):
             followed.connected(node)
 
     # --- streams ---
 
     def replicate(self, peer: Peer, request: Replicate, reply: Reply) -> None:
-        """A node asks for what it lacks of a stream. Raises NotLeader."""
+        """Serve a node that fetches missing records of a stream. Raises NotLeader."""
         led = self._node.led.get(request.stream)
         if led is None:
             raise self._view.not_leader(request.stream)
@@ -78,7 +79,7 @@ class PeerService:
         led.fetch(peer.node, peer.start, request, reply)
 
     def ends(self, names: Iterable[str]) -> dict[str, tuple[str, int, int]]:
-        """Incarnation, log start and high watermark of those of the streams that are led here."""
+        """Return incarnation, log start and high watermark of those streams that are led here."""
         found = {}
         for name in names:
             if name in self._node.led:
@@ -87,7 +88,7 @@ class PeerService:
         return found
 
     async def look_again(self, name: str, version: int) -> None:
-        """Return when this node does what that version of a record says, or after a while. Raises
+        """Return when this node acts on that version of a record, or after a while. Raises
         MetadataUnavailable."""
         known = self._node.mirror.records.get(name)
         if known is None or known.version < version:
@@ -101,7 +102,7 @@ class PeerService:
     # --- elections and clocks ---
 
     def opinion(self, node: str) -> SuspectAnswer:
-        """What this node says when another one suspects `node`."""
+        """Return this node's answer when another one suspects `node`."""
         succession = self._succession()
         if succession is None:
             return SuspectAnswer(suspects=False, silent_ms=0)
@@ -111,14 +112,14 @@ class PeerService:
         self, asker: str, names: Iterable[str], *, detached: bool
     ) -> dict[str, StreamRecord]:
         """Take the lead of streams that `asker` leads and cannot serve, as far as this node can.
-        Returns the record of each of them that this node leads then."""
+        Returns the records of those that this node leads afterwards."""
         succession = self._succession()
         if succession is None:
             return {}
         return await succession.take_over(asker, names, detached=detached)
 
     def told_time(self) -> tuple[int, bool]:
-        """The wall clock for another node, and whether this one doubts it."""
+        """Return the wall clock for another node, and True if this node doubts it."""
         environment = self._node.data_dir.environment
         now_ns = environment.clock.now_ns()
         return now_ns, now_ns - environment.age_clock_ns() > STEP_NS

@@ -1,4 +1,4 @@
-"""New replicated streams: which nodes hold them, and their first records."""
+"""New replicated streams: chooses their nodes, and makes their first records."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ _AT_ONCE = 64
 
 
 def candidates(mirror: Mirror, coming: Iterable[Sequence[str]] = ()) -> list[Candidate]:
-    """The nodes, with what each has by the newest records known here. A stream that moves counts
-    where it goes; `coming` are the replicas of streams whose records are being stored."""
+    """Return the nodes, with the replicas of each by the newest records here. A stream that is
+    moving counts at its target; `coming` are the replicas of streams whose records are being
+    stored."""
     directory = mirror.directory
     held, led = Counter[str](), Counter[str]()
     for record in mirror.records.values():
@@ -47,7 +48,7 @@ def candidates(mirror: Mirror, coming: Iterable[Sequence[str]] = ()) -> list[Can
 
 
 class NewStreams:
-    """Belongs to the event loop. Many streams may be created at a time."""
+    """Belongs to the event loop. Many streams may be created at once."""
 
     def __init__(self, mirror: Mirror) -> None:
         self._mirror = mirror
@@ -57,8 +58,8 @@ class NewStreams:
     async def create(
         self, name: str, settings: StreamSettings, *, origin: str, is_system: bool = False
     ) -> StreamRecord:
-        """The record of a new stream, on nodes that are live and not drained; the one that exists
-        if there is one. Raises Conflict when there are too few nodes, MetadataUnavailable."""
+        """Return the record of a new stream, on nodes that are live and not drained; or the
+        existing record. Raises Conflict if there are too few nodes, MetadataUnavailable."""
         directory = self._mirror.directory
         nodes = candidates(self._mirror, self._coming.values())
         try:
@@ -84,8 +85,8 @@ class NewStreams:
             del self._coming[record.incarnation]
 
     async def create_for_client(self, name: str, settings: StreamSettings) -> StreamRecord:
-        """As `create`. A node that has come just now may not be known here, so if there are too few
-        nodes the store is asked for them."""
+        """Like `create`. This node may not have received the record of a new node yet, so if there
+        are too few nodes, the store is read."""
         try:
             return await self.create(name, settings, origin="api")
         except Conflict:
@@ -93,9 +94,9 @@ class NewStreams:
             return await self.create(name, settings, origin="api")
 
     async def create_configured(self, streams: Mapping[str, StreamSettings]) -> None:
-        """Create the streams of the configuration file that do not exist, as soon as there are
-        enough nodes and the metadata can be read. Each node does so; the first one is right. Those
-        that exist stay as they are."""
+        """Create the missing streams of the configuration file as soon as there are enough nodes
+        and the metadata can be read. Each node does so; the first one creates the stream. Existing
+        streams are not changed."""
         missing = dict(streams)
         told: set[str] = set()
         while True:
@@ -116,10 +117,10 @@ class NewStreams:
                 elif not isinstance(result, LiftlogError):
                     raise result
                 elif isinstance(result, InvalidArgument):
-                    del missing[name]  # it never will be
+                    del missing[name]  # a permanent error
                     logger.error("stream-not-created stream=%s error=%s", name, result)
                 else:
-                    missing[name] = missing.pop(name)  # the others come first
+                    missing[name] = missing.pop(name)  # try the others first
                     if name not in told:
                         logger.warning("stream-waits stream=%s reason=%s", name, result)
                         told.add(name)
@@ -131,7 +132,7 @@ def _tell_differences(record: StreamRecord, configured: StreamSettings) -> None:
     try:
         found = differences_from_file(record, configured)
     except InvalidArgument:
-        return  # of a newer version
+        return  # written by a newer version
     if found:
         logger.warning(
             "file-not-applied stream=%s reason=%s",
@@ -141,7 +142,7 @@ def _tell_differences(record: StreamRecord, configured: StreamSettings) -> None:
 
 
 def takers_text(nodes: Sequence[Candidate]) -> str:
-    """How many nodes can take replicas, and why the others cannot, for an error message."""
+    """Return how many nodes can take replicas, and why the others cannot, for an error message."""
     takers = [one.node for one in nodes if one.available]
     others = [one.node for one in nodes if not one.available]
     text = f"{len(takers)} live nodes that take any: {', '.join(takers) or 'none'}"

@@ -1,4 +1,4 @@
-"""One replicated stream on this node: it has the role that its newest record says.
+"""One replicated stream on this node, in the role that its newest record gives it.
 
 One task follows the record, one version at a time: it changes the `Role` and the `CopyOnDisk`.
 """
@@ -41,10 +41,10 @@ class Replica:
         self._remembered: tuple[object, ...] = ()
         """Leader, replicas and in-sync set, as they are on this node's disk."""
         self._remembers_since: float | None = None
-        """When it began to be written what is next there."""
+        """The time at which the present write of these values to the disk began."""
         self._wake = asyncio.Event()
         self.opened = asyncio.Event()
-        """Set once the log of the newest stream of the name was opened, or could not be."""
+        """Set once the log of the newest stream of the name was opened, or could not be opened."""
         self._newest = self._looked_at = ""  # incarnations
         self._done_version = 0
         self._doing: list[tuple[int, asyncio.Future[None]]] = []
@@ -53,7 +53,7 @@ class Replica:
         self._goes_over_to: StreamRecord | None = None
 
     def record_changed(self, record: StreamRecord) -> None:
-        """There is a newer record, perhaps of another stream of the name."""
+        """Called with a newer record, perhaps of another stream of the name."""
         if record.incarnation != self._newest:
             self._newest = record.incarnation
             self.opened.clear()
@@ -63,16 +63,18 @@ class Replica:
 
     @property
     def waits_for_disk_seconds(self) -> float:
-        """For how long the disk has not done what the role needs next; 0.0: it needs nothing."""
+        """The time that the disk has taken so far for the next step of the role; 0.0 if no step
+        waits for it."""
         host, since = self._node.hosts.hosts.get(self.name), self._remembers_since
         if since is None and (host is None or not host.turns.is_taken):
-            return 0.0  # of a thousand streams, once a second
+            return 0.0  # called for a thousand streams, once a second
         seconds = 0.0 if host is None else host.turns.taken_seconds
         return seconds if since is None else max(seconds, time.monotonic() - since)
 
     def _stop_taking_messages(self) -> None:
-        """Another node leads, and the disk here hangs: the role ends when it is back. Until then
-        messages would be taken from those who share the subscription, and answered by no one."""
+        """Stop receiving: another node leads, and the disk here hangs, so the role can only end
+        when the disk responds again. Until then this node would take messages from the members of
+        the queue group, and never answer them."""
         host = self._node.hosts.hosts.get(self.name)
         if self.role.led is not None and host is not None:
             self.role.stop_leading("another node leads")
@@ -82,18 +84,18 @@ class Replica:
         await self._node.hosts.attachments.detach(host)
 
     def wake(self) -> None:
-        """Something that the stream may have waited for has happened."""
+        """Look again: an event that the stream may wait for has happened."""
         self._wake.set()
 
     def copy_again(self) -> None:
-        """The copy here is to be dropped, and fetched from the leader, when another node leads and
+        """Drop the copy here, and fetch it again from the leader, as soon as another node leads and
         acks do not need this one."""
         self._is_to_copy_again = True
         self._wake.set()
 
     def give_up(self, stored: StreamRecord) -> None:
-        """What this node knows of the stream is given up: go over to what has come from `stored`,
-        with an empty copy."""
+        """Discard this node's record of the stream, and go over to the successors of `stored`, with
+        an empty copy."""
         self._goes_over_to = stored
         self._wake.set()
 
@@ -102,7 +104,7 @@ class Replica:
             self.opened.set()
 
     async def does(self, version: int) -> None:
-        """Return when this node does what that version of the record says, or a newer one."""
+        """Return when this node acts on that version of the record, or a newer one."""
         if self._done_version < version:
             done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._doing.append((version, done))
@@ -119,7 +121,7 @@ class Replica:
 
     async def run(self) -> bool:
         """Follow the record. Returns True when the stream has left this node; False when the node
-        leaves its streams, or after a defect, which `hosts.broken` tells."""
+        leaves its streams, or after a defect, which is then in `hosts.broken`."""
         pause, broken, told = _FIRST_PAUSE_SECONDS, self._node.hosts.broken, ""
         while not self._is_leaving:
             self._wake.clear()
@@ -150,16 +152,16 @@ class Replica:
         return False
 
     async def _follow_record(self) -> bool:
-        """One look at the record; True when the stream has left this node."""
+        """Look at the record once; return True when the stream has left this node."""
         if self._goes_over_to is not None:
             stored, self._goes_over_to = self._goes_over_to, None
-            self.wake()  # then look at the record again, whatever comes of this
+            self.wake()  # then look at the record again, whatever the result
             await self.role.end()
             await self.copy.go_over(stored)
             return False
         record = self._node.mirror.records.get(self.name)
         if record is None:
-            return False  # since the start, the store has had only what is not believed
+            return False  # the store has only returned records that are not accepted
         self._looked_at = record.incarnation
         host = self._node.hosts.hosts.get(self.name)
         if host is not None and host.log.incarnation != record.incarnation:
@@ -177,7 +179,7 @@ class Replica:
         elif isinstance(wanted, Lead):
             await self.role.lead(record, wanted.epoch)
         elif isinstance(wanted, Follow) and await self._may_drop_copy(record):
-            self.wake()  # then look at the record again, whatever comes of this
+            self.wake()  # then look at the record again, whatever the result
             await self.role.end()
             await self.copy.drop(record)
             return False
@@ -188,15 +190,15 @@ class Replica:
         return False
 
     async def _may_drop_copy(self, record: StreamRecord) -> bool:
-        """True if the copy is to be dropped, and can be."""
+        """Return True if the copy is to be dropped, and can be."""
         if not self._is_to_copy_again:
             return False
-        self._is_to_copy_again = False  # who wants it asks again
+        self._is_to_copy_again = False  # a caller that still needs it asks again
         return await self.copy.may_drop(record)
 
     async def _remember(self, record: StreamRecord) -> None:
-        """Before this node acts on another leader, other replicas or another in-sync set: if the
-        metadata store forgets them, this node does not, also after a start."""
+        """Store the record before this node acts on another leader, other replicas or another
+        in-sync set: if the metadata store loses them, this node does not, even after a restart."""
         place = (
             *(record.incarnation, record.leader_epoch, record.leader, record.replicas),
             *(record.isr, record.eligible),
@@ -210,11 +212,12 @@ class Replica:
             self._remembered = place
 
     async def leave(self) -> None:
-        """Before a planned stop: leave the in-sync set, and the lead with it. On return the leader
-        does not wait for this node any more, unless it could not be told. Does not raise."""
+        """Before a planned stop: leave the in-sync set, and give up the lead. On return the leader
+        no longer waits for this node, unless the change could not be stored. Does not raise."""
         known = self._node.mirror.records.get(self.name)
         if known is not None and not known.deleted:
-            # A stream that was handed over is followed first, or its acks would wait for this node.
+            # First follow a stream that was handed over: otherwise its acks would wait for this
+            # node.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_SECONDS):
                     await self.does(known.version)
@@ -234,7 +237,7 @@ class Replica:
             return
         followed = self.role.followed
         if followed is not None:
-            followed.close()  # one that asks is taken in again
-        # Acks wait for this node until the leader has seen that.
+            followed.close()  # a fetch would put it back into the in-sync set
+        # Acks wait for this node until the leader has received that.
         if record is not None and record.leader not in (None, self._me):
             await self._node.handovers.have_look(str(record.leader), record)

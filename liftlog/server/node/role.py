@@ -1,8 +1,8 @@
-"""The role of one replicated stream on this node: it leads, or it follows.
+"""The role of one replicated stream on this node: leader or follower.
 
 A role ends when nothing that it began uses the log any more. The next one continues with the same
-open log, and a host of its own. A log whose state is in doubt is closed between the two, and opened
-again.
+open log, and a host of its own. A log whose state is uncertain is closed between the two, and
+opened again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _DRAIN_SECONDS = 10.0
 
 
 class Role:
-    """Belongs to the event loop. `wake` has the record looked at again."""
+    """Belongs to the event loop. `wake` triggers another look at the record."""
 
     def __init__(
         self, name: str, node: LocalNode, copy: CopyOnDisk, wake: Callable[[], None]
@@ -48,7 +48,7 @@ class Role:
         self.isr_changes = 0
         """Changes of the in-sync set while this node led."""
         self._settings: tuple[Mapping[str, object], StreamSettings] | None = None
-        """Those of the record that was seen last, and what they mean."""
+        """The settings of the last record, unparsed and parsed."""
         self._resigned = ("", 0)
         """Incarnation and epoch of the leadership that this process resigned last."""
         self._is_reading = False
@@ -64,7 +64,7 @@ class Role:
     # --- leading ---
 
     async def lead(self, record: StreamRecord, epoch: int) -> None:
-        """Lead in the epoch of the record, or go on leading. Raises LiftlogError."""
+        """Lead in the epoch of the record, or continue leading. Raises LiftlogError."""
         if self.led is not None and self.led.leader.epoch == epoch:
             self.isr_changes += set(record.isr) != set(self.led.leader.record.isr)
             self.led.adopt(record)
@@ -80,8 +80,8 @@ class Role:
 
         def begin() -> None:
             if log.log_end_offset < record.log_start:
-                # The copies that had more are lost. What is published from now on must not get
-                # offsets that an administrator has deleted.
+                # The copies with more records are lost. New messages must not get offsets that an
+                # administrator has deleted.
                 log.truncate_prefix(record.log_start)
             log.begin_epoch(epoch)
 
@@ -110,7 +110,7 @@ class Role:
         host.commit_up_to(leader.local(log.durable_end_offset))
         has_all = await self._node.hosts.attach_replica(host)
         self._node.handovers.leads(self.name)
-        # Who was elected so may have ended before it led.
+        # A node that was elected uncleanly may have stopped before it led.
         if record.unclean_epoch == epoch or (
             before < record.unclean_epoch and record.isr == (self._me,)
         ):
@@ -124,9 +124,9 @@ class Role:
         logger.info("leading stream=%s epoch=%d", self.name, epoch)
 
     def _leader_of(self, record: StreamRecord, log: Log) -> Leader:
-        """In the epoch of the record, which has begun in the log."""
+        """Make the leader for the epoch of the record, which the log has begun."""
         epoch = record.leader_epoch
-        # Every change until the next role is of this epoch.
+        # Every change until the next role belongs to this epoch.
         log.leases.number(partial(side_state.begin, epoch), partial(side_state.following, epoch))
         return Leader(
             record,
@@ -147,8 +147,8 @@ class Role:
                 led.lost(other)
 
     def _may_lead_on(self, epoch: int) -> bool:
-        """True if this node leads in the epoch before, between which and this one there is no
-        other, and goes on to take messages. A handover under way is of that epoch alone."""
+        """Return True if this node leads in the immediately preceding epoch, and still accepts
+        messages. A handover belongs to one epoch: during one, it returns False."""
         host = self._node.hosts.hosts.get(self.name)
         return (
             self.led is not None
@@ -160,8 +160,9 @@ class Role:
         )
 
     async def _lead_on(self, record: StreamRecord) -> None:
-        """Replicas have come or gone, and the leader stays: publishers must not notice. The log,
-        the subscription and all that waits for followers stay as they are."""
+        """Continue as leader after replicas were added or removed, without an interruption for
+        publishers. The log, the subscription and everything that waits for followers stay as they
+        are."""
         led, host = self.led, self._node.hosts.hosts[self.name]
         assert led is not None
         log, epoch = host.log, record.leader_epoch
@@ -173,22 +174,22 @@ class Role:
             led.lead_on(leader, partial(self._ended, record.incarnation, epoch))
             self._node.stirred.add(self.name)
             self._lose_silent(led, record)
-            host.adopt(host.settings)  # batches bear the epoch
+            host.adopt(host.settings)  # batches contain the epoch
             host.commit_up_to(leader.local(log.durable_end_offset))
 
         try:
             await host.exclusively(lambda: log.begin_epoch(epoch), begin)
         except LiftlogError:
-            self.stop()  # the next look ends the role, and begins another one
+            self.stop()  # the next look ends the role, and begins a new one
             raise
-        if led.leader.epoch != epoch:  # it stepped down meanwhile
+        if led.leader.epoch != epoch:  # it stepped down in the meantime
             await self._begin_to_lead(record)
             return
         logger.info("leading stream=%s epoch=%d", self.name, epoch)
 
     def _ended(self, incarnation: str, epoch: int, reason: str) -> None:
-        """This node no longer leads in this epoch, and will not again, whatever the record says.
-        A stream that is created again has epochs of its own."""
+        """This node has stopped leading in this epoch, and does not lead in it again, whatever the
+        record says. A stream that is created again has epochs of its own."""
         self._resigned = (incarnation, max(self.resigned_epoch(incarnation), epoch))
         record = self._node.mirror.records[self.name]
         present = (record.incarnation, record.leader, record.leader_epoch)
@@ -203,7 +204,8 @@ class Role:
         return epoch if resigned == incarnation else 0
 
     async def _resign(self, incarnation: str, epoch: int) -> None:
-        """Tell the others, who may lead in another epoch; until the record says that one does."""
+        """Notify the other replicas, one of which may lead in another epoch; until the record names
+        one."""
 
         def step(present: StreamRecord) -> StreamRecord | None:
             if (present.incarnation, present.leader_epoch) != (incarnation, epoch):
@@ -214,7 +216,7 @@ class Role:
             await self.change_until_known(step)
 
     def stop_leading(self, reason: str) -> None:
-        """Take no more messages in this epoch, whatever the record says."""
+        """Accept no more messages in this epoch, whatever the record says."""
         host = self._node.hosts.hosts.get(self.name)
         if self.led is not None and host is not None:
             host.step_down(reason)
@@ -222,7 +224,7 @@ class Role:
     # --- following ---
 
     async def follow(self, record: StreamRecord) -> None:
-        """Follow the leader of the record, or go on following. Raises LiftlogError."""
+        """Follow the leader of the record, or continue following. Raises LiftlogError."""
         if self.followed is not None:
             self.followed.assigned(record)
         else:
@@ -254,13 +256,14 @@ class Role:
         )
 
     def look_again(self) -> None:
-        """Called with all that shows a newer record: one read is under way at a time."""
+        """Called on each sign of a newer record; one read runs at a time."""
         if not self._is_reading:
             self._is_reading = True
             self._node.spawn(self._read_record())
 
     async def _read_record(self) -> None:
-        """Nothing else has it read: it is tried until the store answers."""
+        """Read the record; retried until the store answers, since nothing else triggers the
+        read."""
         pause = _FIRST_PAUSE_SECONDS
         try:
             while self.followed is not None or self.led is not None:
@@ -276,7 +279,8 @@ class Role:
     # --- from one role to the next ---
 
     async def _log_between_roles(self, record: StreamRecord) -> Log:
-        """The log, which no role uses. Until the next one has begun it can be read here."""
+        """Return the log, which no role uses. Until the next role has begun, it can be read
+        here."""
         host = self._node.hosts.hosts.get(self.name)
         if host is not None:
             self.stop()
@@ -317,13 +321,14 @@ class Role:
     # --- settings ---
 
     async def adopt_settings(self, record: StreamRecord) -> None:
-        """What an operator has changed in the record, here or through another node."""
+        """Adopt settings that an operator has changed in the record, here or through another
+        node."""
         host = self._node.hosts.hosts.get(self.name)
         if host is None or host.failure:
             return
         newest = self._node.mirror.records.get(self.name, record)
         if newest.incarnation == record.incarnation:
-            record = newest  # to go back to older subjects for a moment would lose messages
+            record = newest  # returning to older subjects for a moment would lose messages
         wanted = self._settings_of(record)
         if wanted != host.settings:
             await host.exclusively(
@@ -336,7 +341,7 @@ class Role:
             await host.exclusively(lambda: follow_log_start(host.log, start, wanted, now_ns))
 
     def _settings_of(self, record: StreamRecord) -> StreamSettings:
-        """The settings in the record, which most of its versions leave as they are. Raises
+        """Return the settings in the record; most versions of the record do not change them. Raises
         InvalidArgument."""
         if self._settings is None or self._settings[0] != record.settings:
             self._settings = (record.settings, settings_of(record))
@@ -345,7 +350,7 @@ class Role:
     # --- the in-sync set ---
 
     def change_due(self) -> Change | None:
-        """A change of the in-sync set that is due."""
+        """Return a change of the in-sync set that is due."""
         led = self.led
         if led is None:
             return None
@@ -354,13 +359,14 @@ class Role:
             if self._is_to_truncate(led):
                 self._wake()
             return led.propose(self._node.mirror.directory.stopping)
-        except LiftlogError as error:  # one stream must not end the task of all
+        except LiftlogError as error:  # an error of one stream must not end the task of all
             self._node.warnings.warn("in-sync-set-not-judged stream=%s error=%s", self.name, error)
             return None
 
     def _is_to_truncate(self, led: ServedStream) -> bool:
-        """Whether records are committed here that an administrator has deleted: a new leader may
-        have known too little of that when it looked at the record."""
+        """Return True if committed records here are below the log start that an administrator has
+        set: a new leader may not have had enough of the log to truncate it when it read the
+        record."""
         host = self._node.hosts.hosts.get(self.name)
         if host is None or host.failure:
             return False
@@ -368,14 +374,15 @@ class Role:
         return start > host.log.log_start_offset
 
     async def commit(self, change: Change) -> None:
-        """Try to make this change of the in-sync set."""
+        """Try to commit this change of the in-sync set."""
         try:
             await self._node.mirror.commit(change)
         except LiftlogError as error:  # as above
             self._node.warnings.warn("in-sync-set-unchanged stream=%s error=%s", self.name, error)
 
     async def let_tombstones_go(self, forget_after_seconds: float) -> None:
-        """Let compaction remove the tombstones that every replica has, here and on the others."""
+        """Allow compaction to remove the tombstones that every replica has, here and on the
+        others."""
         led, host = self.led, self._node.hosts.hosts.get(self.name)
         if led is None or host is None or compaction_of(host.settings) is None:
             return
@@ -384,13 +391,13 @@ class Role:
             try:
                 await host.exclusively(lambda: leases.set_tombstone_bound(bound))
                 led.side_changed()
-            except LiftlogError as error:  # one stream must not end the task of all
+            except LiftlogError as error:  # an error of one stream must not end the task of all
                 logger.warning("tombstones-kept stream=%s error=%s", self.name, error)
 
     async def change_until_known(
         self, step: Callable[[StreamRecord], StreamRecord | None]
     ) -> StreamRecord | None:
-        """As `Mirror.change`, again and again while the store does not answer."""
+        """Like `Mirror.change`, retried while the store does not answer."""
         pause = _FIRST_PAUSE_SECONDS
         while True:
             try:
@@ -402,6 +409,6 @@ class Role:
 
 
 def _end_lead(log: Log) -> None:
-    """What a follower has, it has promised: all of it is durable. Blocking."""
+    """A follower has confirmed everything that it has: all of it must be durable. Blocking."""
     log.note_acked(log.sync())
     log.leases.follow()

@@ -1,5 +1,5 @@
-"""Clients that have read of a leader whom this node, which leads, does not know: of its own stream,
-or of one that was created in the place of that."""
+"""Handles clients that have read from a leader that is newer than this one: of the same stream, or
+of one that was created in its place."""
 
 from __future__ import annotations
 
@@ -13,27 +13,28 @@ from liftlog.server.metadata.mirror import Mirror
 logger = logging.getLogger("liftlog.server.replication")
 
 _MOST_INCARNATIONS = 16
-"""Of one stream. Each further client with another one only has its answer a little later."""
+"""Limit for one stream. A client with a further incarnation only gets its answer a little later."""
 
 
 class _Gone(NamedTuple):
-    """What the store did not have when its record was this one."""
+    """Epochs and incarnations that the store did not have, as of this record."""
 
     incarnation: str = ""
     leader_epoch: int = 0
     epoch: int = 0
-    """And all before it, up to `leader_epoch`."""
+    """This epoch and all before it, down to `leader_epoch`, do not exist."""
     incarnations: tuple[str, ...] = ()
 
 
 class Successors:
-    """Belongs to the event loop; `spawn` has it do something.
+    """Belongs to the event loop; `spawn` starts a task.
 
-    A leader that was cut off from the others may not have heard that it is replaced, or that its
-    stream was deleted and created again. Were it to tell such a client that its records are gone,
-    the client would give up what it has read. That is true only if the metadata store, in which the
-    newest is always, has another incarnation, or no such epoch: then the client has read before the
-    stream was created, or an operator has restored the metadata without the nodes that knew of it.
+    A leader that was cut off from the others may not have received that it was replaced, or that
+    its stream was deleted and created again. If it answered such a client that its records are
+    gone, the client would discard what it has read. That answer is right only if the metadata
+    store, which always has the newest record, has another incarnation, or no such epoch: then the
+    client has read before the stream was created, or an operator has restored the metadata without
+    the nodes that had the newer ones.
     """
 
     def __init__(self, mirror: Mirror, spawn: Callable[[Coroutine[Any, Any, None]], None]) -> None:
@@ -43,8 +44,9 @@ class Successors:
         self._gone: dict[str, _Gone] = {}
 
     def check_epoch(self, name: str, epoch: int) -> None:
-        """A client has read of a stream led here in this epoch, which is above the leader's. Raises
-        NotLeader unless the store was asked since, and does not have it."""
+        """Check a client that has read a stream led here in this epoch, which is above the
+        leader's. Raises NotLeader unless the store was read since then, and does not have the
+        epoch."""
         if epoch > self._known_gone(name).epoch:
             self._ask_about(name, epoch)
             raise NotLeader(
@@ -53,8 +55,8 @@ class Successors:
             )
 
     def check_incarnation(self, name: str, present: str, wanted: str) -> None:
-        """A client has read of another stream of this name than `present`, which is here. Raises
-        NotLeader unless that one was before this, as its record or the store says."""
+        """Check a client that has read another stream of this name than `present`, which is here.
+        Raises NotLeader unless that was an earlier one, by the record or the store."""
         record = self._mirror.records[name]
         if record.incarnation == present:
             if wanted in record.former or wanted in self._known_gone(name).incarnations:
@@ -79,7 +81,7 @@ class Successors:
         try:
             record = await self._mirror.confirmed(name)
             if record is None or record != self._mirror.records.get(name):
-                return  # there is news: clients that come again are answered by it
+                return  # there is a newer record: clients that retry are answered by it
             gone = self._known_gone(name)
             if isinstance(what, str):
                 if what != record.incarnation:

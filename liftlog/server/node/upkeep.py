@@ -1,5 +1,5 @@
 """The periodic work of a node: commits changes of in-sync sets, moves replicas and leads, removes
-the records of deleted streams, and lets tombstones go."""
+the records of deleted streams, and allows compaction to remove tombstones."""
 
 from __future__ import annotations
 
@@ -38,16 +38,17 @@ class Upkeep:
         """Commit the changes of in-sync sets that are due, until cancelled."""
         for turn in itertools.count():
             await asyncio.sleep(_PROPOSE_SECONDS)
-            # Side states that change by time alone are looked for less often.
+            # Side states that change only with time are checked less often.
             due = self._changes_due(for_all=turn % _SIDE_TURNS == 0)
-            # A node that dies is missed by all streams at once, and acks of each wait for this.
+            # A node that dies is missing in all streams at once, and the acks of each wait for
+            # this.
             for start in range(0, len(due), _CHANGES_AT_ONCE):
                 some = due[start : start + _CHANGES_AT_ONCE]
                 await asyncio.gather(*(replica.role.commit(change) for replica, change in some))
 
     def _changes_due(self, *, for_all: bool) -> list[tuple[Replica, Change]]:
-        """The changes of in-sync sets that are due, of the streams whose leaders may propose one,
-        or of all."""
+        """Return the changes of in-sync sets that are due: for the streams whose leaders may
+        propose one, or for all."""
         stirred, due = self._node.stirred, []
         names = list(self._node.led if for_all else stirred)
         stirred.clear()
@@ -64,8 +65,8 @@ class Upkeep:
         return due
 
     async def keep_placed(self) -> None:
-        """Begin the moves that drained nodes need, end those that wait for this node to give up the
-        lead, and give up the lead of what cannot be stored here, until cancelled."""
+        """Begin the moves that drained nodes need, end those that wait for this node to hand over
+        the lead, and hand over streams that cannot store messages here, until cancelled."""
         while True:
             await asyncio.sleep(_PLACE_SECONDS)
             await self._moves.leave_drained(self._node.led)
@@ -74,7 +75,7 @@ class Upkeep:
 
     async def purge_deleted(self, after_seconds: float) -> None:
         """Remove records of deleted streams, some time after the last node has removed its copy,
-        until cancelled. Meanwhile notices may come late."""
+        until cancelled. Late notices may arrive until then."""
         since: dict[tuple[str, str], float] = {}
         while True:
             now = asyncio.get_running_loop().time()
@@ -88,8 +89,8 @@ class Upkeep:
             await asyncio.sleep(after_seconds / 10)
 
     async def let_tombstones_go(self, interval_seconds: float, forget_after_seconds: float) -> None:
-        """Tell compaction, now and then until cancelled, which tombstones every replica has, except
-        those that were not heard of for `forget_after_seconds`."""
+        """At intervals until cancelled, report to compaction which tombstones every replica has,
+        ignoring replicas that have been silent for `forget_after_seconds`."""
         while True:
             await asyncio.sleep(interval_seconds)
             for replica in list(self._replicas.values()):

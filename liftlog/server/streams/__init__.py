@@ -1,12 +1,12 @@
 """All streams of a daemon: opened, created, changed, leased, kept within their retention.
 
 broker           the daemon's streams for every door: lists, describes, creates and deletes them
-catalog          what a daemon must answer about its streams: on its own, or as a node of a cluster
+catalog          the interface to all streams, for a daemon on its own or a node of a cluster
 own_catalog      the catalog of a daemon on its own; that of a node is in the room `node`
 hosted           the streams with a copy here: serves, attaches, rests and ends them
 administration   changes streams while they run
 settings         compares, merges and stores a stream's settings
-making           opens streams from disk, and creates new ones with all that they need
+making           opens streams from disk, and creates new ones with all their parts
 dedupe_restoring restores the message ids that a stream remembers, after a start
 ids_ahead        restores those of streams that are followed, before this node leads one
 attachments      subscriptions of streams, and the times at which messages may have been missed

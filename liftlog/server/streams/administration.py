@@ -48,12 +48,12 @@ logger = logging.getLogger("liftlog.server")
 _MS_NS = 1_000_000
 _DRAIN_SECONDS = 30.0
 _CLEANING = ("compaction", "rebatch", "dedupe_window", "segment")
-"""Settings by which a cleaning job is planned: when one changes, the job under way is void."""
+"""Settings on which the plan of a cleaning job depends: a change of one cancels the running job."""
 
 
 class Administration:
-    """Belongs to the event loop. Errors are LiftlogErrors. A call that is cancelled has had all of
-    its effect or none when it ends, unless the disk stalls."""
+    """Belongs to the event loop. Errors are LiftlogErrors. A cancelled call has had its full
+    effect, or none, when it ends, unless the disk stalls."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Administration:
         now_ns: Callable[[], int],
         ages_are_judged: Callable[[], bool],
     ) -> None:
-        """`now_ns` is the clock by which ages are judged."""
+        """`now_ns` is the clock that determines ages."""
         self._hosted = hosted
         self._catalog = catalog
         self._now_ns = now_ns
@@ -78,7 +78,7 @@ class Administration:
         )
 
     async def _copied(self, name: str) -> None:
-        """Return when what is kept beside a stream's records is on the other nodes, too."""
+        """Return when the other nodes have the stream's side state, too."""
         await self._catalog().side_confirmed(name)
 
     # --- settings ---
@@ -91,16 +91,16 @@ class Administration:
         dry_run: bool = False,
         allow_deletion: bool = False,
     ) -> StreamUpdate:
-        """Change the settings that are given; the others stay. The change is durable and in effect
-        on return. Where it depends on the present settings, give a function of them: no other
-        change comes between.
+        """Change the given settings; the others stay. The change is durable and in effect on
+        return. If it depends on the present settings, pass a function of them: no other change can
+        come between.
 
         Raises InvalidArgument for a bad value or a setting that cannot be changed, Conflict for a
         stream of the configuration file, NatsRefused for subjects (then nothing has changed), and
-        NatsUnavailable when NATS cannot be asked for them (then they are changed, and it is asked
-        as soon as possible). Without `allow_deletion` it also raises Conflict when
-        retention would then remove more than a tenth of the stream. With `dry_run` nothing changes,
-        and all but the last is raised as well.
+        NatsUnavailable if NATS cannot be asked for them (then they are changed, and the
+        subscription is made as soon as possible). Without `allow_deletion` it also raises Conflict
+        if retention would then remove more than a tenth of the stream. With `dry_run` nothing
+        changes; all errors but NatsUnavailable are raised as well.
         """
         host = self._changeable(name)
         async with self._lock_of(host):
@@ -129,8 +129,8 @@ class Administration:
             )
 
     async def _attach(self, host: StreamHost, before: StreamSettings) -> None:
-        """Return when NATS has confirmed the subjects that were changed. If it refuses one, all
-        settings are again what they were `before`. Raises NatsRefused, NatsUnavailable."""
+        """Return when NATS has confirmed the changed subjects. If it refuses one, all settings
+        return to what they were `before`. Raises NatsRefused, NatsUnavailable."""
         try:
             await self._hosted.attachments.attach(host)
         except NatsRefused:
@@ -138,8 +138,8 @@ class Administration:
             raise
 
     async def pause(self, name: str) -> StreamInfo:
-        """Refuse new messages until `resume`, also after a restart. On return everything received
-        before is committed and answered."""
+        """Refuse new messages until `resume`, also after a restart. On return every message
+        received before is committed and answered."""
         return await self._switch(name, "paused", on=True)
 
     async def resume(self, name: str) -> StreamInfo:
@@ -171,8 +171,8 @@ class Administration:
             ) from None
 
     async def _decide(self, host: StreamHost, wanted: StreamSettings) -> RetentionDecision | None:
-        """What the limits ask for, even if a lease or a clock that jumped delays it: the user is
-        not asked again when it happens."""
+        """Return what the limits require, even if a lease or a clock that jumped delays it: the
+        user is not asked again when it happens."""
         now_ns = self._now_ns()
         return await asyncio.to_thread(
             decide_retention, host.log, wanted, now_ns, after_leases=True
@@ -192,16 +192,16 @@ class Administration:
         """Store the settings, then put them into effect.
 
         `store` and `adopt` are the two halves of one exclusive call. If `store` fails, the manifest
-        says what it said before, and nothing changes in memory. If the daemon is killed between
-        them, the next start reads the new settings; no one was told that the change failed. Once
-        `store` has succeeded, `adopt` runs even if the caller is cancelled.
+        stays as it was, and nothing changes in memory. If the daemon is killed between them, the
+        next start reads the new settings; no client received an error. Once `store` has succeeded,
+        `adopt` runs even if the caller is cancelled.
         """
         hosted, log = self._hosted, host.log
         overrides = _overridden(host, found) if host.origin == "config" else host.overrides
 
         def store() -> None:
             if wanted.durability != host.settings.durability:
-                log.sync()  # what was acked early, or would have been synced by the old rule
+                log.sync()  # records acked early, or due for a sync by the old rule
             log.set_metadata(host.metadata(wanted, overrides))
 
         def adopt() -> None:
@@ -254,7 +254,7 @@ class Administration:
     # --- questions ---
 
     def streams_for(self, subject: str) -> list[StreamInfo]:
-        """The streams that record `subject`, or any part of it when it is a pattern."""
+        """Return the streams that record `subject`, or any part of it if it is a pattern."""
         problem = why_invalid(subject)
         if problem is not None:
             raise InvalidArgument(f"{subject[:200]!r} is not a NATS subject: {problem}")
@@ -282,12 +282,12 @@ class Administration:
         return host
 
     def _lock_of(self, host: StreamHost) -> asyncio.Lock:
-        """One change of settings at a time, each on top of the one before."""
+        """Settings change one at a time, each change based on the one before."""
         return self._locks.setdefault(host, asyncio.Lock())
 
 
 def _overridden(host: StreamHost, found: list[Difference]) -> dict[str, list[Any]]:
-    """The overrides of the file after this change; see `Overrides`."""
+    """Return the overrides of the file after this change; see `Overrides`."""
     overrides = dict(host.overrides)
     for path, old, new in found:
         in_file = overrides.get(path, [old])[0]

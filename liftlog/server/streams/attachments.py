@@ -1,5 +1,5 @@
-"""Which streams receive messages from NATS, by which subscriptions, and when they may have missed
-some."""
+"""The streams that receive messages from NATS, their subscriptions, and the times at which they may
+have missed some."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class RefusedSubject:
     subject: str
     problem: str
     is_required: bool
-    """Whether the daemon is not ready without it."""
+    """True if the daemon is not ready without it."""
 
 
 class Attachments:
@@ -46,15 +46,16 @@ class Attachments:
         self._link: NatsLink | None = None
         self._subscriptions: dict[str, LinkSubscription] = {}
         self._relays: dict[str, Relay] = {}
-        """Of streams that can move to another node."""
+        """For streams that can move to another node."""
         self._own_receivers: dict[str, RunHandler] = {}
         self._optional: set[str] = set()
 
     # --- attaching ---
 
     def receive_for(self, name: str, receive: RunHandler, *, is_required: bool) -> None:
-        """Attach a system stream, whose messages `receive` gets. Call it before `set_link`. Unless
-        it `is_required`, the daemon is ready even when NATS refuses the subscription."""
+        """Attach a system stream, whose messages are passed to `receive`. Call it before
+        `set_link`. Unless it `is_required`, the daemon is ready even if NATS refuses the
+        subscription."""
         self._own_receivers[name] = receive
         if not is_required:
             self._optional.add(name)
@@ -83,7 +84,7 @@ class Attachments:
         )
 
     def settings_changed(self) -> None:
-        """Some streams may have other subjects: subscribe to these as soon as possible."""
+        """Some streams may have other subjects now: subscribe to these as soon as possible."""
         for name, wanted in self._subscriptions.items():
             host = self._hosts.get(name)
             if self._link is not None and host is not None:
@@ -91,7 +92,7 @@ class Attachments:
 
     async def attach(self, host: StreamHost) -> None:
         """Returns when NATS has confirmed the subscription. Raises NatsUnavailable, and NatsRefused
-        when NATS does not allow it."""
+        if NATS does not allow it."""
         wanted = self._subscriptions.get(host.name)
         if self._link is not None and wanted is not None:
             await self._link.attach(wanted)
@@ -108,11 +109,11 @@ class Attachments:
     # --- a stream that moves from one node to another ---
 
     def is_recorded(self, host: StreamHost) -> bool:
-        """Whether its leader receives messages from NATS at all; a system stream may not."""
+        """Return True if its leader receives messages from NATS at all; a system stream may not."""
         return host.origin != SYSTEM or host.name in self._own_receivers
 
     def relay(self, host: StreamHost) -> Relay | None:
-        """What its messages pass by, while it is attached."""
+        """Return the relay through which its messages pass, while it is attached."""
         return self._relays.get(host.name)
 
     async def attach_early(self, host: StreamHost, relay: Relay) -> None:
@@ -140,19 +141,19 @@ class Attachments:
             raise
 
     async def confirm_early(self, host: StreamHost) -> None:
-        """Returns when everything has been received that NATS had sent until now. Raises
+        """Returns when every message that NATS had sent until now has been received. Raises
         NatsUnavailable."""
         if self._link is None or not self._is_confirmed(host):
             raise NatsUnavailable("there is no connection to NATS at the moment")
         await self._link.confirm()
 
     def take(self, host: StreamHost) -> bool:
-        """This node leads the stream from now on: store what came early. False if there is nothing
-        to use; then `detach` it, and `want` it a little later."""
+        """Store the messages that arrived early: this node leads the stream from now on. Returns
+        False if there is no usable subscription; then `detach` it, and `want` it a little later."""
         relay, wanted = self._relays.get(host.name), self._subscriptions.get(host.name)
         if relay is None or wanted is None or not wanted.confirmed:
             return False
-        if wanted.subjects != host.settings.subjects:  # they were changed while it came here
+        if wanted.subjects != host.settings.subjects:  # changed while the stream moved here
             return False
         receive = self._own_receivers.get(host.name) or self._intake.receiver(host)
         if not relay.take(host.log.log_end_offset, receive):
@@ -162,24 +163,24 @@ class Attachments:
         return True
 
     async def drain(self) -> None:
-        """Detach everything. On return all that NATS had sent has been received."""
+        """Detach everything. On return all messages that NATS had sent have been received."""
         if self._link is not None:
             await self._link.drain()
 
     # --- state ---
 
     def is_attachable(self, host: StreamHost) -> bool:
-        """Whether it receives messages from NATS at all: not if another node leads it, and a system
-        stream may not."""
+        """Return True if it receives messages from NATS at all: not if another node leads it, and a
+        system stream may not."""
         return host.is_leading and self.is_recorded(host)
 
     def is_attached(self, host: StreamHost) -> bool:
-        """Whether NATS delivers to the stream, as far as is known."""
+        """Return True if NATS delivers to the stream, as far as is known."""
         return self.connected and self._is_confirmed(host)
 
     @property
     def all_confirmed(self) -> bool:
-        """Whether every subscription that the daemon needs is confirmed."""
+        """True while every subscription that the daemon needs is confirmed."""
         return all(
             self._is_confirmed(host) or self._is_optional_and_refused(host)
             for host in self._hosts.values()
@@ -220,7 +221,7 @@ class Attachments:
 
     @property
     def problem(self) -> str:
-        """Why there is no connection; empty when there is one."""
+        """The reason why there is no connection; empty if there is one."""
         if self._link is None:
             return "no connection was made yet"
         return "" if self._link.connected else self._link.problem
@@ -237,8 +238,8 @@ class Attachments:
 
 
 async def _save_for_replicas(host: StreamHost, offset: int, time_ns: int, reason: str) -> None:
-    """In the side state, which the others copy: it outlives this leader. A failure is logged only:
-    the event is in the log file."""
+    """Store it in the side state, which the other nodes copy: it outlives this leader. A failure is
+    only logged: the event is in the log file."""
     try:
         await host.run_exclusive(
             lambda: host.log.leases.note_possible_loss(offset, time_ns, reason)
@@ -256,7 +257,7 @@ class PossibleLosses:
         self._saving: set[asyncio.Task[None]] = set()
 
     def note(self, host: StreamHost, reason: str) -> None:
-        """Note such an event for `host`, at the offset that its next message gets."""
+        """Note such an event for `host`, at the offset of its next message."""
         now_ns = self._clock.now_ns()
         offset = host.note_possible_loss(reason, now_ns)
         logger.warning("possible-loss stream=%s offset=%d reason=%s", host.name, offset, reason)
@@ -269,7 +270,7 @@ class PossibleLosses:
         task.add_done_callback(self._saving.discard)
 
     async def close(self) -> None:
-        """Give up what is not stored yet."""
+        """Cancel what is not stored yet."""
         saving = list(self._saving)
         for task in saving:
             task.cancel()

@@ -1,7 +1,7 @@
 """The streams of the daemon: find, create, describe, attach to NATS and delete one; open and close
 all of them.
 
-Everything runs on the event loop; blocking work goes to the writer pool or to threads.
+Everything runs on the event loop; blocking work runs in the writer pool or in threads.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ logger = logging.getLogger("liftlog.server")
 _DRAIN_SECONDS = 30.0
 _LAST_COMMITS_SECONDS = 3.0
 _HAND_OVER_SHARE = 0.6
-"""Of the time for a stop, so much is for handing streams over."""
+"""The part of the time for a stop that is available for handing streams over."""
 _MAX_NAMED = 20
 _MS_NS = 1_000_000
 _OPENING_SECONDS = 10.0
@@ -76,7 +76,7 @@ class Broker:
         self.settings = settings
         self.server_id = secrets.token_hex(8)
         self.max_connections = settings.pull.max_connections
-        """Connections of the pull socket; less than the setting if descriptors are scarce."""
+        """Limit for the pull socket; lower than the setting if descriptors are scarce."""
         self.hosts: dict[str, StreamHost] = {}
         self.clock_guard = ClockGuard(clock, boot_id=current_boot_id())
         data_dir.environment.age_clock_ns = self.clock_guard.now_ns
@@ -95,7 +95,7 @@ class Broker:
             start_ns=self.clock_guard.now_ns(),
         )
         self.broken: dict[str, str] = {}
-        """Why a stream on disk is not served, by name."""
+        """The reason why a stream on disk is not served, by name."""
         self._data_dir = data_dir
         self.conditions = Conditions()
         """The conditions of the daemon and its streams."""
@@ -141,7 +141,7 @@ class Broker:
         self._checkpoints: Checkpoints | None = None
 
     def now_ns(self) -> int:
-        """The time by which ages are judged; see ClockGuard."""
+        """The time that determines ages; see ClockGuard."""
         return self.clock_guard.now_ns()
 
     def ages_are_judged(self) -> bool:
@@ -149,7 +149,7 @@ class Broker:
         return self.catalog.may_judge_ages() and self.clock_guard.wall_clock_is_trusted()
 
     def steady_ns(self) -> int:
-        """The clock by which message ids age."""
+        """The clock that determines the ages of message ids."""
         return self.intake.steady_ns()
 
     # --- start ---
@@ -160,8 +160,8 @@ class Broker:
         """Open every stream on disk and apply the configuration.
 
         A stream that cannot be opened is left alone and shown as failed; the others are served.
-        Once `is_stopping`, no further stream is opened.
-        Raises ConfigError when the configuration would delete much of a stream.
+        After `is_stopping` returns True, no further stream is opened. Raises ConfigError if the
+        configuration would delete much of a stream.
         """
         await asyncio.to_thread(self.hosted.reserve.release)
         await self.catalog.open(assume_yes=assume_yes, is_stopping=is_stopping)
@@ -170,8 +170,8 @@ class Broker:
     # --- system streams ---
 
     async def open_system_stream(self, name: str, settings: StreamSettings) -> StreamHost:
-        """A stream that the daemon writes itself; created if it does not exist. Call it after
-        `open_streams`. Raises StreamUnavailable when it exists and could not be opened."""
+        """Open a stream that the daemon writes itself; create it if it does not exist. Call it
+        after `open_streams`. Raises StreamUnavailable if it exists and could not be opened."""
         return await self.own.open_system(name, settings)
 
     # --- messages ---
@@ -185,7 +185,8 @@ class Broker:
         return self._neighbours.destinations
 
     def recording(self, subject: str) -> list[str]:
-        """The streams, of the cluster too, that store and ack a message on this subject."""
+        """Return the streams, including those of other nodes, that store and ack a message on this
+        subject."""
         return self._neighbours.recording(subject)
 
     def send(self, commands: bytes) -> None:
@@ -194,19 +195,19 @@ class Broker:
 
     @property
     def checkpoints(self) -> Checkpoints:
-        """Raises StreamUnavailable when they could not be opened, NotReady where they are not led
-        or may not be any longer."""
+        """Raises StreamUnavailable if they could not be opened, NotReady if this node does not lead
+        them, or may no longer do so."""
         if self._checkpoints is None or not self.has_checkpoints:
             raise self.catalog.no_checkpoints()
         return self._checkpoints
 
     @property
     def has_checkpoints(self) -> bool:
-        """Whether this node answers for them."""
+        """True while this node answers requests for them."""
         return self._checkpoints is not None and self.catalog.may_answer(OFFSETS_STREAM)
 
     def serve_checkpoints(self, checkpoints: Checkpoints | None) -> None:
-        """Use these checkpoints from now on; None: another node has them."""
+        """Use these checkpoints from now on; None if another node has them."""
         self._checkpoints = checkpoints
 
     # --- NATS ---
@@ -221,7 +222,7 @@ class Broker:
 
     @property
     def attached(self) -> bool:
-        """Whether every subscription that the daemon needs is confirmed."""
+        """True while every subscription that the daemon needs is confirmed."""
         return self.attachments.all_confirmed
 
     def refused_subjects(self) -> list[RefusedSubject]:
@@ -234,9 +235,9 @@ class Broker:
         """Create a stream and attach it. Returns after NATS has confirmed the subscription.
 
         Idempotent for equal settings. Raises Conflict with the differences, InvalidArgument,
-        NatsUnavailable (the stream exists then, detached, and is attached as soon as possible),
-        NatsRefused (a stream that is new has been removed again, unless it has messages on other
-        subjects already).
+        NatsUnavailable (then the stream exists, detached, and is attached as soon as possible),
+        NatsRefused (then a new stream has been removed again, unless it already has messages on
+        other subjects).
         """
         wanted_settings = parse_stream_settings(settings)
         if not is_stream_name(name):
@@ -257,25 +258,26 @@ class Broker:
         return elsewhere or self.hosted.describe(self.hosted.find(name))
 
     async def list_streams(self) -> list[StreamInfo]:
-        """Without the system streams. The event loop does other work in between, so each
-        description is of its own moment."""
+        """Return descriptions, without the system streams. The event loop does other work in
+        between, so the descriptions are of different moments."""
         found = []
         warnings = warnings_of_streams(await self.conditions.now())
         slices = Slices()
         for name in self.stream_names():
             await slices.pause()
-            with contextlib.suppress(StreamNotFound):  # deleted meanwhile
+            with contextlib.suppress(StreamNotFound):  # deleted in the meantime
                 found.append(_with_warnings(self._described(name), warnings))
         return found
 
     def stream_names(self) -> list[str]:
-        """In order, without the system streams; in a cluster, also of those without a copy here."""
+        """Return names in order, without the system streams; in a cluster, including streams
+        without a copy here."""
         here = filter(is_stream_name, {*self.hosts, *self.broken})
         return sorted({*here, *self.catalog.names()})
 
     async def delete_stream(self, name: str) -> None:
-        """Detach, commit and ack what has arrived, remove the files. Works for a stream that could
-        not be opened, too. When the files cannot be removed, the stream is shown as failed and can
+        """Detach, commit and ack what has arrived, remove the files. Also works for a stream that
+        could not be opened. If the files cannot be removed, the stream is shown as failed and can
         be deleted again."""
         if not is_stream_name(name):
             raise Forbidden(
@@ -294,7 +296,7 @@ class Broker:
         return self.hosted.describe(host)
 
     def compaction_history(self, name: str) -> list[dict[str, Any]]:
-        """What the last passes since the start have done, newest first."""
+        """Return the results of the last passes since the start, newest first."""
         compactor = self.hosted.compactor
         return [] if compactor is None else compactor.history(self.hosted.find(name))
 
@@ -303,21 +305,21 @@ class Broker:
         return self.hosted.stream(name)
 
     def readable_stream(self, name: str) -> StreamHost:
-        """A stream of which this node has a copy. Raises NotLeader if only others have one, besides
-        what `stream` raises."""
+        """Return a stream with a copy on this node. Raises NotLeader if only other nodes have one,
+        and the errors of `stream`."""
         is_here = name in self.hosts or name in self.broken
         if not is_here and self.catalog.knows(name):
             raise self.catalog.not_leader(name)
         return self.stream(name)
 
     def led_stream(self, name: str) -> StreamHost:
-        """A stream whose newest records are here. Raises NotLeader and NotReady besides what
-        `stream` raises."""
+        """Return a stream whose newest records are here. Raises NotLeader and NotReady, and the
+        errors of `stream`."""
         self.catalog.check_leads(name)
         return self.stream(name)
 
     def failed_streams(self) -> list[str]:
-        """Streams that cannot be written, or could not be opened."""
+        """Return the streams that cannot be written, or could not be opened."""
         return [name for name, host in self.hosts.items() if host.failure] + list(self.broken)
 
     def _stream_conditions(self) -> Iterable[Condition]:
@@ -330,13 +332,13 @@ class Broker:
         yield from stream_conditions(self.hosts, broken, cleaning, jetstream)
 
     def stalled_streams(self, seconds: float) -> list[str]:
-        """Streams whose disk has not responded for so long."""
+        """Return the streams whose disk has not responded for this time."""
         return [name for name, host in self.hosts.items() if host.turns.taken_seconds > seconds]
 
     @property
     def nats_problem(self) -> str:
-        """Why messages do not reach the daemon, as far as NATS is the cause: no connection, or a
-        subject that NATS refuses. Empty when all is well."""
+        """The reason why messages do not reach the daemon, as far as NATS is the cause: no
+        connection, or a subject that NATS refuses. Empty if there is no problem."""
         if not self.attachments.connected:
             return f"not connected to NATS: {self.attachments.problem}"
         refused = [
@@ -387,8 +389,8 @@ class Broker:
     # --- stop ---
 
     async def drain(self, hurry: asyncio.Event | None = None) -> None:
-        """Accept no more messages; commit and answer everything that was received. What a node of a
-        cluster leads is handed over before, until `hurry` is set."""
+        """Accept no more messages; commit and answer every received message. Before that, hand over
+        the streams that this node leads, until `hurry` is set."""
         self.hosted.closing = True
         limit = self.settings.drain_timeout_seconds * _HAND_OVER_SHARE
         await self.catalog.stop(hurry or asyncio.Event(), limit)
@@ -398,10 +400,10 @@ class Broker:
         await self.catalog.leave()
 
     async def close(self) -> None:
-        """Close every log, and mark the data directory clean with those that closed well."""
+        """Close every log, and record in the data directory which of them closed cleanly."""
         await self.hosted.close()
-        # Commits that the drain did not wait for: the threads finish them, and the loop, which runs
-        # meanwhile, answers them. No log is closed before that.
+        # The threads finish the commits that the drain did not wait for; the loop keeps running and
+        # answers them. No log is closed before that.
         await asyncio.to_thread(self.intake.pool.close)
         await asyncio.to_thread(self.records.close)
         await asyncio.to_thread(self._close_logs)

@@ -1,5 +1,5 @@
-"""Keeps the time for judging ages: stores it for the next start, decides when a jump of the wall
-clock is trusted, and finds streams with stamps ahead of the clock."""
+"""Keeps the time that determines ages: stores it for the next start, decides when to trust a jump
+of the wall clock, and finds streams with timestamps ahead of the clock."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ class ClockKeeper:
         *,
         checkpoint_seconds: float | None = None,
     ) -> None:
-        """`checkpoint_seconds` is how long unused checkpoints are kept."""
+        """`checkpoint_seconds`: unused checkpoints are kept for this time."""
         self.guard = guard
         self.is_confirmed: Callable[[], bool] = lambda: False
         """Returns True if the other nodes of a cluster have the same time."""
         self._checkpoint_seconds = checkpoint_seconds or math.inf
         self.at_stake: list[str] = []
-        """Streams whose records would lose more than a tenth of their time if the clock were
+        """Streams that would lose records of more than a tenth of their time if the clock were
         trusted and wrong."""
         self._hosts = hosts
         self._fs: FileSystem = data_dir.environment.fs
@@ -57,8 +57,8 @@ class ClockKeeper:
         self._ahead: dict[str, float] = {}
 
     def recall(self) -> None:
-        """Continue what an earlier process has stored. Blocking. While that cannot be read, it is
-        tried again, and nothing is stored in its place."""
+        """Continue from the time that an earlier process has stored. Blocking. If it cannot be
+        read, reading is retried later, and nothing is stored in its place."""
         try:
             before = read_clock_state(self._fs, self._path)
         except StorageError as error:
@@ -110,13 +110,13 @@ class ClockKeeper:
         state = self.guard.state()
         try:
             write_clock_state(self._fs, self._path, state)
-        except OSError as error:  # the next start believes the wall clock
+        except OSError as error:  # the next start uses the wall clock
             logger.warning("clock-not-stored error=%s", error)
         else:
             self._stored = state
 
     def conditions(self) -> Iterator[Condition]:
-        """Yield conditions about the clock and about stamps. For `Conditions.add`."""
+        """Yield conditions about the clock and about timestamps. For `Conditions.add`."""
         if self.guard.unread:
             yield Condition.of(
                 "clock",
@@ -138,7 +138,7 @@ class ClockKeeper:
 
 
 def _shortest_life(settings: StreamSettings) -> float:
-    """The shortest time, in seconds, after which the stream deletes something for its age."""
+    """Return the shortest time, in seconds, after which the stream deletes something by age."""
     compaction = compaction_of(settings)
     limits = [
         settings.retention.max_age_seconds,

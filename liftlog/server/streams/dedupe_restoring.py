@@ -22,22 +22,23 @@ from liftlog.stream.dedupe import StoredHeaders
 logger = logging.getLogger("liftlog.server.stream")
 
 _SNAPSHOT_NAME = "dedupe"
-_SNAPSHOT_MAX_IDS = 200_000  # beyond it scanning the log costs less than writing the snapshot
+_SNAPSHOT_MAX_IDS = 200_000  # above it, scanning the log costs less than writing the snapshot
 _SCAN_BYTES = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class LearnedIds:
-    """The ids of a log up to `end`, learned before they are needed."""
+    """The ids of a log up to `end`, learned in advance."""
 
     dedupe: DedupeWindow
     end: int
     lineage: str
     knew_clock: bool
-    """Whether how the stamps stand to the clock of this process was known."""
+    """True if the relation of the timestamps to the clock of this process was known."""
 
     def are_of(self, log: Log) -> bool:
-        """Whether the log has not been cut since, nor more is known of the ages in it."""
+        """Return True if the log has not been truncated since, and no more about the ages of its
+        records has become known."""
         return (
             self.lineage == log.lineage
             and self.end <= log.log_end_offset
@@ -46,8 +47,8 @@ class LearnedIds:
 
 
 def begin_to_learn(log: Log, dedupe: DedupeWindow) -> LearnedIds:
-    """Into an empty window: what a snapshot of the log's present state has, or nothing yet.
-    Blocking."""
+    """Start with an empty window: with the ids of a snapshot of the log's present state, or without
+    ids. Blocking."""
     lineage, end, knows_clock = log.lineage, log.log_end_offset, log.arrivals.has_marks
     if dedupe.window_ns and not _restore_snapshot(log, dedupe, end):
         end = 0
@@ -55,10 +56,11 @@ def begin_to_learn(log: Log, dedupe: DedupeWindow) -> LearnedIds:
 
 
 def learn_piece(log: Log, known: LearnedIds, now_ns: int) -> LearnedIds:
-    """Learn some of what follows, of a log that grows, and may be cut meanwhile: what is returned
-    is then not `are_of` it. Ends at damage, which may be mended before the ids are needed, and
-    raises CorruptBatch there. Blocking. Raises StorageError, CorruptRange, OffsetOutOfRange,
-    OSError."""
+    """Learn some more ids of a log that grows, and may be truncated meanwhile: `are_of` is then
+    False for the result.
+
+    Ends at damage, which may be mended before the ids are needed, and raises CorruptBatch there.
+    Blocking. Raises StorageError, CorruptRange, OffsetOutOfRange, OSError."""
     dedupe, offset = known.dedupe, known.end
     if dedupe.window_ns:
         dedupe.expire(now_ns)
@@ -72,7 +74,8 @@ def learn_piece(log: Log, known: LearnedIds, now_ns: int) -> LearnedIds:
 
 
 def learn_more(log: Log, known: LearnedIds, now_ns: int) -> LearnedIds | None:
-    """Add what was appended since, of a log that is not being cut; None if it has been."""
+    """Add the ids of records that were appended since; the log must not be truncated meanwhile.
+    Returns None if it has been truncated before."""
     if not known.are_of(log):
         return None
     end, dedupe = log.log_end_offset, known.dedupe
@@ -84,7 +87,7 @@ def learn_more(log: Log, known: LearnedIds, now_ns: int) -> LearnedIds | None:
 
 def restore_dedupe(log: Log, dedupe: DedupeWindow, now_ns: int) -> None:
     """Fill an empty window with the ids that it would hold if the daemon had never stopped.
-    `now_ns` is of the clock by which ids age from then on."""
+    `now_ns` is the time of the clock that determines the ages of ids from then on."""
     if not dedupe.window_ns:
         return
     if not _restore_snapshot(log, dedupe, log.log_end_offset):
@@ -93,8 +96,8 @@ def restore_dedupe(log: Log, dedupe: DedupeWindow, now_ns: int) -> None:
 
 
 class _Ages:
-    """How old records are. What arrived while this process had the log is as old as that, whatever
-    the clock of its leader said; of the rest the stamps are believed."""
+    """The ages of records. For a record that arrived while this process had the log, the time of
+    arrival counts, whatever the clock of its leader showed; for others, the timestamp."""
 
     def __init__(self, log: Log, window_ns: int, now_ns: int) -> None:
         self.latest_ns = now_ns + TOLERANCE_NS
@@ -102,19 +105,18 @@ class _Ages:
         self._offset_ns = now_ns - log.environment.clock.monotonic_ns()
         most_ahead_ns = 0 if self._known is None else self._known.most_ahead_ns + self._offset_ns
         self.since_ns = now_ns - window_ns - most_ahead_ns
-        """No record with a lower stamp is in the window."""
+        """No record with a lower timestamp is in the window."""
 
     def ahead_ns(self, offset: int) -> int:
-        """What to add to the stamp of the record there."""
+        """Return the correction for the timestamp of the record there."""
         return 0 if self._known is None else self._known.ahead_ns(offset) + self._offset_ns
 
 
 def _rebuild(log: Log, dedupe: DedupeWindow, now_ns: int, *, start: int = 0) -> None:
     """Learn the message ids of the window, from offset `start` on, from the log alone, including
-    records below the log start whose files are still there. The ids of records that cannot be read
-    are lost."""
+    records below the log start whose files still exist. The ids of unreadable records are lost."""
     ages = _Ages(log, dedupe.window_ns, now_ns)
-    end = log.log_end_offset  # of a replica, what is not committed yet will be, or is cut with it
+    end = log.log_end_offset  # a replica's uncommitted ids are truncated with their records
     offset = max(_first_recent(log, ages), start)
     while offset < end:
         reached, problem = offset, None
@@ -124,7 +126,7 @@ def _rebuild(log: Log, dedupe: DedupeWindow, now_ns: int, *, start: int = 0) -> 
                 return
             reached = found
         except CorruptRange as error:
-            with suppress(StorageError):  # the next reader tries again
+            with suppress(StorageError):  # the next reader retries it
                 quarantine_found(log, error)
             reached, problem = error.next_offset, str(error)
         except (StorageError, OSError) as error:
@@ -138,7 +140,7 @@ def _rebuild(log: Log, dedupe: DedupeWindow, now_ns: int, *, start: int = 0) -> 
 
 
 def _first_recent(log: Log, ages: _Ages) -> int:
-    """Where to begin; the log end if nothing is in the window."""
+    """Return where to begin; the log end if no record is in the window."""
     end = log.log_end_offset
     recent = (one.base_offset for one in log.segments if one.max_timestamp_ns >= ages.since_ns)
     return next(recent, end)
@@ -147,9 +149,9 @@ def _first_recent(log: Log, ages: _Ages) -> int:
 def _learn_from(
     log: Log, offset: int, dedupe: DedupeWindow, ages: _Ages, *, is_strict: bool = False
 ) -> int | None:
-    """Learn a piece from `offset` on; returns where it ends: at `offset` if a header is damaged, or
-    anything if it `is_strict`; None if the log ends there. Raises CorruptRange, StorageError,
-    OSError."""
+    """Learn the ids of a piece from `offset` on, and return its end: `offset` itself if a header is
+    damaged, or with `is_strict` any part; None at the end of the log. Raises CorruptRange,
+    StorageError, OSError."""
     found = _read(log, offset, _SCAN_BYTES)
     if found is None:
         return None
@@ -161,7 +163,7 @@ def _learn_from(
 
 
 def _read(log: Log, offset: int, max_bytes: int) -> LogSlice | Gap | None:
-    """Batches below the log start too. Of a replica, also those that are not committed."""
+    """Read batches, including those below the log start; of a replica, also uncommitted ones."""
     if log.config.replicated:
         return log.read_replica(offset, max_bytes)
     return log.read_stored(offset, max_bytes)
@@ -183,8 +185,8 @@ def _learn(
 ) -> int:
     """Add the ids of the batches in `raw` from `offset` on; returns the offset to continue at.
 
-    A damaged body costs the ids of its batch, or it stops there if it `is_strict`. At a damaged
-    header it stops: the next read, from there, finds out how far the damage reaches.
+    If a body is damaged, the ids of its batch are lost; with `is_strict`, learning stops there. At
+    a damaged header it stops: the next read, from there, determines the extent of the damage.
     """
     reached, position = offset, 0
     headers = StoredHeaders()
@@ -209,7 +211,7 @@ def _learn(
 
 
 def last_message_id(log: Log) -> bytes:
-    """The id of the newest record; b"" if it has none, or cannot be read."""
+    """Return the id of the newest record; b"" if it has none, or cannot be read."""
     last = log.log_end_offset - 1
     try:
         found = _read(log, last, 1) if last >= log.segments[0].base_offset else None
@@ -231,10 +233,10 @@ def last_message_id(log: Log) -> bytes:
 
 
 def write_dedupe_snapshot(log: Log, dedupe: DedupeWindow, *, stepped_ns: int = 0) -> None:
-    """Save the window so that the next start need not scan for it. Raises OSError.
+    """Save the window so that the next start need not scan the log. Raises OSError.
 
     `stepped_ns` is how far the wall clock has stepped since the start. The next start measures ages
-    by that clock, so each stamp is moved by it and each id keeps its age.
+    by that clock, so each timestamp is moved by it and each id keeps its age.
     """
     if not len(dedupe) or len(dedupe) > _SNAPSHOT_MAX_IDS:
         return
@@ -251,7 +253,7 @@ def write_dedupe_snapshot(log: Log, dedupe: DedupeWindow, *, stepped_ns: int = 0
 
 
 def _restore_snapshot(log: Log, dedupe: DedupeWindow, end: int) -> bool:
-    """Whether there was a snapshot of exactly this state of the log, which ends at `end`."""
+    """Return True if there was a snapshot of exactly this state of the log, which ends at `end`."""
     try:
         content = read_dispensable_file(log.environment.fs, _snapshot_path(log), _SNAPSHOT_NAME)
         if content is None or (content["lineage"], content["log_end_offset"]) != (

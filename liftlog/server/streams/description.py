@@ -1,4 +1,4 @@
-"""Descriptions of streams, and what is wrong with those that are served."""
+"""Descriptions of streams, and the conditions of those that are served."""
 
 from __future__ import annotations
 
@@ -57,17 +57,18 @@ def describe(
 
 
 def history_warnings(settings: StreamSettings) -> list[str]:
-    """A warning if compaction deletes what clients are to see. New settings are refused for it."""
+    """Return a warning if compaction deletes records that clients are to see. New settings of this
+    kind are refused."""
     return [f"{finding.dotted}: {finding.problem}" for finding in check_history(settings)]
 
 
 def describe_broken(name: str, reason: str) -> StreamInfo:
-    """A stream on disk that is not served."""
+    """Describe a stream on disk that is not served."""
     return StreamInfo(name=name, subject="", state="failed", warnings=[reason])
 
 
 def describe_elsewhere(name: str, settings: StreamSettings, record: StreamRecord) -> StreamInfo:
-    """A stream of the cluster without an open copy on this node."""
+    """Describe a stream of the cluster without an open copy on this node."""
     return StreamInfo(
         name=name,
         subject=settings.shown_subjects,
@@ -87,13 +88,13 @@ def describe_elsewhere(name: str, settings: StreamSettings, record: StreamRecord
 
 
 class Newer(str):
-    """Why a stream is not open that a newer liftlog has written."""
+    """The reason why a stream is not open that a newer liftlog has written."""
 
     __slots__ = ()
 
 
 def why_broken(error: LiftlogError) -> str:
-    """The reason that is shown of a stream which could not be opened."""
+    """Return the reason that is shown for a stream which could not be opened."""
     return Newer(error) if isinstance(error, NewerFormat) else str(error)
 
 
@@ -103,12 +104,12 @@ def stream_conditions(
     cleaning: Mapping[str, str],
     jetstream: Callable[[StreamHost], list[str]],
 ) -> Iterator[Condition]:
-    """Yield the conditions of single streams. `broken` says why streams could not be opened,
-    `cleaning` which jobs failed, and `jetstream` which streams of JetStream ack as well.
+    """Yield the conditions of single streams. `broken` holds the reasons why streams could not be
+    opened, `cleaning` the failed jobs, and `jetstream` the streams of JetStream that ack as well.
 
     Only a stream of a newer version makes the daemon "not ready", so that a roll-back that leaves
-    streams out stops. For the others, sending clients to another daemon would neither bring lost
-    records back nor repair compaction, and would cut them off from all other streams of this one.
+    streams out stops. For the others, sending clients to another daemon would neither recover lost
+    records nor repair compaction, and would cut the clients off from all other streams of this one.
     """
     recently = time.monotonic() - _REFUSED_SECONDS
     for name, host in hosts.items():
@@ -145,7 +146,7 @@ def warnings_of_streams(found: Iterable[Condition]) -> dict[str, list[str]]:
 
 
 def _lost(log: Log) -> str:
-    """Lost records at or above the log start, in words."""
+    """Describe lost records at or above the log start."""
     start = log.log_start_offset
     ranges = sorted(
         (max(start, bad.first_offset), bad.next_offset, bad.reason)

@@ -1,6 +1,7 @@
-"""The streams of which this daemon has a copy: each has a host, is attached to NATS, and ends here.
+"""The streams of which this daemon has a copy: each gets a host, is attached to NATS, and is ended
+here.
 
-A catalog decides which streams these are, and the replicas of a node what each of them does.
+A catalog selects these streams, and the replicas of a node decide on their roles.
 """
 
 from __future__ import annotations
@@ -52,10 +53,10 @@ class HostedStreams:
         reserve: DiskReserve,
         steady_ns: Callable[[], int],
     ) -> None:
-        """`steady_ns` is the clock by which message ids age."""
+        """`steady_ns` is the clock that determines the ages of message ids."""
         self.hosts = hosts
         self.broken = broken
-        """Why a stream on disk is not served, by name."""
+        """The reason why a stream on disk is not served, by name."""
         self.attachments = attachments
         self.neighbours = neighbours
         self.reserve = reserve
@@ -66,15 +67,16 @@ class HostedStreams:
         self.descriptors: Descriptors | None = None
         """Set if the process is this daemon's alone."""
         self.changes = asyncio.Lock()
-        """Held while streams come or go."""
+        """Held while streams are created or deleted."""
         self.closing = False
-        """True once the daemon takes no more messages."""
+        """True once the daemon accepts no more messages."""
         self._maker = maker
         self._losses = losses
         self._has_new_neighbours = False
         self._deleting: set[str] = set()
-        """These are in `broken` while their files go, but to clients they no longer exist: a reader
-        that waits for records must not report a failed stream."""
+        """Streams that are being deleted. They are in `broken` until their files are removed, but
+        for clients they no longer exist: a reader that waits for records must not report a failed
+        stream."""
 
     # --- looking for one ---
 
@@ -88,7 +90,8 @@ class HostedStreams:
         return host
 
     def stream(self, name: str) -> StreamHost:
-        """Raises StreamNotFound, and StreamUnavailable for one that has failed, too."""
+        """Raises StreamNotFound, and StreamUnavailable for one that could not be opened or has
+        failed."""
         host = self.find(name)
         if host.failure:
             raise StreamUnavailable(f"stream {name} has failed: {host.failure}")
@@ -124,14 +127,14 @@ class HostedStreams:
             self.descriptors.check_spare()
 
     def streams_changed(self) -> None:
-        """Call it when streams have come or gone, or settings of one have changed."""
+        """Call it when streams were created or deleted, or settings of one have changed."""
         self._has_new_neighbours = False
         self.neighbours.changed()
         self.attachments.settings_changed()
 
     def streams_change(self) -> None:
-        """As `streams_changed`, with one look for all that change in this turn of the loop, here or
-        on other nodes."""
+        """Like `streams_changed`, but once for all streams that change in this turn of the loop,
+        here or on other nodes."""
         if not self._has_new_neighbours:
             self._has_new_neighbours = True
             asyncio.get_running_loop().call_soon(self.streams_changed)
@@ -148,8 +151,8 @@ class HostedStreams:
         led: ServedStream | None,
         ids: LearnedIds | None = None,
     ) -> StreamHost:
-        """Serve an open log, in the place of the host that it may have had; `led` is its gate if
-        this node leads, None if it follows. `ids` are those that are known already."""
+        """Serve an open log, and replace the stream's host if it has one. `led` is its gate if this
+        node leads, None if it follows. `ids` are the ids learned in advance."""
         before = self.hosts.get(name)
         host = await self._maker.host(
             name,
@@ -177,12 +180,13 @@ class HostedStreams:
         )
 
     async def attach_replica(self, host: StreamHost) -> bool:
-        """Have NATS send its messages to this node, which leads. Returns True if they came here
-        before, so that none was missed."""
+        """Subscribe for this node, which leads the stream. Returns True if its messages arrived
+        here before, so that none was missed."""
         if self.attachments.take(host):
             return True
         if self.attachments.relay(host) is not None:
-            # What is subscribed to may still bring messages that the leader before has stored.
+            # The present subscription may still deliver messages that the previous leader has
+            # stored.
             await self.attachments.detach(host)
             await asyncio.sleep(SPREAD_SECONDS)
         self.attachments.want(host)
@@ -194,8 +198,8 @@ class HostedStreams:
             self._losses.note(host, reason)
 
     async def rest_replica(self, host: StreamHost, *, seconds: float) -> bool:
-        """Detach it, and wait for what is under way. Returns True if its log is in order, and
-        nothing of the role uses it any more; readers do."""
+        """Detach it, and wait for pending work. Returns True if its log is in order, and only
+        readers still use it."""
         if host.is_leading:
             await self.attachments.detach(host)
         with contextlib.suppress(TimeoutError):
@@ -205,10 +209,10 @@ class HostedStreams:
         return False
 
     async def end_replica(self, host: StreamHost, *, seconds: float) -> None:
-        """Stop serving: detach it, wait for what is under way, close its log."""
+        """Stop serving: detach it, wait for pending work, close its log."""
         await self.attachments.detach(host)
-        # On a disk that hangs that may take long, and it may be opened again after this: what is
-        # still written then would come between what the next one writes.
+        # On a disk that hangs this may take long, and the log may be opened again afterwards: a
+        # late write would then mix with the writes of the next owner.
         await host.turns.over()
         async with self.changes:
             with contextlib.suppress(TimeoutError):
@@ -226,8 +230,8 @@ class HostedStreams:
     # --- the end ---
 
     async def remove(self, name: str, host: StreamHost | None) -> None:
-        """End a stream and remove its files; `host` is None for one that could not be opened. Call
-        it while `changes` is held."""
+        """End a stream and remove its files; `host` is None for a stream that could not be opened.
+        Call it while `changes` is held."""
         try:
             if host is not None:
                 await self._end(host)
@@ -243,14 +247,13 @@ class HostedStreams:
             async with asyncio.timeout(_DRAIN_SECONDS):
                 await host.drained()
         except TimeoutError:
-            # Nothing has been taken away yet: the stream continues as before.
+            # Nothing has been removed yet: the stream continues as before.
             self.attachments.want(host)
             raise StreamUnavailable(
                 f"stream {host.name} was not deleted: its disk does not answer"
             ) from None
-        # From here on no request finds the stream, and no other stream can take its name. What
-        # holds on to it ends before its log is closed: exclusive calls, waiting readers, a cleaning
-        # job.
+        # From here on no request finds the stream, and no other stream can take its name. Its users
+        # end before its log is closed: exclusive calls, waiting readers, a cleaning job.
         del self.hosts[host.name]
         self.broken[host.name] = "its deletion did not finish"
         self._deleting.add(host.name)
@@ -261,24 +264,24 @@ class HostedStreams:
         await asyncio.to_thread(host.log.close)
 
     async def drain(self) -> None:
-        """Accept no more messages; commit and answer everything that was received."""
+        """Accept no more messages; commit and answer every received message."""
         await self.attachments.drain()
         for host in self.hosts.values():
             host.refuse_new()
         await asyncio.gather(*map(_drained, self.hosts.values()))
 
     async def close(self) -> None:
-        """Serve nothing any more. Commits may still be under way, and the logs stay open."""
+        """Stop serving. Commits may still be in progress, and the logs stay open."""
         await self._losses.close()
         for host in self.hosts.values():
             host.close()
 
     def close_logs(self, stepped_ns: int) -> dict[str, ActiveState]:
-        """Close the logs, and return the ends of those that closed well. `stepped_ns` is how far
+        """Close the logs, and return the ends of those that closed cleanly. `stepped_ns` is how far
         the clock of ages is ahead of the steady one. Blocking."""
         states: dict[str, ActiveState] = {}
         for host in list(self.hosts.values()):
-            if host.is_leading:  # a follower's sequencer has seen nothing
+            if host.is_leading:  # a follower's sequencer has judged no message
                 _save_snapshots(host, stepped_ns)
             state = None if host.failure else host.log.close()
             if state is not None:
@@ -287,8 +290,9 @@ class HostedStreams:
 
 
 async def _drained(host: StreamHost) -> None:
-    """What waits for other nodes is not waited for long: they may be gone. It is stored here, its
-    publishers have no ack, and a later leader commits it."""
+    """Wait for the stream's commits, but only for a short time for other nodes, which may be gone.
+    An uncommitted record is stored here, its publisher has no ack, and a later leader commits
+    it."""
     if not host.log.config.replicated:
         await host.drained()
         return

@@ -1,6 +1,6 @@
-"""Housekeeping that is repeated at intervals: rolls, retention, recovery points, old checkpoints.
+"""Periodic housekeeping: rolls, retention, recovery points, old checkpoints.
 
-A few streams are served at once, and one whose disk stalls does not delay the others.
+A few streams are processed at once, and one whose disk stalls does not delay the others.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class Housekeeping:
                 await self._retain(host, by_time=by_time, at_once=True)
 
     async def _retain(self, host: StreamHost, *, by_time: bool, at_once: bool = False) -> None:
-        """With `at_once` files are deleted even while a compaction pass reads them; it then starts
-        over."""
+        """With `at_once`, files are deleted even while a compaction pass reads them; the pass then
+        starts over."""
         if host.log.is_roll_due():
             await host.run_exclusive(host.log.roll_if_due)
         settings = host.settings
@@ -85,7 +85,7 @@ class Housekeeping:
         )
         if decision is None:
             return
-        # A pass takes long. If its sources were deleted each time, it would never end.
+        # A pass takes long. If its sources were deleted each time, it would never finish.
         count = 0 if host.rewriting and not at_once else decision.delete_segments
         if not count and decision.log_start_offset <= host.log.log_start_offset:
             return
@@ -110,7 +110,7 @@ class Housekeeping:
     def _decide(
         self, host: StreamHost, settings: StreamSettings, *, by_time: bool
     ) -> RetentionDecision | None:
-        """In a thread. On a full disk leases are void: a reader must not keep publishers from
+        """Runs in a thread. On a full disk leases are void: a reader must not keep publishers from
         writing."""
         if self._reserve.is_disk_full():
             host.log.leases.void("the disk is full")
@@ -119,12 +119,12 @@ class Housekeeping:
     # --- recovery points ---
 
     async def save_recovery_points(self) -> None:
-        """Store how far each stream is durable, so that recovery has little to scan."""
+        """Store up to where each stream is durable, so that recovery has little to scan."""
         changed = [
             host for host in self._broker.hosts.values() if not host.failure and host.has_moved
         ]
         await self._recovery_points.run(changed, self._take_recovery_point)
-        # With those of streams that stalled in an earlier round.
+        # Includes the states of streams that stalled in an earlier round.
         states, self._states = self._states, {}
         if states:
             try:
@@ -148,13 +148,13 @@ class Housekeeping:
 
 
 def _may_be_due(host: StreamHost) -> bool:
-    """Whether there may be something to do for this stream; idle streams should cost nothing."""
+    """Return True if the stream may need work; idle streams should cost nothing."""
     if host.failure:
         return False
     log, limits = host.log, host.settings.retention
     if limits.max_age_seconds or limits.max_bytes or limits.max_messages:
         return True
-    if not log.leases.are_known:  # retention reads them, and compaction waits for that
+    if not log.leases.are_known:  # retention reads them, and compaction waits for it
         return True
     # Files below the log start may be waiting for the end of the dedupe window or of a lease.
     return log.is_roll_due() or log.segments[0].next_offset <= log.log_start_offset
@@ -178,7 +178,7 @@ class SideBySide:
 
     @property
     def stalled(self) -> int:
-        """Between two rounds: for how many streams the work is still under way."""
+        """Number of streams whose work is still running, between two rounds."""
         return len(self._running)
 
     async def run(
@@ -213,7 +213,7 @@ class SideBySide:
             del self._running[host]
 
     async def close(self) -> None:
-        """Cancel what is under way. Log calls that a thread has begun run to their end."""
+        """Cancel the running work. Log calls that a thread has begun run to their end."""
         tasks = list(self._running.values())
         for task in tasks:
             task.cancel()
@@ -221,7 +221,7 @@ class SideBySide:
 
 
 async def keep_house(housekeeping: Housekeeping, broker: Broker) -> None:
-    """Retention, rolls, recovery points and expiry of old checkpoints, until it is cancelled."""
+    """Run retention, rolls, recovery points and expiry of old checkpoints until it is cancelled."""
     settings = broker.settings
 
     async def retention() -> None:
@@ -244,7 +244,7 @@ async def keep_house(housekeeping: Housekeeping, broker: Broker) -> None:
 
 
 async def expire_checkpoints(broker: Broker, before_ns: int) -> int:
-    """See `expire`. In a cluster the leader of a stream without a copy here is asked for times."""
+    """See `expire`. In a cluster, times of a stream without a copy here come from its leader."""
     return await expire(
         broker.checkpoints,
         broker.readable_stream,

@@ -1,8 +1,8 @@
 """The message ids of the streams that this node follows, learned before it leads one of them.
 
-A new leader has to know the ids of the last minutes before it takes a message. To read a million of
-them from the log takes more than a second, in which no one would lead. So a follower reads them
-beside what it does, a piece at a time, and little is left to read when it is elected.
+A new leader needs the ids of the last minutes before it accepts a message. Reading a million of
+them from the log takes more than a second, in which the stream would have no leader. So a follower
+reads them in the background, a piece at a time, and little is left to read when it is elected.
 """
 
 from __future__ import annotations
@@ -25,18 +25,20 @@ logger = logging.getLogger("liftlog.server.replication")
 
 LOOK_SECONDS = 1.0
 _MANY_RECORDS = 2000
-"""So many are read at the next look. Fewer wait, since a new leader reads them in milliseconds, and
-a node may follow a thousand streams."""
+"""If at least this many records are unread, they are read at the next look. Fewer records wait,
+since a new leader reads them in milliseconds, and a node may follow a thousand streams."""
 _LONGEST_SECONDS = 10.0
 _ALL_TURNS = 10
-"""Most of a thousand streams are idle: they are looked at in every so many turns only."""
+"""Most of a thousand streams are idle: they are examined in one of this many turns only."""
 _REST = 1.0
-"""After it has read it rests so many times as long: the event loop has the interpreter first."""
+"""After a read, learning rests for this multiple of its duration: the event loop has priority for
+the interpreter."""
 _AFTER_PROBLEM_SECONDS = 60.0
 
 
 class _Learning:
-    """What is known of one log, and when it was looked at. `lock` is held while a thread reads."""
+    """The ids learned from one log, with the time of the last look. `lock` is held while a thread
+    reads."""
 
     def __init__(self, log: Log) -> None:
         self.log = log
@@ -53,7 +55,7 @@ class _Learning:
             self.ids = read.result()[1]
 
     def is_near(self) -> bool:
-        """Whether a new leader would have little to read."""
+        """True if a new leader would have little to read."""
         ids, log = self.ids, self.log
         return ids is not None and ids.are_of(log) and log.log_end_offset - ids.end < _MANY_RECORDS
 
@@ -69,8 +71,8 @@ class _Learning:
 
 
 class IdsAhead:
-    """Belongs to the event loop. `followed` gives the streams that this node follows now, all or
-    those with these names; `steady_ns` is the clock by which ids age."""
+    """Belongs to the event loop. `followed` returns the streams that this node follows now, all or
+    those with these names; `steady_ns` is the clock that determines the ages of ids."""
 
     def __init__(
         self,
@@ -84,7 +86,8 @@ class IdsAhead:
         self._changed: set[str] = set()
 
     def changed(self, name: str) -> None:
-        """The log of a stream that this node follows has changed, or is followed from now on."""
+        """Call it when the log of a followed stream has changed, or when the stream is followed
+        from now on."""
         self._changed.add(name)
 
     async def run(self) -> None:
@@ -108,8 +111,8 @@ class IdsAhead:
                 await asyncio.sleep(LOOK_SECONDS)
 
     async def catch_up(self, host: StreamHost) -> None:
-        """Learn all that there is now, at once: it is about to be needed. Of what cannot be read,
-        the new leader finds out itself."""
+        """Learn all existing ids now: they are about to be needed. The new leader handles
+        unreadable records itself."""
         if not window_ns(host.settings):
             return
         learning, end = self._of(host), host.log.log_end_offset
@@ -118,8 +121,8 @@ class IdsAhead:
                 return
 
     def prepare(self, host: StreamHost) -> bool:
-        """Begin to catch up with a stream that this node may be elected for, without a rest; and
-        whether little is left, or has been tried. Call it again until it is."""
+        """Begin to catch up, without a rest, with a stream that this node may be elected for.
+        Returns True once little is left, or an attempt was made. Call it again until then."""
         if not window_ns(host.settings):
             return True
         learning, now = self._of(host), self._loop.time()
@@ -132,8 +135,8 @@ class IdsAhead:
         return preparing.done()
 
     async def take(self, name: str, log: Log) -> LearnedIds | None:
-        """What is known of a log that this node leads from now on. Who takes it adds to it: nothing
-        is learned here any more."""
+        """Return the learned ids of a log that this node leads from now on. The caller adds to
+        them: nothing more is learned here."""
         learning = self._learning.pop(name, None)
         if learning is None or learning.log is not log:
             return None
@@ -154,7 +157,7 @@ class IdsAhead:
     async def _learn_piece(
         self, learning: _Learning, settings: StreamSettings, *, rest: float = _REST
     ) -> bool:
-        """Returns whether it has come further, and there is more."""
+        """Returns True if it has made progress, and there is more to learn."""
         loop, log = self._loop, learning.log
         await learning.lock.acquire()
         if learning.is_taken:
@@ -164,7 +167,8 @@ class IdsAhead:
         read = loop.run_in_executor(None, _read_piece, log, before, settings, now_ns)
         read.add_done_callback(learning.has_read)
         try:
-            # Whoever waits may be cancelled; the thread goes on, and has the lock meanwhile.
+            # The waiting caller may be cancelled; the thread continues, and holds the lock
+            # meanwhile.
             seconds, ids = await asyncio.shield(read)
         except Exception as error:
             learning.not_before = loop.time() + _AFTER_PROBLEM_SECONDS
@@ -182,7 +186,7 @@ class IdsAhead:
 def _read_piece(
     log: Log, known: LearnedIds | None, settings: StreamSettings, now_ns: int
 ) -> tuple[float, LearnedIds]:
-    """And the seconds of processor time that it took."""
+    """Returns the ids, and the seconds of processor time that reading took."""
     began = time.thread_time()
     limits = window_ns(settings), settings.dedupe.max_ids
     if (

@@ -1,5 +1,5 @@
-"""What the streams share on the way in: writer threads, the inline budget, the way out for acks,
-and the bound on what waits for the disk."""
+"""Resources that the streams share on the way in: writer threads, the inline budget, the way out
+for acks, and the limit on data that waits for the disk."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SMALL_RUN = 4096
 
 
 class Ingested(NamedTuple):
-    """From NATS, since the daemon started."""
+    """Received from NATS since the daemon started."""
 
     chunks: int
     size_bytes: int
@@ -37,12 +37,12 @@ class Intake:
         *,
         start_ns: int | None = None,
     ) -> None:
-        """`start_ns` is the time for judging ages at the start, without it that of the clock."""
+        """`start_ns` is the time for judging ages at the start; by default, that of the clock."""
         self.pool = WriterPool(commit.writer_threads)
         self.inline = InlineBudget(commit.inline_max_messages, commit.inline_budget_seconds)
         self.dirty: dict[StreamHost, None] = {}
         self.send: Callable[[bytes], None] = lambda commands: None
-        """Where acks go: `NatsLink.send`, as soon as there is a link."""
+        """The function that sends acks: `NatsLink.send`, as soon as there is a link."""
         self.now_ns = clock.now_ns
         self._hosts = hosts
         self._clock = clock
@@ -82,7 +82,7 @@ class Intake:
     # --- how much may wait ---
 
     def ingested(self) -> Ingested:
-        """All that NATS has sent so far."""
+        """Everything that NATS has sent so far."""
         return Ingested(self._chunks, self._size_bytes)
 
     def receiver(self, host: StreamHost) -> Callable[[MessageRun], None]:
@@ -102,15 +102,15 @@ class Intake:
         self._room.set()
 
     def reading_is_held(self) -> bool:
-        """Whether too much waits for the disk to continue reading from NATS."""
+        """True while too much data waits for the disk to continue reading from NATS."""
         return bool(self._crowded) or self._pending_estimate > self._max_pending_bytes
 
     async def wait_until_ready_to_read(self) -> None:
-        """Returns at once unless too much waits for the disk. What only waits for other nodes to
-        have it is hardly in memory, and does not count.
+        """Returns at once unless too much data waits for the disk. Messages that only wait for
+        other nodes take hardly any memory, and do not count.
 
         Reading stops for all streams, but only while the crowded one makes progress. A stream whose
-        disk stalls must not delay the others: beyond its own bound it refuses messages instead.
+        disk stalls must not delay the others: beyond its own limit it refuses messages instead.
         """
         while self.reading_is_held():
             self._crowded = {host for host in self._crowded if host.is_crowded()}

@@ -1,8 +1,8 @@
-"""Leases: which part of a stream is held back from retention for a reader, and for how long.
+"""Leases: ranges of a stream that retention keeps for a reader, for a limited time.
 
-They are granted and renewed by exclusive calls, as retention is applied: what a lease promises is
-still there when it is granted. A change of a replicated stream's leases is answered when those in
-sync have it, so a lease outlives its leader.
+They are granted and renewed by exclusive calls, and so is retention applied: the records of a lease
+still exist when it is granted. A change of a replicated stream's leases is answered when the
+in-sync replicas have it, so a lease outlives its leader.
 """
 
 from __future__ import annotations
@@ -50,10 +50,12 @@ class _Parts:
 
 
 class LeaseKeeping:
-    """Belongs to the event loop. `stream` finds a running stream or raises, `now_ns` is the time
-    for judging ages, `clock_is_trusted` says whether retention by time is applied. `copied` waits
-    until those in sync have the leases of a stream as they are now. On a full disk leases are
-    refused, but can be released."""
+    """Belongs to the event loop.
+
+    `stream` finds a running stream or raises, `now_ns` is the time for judging ages,
+    `clock_is_trusted` returns True if retention by time is applied. `copied` waits until the
+    in-sync replicas have the present leases of a stream. On a full disk leases are refused, but can
+    be released."""
 
     def __init__(
         self,
@@ -86,12 +88,12 @@ class LeaseKeeping:
         incarnation: str | None = None,
         for_export: bool = False,
     ) -> LeaseInfo:
-        """A lease from `start` to the high watermark; durable on return.
+        """Grant a lease from `start` to the high watermark; durable on return.
 
         "earliest" is where retention wants the log to start. Other leases may hold the log start
         below that; if each new lease began there, readers that follow each other would hold it
         forever. Raises OffsetOutOfRange, InvalidArgument, LimitExceeded, StaleIncarnation, and
-        NotLeader or NotEnoughReplicas: then the lease, which no one knows, ends by time.
+        NotLeader or NotEnoughReplicas: then the lease, which no client received, ends by time.
         """
         host = self._stream(name)
         check_incarnation(name, host.log.incarnation, incarnation)
@@ -121,8 +123,8 @@ class LeaseKeeping:
         return self._info(host, granted)
 
     async def _end_those_left(self, host: StreamHost) -> bool:
-        """Release the leases whose readers seem to be gone; returns whether there were any. Only
-        done when there is no room: a reader that was merely slow gets LeaseGone."""
+        """Release the leases whose readers seem to be gone; return True if there were any. Only
+        done if there is no room: a reader that was merely slow gets LeaseGone."""
         now = self._monotonic()
         left = [name for name, parts in self._parts.get(host, {}).items() if parts.seems_left(now)]
         for lease_id in left:
@@ -141,9 +143,11 @@ class LeaseKeeping:
         begun: int | None = None,
         stopped: bool = False,
     ) -> LeaseInfo:
-        """`finished` is (part, number of parts) of a read that several readers share: once every
-        part is finished, the lease is released. `begun` is a part whose reader begins; `stopped`
-        says that the reader of the finished part needed no more records, so others may never begin.
+        """Renew a lease, and note the reader's report.
+
+        `finished` is (part, number of parts) of a read that several readers share: once every part
+        is finished, the lease is released. `begun` is a part whose reader begins; `stopped` means
+        that the reader of the finished part needed no more records, so others may never begin.
         Raises LeaseGone, InvalidArgument, NotLeader, NotEnoughReplicas."""
         if finished is not None and not 0 <= finished[0] < finished[1] <= _MAX_PARTS:
             raise InvalidArgument(
@@ -159,7 +163,7 @@ class LeaseKeeping:
         elif (known := self._parts.get(host, {}).get(lease_id)) is not None:
             known.reported_at = self._monotonic()
         # In an exclusive call: between the check that the lease is live and its renewal, retention
-        # must not delete what it holds.
+        # must not delete the records that it holds.
         renewed = await host.exclusively(
             lambda: host.log.leases.renew(
                 lease_id, duration_ns=ttl_ms * _MS_NS, now_ns=self._now_ns(), low=low
@@ -209,7 +213,7 @@ class LeaseKeeping:
         return [self._info(host, lease) for lease in host.log.leases.live(self._now_ns())]
 
     async def _wanted_start(self, host: StreamHost) -> int:
-        """Where the log would start if no lease held it. Raises StorageError."""
+        """Return where the log would start if no lease held it. Raises StorageError."""
         settings, by_time = host.settings, self._clock_is_trusted()
         decision = await asyncio.to_thread(
             decide_retention,

@@ -1,6 +1,6 @@
-"""How streams come to life: those on disk, those of the configuration, new ones.
+"""Creates hosts of streams: of those on disk, of those in the configuration, and of new ones.
 
-Everything runs on the event loop; files are touched in threads.
+Everything runs on the event loop; files are accessed in threads.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _DEFAULTS = StreamSettings.model_construct()
 
 
 class StreamMaker:
-    """Adds to the broker's `hosts` and `broken`; changes nothing else of it."""
+    """Adds to the broker's `hosts` and `broken`; changes nothing else in it."""
 
     def __init__(
         self,
@@ -97,12 +97,12 @@ class StreamMaker:
         await self._records.hold(names)
 
     def _miss(self, name: str) -> None:
-        """A stream that was here would give its offsets to other messages if it were created
-        again."""
+        """Do not create a stream that was here before: it would give its offsets to other
+        messages."""
         self.lost.add(name)
         if is_stream_name(name):
             gone = f"`liftlog stream delete {name}`; a start creates what is configured"
-        else:  # no client may change those of the daemon
+        else:  # clients cannot change the daemon's own streams
             gone = (
                 f"take the file {RECORDS_NAME} away while the daemon is stopped, if all other "
                 "streams are there: consumers and groups begin anew"
@@ -116,7 +116,7 @@ class StreamMaker:
         logger.error("stream-missing stream=%s path=%s", name, path)
 
     def _doubt(self, name: str) -> None:
-        """A stream of the configuration is not there, and whether it was is not known."""
+        """A stream of the configuration is missing, and it is not known if it existed."""
         self._broken[name] = (
             "it is not there, and is not created, since it is not known whether this data "
             f"directory had it: {self._records.problem}. If it is new, or gone for good, "
@@ -152,8 +152,8 @@ class StreamMaker:
             self._losses.note(host, "the daemon was not running")
 
     async def _enter_epoch(self, host: StreamHost, epoch: int) -> None:
-        """Continue in the leader epoch of the record. It is that of the log, but for a directory
-        that was set back."""
+        """Continue in the leader epoch of the record. It equals that of the log, unless the
+        directory was set back."""
         log = host.log
         if epoch <= log.leader_epoch:
             return
@@ -187,7 +187,7 @@ class StreamMaker:
             )
 
     async def _create_configured(self, is_stopping: Callable[[], bool]) -> None:
-        """The streams of the configuration file that are not there yet; their records are stored
+        """Create the missing streams of the configuration file; their records are stored
         together."""
         new: dict[str, StreamSettings] = {}
         for name, settings in self._settings.streams.items():
@@ -226,10 +226,10 @@ class StreamMaker:
         origin: str,
         record: StreamRecord | None = None,
     ) -> StreamHost:
-        """A new, empty stream; `record` is its own, if it is stored already. The caller reports the
-        change to the neighbours."""
+        """Create a new, empty stream; `record` is its record, if it is stored already. The caller
+        reports the change to the neighbours."""
         if await asyncio.to_thread(self._data_dir.stream_path(name).exists):
-            # They were put there after the start; a new stream would overwrite them.
+            # The files appeared after the start; a new stream would overwrite them.
             raise StreamUnavailable(
                 f"there are files of a stream {name} which this daemon has not opened",
                 hint="restart it to serve them, or move them away",
@@ -249,7 +249,7 @@ class StreamMaker:
                 metadata=metadata,
                 incarnation=record.incarnation,
             )
-            if is_single:  # else it is noted with the others
+            if is_single:  # otherwise it is noted with the others
                 await self._records.hold([name])
             host = await self.host(name, settings, log, origin)
         except Exception:
@@ -276,8 +276,8 @@ class StreamMaker:
         is_leading: bool = True,
         ids: LearnedIds | None = None,
     ) -> StreamHost:
-        """Serve an open log from now on, instead of the host that it may have had. `ids` are those
-        of the log, as far as they are known."""
+        """Serve an open log from now on, and replace the stream's host if it has one. `ids` are
+        those of the log, as far as they are known."""
         sequencer = await asyncio.to_thread(
             make_sequencer,
             name,
@@ -290,7 +290,8 @@ class StreamMaker:
         )
         before = self._hosts.get(name)
         if before is not None:
-            # From here to its end there is no await: nothing begins that uses the log through it.
+            # From here to its end there is no await: no task can begin to use the log through the
+            # old host.
             await before.drained()
         host = StreamHost(
             name,
@@ -314,9 +315,10 @@ class StreamMaker:
         return host
 
     async def remove_files(self, name: str) -> None:
-        """Remove the files of a stream that is no longer served. Raises StorageError when they
-        cannot be removed, and the stream is then shown as failed."""
-        # Before its files: a stop in between leaves a stream, and none that is missing.
+        """Remove the files of a stream that is no longer served. Raises StorageError if they cannot
+        be removed; the stream is then shown as failed."""
+        # The record is removed before the files: after a stop in between, a stream is left over,
+        # but none is missing.
         await self._records.removed(name)
         try:
             await asyncio.to_thread(self._data_dir.delete_log, name)
@@ -324,7 +326,8 @@ class StreamMaker:
             if await asyncio.to_thread(self._data_dir.stream_path(name).exists):
                 self._broken[name] = f"its deletion failed: {error}"
                 raise
-            # It was renamed, so it is no longer a stream; the next start removes the rest.
+            # The directory was renamed, so it is no longer a stream; the next start removes the
+            # rest.
             logger.warning("stream-files-left stream=%s error=%s", name, error)
         self._broken.pop(name, None)
         self.lost.discard(name)
@@ -335,7 +338,7 @@ class StreamMaker:
 
 @dataclass(frozen=True, slots=True)
 class LoadedStream:
-    """A log that is open, and what its manifest says."""
+    """A log that is open, and the content of its manifest."""
 
     log: Log
     report: RecoveryReport
@@ -347,8 +350,8 @@ class LoadedStream:
 
 def load_stream(data_dir: DataDir, name: str, configured: StreamSettings | None) -> LoadedStream:
     """Open the log of a stream and read its settings; `configured` are those of the configuration
-    file. Raises LiftlogError and leaves the files as they are, for example UnsupportedFormat when
-    the package that the stream's compression needs is not installed."""
+    file. Raises LiftlogError and leaves the files unchanged, for example UnsupportedFormat if the
+    package for the stream's compression is not installed."""
     log, report = data_dir.open_log(name, log_config(configured or _DEFAULTS))
     try:
         overrides: Overrides = {}
@@ -359,7 +362,7 @@ def load_stream(data_dir: DataDir, name: str, configured: StreamSettings | None)
         else:
             settings = stored_settings(name, log)
             if origin == "config":
-                origin = "api"  # no longer in the file: from now on the API may change it
+                origin = "api"  # no longer in the file: the API can change it from now on
         codec_named(settings.compression)
         log.config = log_config(settings)
     except Exception:
@@ -378,8 +381,8 @@ def make_sequencer(
     is_leading: bool = True,
     ids: LearnedIds | None = None,
 ) -> Sequencer:
-    """A sequencer that continues where the log ends. Reads the log when there is no snapshot, or
-    from the end of `ids` on. That of a follower judges nothing, and knows no ids."""
+    """Make a sequencer that continues where the log ends. Reads the log if there is no snapshot, or
+    from the end of `ids` on. That of a follower judges no messages, and needs no ids."""
     known = None if ids is None else learn_more(log, ids, now_ns)
     if known is not None:
         dedupe = known.dedupe

@@ -1,4 +1,5 @@
-"""What streams have to know of each other: where acks must not go, and who else acks a message."""
+"""Facts about the other streams that each stream needs: the subjects that acks must not use, and
+the other streams that ack a message."""
 
 from __future__ import annotations
 
@@ -21,11 +22,11 @@ class Neighbours:
         chosen: Sequence[str],
         elsewhere: Callable[[], Mapping[str, StreamSettings]],
     ) -> None:
-        """`chosen`: the operator allows acks to these subjects. `elsewhere` gives the streams of
-        the cluster: an ack must not reach those either that have no host here."""
+        """`chosen`: subjects to which the operator allows acks. `elsewhere` returns the streams of
+        the cluster: an ack must not reach streams without a host here either."""
         self._chosen = tuple(chosen)
         self.destinations = Destinations(chosen=self._chosen)
-        """The subjects to which acks, answers and records may go."""
+        """The subjects to which acks, answers and records may be sent."""
         self._hosts = hosts
         self._elsewhere = elsewhere
         self._recorded: dict[str, StreamSettings] = {}
@@ -35,8 +36,8 @@ class Neighbours:
         self._siblings: dict[str | None, dict[bytes, tuple[str, ...]]] = {}
 
     def changed(self) -> None:
-        """Call it when streams have come or gone, or settings of one have changed: gives every
-        stream the subjects to which it must send no acks, and its neighbours."""
+        """Call it when streams were created or deleted, or settings of one have changed: gives
+        every stream the subjects to which it must send no acks, and its neighbours."""
         hosts = list(self._hosts.values())
         self._recorded = {**self._elsewhere(), **{host.name: host.settings for host in hosts}}
         # A host that has failed may still have the subscriptions of its old settings.
@@ -55,8 +56,7 @@ class Neighbours:
             self.joined(host)
 
     def joined(self, host: StreamHost) -> None:
-        """Call it when the host of a stream has another one in its place, with the same
-        settings."""
+        """Call it when the host of a stream was replaced by another one with the same settings."""
         group = host.settings.queue_group
         if group not in self._siblings:
             self._siblings[group] = {
@@ -85,7 +85,7 @@ class Neighbours:
 
 
 class Recorders:
-    """Streams by the first token of their subjects: with thousands of them, to compare each with
+    """Streams by the first token of their subjects: with thousands of streams, comparing each with
     every other takes half a minute."""
 
     def __init__(self, recorded: Mapping[str, StreamSettings]) -> None:
@@ -96,7 +96,8 @@ class Recorders:
                 self._by_token.setdefault(_first_token(subject), {})[name] = settings
 
     def of_subjects(self, subjects: Sequence[str]) -> Mapping[str, StreamSettings]:
-        """All streams that may record a message on one of these patterns, and perhaps others."""
+        """Return all streams that may record a message on one of these patterns, and perhaps
+        others."""
         tokens = {_first_token(subject) for subject in subjects}
         if not tokens.isdisjoint(_WILDCARDS):
             return self._recorded
@@ -111,13 +112,13 @@ def _first_token(subject: str) -> str:
 
 
 def share_messages(first: StreamSettings, second: StreamSettings) -> bool:
-    """Whether NATS gives each message to only one of them. A queue group is known by its name
-    alone: it also spans subscriptions with different patterns."""
+    """Return True if NATS gives each message to only one of them. Only the name identifies a queue
+    group: it also spans subscriptions with different patterns."""
     return first.queue_group is not None and first.queue_group == second.queue_group
 
 
 def rivals(name: str, settings: StreamSettings, others: Mapping[str, StreamSettings]) -> list[str]:
-    """Warnings about streams that would ack the same messages."""
+    """Return warnings about streams that would ack the same messages."""
     if settings.acks != "on":
         return []
     found = []

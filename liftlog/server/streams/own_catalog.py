@@ -1,6 +1,6 @@
 """The catalog of a daemon on its own: it leads every stream that it has.
 
-The directories and manifests are the truth, and the records follow them (ADR 39).
+The directories and manifests are authoritative; the records are derived from them (ADR 39).
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ class OwnCatalog:
         await self._maker.open_all(assume_yes=assume_yes, is_stopping=is_stopping)
 
     async def stop(self, hurry: asyncio.Event, seconds: float) -> None:
-        """No one else could lead its streams."""
+        """There is no other node that could lead its streams."""
 
     async def leave(self) -> None:
-        """No one waits for it."""
+        """There is no other node that waits for it."""
 
     # --- which there are ---
 
@@ -72,7 +72,7 @@ class OwnCatalog:
         return None
 
     async def look_for(self, name: str) -> None:
-        """It knows all of its streams."""
+        """It has all of its streams."""
 
     def was_deleted(self, name: str) -> bool:
         return False
@@ -110,22 +110,22 @@ class OwnCatalog:
         )
 
     def check_leads(self, name: str) -> None:
-        """It leads them all."""
+        """It leads all streams."""
 
     def begins_to_lead(self, name: str) -> bool:
         return False
 
     def check_end_is_known(self, name: str) -> None:
-        """Nothing was read of another leader."""
+        """There is no other leader from which clients could have read more."""
 
     def may_read_copy(self, name: str, replica: str) -> bool:
         return False
 
     def check_incarnation(self, name: str, present: str, wanted: str) -> None:
-        """There is no other one."""
+        """There is no other incarnation."""
 
     def check_epoch(self, name: str, epoch: int) -> None:
-        """There is none."""
+        """There is no other epoch."""
 
     # --- ages ---
 
@@ -173,15 +173,16 @@ class OwnCatalog:
         return host
 
     async def _undo_creation(self, host: StreamHost) -> None:
-        """NATS refuses the subscription, and the caller gets that error: leave nothing behind that
-        would be subscribed again and again."""
+        """NATS refuses the subscription, and the caller gets that error: remove the stream, which
+        would otherwise be subscribed again and again."""
         hosted = self.hosted
         async with hosted.changes:
             if hosted.hosts.get(host.name) is not host or hosted.closing:
                 return
             await hosted.attachments.detach(host)
             if host.sequencer.next_offset > host.settings.initial_offset:
-                # NATS allows some of its subjects, and messages on those may have been acked.
+                # NATS allows some of its subjects, and messages on those may already have been
+                # acked.
                 hosted.attachments.want(host)
                 logger.warning("stream-kept stream=%s cause=nats-refused-a-part", host.name)
                 return
@@ -204,12 +205,12 @@ class OwnCatalog:
         return freed
 
     async def side_confirmed(self, name: str) -> None:
-        """They are stored here before this is asked."""
+        """The leases are already stored here."""
 
     async def delete(self, name: str) -> None:
-        """The stream ends first, then its record and its files go. One that could not be opened is
-        deleted, too. If its files cannot be removed, it is shown as failed and can be deleted
-        again."""
+        """End the stream first, then remove its record and its files. Also deletes a stream that
+        could not be opened. If its files cannot be removed, it is shown as failed and can be
+        deleted again."""
         host = None if name in self.hosted.broken else self.hosted.find(name)
         self.check_deletable(name)
         await self.hosted.remove(name, host)

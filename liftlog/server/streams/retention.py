@@ -1,9 +1,8 @@
-"""Retention of one stream: its settings and segments in, the decision out; and leases, which delay
-it.
+"""Retention of one stream: a decision from its settings and segments; and leases, which delay it.
 
-A decision only reads, and may be made beside appends. What changes a log (`remove_decided`,
-`truncate_before`, `grant_lease`) runs in an exclusive call, so that no lease is granted between the
-check of the leases and the deletion.
+A decision only reads, and can run at the same time as appends. The functions that change a log
+(`remove_decided`, `truncate_before`, `grant_lease`) run in an exclusive call, so that no lease is
+granted between the check of the leases and the deletion.
 """
 
 from __future__ import annotations
@@ -36,11 +35,10 @@ def decide_retention(
     by_time: bool = True,
     after_leases: bool = False,
 ) -> RetentionDecision | None:
-    """What to remove now, or None when there is nothing to remove. May read batch headers, and
-    leases that could not be read so far. `after_leases`: what will be removed once all of them have
-    ended.
+    """Return what to remove now, or None if there is nothing to remove. May read batch headers, and
+    leases that could not be read so far. `after_leases`: decide as if all leases had ended.
 
-    Raises StorageError when the leases cannot be read: nothing they may hold is deleted then.
+    Raises StorageError if the leases cannot be read: nothing that they may hold is deleted then.
     """
     log.leases.load()
     retention = settings.retention
@@ -80,8 +78,7 @@ def remove_decided(
     log: Log, decision: RetentionDecision, now_ns: int, *, delete_segments: int | None = None
 ) -> int:
     """Carry out a decision, as far as leases granted since then allow it; returns the bytes freed.
-    With `delete_segments` fewer files are deleted than was decided. Raises StorageError,
-    DiskFull."""
+    With `delete_segments`, only that many files are deleted. Raises StorageError, DiskFull."""
     count = decision.delete_segments if delete_segments is None else delete_segments
     start, held_from = decision.log_start_offset, log.leases.low_bound(now_ns)
     if held_from is not None and held_from < start:
@@ -101,7 +98,7 @@ def grant_lease(
     principal: str = "",
     for_export: bool = False,
 ) -> Lease:
-    """A lease on everything from `low` to the high watermark; durable on return.
+    """Grant a lease on everything from `low` to the high watermark; durable on return.
 
     Raises OffsetOutOfRange, InvalidArgument, LimitExceeded, DiskFull, StorageError.
     """
@@ -124,8 +121,8 @@ def grant_lease(
 
 
 def removes_too_much(log: Log, settings: StreamSettings, now_ns: int) -> bool:
-    """Whether retention would remove more than a tenth of the readable records, now or when the
-    leases have ended."""
+    """Return True if retention would remove more than a tenth of the readable records, now or when
+    the leases have ended."""
     try:
         decision = decide_retention(log, settings, now_ns, after_leases=True)
     except StorageError:  # then retention does not run either
@@ -134,7 +131,7 @@ def removes_too_much(log: Log, settings: StreamSettings, now_ns: int) -> bool:
 
 
 def is_large(log: Log, decision: RetentionDecision) -> bool:
-    """Whether it removes more than a tenth of the readable records."""
+    """Return True if the decision removes more than a tenth of the readable records."""
     readable = log.high_watermark - log.log_start_offset
     return readable > 0 and (decision.log_start_offset - log.log_start_offset) * 10 > readable
 
@@ -144,8 +141,8 @@ def truncate_before(
 ) -> int:
     """Make `offset` the log start; returns the bytes freed. Durable on return.
 
-    Files that are still needed to recognise duplicates stay until retention removes them; without
-    `delete_files` all of them do. At or below the present log start it does nothing. Raises
+    Files that are still needed to recognise duplicates stay until retention removes them; with
+    `delete_files` False, all files stay. At or below the present log start it does nothing. Raises
     OffsetOutOfRange above the high watermark, Conflict while a lease holds records below `offset`,
     StorageError, DiskFull.
     """
@@ -153,7 +150,7 @@ def truncate_before(
         return 0
     check_truncation(log, offset, now_ns)
     if offset == log.log_end_offset:
-        log.roll()  # or the active file, none of whose records can be read now, would stay
+        log.roll()  # otherwise the active file would stay, with all records below the log start
     segments = log.segments
     decision = decide(
         segments,
@@ -169,7 +166,7 @@ def truncate_before(
 
 def check_truncation(log: Log, offset: int, now_ns: int) -> None:
     """Raises OffsetOutOfRange above the high watermark, Conflict while a lease holds records below
-    `offset`, StorageError when the leases cannot be read."""
+    `offset`, StorageError if the leases cannot be read."""
     if offset > log.high_watermark:
         raise OffsetOutOfRange(
             f"offset {offset} is above the high watermark {log.high_watermark} of stream "

@@ -1,4 +1,5 @@
-"""Settings of streams: how two of them differ, what may be changed, what the manifest says."""
+"""Settings of streams: their differences, the changes that are allowed, and their form in the
+manifest."""
 
 from __future__ import annotations
 
@@ -25,12 +26,12 @@ Difference = tuple[str, Any, Any]
 """(dotted setting, existing value, requested value)"""
 
 SWITCHES = ("paused", "read_only")
-"""Settings by which an operator keeps publishers out for a while."""
+"""Settings with which an operator stops publishers for a while."""
 
 
 def is_overridable(setting: str) -> bool:
-    """True if the API may change this setting of a stream of the configuration file too. These are
-    the settings with which an operator keeps publishers out or makes room on the disk."""
+    """True if the API may change this setting even for a stream of the configuration file. With
+    these settings an operator stops publishers or frees space on the disk."""
     return setting in SWITCHES or setting.startswith("retention.")
 
 
@@ -42,7 +43,7 @@ _FIXED = {
 
 
 _WHOLE = ("metadata",)
-"""Mappings whose keys are the user's: a change replaces them."""
+"""Mappings whose keys belong to the user: a change replaces them as a whole."""
 
 
 def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -56,7 +57,7 @@ def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def differences(have: StreamSettings, want: StreamSettings) -> list[Difference]:
-    """Every setting that differs."""
+    """Return every setting that differs."""
     left, right = _flatten(have.to_yaml_dict()), _flatten(want.to_yaml_dict())
     return [
         (path, left.get(path), right.get(path))
@@ -97,7 +98,8 @@ def check_same(name: str, origin: str, have: StreamSettings, want: StreamSetting
 
 
 def merged_settings(have: StreamSettings, changes: Mapping[str, Any]) -> StreamSettings:
-    """`have` with `changes` merged into it: sections are merged key by key, other values replaced.
+    """Return `have` with `changes` merged into it: sections are merged key by key, other values
+    replaced.
 
     Raises InvalidArgument with every finding.
     """
@@ -168,25 +170,28 @@ def _is_same(one: object, other: object) -> bool:
 
 
 def record_settings(settings: StreamSettings, origin: str) -> dict[str, Any]:
-    """What the record keeps. `origin` says who created the stream: `config` or `api`."""
+    """Return the settings for the record. `origin` names the creator of the stream: `config` or
+    `api`."""
     return {**stored_form(settings), "origin": origin}
 
 
 def settings_of(record: StreamRecord) -> StreamSettings:
-    """The settings in the record. Raises InvalidArgument, NewerFormat."""
+    """Return the settings in the record. Raises InvalidArgument, NewerFormat."""
     settings = {name: value for name, value in record.settings.items() if name != "origin"}
     return parse_stream_settings(settings, exists=True)
 
 
 def origin_of(record: StreamRecord) -> str:
-    """Who may change the stream. A file can only create one that has a record: nodes have a file
-    each, and start one after the other, so what the record says holds, and the API changes it."""
+    """Return the origin that decides who may change the stream. A file can only create a replicated
+    stream: each node has a file of its own, and nodes start one after the other, so the record
+    takes precedence, and only the API changes it."""
     origin = str(record.settings.get("origin", "api"))
     return "api" if origin == "config" else origin
 
 
 def differences_from_file(record: StreamRecord, configured: StreamSettings) -> list[Difference]:
-    """What the file of a node says otherwise, but for switches. Raises InvalidArgument."""
+    """Return the settings of a node's file that differ from the record, except switches. Raises
+    InvalidArgument."""
     found = differences(settings_of(record), configured)
     return [one for one in found if one[0] not in SWITCHES]
 
@@ -195,8 +200,8 @@ def differences_from_file(record: StreamRecord, configured: StreamSettings) -> l
 
 
 async def save_metadata(host: StreamHost) -> None:
-    """Store `host.metadata()` as it is when the stream's turn comes. A failure is logged only: the
-    values hold in memory, and the next change stores them."""
+    """Store `host.metadata()` in the state that it has when the stream's turn comes. A failure is
+    only logged: the values are valid in memory, and the next change stores them."""
     try:
         await host.run_exclusive(lambda: host.log.set_metadata(host.metadata()))
     except LiftlogError as error:
@@ -204,7 +209,8 @@ async def save_metadata(host: StreamHost) -> None:
 
 
 def stored_settings(name: str, log: Log) -> StreamSettings:
-    """The settings in the manifest. Raises StreamUnavailable, InvalidArgument, NewerFormat."""
+    """Return the settings in the manifest. Raises StreamUnavailable, InvalidArgument,
+    NewerFormat."""
     try:
         return parse_stream_settings(log.metadata["settings"], exists=True)
     except (KeyError, TypeError) as error:
@@ -212,8 +218,8 @@ def stored_settings(name: str, log: Log) -> StreamSettings:
 
 
 def has_new_settings(host: StreamHost) -> bool:
-    """Whether its settings differ from those that it was last served with. True also when these
-    cannot be parsed, as another version of liftlog may have written them."""
+    """Return True if the settings differ from those with which the stream was last served, or if
+    those cannot be parsed, as another version of liftlog may have written them."""
     try:
         return host.settings != stored_settings(host.name, host.log)
     except LiftlogError:
@@ -221,6 +227,6 @@ def has_new_settings(host: StreamHost) -> bool:
 
 
 def check_incarnation(name: str, present: str, wanted: str | None) -> None:
-    """Raises StaleIncarnation when `wanted` is not the `present` one; None means any."""
+    """Raises StaleIncarnation if `wanted` is not the `present` one; None accepts any."""
     if wanted is not None and wanted != present:
         raise StaleIncarnation(f"stream {name} was deleted and created again", incarnation=present)
