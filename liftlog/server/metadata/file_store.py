@@ -1,8 +1,8 @@
 """`FileMetaStore`: the metadata store in one file.
 
 It is the store of a daemon on its own (`<data_dir>/records`), and of several daemons on one machine
-that share a directory. Calls come from the event loop; the file is touched in one thread, and all
-changes that wait while it is busy are made with one write.
+that share a directory. Calls come from the event loop; one thread accesses the file, and makes all
+changes that waited while it was busy with one write.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ _T = TypeVar("_T")
 class FileMetaStore:
     """A MetaStore in the file `path`. Belongs to one event loop.
 
-    `shared`: other processes of this machine change the file too. They lock `<path>.lock`, and what
-    they change is seen after 0.05 s. Otherwise the caller keeps other processes away, as the lock
-    of a data directory does.
+    `shared`: other processes of this machine change the file, too. They lock `<path>.lock`, and
+    their changes are seen after 0.05 s. Otherwise the caller must exclude other processes, as the
+    lock of a data directory does.
     """
 
     def __init__(self, path: Path, *, shared: bool, fs: FileSystem | None = None) -> None:
@@ -59,8 +59,8 @@ class FileMetaStore:
         self._is_closed = False
 
     def close(self) -> None:
-        """Wait for the call that the thread is in, and end it. Sessions are closed before; calls
-        that come later, or wait now, raise StoreUnavailable."""
+        """Wait for the thread's current call, and end the thread. Sessions must be closed before;
+        later and waiting calls raise StoreUnavailable."""
         self._is_closed = True
         self._thread.shutdown()
 
@@ -101,14 +101,14 @@ class FileMetaStore:
                 seen = None
             else:
                 problem = ""
-                if content is seen and now_ns < expires_ns:  # as nearly always
+                if content is seen and now_ns < expires_ns:  # the usual case
                     await asyncio.sleep(_POLL_SECONDS)
                     continue
                 entries = _living(content, prefix, now_ns)
                 expiring = (one.expires_ns for one in content.entries.values() if one.ttl_ns)
                 expires_ns = min((at for at in expiring if at > now_ns), default=math.inf)
                 seen = content
-                # Whose store it is comes first: see `one_cluster`.
+                # The id of the cluster comes first: see `one_cluster`.
                 gone = sorted((key for key in known if key not in entries), key=_rank)
                 changed = {key: one for key, one in entries.items() if known.get(key) != one}
                 known = entries
@@ -128,7 +128,7 @@ class FileMetaStore:
     # --- inner ---
 
     async def put_for(self, key: str, value: bytes, revision: int, ttl_seconds: int) -> int:
-        """`cas` of an entry that expires."""
+        """Like `cas`, for an entry that expires."""
         ttl_ns = ttl_seconds * 1_000_000_000
         return await self._change(Change(key, value, revision, ttl_ns))
 
@@ -142,8 +142,8 @@ class FileMetaStore:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     async def _change(self, change: Change) -> int:
-        """One write for all that wait: those that come while the thread writes are made together
-        with the next write."""
+        """All waiting changes share one write: those that arrive while the thread writes are made
+        together with the next write."""
         if self._is_closed:
             raise _closed()
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -172,7 +172,7 @@ class FileMetaStore:
         failure = written.exception()
         results = [failure] * len(callers) if failure is not None else written.result()
         for caller, result in zip(callers, results, strict=True):
-            if caller.done():  # cancelled; the change was made all the same
+            if caller.done():  # cancelled; the change was made nevertheless
                 continue
             if isinstance(result, int):
                 caller.set_result(result)

@@ -1,8 +1,9 @@
-"""Lets one process at a time hold the name of a node, whichever directory it uses.
+"""Ensures that only one process at a time holds the name of a node, whichever directory it uses.
 
-The holder writes itself into `live.<node>`, which expires when it is not renewed. Another process
-that wants the name waits for that, unless it can prove that the holder has ended: it holds the lock
-that the holder held, or both run under one kernel, which has no such process any more.
+The holder writes its identity into `live.<node>`, which expires if it is not renewed. Another
+process that wants the name waits for that, unless it can prove that the holder has ended: it holds
+the lock that the holder held, or both run under the same kernel, which no longer has the holder's
+process.
 """
 
 from __future__ import annotations
@@ -35,25 +36,26 @@ _ENDED = -1
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A process, and the directory that it uses. Fields that it could not find out are empty."""
+    """A process, and the directory that it uses. Fields that it could not determine are empty."""
 
     data_id: str
     life: str
-    """Drawn by the process: no other one has it."""
+    """Drawn at random by the process: no other process has it."""
     host: str = ""
     data_dir: str = ""
     boot_id: str = ""
     lock: tuple[int, int] = (0, 0)
     """Device and inode of the file `lock`."""
     process_space: int = 0
-    """The PID namespace, in which `process` is a number."""
+    """The PID namespace that `process` belongs to."""
     process: int = 0
     process_began: int = 0
-    """In clock ticks since the boot: numbers of processes are used again. 0: not known."""
+    """In clock ticks since the boot; it distinguishes processes with the same number. 0 if
+    unknown."""
 
     @classmethod
     def here(cls, data_id: str, data_dir: Path, lock: LockFile | None) -> Holder:
-        """This process, which has the lock of `data_dir`. Blocking."""
+        """Return this process, which has the lock of `data_dir`. Blocking."""
         number = os.getpid()
         return cls(
             data_id=data_id,
@@ -69,7 +71,8 @@ class Holder:
 
     @classmethod
     def of(cls, entry: Entry) -> Holder | None:
-        """The process that has written `live.<node>`; None if an older version of liftlog has."""
+        """Return the process that has written `live.<node>`; None if an older version of liftlog
+        wrote it."""
         try:
             value = value_of(entry)
             known: Mapping[str, Any] = {one: value[one] for one in cls.__slots__ if one in value}
@@ -82,7 +85,7 @@ class Holder:
         return to_bytes(asdict(self))
 
     def has_ended(self, here: Holder) -> bool:
-        """True if `here` is certain that this process has ended. Blocking."""
+        """Return True if `here` is certain that this process has ended. Blocking."""
         if not self.boot_id or self.boot_id != here.boot_id:
             return False
         if self.lock == here.lock != (0, 0):
@@ -96,7 +99,7 @@ class Holder:
 
 
 def _process_space() -> int:
-    """0 if it cannot be found out, or `/proc` is that of another one."""
+    """Return 0 if it cannot be determined, or `/proc` belongs to another namespace."""
     try:
         if int(str((_PROCESSES / "self").readlink())) != os.getpid():
             return 0
@@ -106,26 +109,27 @@ def _process_space() -> int:
 
 
 def _is_gone(process: int, began: int) -> bool:
-    """True if it is certain that this process has ended: the kernel has no process of that number,
-    or `/proc` shows another one. That `/proc` shows none is no evidence, since it may hide those of
-    other users, and opening a file may fail."""
+    """Return True if it is certain that this process has ended: the kernel has no process of that
+    number, or `/proc` shows another one. A process that is missing in `/proc` proves nothing, since
+    `/proc` may hide processes of other users, and opening a file may fail."""
     try:
         os.kill(process, 0)
     except ProcessLookupError:
         return True
     except (OverflowError, TypeError):
-        return False  # no number of a process
+        return False  # not the number of a process
     except OSError:
-        pass  # of another user, at best
+        pass  # it may belong to another user
     now = _began(process)
     return now == _ENDED or 0 < now != began > 0
 
 
 def _began(process: int) -> int:
-    """Start time of a process; 0 if not known, _ENDED if it ended and was not waited for."""
+    """Return the start time of a process; 0 if unknown, _ENDED if it ended and was not waited
+    for."""
     try:
         text = (_PROCESSES / str(process) / "stat").read_text()
-        # The name of the program comes second, in parentheses, and may have any characters.
+        # The program's name comes second, in parentheses, and may contain any characters.
         fields = text.rpartition(")")[2].split()
         return _ENDED if fields[0] in "ZX" else int(fields[19])
     except (OSError, ValueError, IndexError):
@@ -141,10 +145,10 @@ async def take_name(
     same_directory: bool,
     was_displaced: bool = False,
 ) -> NodeSession:
-    """Begin the session of `node`, which no other process has from now on.
+    """Begin the session of `node`; no other process has the name from now on.
 
     `same_directory`: a holder of an older version, which writes nothing about itself, counts as an
-    earlier process of this directory. Raises ConfigError when a running process has the name; if
+    earlier process of this directory. Raises ConfigError if a running process has the name; if
     `was_displaced`, it waits until that process has ended. Raises CasUnknown, StoreUnavailable.
     """
     key = f"live.{node}"
@@ -157,7 +161,7 @@ async def take_name(
                 revision = 0 if entry is None else entry.revision
                 return await store.session(key, here.to_bytes(), ttl_seconds, revision)
             except CasLost:
-                continue  # look at who was faster
+                continue  # check which process was faster
         assert entry is not None
         if seen is not None and seen.revision != entry.revision:
             renewals = renewals + 1 if seen.value == entry.value else 0
@@ -179,7 +183,7 @@ async def take_name(
 async def _is_free(
     entry: Entry | None, holder: Holder | None, here: Holder, *, same_directory: bool
 ) -> bool:
-    """True if no process that may still run has the name."""
+    """Return True if no process that may still run has the name."""
     if entry is None:
         return True
     if holder is None:

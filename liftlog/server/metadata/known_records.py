@@ -1,15 +1,15 @@
-"""What this node has seen in the metadata store, in `<data_dir>/known-records`.
+"""The newest metadata that this node has seen, in `<data_dir>/known-records`.
 
-A store can be lost, or restored from an older copy, while nodes are down. So each of them keeps the
-newest records that it has seen, those of the nodes with them. What a record makes of this node is
-on its disk before the node acts on it; the rest follows within a second.
+A store can be lost, or restored from an older copy, while nodes are down. So each node keeps the
+newest records that it has seen, including those of the nodes. The parts of a record that decide the
+role of this node are on its disk before the node acts on them; the rest follows within a second.
 
 The file also names the streams of which the directory has held a copy. If the copy of one of these
-is missing, it was lost; that of any other stream was never there. The list is complete only if it
-was never lost. After damage, or after an older version, streams that it does not name are unknown
-until all streams of the node were opened.
+is missing, it was lost; the copy of any other stream never existed here. The list is complete only
+if it was never lost. After damage, or after an older version, streams that it does not name are
+unknown until all streams of the node were opened.
 
-An error of the read says nothing about the content. The file then stays as it is, and is read again
+A read error proves nothing about the content. The file then stays as it is, and is read again
 before anything is written. Until it can be read, this node changes no record and takes no role.
 """
 
@@ -51,13 +51,13 @@ _NOTHING = Known({}, {}, {}, is_held_known=False)
 
 
 def read_known_records(fs: FileSystem, data_dir: Path) -> Known:
-    """Read what the node has seen in earlier starts. Blocking. Raises CorruptMetadata and
-    UnsupportedFormat for what the file holds, StorageError if it cannot be read."""
+    """Read the metadata that the node has seen in earlier starts. Blocking. Raises CorruptMetadata
+    and UnsupportedFormat for the content of the file, StorageError if it cannot be read."""
     try:
         with storage_errors(f"reading {KNOWN_RECORDS_NAME}"):
             content = read_checkpoint_file(fs, data_dir / KNOWN_RECORDS_NAME, _KIND)
     except CorruptMetadata as error:
-        if isinstance(error.__cause__, OSError):  # the disk does not give its bytes at present
+        if isinstance(error.__cause__, OSError):  # the disk cannot read it at present
             raise StorageError(error.message) from error
         raise
     if content is None:
@@ -77,7 +77,7 @@ def read_known_records(fs: FileSystem, data_dir: Path) -> Known:
 
 
 class KnownRecords:
-    """Belongs to the event loop, except `read`, which comes first."""
+    """Belongs to the event loop, except `read`, which is called first."""
 
     def __init__(
         self,
@@ -86,14 +86,14 @@ class KnownRecords:
         *,
         on_late: Callable[[dict[str, StreamRecord]], None] = lambda records: None,
     ) -> None:
-        """`on_late` is called with the records of streams in the file if `read` could not read it,
-        as soon as it can be read."""
+        """If `read` could not read the file, `on_late` is called with its stream records as soon as
+        it can be read."""
         self._fs = fs
         self._data_dir = data_dir
         self._on_late = on_late
         self.problem = ""
-        """Why the file cannot be read; nothing is written before it can."""
-        self._streams: dict[str, str] = {}  # as they stand in the file
+        """The reason why the file cannot be read; nothing is written before it can."""
+        self._streams: dict[str, str] = {}  # in the form that the file has
         self._nodes: dict[str, str] = {}
         self._held: dict[str, str] = {}  # incarnations of streams, by name
         self._is_held_known = False
@@ -102,8 +102,8 @@ class KnownRecords:
         self._warn = RareWarnings(logger).warn
 
     def read(self) -> dict[str, StreamRecord]:
-        """The records of streams. Blocking. A damaged file counts as none. Of one that cannot be
-        read `problem` says why; it is read again later."""
+        """Return the records of streams. Blocking. A damaged file counts as missing. If the file
+        cannot be read, `problem` holds the reason, and it is read again later."""
         try:
             return self._take(self._read())
         except StorageError as error:
@@ -121,7 +121,8 @@ class KnownRecords:
             return _NOTHING
 
     def _take(self, found: Known) -> dict[str, StreamRecord]:
-        """Add what the file says to what was noted since the start, which is newer."""
+        """Add the content of the file to the records that were noted since the start, which are
+        newer."""
         self.problem = ""
         streams = {name: _quoted(one.to_json()) for name, one in found.streams.items()}
         nodes = {name: value.decode() for name, value in found.nodes.items()}
@@ -136,12 +137,12 @@ class KnownRecords:
         self._warn("known-records-not-read error=%s", error)
 
     def note(self, record: StreamRecord) -> None:
-        """A newer record."""
+        """Note a newer record."""
         self._streams[record.name] = _quoted(record.to_json())
         self._changes += 1
 
     def note_node(self, node: str, value: bytes | None) -> None:
-        """What the store says of a node, None when it was removed."""
+        """Note the store's record of a node, None if it was removed."""
         text = None if value is None else value.decode()
         if self._nodes.get(node) == text:
             return
@@ -152,7 +153,7 @@ class KnownRecords:
             self._nodes[node] = text
 
     async def hold(self, name: str, incarnation: str) -> None:
-        """The directory has a copy of that stream from now on. Durable on return. Raises
+        """Note that the directory has a copy of that stream. Durable on return. Raises
         StorageError."""
         if self._held.get(name) != incarnation:
             self._held[name] = incarnation
@@ -160,13 +161,13 @@ class KnownRecords:
         await self.written()
 
     def has_held(self, name: str, incarnation: str) -> bool | None:
-        """True if the directory has had a copy of that stream; None: not known."""
+        """Return True if the directory has had a copy of that stream, None if it is not known."""
         if self._held.get(name) == incarnation:
             return True
         return False if self._is_held_known else None
 
     def all_held(self, streams: Iterable[StreamRecord]) -> None:
-        """These are all streams that the node has a copy of. If each of them was noted, the
+        """These are all streams of which the node has a copy. If each of them was noted, the
         directory has held no other one."""
         if self._is_held_known or self.problem:
             return
@@ -175,19 +176,19 @@ class KnownRecords:
             self._changes += 1
 
     def forget(self, name: str) -> None:
-        """The record of a stream that was deleted is not in the store any more."""
+        """The record of a deleted stream is not in the store any more."""
         self._held.pop(name, None)
         if self._streams.pop(name, None) is not None:
             self._changes += 1
 
     @property
     def nodes(self) -> Mapping[str, str]:
-        """What the store said of the nodes, as JSON."""
+        """The store's records of the nodes, as JSON."""
         return self._nodes
 
     async def written(self) -> None:
-        """Return when all that was noted until now is durable; one write for all who wait. Raises
-        StorageError, also while the file cannot be read."""
+        """Return when everything that was noted until now is durable; one write serves all waiters.
+        Raises StorageError, also while the file cannot be read."""
         wanted = self._changes
         while self.problem or self._written < wanted:
             if self._writing is None:
@@ -195,7 +196,7 @@ class KnownRecords:
             await asyncio.shield(self._writing)
 
     async def run(self) -> None:
-        """Write what no one waits for, and read what could not be read, until cancelled."""
+        """Write what no caller waits for, and read what could not be read, until cancelled."""
         while True:
             await asyncio.sleep(_PAUSE_SECONDS)
             try:
@@ -237,5 +238,6 @@ class KnownRecords:
 
 
 def _quoted(value: bytes) -> str:
-    """JSON as a text in JSON. Made once for each record: the file holds those of all streams."""
+    """Return JSON as a text in JSON. Made once for each record: the file holds those of all
+    streams."""
     return json.dumps(value.decode())

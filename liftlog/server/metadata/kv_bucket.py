@@ -2,10 +2,10 @@
 answers about it. No I/O.
 
     $KV.liftlog_<cluster>.<key>     a key; JetStream keeps the newest message of each subject
-    liftlog.<cluster>.meta.<key>    each change once more, as a plain message: a notice
+    liftlog.<cluster>.meta.<key>    each change, republished as a plain message: a notice
 
 A revision is the sequence of the message in the stream under the bucket. A key that was deleted or
-has expired is a *marker*: a message without a value, which goes away after a minute.
+has expired is a *marker*: a message without a value, which expires after a minute.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ _NANOSECONDS = 1_000_000_000
 WRONG_SEQUENCE = 10071
 """The comparison has failed, and the description ends with the sequence that was found."""
 IN_PROCESS = (10164, 10158)
-"""Another write of the key, or this one, is under way."""
+"""Another write of the key, or this one, is in progress."""
 NO_MESSAGE = 10037
 NO_STREAM = 10059
 NO_JETSTREAM = (10039, 10076)
 NO_LEADER = 10008
-"""None is elected, or the server that answers does not reach it."""
+"""No leader is elected, or the server that answers does not reach it."""
 NO_PEERS = 10005
-"""Not so many servers are known that can hold the bucket; more may be about to join."""
+"""Fewer servers that can hold the bucket are known; more may be about to join."""
 NO_CLUSTER = 10074
 
 
 class Found(NamedTuple):
-    """The newest message of a key. `value` is None in a marker; without a message, `sequence` is 0
-    as well."""
+    """The newest message of a key. `value` is None in a marker; without a message, `sequence` is 0,
+    too."""
 
     sequence: int
     value: bytes | None
@@ -56,14 +56,14 @@ ABSENT = Found(0, None)
 
 
 class Notice(NamedTuple):
-    """A change, as JetStream repeats it."""
+    """A change, as JetStream republishes it."""
 
     key: str
     found: Found
 
 
 class Refused(MetaStoreError):
-    """JetStream's answer is an error. Callers of the store see one of the store's own errors."""
+    """JetStream answered with an error. Callers of the store get one of the store's own errors."""
 
     def __init__(self, status: int, code: int, description: str) -> None:
         super().__init__(f"{description} ({code})")
@@ -73,32 +73,32 @@ class Refused(MetaStoreError):
 
     @property
     def found_sequence(self) -> int | None:
-        """What a comparison has found instead of the expected sequence."""
+        """The sequence that a comparison has found instead of the expected one."""
         last = self.description.rpartition(" ")[2]
         return int(last) if self.code == WRONG_SEQUENCE and last.isdecimal() else None
 
     @property
     def is_away(self) -> bool:
-        """Whether JetStream has no leader that this server reaches, or is off there."""
+        """True if JetStream has no leader that this server reaches, or is off there."""
         return self.code in (NO_LEADER, *NO_JETSTREAM)
 
     @property
     def is_certain(self) -> bool:
-        """Whether nothing was changed. An error of the server itself may have come after others
-        had taken the change."""
+        """True if nothing was changed. An error of the server itself may be sent after others have
+        accepted the change."""
         return 400 <= self.status < 500
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What JetStream says of the bucket. `messages` counts the keys, with the markers."""
+    """JetStream's description of the bucket. `messages` counts the keys, including markers."""
 
     created: str
     replicas: int
     last_sequence: int
     messages: int
     problem: str
-    """Why liftlog cannot use the bucket as it is configured; empty if it can."""
+    """The reason why liftlog cannot use the bucket as it is configured; empty if it can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ class Bucket:
         return f"$KV.{self.name}.{key}"
 
     def subjects(self, prefix: str) -> str:
-        """A filter for all keys that begin with `prefix`, and perhaps others."""
+        """Return a filter for all keys that begin with `prefix`, and perhaps others."""
         tokens, dot, _ = prefix.rpartition(".")
         return self.subject(tokens) + ".>" if dot else f"$KV.{self.name}.>"
 
@@ -135,7 +135,7 @@ class Bucket:
         return subject.removeprefix(f"$KV.{self.name}.")
 
     def configuration(self, replicas: int) -> dict[str, Any]:
-        """What JetStream is asked to create."""
+        """Return the configuration for creating the bucket in JetStream."""
         return {
             "name": self.stream,
             "subjects": [f"$KV.{self.name}.>"],
@@ -155,7 +155,8 @@ class Bucket:
         }
 
     def problem(self, found: Mapping[str, Any]) -> str:
-        """What is wrong with the configuration of a bucket that exists; empty if nothing is."""
+        """Describe the problem with the configuration of an existing bucket; empty if it is
+        right."""
         wanted = self.configuration(1)
         exact = ("subjects", "storage", "max_msgs_per_subject", "allow_msg_ttl")
         for name in exact:
@@ -178,10 +179,10 @@ class Bucket:
             return "it is a mirror, sealed, or republished without values"
         return ""
 
-    # --- what JetStream answers ---
+    # --- answers of JetStream ---
 
     def state(self, payload: bytes) -> State:
-        """The answer to STREAM.INFO. Raises Refused, StoreUnavailable."""
+        """Parse the answer to STREAM.INFO. Raises Refused, StoreUnavailable."""
         answer = _answer(payload)
         try:
             config, state = answer["config"], answer["state"]
@@ -196,8 +197,8 @@ class Bucket:
             raise _strange(payload) from error
 
     def keys(self, payload: bytes) -> tuple[list[str], int]:
-        """The keys that are named in an answer to STREAM.INFO, and how many there are in all.
-        Raises Refused, StoreUnavailable."""
+        """Return the keys in an answer to STREAM.INFO, and the total number of keys. Raises
+        Refused, StoreUnavailable."""
         answer = _answer(payload)
         try:
             subjects = answer["state"].get("subjects") or {}
@@ -206,8 +207,9 @@ class Bucket:
             raise _strange(payload) from error
 
     def revision(self, payload: bytes) -> tuple[int, bool] | None:
-        """The answer to a write, and whether it was made now; None if another service gave it,
-        such as a stream of liftlog that records the subject. Raises Refused."""
+        """Parse the answer to a write: its revision, and True if it was made now. Returns None if
+        another service sent the answer, such as a stream of liftlog that records the subject.
+        Raises Refused."""
         try:
             if json.loads(payload)["stream"] != self.stream:
                 return None
@@ -217,7 +219,7 @@ class Bucket:
             return None
 
     def notice(self, subject: bytes, headers: bytes, payload: bytes) -> Notice | None:
-        """None for a message that JetStream did not send."""
+        """Return None for a message that JetStream did not send."""
         sequence = first_value(headers, b"Nats-Sequence") or b""
         told = (first_value(headers, b"Nats-Subject") or b"").decode("utf-8", "replace")
         if not sequence.isdigit() or len(sequence) > 19:
@@ -231,7 +233,7 @@ class Bucket:
 
 
 def found_message(payload: bytes) -> Found:
-    """The answer to STREAM.MSG.GET. Raises Refused, StoreUnavailable."""
+    """Parse the answer to STREAM.MSG.GET. Raises Refused, StoreUnavailable."""
     try:
         message = _answer(payload)["message"]
         headers = base64.b64decode(message.get("hdrs") or "", validate=True)
@@ -246,7 +248,7 @@ def found_message(payload: bytes) -> Found:
 
 
 def check_created(payload: bytes) -> bool:
-    """The answer to STREAM.CREATE: True. Raises Refused, StoreUnavailable."""
+    """Parse the answer to STREAM.CREATE; return True. Raises Refused, StoreUnavailable."""
     return bool(_answer(payload))
 
 

@@ -1,8 +1,9 @@
-"""Requests to JetStream over a connection to NATS of the store's own, and the notices of changes.
+"""Requests to JetStream over the store's own connection to NATS, and the notices of changes.
 
-One connection at a time, to one server. It is given up as soon as questions stay without an answer,
-because NATS itself would wait half a minute for a server that hangs, longer than a session lasts;
-and when the server has been without a leader for longer than an election of NATS takes as a rule.
+One connection at a time, to one server. The connection is closed as soon as requests stay without
+an answer, because NATS itself would wait half a minute for a server that hangs, longer than a
+session lasts; and if the server has had no leader for longer than an election of NATS usually
+takes.
 """
 
 from __future__ import annotations
@@ -34,30 +35,30 @@ from liftlog.stream.run import MessageRun
 logger = logging.getLogger("liftlog.server.replication")
 
 _SILENCE_SECONDS = 3.0
-"""Without an answer for so long while questions wait, another server is tried."""
+"""If requests stay without an answer for this time, another server is tried."""
 _LEADERLESS_SECONDS = 6.0
-"""And if it knows of no leader for so long: those that do not reach it may have elected one, of
-which it never hears."""
+"""The same if it reports no leader for this time: servers that it cannot reach may have elected
+one."""
 _PING_SECONDS = 2.0
 _WATCH_SECONDS = 0.25
 _NO_RESPONDERS = b"NATS/1.0 503"
 
 _T = TypeVar("_T")
 Parse = Callable[[bytes], _T | None]
-"""Makes the result of an answer, or raises a MetaStoreError, which the caller gets; None: wait for
-another answer."""
+"""Makes the result from an answer, or raises a MetaStoreError, which the caller gets; None: wait
+for another answer."""
 
 
 class Unanswered(MetaStoreError):
-    """The question was sent, and no answer came."""
+    """The request was sent, and no answer arrived."""
 
 
 class NobodyAnswers(StoreUnavailable):
-    """NATS knows of no service that takes the question. It was not delivered."""
+    """No service in NATS takes the request. It was not delivered."""
 
 
 class NotAllowed(StoreUnavailable):
-    """NATS does not let this user ask. The question was not delivered."""
+    """NATS does not allow this user the request. It was not delivered."""
 
 
 class _Question(NamedTuple):
@@ -67,8 +68,8 @@ class _Question(NamedTuple):
 
 
 class KvLink:
-    """Belongs to one event loop. `on_notices` gets what comes on the subject `notices`;
-    `on_connected` is called when a connection is there: notices may have been missed before."""
+    """Belongs to one event loop. `on_notices` receives the messages on the subject `notices`;
+    `on_connected` is called at each new connection: notices may have been missed before."""
 
     def __init__(
         self,
@@ -93,23 +94,25 @@ class KvLink:
         self._questions: dict[int, _Question] = {}
         self._last_number = 0
         self._asked_at = 0.0
-        """When the first question was sent that had no answer, nor any after it; 0: none."""
+        """Time of the first request without an answer, if no later one was answered; 0 if there is
+        none."""
         self._leaderless_since = 0.0
-        """When the server first said that there is no leader, and nothing else since; 0: never."""
+        """Time since which the server has only reported that there is no leader; 0 if it has
+        not."""
         self._warn = RareWarnings(logger).warn
         self.problem = "no connection was made yet"
-        """Why there is no connection."""
+        """The reason why there is no connection."""
         self.notices_refused = ""
-        """Why NATS does not deliver notices; empty if it does."""
+        """The reason why NATS does not deliver notices; empty if it does."""
 
-    # --- life ---
+    # --- life cycle ---
 
     def start(self) -> None:
         """Connect in the background, and again whenever the connection ends."""
         self._connecting = asyncio.get_running_loop().create_task(self._supervise(), name="kv-link")
 
     async def close(self) -> None:
-        """Questions without an answer raise Unanswered."""
+        """Requests without an answer raise Unanswered."""
         connecting, self._connecting = self._connecting, None
         if connecting is not None:
             connecting.cancel()
@@ -121,7 +124,7 @@ class KvLink:
         return self._connection is not None and self._connection.connected
 
     async def wait_connected(self, seconds: float) -> None:
-        """Return when there is a connection, or after so long."""
+        """Return when there is a connection, or after `seconds`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while not self.connected:
@@ -131,7 +134,7 @@ class KvLink:
     async def _supervise(self) -> None:
         last = ""
         while True:
-            # The server that was left comes last.
+            # The server of the last connection is tried last.
             for address in sorted(self._pool.round(), key=lambda one: one.shown == last):
                 try:
                     if await self._connect(address):
@@ -180,7 +183,7 @@ class KvLink:
         return True
 
     async def _serve(self) -> None:
-        """Until the connection ends."""
+        """Return when the connection ends."""
         connection = self._connection
         assert connection is not None
         while not connection.ended.is_set():
@@ -194,7 +197,7 @@ class KvLink:
         await self._leave(str(connection.ending))
 
     def _judge(self, connection: NatsConnection) -> None:
-        """End a connection that is of no use."""
+        """End a connection that is not usable."""
         now = time.monotonic()
         if self._asked_at and now - self._asked_at > _SILENCE_SECONDS:
             connection.end(Ending(Cause.OTHER, "JetStream does not answer through this server"))
@@ -207,7 +210,7 @@ class KvLink:
         elif connection.lame_duck:
             connection.end(Ending(Cause.LAME_DUCK, "the NATS server is about to stop"))
         elif not connection.is_read:
-            # nats-py takes itself for connected, but its read loop has ended.
+            # nats-py considers itself connected, but its read loop has ended.
             connection.end(Ending(Cause.OTHER, "the read loop ended"))
 
     async def _leave(self, reason: str) -> None:
@@ -219,7 +222,7 @@ class KvLink:
         if connection is not None:
             await connection.close()
 
-    # --- questions ---
+    # --- requests ---
 
     async def ask(
         self,
@@ -230,8 +233,8 @@ class KvLink:
         seconds: float,
         headers: Sequence[tuple[str, str]] = (),
     ) -> _T:
-        """The parsed answer. Raises Unanswered when none came in time; StoreUnavailable when the
-        question was certainly not delivered; and what `parse` raises."""
+        """Return the parsed answer. Raises Unanswered if none arrived in time; StoreUnavailable if
+        the request was certainly not delivered; and the errors of `parse`."""
         connection = self._connection
         if connection is None or not connection.connected:
             raise StoreUnavailable(f"there is no connection to NATS: {self.problem}")
@@ -257,7 +260,7 @@ class KvLink:
     def _receive(self, run: MessageRun) -> None:
         headers = run.headers or (b"",) * len(run)
         for subject, payload, block in zip(run.subjects, run.payloads, headers, strict=True):
-            self._asked_at = 0.0  # also if the question was given up: JetStream is there
+            self._asked_at = 0.0  # also for a cancelled request: JetStream answers
             number = subject.rpartition(b".")[2]
             question = self._questions.get(int(number)) if number.isdigit() else None
             if question is None or question.answer.done():
@@ -296,7 +299,7 @@ class KvLink:
                 )
 
     def _revoked(self, subscription: LinkSubscription, subject: str, text: str) -> None:
-        """NATS has ended a subscription, after its permissions were changed."""
+        """NATS has ended a subscription after a change of its permissions."""
         if self._connection is not None:
             self._connection.end(Ending(Cause.AUTHORIZATION, text))
 

@@ -1,9 +1,9 @@
-"""What a node knows of the bucket: what notices and scans tell is put together here. No I/O.
+"""This node's view of the bucket, put together from notices and scans. No I/O.
 
 Notices may be missed, and a scan may be answered by a server that lags behind or no longer leads,
-so neither is trusted alone. Sequences only rise, so what is older than what is known is ignored.
-They fall only if the bucket was restored from an older copy or made again; a write shows that
-without doubt, and then nothing is known any more.
+so neither is trusted alone. Sequences only rise, so entries older than the known ones are ignored.
+Sequences fall only if the bucket was restored from an older copy or made again; a write proves
+that, and then the view starts again from nothing.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ Changes = dict[str, Entry | None]
 
 
 class BucketView:
-    """`highest` is the newest sequence that was seen. `has_missed`: there are, or may be, changes
-    that were not seen."""
+    """`highest` is the newest sequence that was seen. `has_missed` is True if changes were missed,
+    or may have been."""
 
     def __init__(self) -> None:
         self.highest = 0
@@ -28,7 +28,7 @@ class BucketView:
 
     @property
     def messages(self) -> int:
-        """How many messages the bucket holds, as far as is known."""
+        """Number of messages in the bucket, as far as is known."""
         return len(self._found)
 
     def entries(self, prefix: str) -> Changes:
@@ -39,7 +39,7 @@ class BucketView:
         }
 
     def note(self, notice: Notice) -> Changes:
-        """A notice has come."""
+        """Add a notice."""
         sequence = notice.found.sequence
         if sequence > self.highest:
             self.has_missed = self.has_missed or sequence != self.highest + 1
@@ -47,8 +47,8 @@ class BucketView:
         return self._take(notice.key, notice.found)
 
     def scanned(self, found: Mapping[str, Found], last_sequence: int) -> Changes:
-        """All keys were read, ABSENT for one that was listed and then not found; `last_sequence`
-        is what the bucket had come to before that."""
+        """Add the result of a scan of all keys, with ABSENT for one that was listed and then not
+        found; `last_sequence` is the bucket's last sequence before the scan."""
         changes: Changes = {}
         for key, one in found.items():
             changes |= self._take(key, one)
@@ -62,7 +62,8 @@ class BucketView:
         return changes
 
     def set_back(self) -> None:
-        """The bucket has gone back in time. What the next scan finds is believed, older or not."""
+        """The bucket has gone back in time. The result of the next scan is accepted, older or
+        not."""
         self.highest = 0
         self.has_missed = True
         self._found = {key: Found(0, one.value) for key, one in self._found.items()}

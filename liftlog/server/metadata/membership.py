@@ -1,8 +1,8 @@
-"""This node's membership of its cluster: who it is, in which of its starts, and who the others are.
+"""This node's membership of its cluster: its identity, its present start, and the other nodes.
 
-`<data_dir>/node` says which node the directory belongs to. The record `node.<name>` says the same,
-so a directory that was set back, swapped or emptied is found out: then nothing that the node
-confirmed before is taken for granted.
+`<data_dir>/node` names the node that the directory belongs to. The record `node.<name>` contains
+the same facts, so a directory that was set back, swapped or emptied is detected: then no earlier
+confirmation of the node counts.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _MAX_NAMED = 5
 
 
 def value_of(entry: Entry) -> dict[str, Any]:
-    """The JSON object of an entry. Raises CorruptMetadata."""
+    """Return the JSON object of an entry. Raises CorruptMetadata."""
     try:
         value = json.loads(entry.value)
     except (ValueError, RecursionError) as error:
@@ -56,8 +56,8 @@ def to_bytes(value: Mapping[str, Any]) -> bytes:
 @dataclass(frozen=True, slots=True)
 class NodeFile:
     """The content of `<data_dir>/node`. `start` is the last one that the store is known to have;
-    `claimed` is the one that was about to be written there; with `born` the directory began, or
-    began again after it was set back."""
+    `claimed` is the one that was about to be written there; at the start `born` the directory
+    began, or began again after it was set back."""
 
     cluster_id: str
     node: str
@@ -68,7 +68,7 @@ class NodeFile:
 
 
 def read_node_file(fs: FileSystem, data_dir: Path) -> NodeFile | None:
-    """None when the directory belongs to no node. Raises CorruptMetadata, OSError."""
+    """Return None if the directory belongs to no node. Raises CorruptMetadata, OSError."""
     content = read_checkpoint_file(fs, data_dir / NODE_FILE_NAME, _KIND)
     if content is None:
         return None
@@ -86,9 +86,9 @@ def write_node_file(fs: FileSystem, data_dir: Path, content: NodeFile) -> None:
 
 
 def refuse_node(data_dir: DataDir) -> None:
-    """Raises ConfigError if the directory belongs to a node, for a daemon on its own: it would give
-    offsets of replicas to other messages than the cluster does. Blocking. Raises StorageError,
-    CorruptMetadata."""
+    """For a daemon on its own: raises ConfigError if the directory belongs to a node, since the
+    daemon would give offsets of replicas to other messages than the cluster does. Blocking. Raises
+    StorageError, CorruptMetadata."""
     with storage_errors("reading the node file"):
         file = read_node_file(data_dir.environment.fs, data_dir.path)
     if file is not None:
@@ -114,7 +114,8 @@ class NodeInfo:
     web: str = ""
     draining: bool = False
     stopping: bool = False
-    """Its process has begun to stop: it is given nothing until it has started again."""
+    """Its process has begun to stop: it gets no leads and no replicas until it has started
+    again."""
     features: tuple[str, ...] = ()
 
     @classmethod
@@ -138,22 +139,22 @@ class NodeInfo:
 
     @property
     def is_leaving(self) -> bool:
-        """Whether other nodes are to lead, for good or for a while."""
+        """True if other nodes should lead, permanently or for a while."""
         return self.draining or self.stopping
 
 
 @dataclass(slots=True)
 class Directory:
-    """The nodes that the store knows, and which of them have a session."""
+    """The nodes in the store, and those of them that have a session."""
 
     nodes: dict[str, NodeInfo] = field(default_factory=dict)
     live: set[str] = field(default_factory=set)
     stopping: frozenset[str] = frozenset()
-    """Those of the nodes that have begun to stop."""
+    """The nodes that have begun to stop."""
 
     def note(self, key: str, entry: Entry | None) -> bool:
-        """What the store reports of a key that begins with `node.` or `live.`. Returns whether
-        anything is different; a renewed session is the same. Raises CorruptMetadata."""
+        """Note the store's entry of a key that begins with `node.` or `live.`. Returns True if
+        anything has changed; a renewed session is no change. Raises CorruptMetadata."""
         kind, _, name = key.partition(".")
         if kind == "live":
             was_live = name in self.live
@@ -172,8 +173,8 @@ class Directory:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """This node, once it has joined. `is_same`: the data directory is the one that the last start
-    left, so all that was confirmed then is there, if recovery finds it. It does not have what was
+    """This node, once it has joined. `is_same`: the data directory is the one of the last start, so
+    it has all records that were confirmed then, if recovery finds them. It lacks those that were
     confirmed before the start `born`."""
 
     cluster_id: str
@@ -182,13 +183,13 @@ class Member:
     is_same: bool
     born: int = 0
     record: Mapping[str, Any] = field(default_factory=dict)
-    """What this start has stored as `node.<name>`."""
+    """The record `node.<name>` that this start has stored."""
     known_start: int = 0
-    """The last start before this one that the directory knows of."""
+    """The last start before this one that is recorded in the directory."""
 
     def had(self, start: int) -> bool:
-        """Whether the directory has what this node confirmed in the life that began with `start`,
-        if recovery finds it."""
+        """Return True if the directory has the records that this node confirmed in the life that
+        began with `start`, if recovery finds them."""
         return self.born <= start <= self.known_start or start == self.start
 
 
@@ -205,7 +206,8 @@ async def join(
     may_bring_streams: bool = False,
     identity: DirectoryIdentity | None = None,
 ) -> Member:
-    """`identify` and `register`, for a caller that knows that no other process has the name."""
+    """`identify` and `register`, for a caller that has ensured that no other process has the
+    name."""
     file = await identify(
         store,
         fs,
@@ -228,12 +230,13 @@ async def identify(
     may_create: bool = True,
     may_bring_streams: bool = False,
 ) -> NodeFile:
-    """Check that the directory belongs to this node of the cluster of this store, or to none yet.
+    """Check that the directory belongs to this node of the store's cluster, or to none yet.
+
     `may_create`: an empty store becomes that of a new cluster, if the directory belongs to none.
     `may_bring_streams`: the caller adopts the streams of a directory that belongs to none.
 
-    Raises ConfigError when the directory belongs to another node or cluster, or the store is empty
-    and should not be; MetaStoreError, StorageError.
+    Raises ConfigError if the directory belongs to another node or cluster, or the store is
+    unexpectedly empty; MetaStoreError, StorageError.
     """
     with storage_errors("reading the node file"):
         file = read_node_file(fs, data_dir)
@@ -286,10 +289,10 @@ async def register(
     web: str = "",
     identity: DirectoryIdentity | None = None,
 ) -> Member:
-    """Raise the start of the node, in the store and in its directory.
+    """Raise the start number of the node, in the store and in its directory.
 
-    A stop at any point leaves a directory that the next start knows again. Raises Conflict when
-    another process registers the same node; MetaStoreError, StorageError.
+    After a stop at any point, the next start recognises the directory. Raises Conflict if another
+    process registers the same node; MetaStoreError, StorageError.
     """
     cluster_id, node = file.cluster_id, file.node
     for _ in range(_ATTEMPTS):
@@ -301,7 +304,8 @@ async def register(
         is_same = _is_same_directory(file, None if entry is None else value, identity)
         known_start = max(file.start, file.claimed)
         start = max(registered, file.start, file.claimed) + 1
-        # The claim comes first: whatever is then in the store, this directory knows of it.
+        # The claim is written first: whatever the store then contains, this directory has a record
+        # of it.
         born = file.born if is_same else start
         stored = (file.start if entry is None else registered) if is_same else 0
         claim = NodeFile(cluster_id, node, file.data_id, stored, start, born)
@@ -344,12 +348,12 @@ async def register(
 def _is_same_directory(
     file: NodeFile, value: Mapping[str, Any] | None, identity: DirectoryIdentity | None
 ) -> bool:
-    """Whether the directory is the one that the node has used last. `value` is what the store says
-    of the node, None for nothing.
+    """Return True if the directory is the one that the node used last. `value` is the store's
+    record of the node, None if there is none.
 
-    A store that was set back knows of fewer starts than the directory; one that knows of more was
-    used by another directory. One that knows of no start at all was made again; then the records of
-    the streams tell whether the directory was set back (`Member.had`).
+    A store that was set back has fewer starts than the directory; a store with more starts was used
+    with another directory. A store without any start was made again; then the records of the
+    streams show if the directory was set back (`Member.had`).
     """
     if value is None:
         return file.start > 0
@@ -362,7 +366,7 @@ def _is_same_directory(
 
 
 def _streams_in(fs: FileSystem, data_dir: Path) -> list[str]:
-    """Names of some streams in a data directory; the daemon's own do not count."""
+    """Return names of some streams in a data directory; the daemon's own do not count."""
     directory = data_dir / STREAMS_NAME
     with storage_errors("listing the streams"):
         names = fs.list_directory(directory) if fs.exists(directory) else []
@@ -370,7 +374,7 @@ def _streams_in(fs: FileSystem, data_dir: Path) -> list[str]:
 
 
 async def _cluster_id(store: MetaStore, *, may_create: bool) -> str:
-    """The id of the cluster; drawn when the store is new. Empty if there is none."""
+    """Return the id of the cluster, and draw one for a new store. Empty if there is none."""
     entry = await store.get_newest(CLUSTER_KEY)
     if entry is None and may_create:
         await create_cluster(store)
@@ -384,8 +388,8 @@ async def _cluster_id(store: MetaStore, *, may_create: bool) -> str:
 
 
 async def create_cluster(store: MetaStore, cluster_id: str = "") -> bool:
-    """Store the id of a cluster, drawn if none is given; False if there is one. Raises CasUnknown,
-    StoreUnavailable."""
+    """Store the id of a cluster, drawn if none is given; return False if there is one. Raises
+    CasUnknown, StoreUnavailable."""
     cluster_id = cluster_id or secrets.token_hex(16)
     drawn = {"v": 1, "cluster_id": cluster_id, "created_ns": time.time_ns()}
     try:
@@ -396,7 +400,7 @@ async def create_cluster(store: MetaStore, cluster_id: str = "") -> bool:
 
 
 def another_cluster(found: str, own: str) -> ConfigError:
-    """The error for a store that belongs to the cluster `found`, and not to that of the data
+    """Return the error for a store that belongs to the cluster `found`, not to that of the data
     directory."""
     return ConfigError(
         f"the metadata store is that of cluster {found}, and the data directory belongs to cluster "
@@ -410,9 +414,9 @@ def another_cluster(found: str, own: str) -> ConfigError:
 async def take_back(
     store: MetaStore, fs: FileSystem, data_dir: Path, own: str, entry: Entry
 ) -> None:
-    """Make a store that was founded by mistake, where that of the cluster `own` was lost, the store
-    of that cluster. Raises ConfigError if a node has used it that was not in the cluster, as far
-    as this data directory knows; MetaStoreError, CorruptMetadata, StorageError."""
+    """Make a store that was founded by mistake, after that of the cluster `own` was lost, the store
+    of that cluster. Raises ConfigError if a node has used it that was not in the cluster, as far as
+    this data directory has records of it; MetaStoreError, CorruptMetadata, StorageError."""
     with storage_errors("reading the node file"):
         file = read_node_file(fs, data_dir)
     known = {} if file is None else {file.node: file.data_id}
@@ -438,8 +442,8 @@ async def take_back(
 
 
 def cluster_of(fs: FileSystem, data_dir: Path, node: str) -> str:
-    """The id of the cluster that the directory of this node belongs to. Blocking. Raises
-    ConfigError when it belongs to none, or to another node; CorruptMetadata, StorageError."""
+    """Return the id of the cluster that the directory of this node belongs to. Blocking. Raises
+    ConfigError if it belongs to none, or to another node; CorruptMetadata, StorageError."""
     with storage_errors("reading the node file"):
         file = read_node_file(fs, data_dir)
     if file is None or file.node != node:

@@ -1,9 +1,9 @@
-"""Keeps a node from using the metadata store of another cluster.
+"""Prevents a node from using the metadata store of another cluster.
 
 A bucket that was lost, and made again by a plain `cluster init`, belongs to another cluster. Nodes
-that went on with it would mix the two, and could not start again. So they treat it as out of reach,
-like the lost one, until it has the id of their cluster. After `cluster init --again` they store
-what they know.
+that continued with it would mix the two clusters, and could not start again. So they treat it as
+unreachable, like the lost one, until it has the id of their cluster. After `cluster init --again`
+they store the metadata that they have.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Store(MetaStore, ExpiringKeys, Protocol):
 
 
 class OneClusterStore:
-    """A MetaStore. Belongs to one event loop. Everything passes until `expect` was called."""
+    """A MetaStore. Belongs to one event loop. It passes on all calls until `expect` was called."""
 
     def __init__(self, store: Store, close: Callable[[], Awaitable[None]]) -> None:
         self._store = store
@@ -38,12 +38,12 @@ class OneClusterStore:
         self._is_ours = asyncio.Event()
         self._is_ours.set()
         self._turned = asyncio.Event()
-        """Set when the store becomes another's, and then replaced."""
+        """Set when the store becomes that of another cluster, and then replaced."""
         self._watching: asyncio.Task[None] | None = None
 
     @property
     def problem(self) -> str:
-        """Why the store is not used; empty if it is."""
+        """The reason why the store is not used; empty if it is."""
         if self._is_ours.is_set():
             return ""
         whose = f"that of cluster {self._found}" if self._found else "empty"
@@ -53,7 +53,7 @@ class OneClusterStore:
         )
 
     def expect(self, cluster_id: str) -> None:
-        """From now on the store is used as long as it is that of this cluster."""
+        """From now on the store is used only while it is that of this cluster."""
         self._expected = cluster_id
         if self._watching is None:
             watch = self._store.watch(CLUSTER_KEY, self._note)
@@ -145,8 +145,8 @@ class OneClusterStore:
         await self._store.watch(prefix, note)
 
     async def _report_gone(self, prefix: str, known: set[str], note: OnChange) -> None:
-        """Report keys that are gone since the store was another cluster's. The next watch reports
-        the rest."""
+        """Report keys that have disappeared since the store belonged to another cluster. The next
+        watch reports the rest."""
         while known:
             try:
                 there = await self.scan(prefix)

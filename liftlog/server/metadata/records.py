@@ -1,19 +1,20 @@
 """The records of a daemon on its own, in `<data_dir>/records`.
 
-Without a cluster the directories of the streams are the truth, and the records follow them: what a
-manifest says goes into the record at the next start at the latest. So older versions of liftlog,
-which do not know the file, may create, change and delete streams; and a stop between a manifest and
-its record does no harm.
+Without a cluster the directories of the streams are authoritative, and the records are derived from
+them: changes of a manifest reach the record at the next start at the latest. So older versions of
+liftlog, which do not have the file, may create, change and delete streams; and a stop between a
+manifest and its record does no harm.
 
 A record gives a new stream its incarnation. An unclean start raises the leader epoch in the
 manifest, which happens while the log is opened, and then in the record; all records that a start
-changes are stored with one write. If a log knows of an older epoch than its record, its directory
-was set back: it continues in an epoch above both, so readers that saw more are told.
+changes are stored with one write. If a log has an older epoch than its record, its directory was
+set back: it continues in an epoch above both, so that readers that saw more are informed.
 
-Beside the records the file names the streams that the directory has held. If the directory of one
-is missing, it was lost, as by a mount that was forgotten: its offsets must not be given again. Only
-the file knows that. While it cannot be read, no stream is created, and the file is left as it is,
-until an operator puts it back, or takes it away and says by that that no stream is missing.
+In addition to the records, the file names the streams that the directory has held. If the directory
+of one is missing, it was lost, for example because of a forgotten mount: its offsets must not be
+given again. Only the file contains that fact. While it cannot be read, no stream is created, and
+the file is left unchanged, until an operator puts it back, or removes it and so confirms that no
+stream is missing.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ _TRIES = 5
 
 
 class ManifestFacts(NamedTuple):
-    """What the manifest of an open log says of its stream."""
+    """The facts about a stream in the manifest of its open log."""
 
     name: str
     incarnation: str
@@ -73,8 +74,8 @@ class ManifestFacts(NamedTuple):
 
 
 def read_stored_record(fs: FileSystem, data_dir: Path, name: str) -> StreamRecord | None:
-    """The record of a stream, for tools that run without the daemon; None if there is none that can
-    be read. Blocking."""
+    """Return the record of a stream, for tools that run without the daemon; None if no readable
+    record exists. Blocking."""
     try:
         raw = read_small_file(fs, data_dir / RECORDS_NAME)
         if not isinstance(raw, bytes):
@@ -87,11 +88,12 @@ def read_stored_record(fs: FileSystem, data_dir: Path, name: str) -> StreamRecor
 
 
 def following(record: StreamRecord | None, facts: ManifestFacts, *, closed: bool) -> StreamRecord:
-    """The record that fits the manifest: `record` itself if it does, else its next version.
+    """Return the record that matches the manifest: `record` itself if it does, else its next
+    version.
 
-    `closed`: nothing of the log came after what the manifest tells, as after a clean stop, or while
-    it is open. Otherwise a new life begins. The leader epoch is that of the manifest or higher; if
-    it is higher, the log has to begin it.
+    `closed`: nothing was added to the log after the state in the manifest, as after a clean stop,
+    or while it is open. Otherwise a new life begins. The leader epoch is that of the manifest or
+    higher; if it is higher, the log has to begin it.
     """
     if record is None or record.incarnation != facts.incarnation or record.members != (LOCAL,):
         made = create(
@@ -124,8 +126,8 @@ def following(record: StreamRecord | None, facts: ManifestFacts, *, closed: bool
 
 
 def _certainly_follows(value: bytes, facts: ManifestFacts) -> bool:
-    """Whether a stored record says what the manifest does, at a quarter of the cost of `following`:
-    a start asks that of each stream."""
+    """Return True if a stored record certainly matches the manifest, at a quarter of the cost of
+    `following`: a start checks each stream."""
     try:
         record = json.loads(value)
         return bool(
@@ -146,20 +148,20 @@ class StreamRecords:
     def __init__(self, store: FileMetaStore) -> None:
         self._store = store
         self._entries: dict[str, Entry] = {}
-        """What is stored, by stream."""
+        """The stored entries, by stream."""
         self._held: dict[str, int] = {}
-        """Revisions of the notes that the directory has held a stream, by its name."""
+        """Revisions of the entries which note that the directory has held a stream, by its name."""
         self._due: dict[str, StreamRecord | None] = {}
-        """What the start has found and not stored yet; None: to be deleted."""
+        """Changes found at the start that are not stored yet; None: to be deleted."""
         self.problem = ""
-        """Why the file could not be read; empty if it could, or there is none."""
+        """The reason why the file could not be read; empty if it could, or does not exist."""
 
     def close(self) -> None:
-        """Wait for the write under way. Nothing is stored after this."""
+        """Wait for the current write. Nothing is stored after this."""
         self._store.close()
 
     def record(self, name: str) -> StreamRecord | None:
-        """The stored record; one that cannot be read counts as none."""
+        """Return the stored record; an unreadable one counts as missing."""
         entry = self._entries.get(name)
         if entry is None:
             return None
@@ -172,10 +174,10 @@ class StreamRecords:
     # --- the start ---
 
     async def load(self, present: Collection[str]) -> list[str]:
-        """Read the records; those of streams that are not among `present`, the directories on
-        disk, will be deleted. Without the file every stream gets a new record. Returns the streams
-        that the directory has held, and whose directories are missing: theirs are kept. If the
-        file cannot be read, `problem` says why, and no stream must be created."""
+        """Read the records; those of streams that are not among `present`, the directories on disk,
+        will be deleted. Without the file every stream gets a new record. Returns the streams that
+        the directory has held, but whose directories are missing: their records are kept. If the
+        file cannot be read, `problem` holds the reason, and no stream must be created."""
         try:
             entries = await self._store.scan(_PREFIX)
             held = await self._store.scan(_HELD_PREFIX)
@@ -191,8 +193,8 @@ class StreamRecords:
         return lost
 
     async def hold(self, names: Iterable[str]) -> None:
-        """Note that the directory has these streams, with one write. Call it before anything of
-        them is acked. A failure is logged only: the next start notes it."""
+        """Note that the directory has these streams, with one write. Call it before any message of
+        them is acked. A failure is only logged: the next start notes them."""
         new = [name for name in names if name not in self._held]
         if not new:
             return
@@ -207,8 +209,8 @@ class StreamRecords:
                 self._held[name] = result
 
     def opened(self, log: Log, *, clean: bool) -> int:
-        """A stream of the data directory was opened; its record is stored with the next `store`.
-        Returns the leader epoch in which the log has to continue."""
+        """Note that a stream of the data directory was opened; its record is stored with the next
+        `store`. Returns the leader epoch in which the log has to continue."""
         facts = ManifestFacts.of(log)
         entry = self._entries.get(log.name)
         if clean and entry is not None and _certainly_follows(entry.value, facts):
@@ -224,8 +226,8 @@ class StreamRecords:
         return after.leader_epoch
 
     async def store(self) -> None:
-        """Store what the start has changed, with one write. A failure is logged only: the manifests
-        say all of it, and the next change or start stores it."""
+        """Store the changes of the start, with one write. A failure is only logged: the manifests
+        contain everything, and the next change or start stores it."""
         due, self._due = self._due, {}
         try:
             await self._store_all(due)
@@ -237,9 +239,9 @@ class StreamRecords:
     async def create(
         self, settings: Mapping[str, Mapping[str, Any]], *, is_system: bool = False
     ) -> dict[str, StreamRecord]:
-        """The records of streams that are about to be made, from their settings, by name. Durable
-        on return, with one write. Raises StorageError, DiskFull; then
-        records may have been stored, which the next start deletes."""
+        """Return the records of streams that are about to be made, from their settings, by name.
+        Durable on return, with one write. Raises StorageError, DiskFull; then records may have been
+        stored, which the next start deletes."""
         made = {
             name: create(name, uuid.uuid4().hex, one, [LOCAL], starts={LOCAL: 1}, system=is_system)
             for name, one in settings.items()
@@ -251,15 +253,17 @@ class StreamRecords:
         return made
 
     async def changed(self, log: Log) -> None:
-        """The settings in the manifest have changed. Durable on return, or logged; see `store`."""
+        """Called after a change of the settings in the manifest. Durable on return, or logged; see
+        `store`."""
         await self._follow(log, log_start=0)
 
     async def truncated(self, log: Log, offset: int) -> None:
-        """An administrator has made `offset` the log start. As `changed`."""
+        """Called after an administrator has made `offset` the log start. Otherwise like
+        `changed`."""
         await self._follow(log, log_start=offset)
 
     async def removed(self, name: str) -> None:
-        """The stream is to exist no longer. As `changed`."""
+        """Called before the stream is deleted. Otherwise like `changed`."""
         try:
             revision = self._held.pop(name, 0)
             if revision:
@@ -280,7 +284,7 @@ class StreamRecords:
             logger.warning("record-not-stored stream=%s error=%s", log.name, error)
 
     async def _store_all(self, records: Mapping[str, StreamRecord | None]) -> None:
-        """Store or delete these records, whatever is stored, with one write. Raises
+        """Store or delete these records, whatever is stored now, with one write. Raises
         MetaStoreError."""
         changes: dict[str, Change] = {}
         for name, record in records.items():
@@ -302,7 +306,7 @@ class StreamRecords:
                 self._entries[name] = Entry(result, change.value)
 
     async def _commit(self, name: str, change: NextRecord) -> None:
-        """Store what `change` makes of the stored record. Raises MetaStoreError."""
+        """Store the result of `change` for the stored record. Raises MetaStoreError."""
         key = _PREFIX + name
         for tries_left in reversed(range(_TRIES)):
             entry = self._entries.get(name)
@@ -334,11 +338,11 @@ class StreamRecords:
 
 
 NextRecord = Callable[[StreamRecord | None], StreamRecord | None]
-"""From the stored record to the one to store; None to delete it."""
+"""Maps the stored record to the one to store; None to delete it."""
 
 
 def _instead(record: StreamRecord | None, before: StreamRecord | None) -> StreamRecord | None:
-    """`record`, whatever is stored."""
+    """Return `record`, to replace whatever is stored."""
     if record is None or before is None or record.version > before.version:
         return record
     return replace(record, version=before.version + 1)

@@ -3,14 +3,14 @@
     liftlog records 1 crc32c=<8 hex digits>
     {"entries": {"stream.orders": {"revision": 7, "value": "<JSON>"}, ...}, "revision": 9}
 
-Each change replaces the file. It is whole and fsynced before it gets its name, and a change is
-answered after the fsync of the directory, so an answered change survives a power cut. A reader
-fsyncs the directory too before it believes a file that another process wrote: what was read once
-cannot be taken back by a power cut.
+Each change replaces the file. The new file is complete and fsynced before it gets its name, and a
+change is answered after the fsync of the directory, so an answered change survives a power cut. A
+reader fsyncs the directory, too, before it uses a file that another process wrote: a power cut
+cannot undo content that was read once.
 
 An entry with `expires_ns` ends at that time of the machine's monotonic clock, which all processes
-of a machine share. After a reboot that clock begins again, so an entry whose end is further away
-than its `ttl_ns` is from before the reboot, and has expired as well.
+of a machine share. After a reboot that clock starts again at 0, so an entry whose end is further
+away than its `ttl_ns` dates from before the reboot, and has expired, too.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Change(NamedTuple):
 
 @dataclass(slots=True)
 class Stored:
-    """An entry as the file holds it. Not changed, only replaced."""
+    """An entry in the form that the file holds. Not changed, only replaced."""
 
     entry: Entry
     expires_ns: int = 0
@@ -68,7 +68,7 @@ class Stored:
         return bool(self.ttl_ns) and not now_ns < self.expires_ns <= now_ns + self.ttl_ns
 
     def to_json(self) -> str:
-        """Made once, and not before it is written: a start may write nothing."""
+        """Made once, at the first write: a start may write nothing."""
         if not self._text:
             revision, value = self.entry.revision, self.entry.value.decode()
             content: dict[str, Any] = {"revision": revision, "value": value}
@@ -80,7 +80,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """All of the file at one moment. `entries` may hold some that have expired."""
+    """The whole file at one moment. `entries` may contain expired ones."""
 
     entries: Mapping[str, Stored]
     revision: int = 0
@@ -94,7 +94,7 @@ class Content:
 
 
 def parse_records(raw: bytes, name: str) -> Content:
-    """What a file holds. Raises CorruptMetadata, UnsupportedFormat."""
+    """Parse the content of a file. Raises CorruptMetadata, UnsupportedFormat."""
     content = parse_checkpoint(raw, name, KIND)
     try:
         entries = {
@@ -113,7 +113,7 @@ def parse_records(raw: bytes, name: str) -> Content:
 @contextlib.contextmanager
 def locked_file(path: Path, *, wait_seconds: float = _LOCK_SECONDS) -> Iterator[None]:
     """Hold the lock that all processes on the machine take before they change the records; the
-    operating system releases it when its holder ends. Raises StoreUnavailable when another process
+    operating system releases it when its holder ends. Raises StoreUnavailable if another process
     keeps it for too long (it may be stopped), OSError."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
     try:
@@ -137,9 +137,9 @@ def locked_file(path: Path, *, wait_seconds: float = _LOCK_SECONDS) -> Iterator[
 class RecordsFile:
     """Blocking; used by one thread at a time, except `content`.
 
-    `lock` is what keeps other processes from changing the file at the same time. Without it no
-    other process may use the file, and it is read once. A file that cannot be read is never
-    replaced: it is the only thing that knows of streams whose directories are missing.
+    `lock` prevents other processes from changing the file at the same time. Without it no other
+    process may use the file, and it is read once. A file that cannot be read is never replaced:
+    only it names the streams whose directories are missing.
     """
 
     def __init__(
@@ -155,22 +155,22 @@ class RecordsFile:
         self._lock = lock
         self.now_ns = now_ns
         self.content = Content({})
-        """What the file held when it was last read or written; durable. May be read from any
+        """The content of the file when it was last read or written; durable. May be read from any
         thread."""
         self._raw: bytes | None = None
         """The bytes of `content`; None without a file."""
         self._is_current = False
-        """Whether `content` needs no look at the file, as far as this process knows."""
+        """True if `content` is known to be current without a look at the file."""
 
     def read(self) -> Content:
-        """The newest content. Raises StoreUnavailable."""
+        """Return the newest content. Raises StoreUnavailable."""
         if not self._is_current or (self._lock is not None and self._is_replaced()):
             self._load()
         return self.content
 
     def apply(self, changes: Sequence[Change]) -> list[int | MetaStoreError]:
-        """Make the changes, in order, with one write for all; for each the new revision, or what
-        became of it. Durable on return. Raises StoreUnavailable; then none was made."""
+        """Make the changes, in order, with one write for all; return for each the new revision, or
+        its error. Durable on return. Raises StoreUnavailable; then none was made."""
         try:
             with contextlib.nullcontext() if self._lock is None else self._lock():
                 if not self._is_current or self._lock is not None:
@@ -208,7 +208,7 @@ class RecordsFile:
     # --- the file ---
 
     def _write(self, content: Content) -> MetaStoreError | None:
-        """Replace the file; what to answer when that failed."""
+        """Replace the file; return the error to answer with if that failed."""
         text = content.to_json()
         self._is_current = False
         try:
@@ -230,7 +230,7 @@ class RecordsFile:
         return CasUnknown(f"{self.path} was replaced, and may not be durable: {_reason(error)}")
 
     def _load(self) -> None:
-        """Read the file if it is not what it was, and make sure that it stays."""
+        """Read the file if it has changed, and make sure that its content is durable."""
         try:
             raw = self._read_raw()
             if self._is_current and raw == self._raw:
@@ -245,7 +245,8 @@ class RecordsFile:
     def _parse(self, raw: bytes | None) -> Content:
         if raw is None:
             if self._lock is not None and self.content.revision:
-                # It is not begun again from nothing: the streams of all nodes are recorded in it.
+                # The file is not created again empty: it contains the records of the streams of all
+                # nodes.
                 raise StoreUnavailable(
                     f"{self.path} has been removed while liftlog was using it: put it back, from a "
                     "backup if need be, or restart every daemon that uses it"
@@ -266,7 +267,7 @@ class RecordsFile:
         raise raw
 
     def _is_replaced(self) -> bool:
-        """Whether the file seems to be another one, by its size and first line. Raises
+        """Return True if the file seems to be another one, by its size and first line. Raises
         StoreUnavailable."""
         try:
             if not self._fs.exists(self.path):

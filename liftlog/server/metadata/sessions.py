@@ -19,7 +19,7 @@ _TOLD_AGAIN_SECONDS = 60.0
 
 
 class ExpiringKeys(Protocol):
-    """What a session needs of a store."""
+    """The methods of a store that a session needs."""
 
     async def get(self, key: str) -> Entry | None:
         """See `MetaStore`."""
@@ -30,12 +30,12 @@ class ExpiringKeys(Protocol):
         ...
 
     async def put_for(self, key: str, value: bytes, revision: int, ttl_seconds: int) -> int:
-        """`cas` of an entry that expires."""
+        """Like `cas`, for an entry that expires."""
         ...
 
 
 class RenewedKey:
-    """See `liftlog.cluster.store.NodeSession`. The value tells whose key it is, so no other holder
+    """See `liftlog.cluster.store.NodeSession`. The value identifies the holder, so no other holder
     may write the same."""
 
     def __init__(self, store: ExpiringKeys, key: str, value: bytes, ttl_seconds: int) -> None:
@@ -45,7 +45,7 @@ class RenewedKey:
         self._ttl_seconds = ttl_seconds
         self._revision = 0
         self._own_revision = 0
-        """The last at which the key is known to have been the own one."""
+        """The last revision at which this holder is known to have had the key."""
         self._renewed_at = float("-inf")
         self._renewing: asyncio.Task[None] | None = None
         self._is_taken_over = asyncio.Event()
@@ -59,7 +59,7 @@ class RenewedKey:
         return self._renewed_at + _SAFE_PART_OF_TTL * self._ttl_seconds
 
     async def begin(self, revision: int) -> None:
-        """Take the key if it is at `revision`, and renew it from now on. Raises as
+        """Take the key if it is at `revision`, and renew it from now on. Raises the errors of
         `MetaStore.cas`."""
         self._revision = revision
         await self._put()
@@ -69,7 +69,7 @@ class RenewedKey:
         await self._is_taken_over.wait()
 
     async def abandon(self) -> None:
-        """Stop renewing, and leave the key to expire."""
+        """Stop renewing, and let the key expire."""
         renewing, self._renewing = self._renewing, None
         if renewing is not None:
             renewing.cancel()
@@ -108,7 +108,8 @@ class RenewedKey:
                     self._is_taken_over.set()
                     return
             except (CasUnknown, StoreUnavailable) as error:
-                # If the renewal was made, or is made later, the next one is lost, and looks.
+                # If this renewal takes effect, now or later, the next one fails, and checks the
+                # key.
                 if time.monotonic() - told_at >= _TOLD_AGAIN_SECONDS:
                     told_at = time.monotonic()
                     logger.warning("session-not-renewed key=%s error=%s", self._key, error)
@@ -116,16 +117,16 @@ class RenewedKey:
                 wait, told_at = pause, -_TOLD_AGAIN_SECONDS
 
     async def _is_found_again(self) -> bool:
-        """After a renewal that was lost: whether the next one may be made, which it may not once
-        another holder wrote the key.
+        """After a renewal that failed: return True if the next one may be made. It may not once
+        another holder has written the key.
 
-        Revisions only grow, unless the store was set back. Then the key may be what it was in an
+        Revisions only grow, unless the store was set back. Then the key may have the value of an
         earlier start of this node, which no process renews.
         """
         try:
             found = await self._store.get(self._key)
         except StoreUnavailable:
-            return True  # the next renewal finds out
+            return True  # the next renewal shows it
         if found is not None:
             if found.value == self._value:
                 self._own_revision = found.revision

@@ -1,5 +1,4 @@
-"""What one client is sent: the answers to its requests, as frames, in the order in which they are
-made."""
+"""The answers to one client's requests, as frames, in the order in which they are made."""
 
 from __future__ import annotations
 
@@ -52,13 +51,13 @@ class Answers:
 
     @property
     def may_produce(self) -> bool:
-        """False while too many bytes wait to be sent. The client's fetches are pumped when that is
-        over."""
+        """False while too many bytes wait to be sent. The client's fetches are pumped when enough
+        are sent."""
         return self._queue.unsent_bytes < self._max_unsent_bytes
 
     @property
     def may_encode(self) -> bool:
-        """False while the answers that wait to be sent take much memory; then likewise."""
+        """False while the waiting answers take much memory; as above, fetches are pumped later."""
         return self._queue.unsent_bytes < ENCODED_UNSENT_BYTES
 
     def answer(self, request_id: int, message: Message) -> None:
@@ -71,8 +70,8 @@ class Answers:
         self._queue.put(frame)
 
     def done(self, request_id: int) -> None:
-        """Answer that the request was carried out. Many end in the same turn of the loop: one
-        system call sends all these answers."""
+        """Answer that the request was carried out. Many requests end in the same turn of the loop:
+        one system call sends all these answers."""
         if not self.is_open:
             return
         if not self._done_frames:
@@ -83,7 +82,7 @@ class Answers:
         frames, self._done_frames = self._done_frames, []
         if self.is_open:
             self._queue.put(b"".join(frames))
-            self._queue.flush()  # which settles what else is to be done
+            self._queue.flush()  # which also handles waiting requests
 
     def fetched(
         self,
@@ -91,7 +90,7 @@ class Answers:
         header: FetchHeader,
         body: LogSlice | bytes | tuple[bytearray, ...] | None,
     ) -> None:
-        """Answer a fetch. Takes over `body`, open or not."""
+        """Answer a fetch. Takes ownership of `body`, even if the connection has ended."""
         if not self.is_open:
             if isinstance(body, LogSlice):
                 body.release()
@@ -110,7 +109,8 @@ class Answers:
         self._counters.fetch(header)
 
     def replicated(self, request_id: int, header: Replica, body: LogSlice | bytes | None) -> None:
-        """Answer a follower, at once. Takes over `body`, open or not."""
+        """Answer a follower, at once. Takes ownership of `body`, even if the connection has
+        ended."""
         if not self.is_open:
             if body is not None and not isinstance(body, bytes):
                 body.release()
@@ -125,17 +125,17 @@ class Answers:
         self._queue.flush()
 
     def flush(self) -> None:
-        """Send what was answered, as far as the socket takes it."""
+        """Send the answers, as far as the socket accepts them."""
         if self.is_open:
             self._queue.flush()
 
     def allow_in_flight(self, count: int) -> None:
-        """From now on the client may have so many requests in flight."""
+        """Allow the client this number of requests in flight from now on."""
         self._protocol.allow_in_flight(count)
 
     def refuse(self, request_id: int, error: Exception) -> None:
-        """Answer with an error. One that is not meant for clients goes to the log, and the client
-        is told only that the daemon failed."""
+        """Answer with an error. An error that is not meant for clients goes to the log, and the
+        client is only told that the daemon failed."""
         if not self.is_open:
             return
         if (want := for_want_of_descriptors(error)) is not None:
@@ -153,6 +153,6 @@ class Answers:
         self._queue.put(self._protocol.error(request_id, error))
 
     def end_with(self, error: LiftlogError, request_id: int) -> None:
-        """The last answer: why the connection ends."""
+        """Send the last answer: the reason why the connection ends."""
         self._queue.put(self._protocol.error(request_id, error))
         self.is_open = False

@@ -1,5 +1,5 @@
-"""From the TLS settings to the context of `PullServer`, at the start and after a reload; and
-warnings about its certificate."""
+"""Makes the TLS context of `PullServer` from the settings, at the start and after a reload; and
+warns about its certificate."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DAY_SECONDS = 86_400
 
 
 def load_pull_tls(tls: PullTlsSettings) -> ssl.SSLContext | None:
-    """None when no certificate is configured. Reads and tests the files, and logs a warning if
+    """Return None if no certificate is configured. Reads and tests the files, and logs a warning if
     clients will refuse the certificate; raises ConfigError."""
     context, found = _load(tls)
     if found is not None:
@@ -29,7 +29,8 @@ def load_pull_tls(tls: PullTlsSettings) -> ssl.SSLContext | None:
 
 
 def check_pull_tls(tls: PullTlsSettings) -> Caution | None:
-    """The warning that a daemon with these settings would log at its start. Raises ConfigError."""
+    """Return the warning that a daemon with these settings would log at its start. Raises
+    ConfigError."""
     return _load(tls)[1]
 
 

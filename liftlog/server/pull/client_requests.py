@@ -1,5 +1,5 @@
-"""The requests of one client that has logged in: handed to the code that answers each, and
-answered in any order."""
+"""The requests of one client that has logged in: passed to the code that answers each, and answered
+in any order."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Coroutine, Hashable
 from functools import partial
 from typing import Any
 
-# Imported for the requests that it registers.
+# Imported because this module registers requests.
 import liftlog.server.requests.group_handlers
 import liftlog.server.requests.handlers  # noqa: F401
 from acl.rules import Operation
@@ -93,7 +93,7 @@ class ClientRequests:
             self._answers.refuse(request_id, error)
 
     async def _answered(self, request_id: int, work: Coroutine[Any, Any, None]) -> None:
-        """Of a peer's request that is answered later."""
+        """Await the answer to a peer's request that is answered later."""
         try:
             await work
         except Exception as error:  # noqa: BLE001 - `refuse` tells a defect from a refusal
@@ -125,8 +125,8 @@ class ClientRequests:
             return
         queue = self._fetches.get(fetch.stream)
         if queue is None:
-            # Queues that have run empty are dropped here, so that their number stays bounded by the
-            # requests in flight plus the threads that still work for cancelled ones.
+            # Empty queues are dropped here, so that their number stays limited to the requests in
+            # flight plus the threads that still work for cancelled ones.
             for name in [name for name, one in self._fetches.items() if one.is_idle]:
                 del self._fetches[name]
             queue = FetchQueue(
@@ -135,7 +135,7 @@ class ClientRequests:
             self._fetches[fetch.stream] = queue
         queue.add(request_id, fetch)
 
-    # --- requests that are begun at once, and end later ---
+    # --- requests that begin at once, and end later ---
 
     def _start(self, request_id: int, message: Message, starter: Starter, caller: Caller) -> None:
         try:
@@ -156,24 +156,25 @@ class ClientRequests:
         return caller.principal or self._answers
 
     async def _perform(self, message: Message, caller: Caller) -> Message:
-        """Called when the turn of the request has come."""
+        """Called when it is the request's turn."""
         if not isinstance(message, ListExtents):
             self._check_wanted(message)
             return await perform(caller, message)
-        # Each keeps a thread busy, beside which the loop is slow.
+        # Each keeps a thread busy, and a busy thread slows the loop.
         async with self._services.measuring.of(self._party(caller), self._answers):
             self._check_wanted(message)
             return await perform(caller, message)
 
     def _check_wanted(self, message: Message) -> None:
-        """Drop a question whose client has gone. Raises Cancelled."""
+        """Drop a request that changes nothing if its client has disconnected. Raises Cancelled."""
         if not self._answers.is_open and asks_only(message):
             raise Cancelled("the client has gone")
 
     async def _serve(self, request_id: int, message: Message, caller: Caller) -> None:
         """Changes are carried out even if the client disconnects."""
         try:
-            # Another node may ask for its clients: they take turns among themselves, too.
+            # Another node can send requests for its clients: these take turns among themselves,
+            # too.
             asker = Asker(self._party(caller), self._answers)
             answer = await self._services.turns.run(asker, self._perform(message, caller))
             self._answers.answer(request_id, answer)

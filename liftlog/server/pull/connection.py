@@ -1,4 +1,4 @@
-"""One connected client: its socket, its login, the bounds on it, its end."""
+"""One connected client: its socket, its login, its limits, its end."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ _SOFTWARE = f"liftlog/{liftlog.__version__}"
 
 
 class PullConnection:
-    """Belongs to the loop's thread. Ends in `_close`, which releases everything it holds.
+    """Belongs to the loop's thread. Ends in `_close`, which releases all resources of the
+    connection.
 
     `on_login` admits the identity, or raises Unauthenticated or LimitExceeded; it returns the count
     of requests in flight that the connections of this principal share. `on_memory_short` runs when
@@ -87,11 +88,11 @@ class PullConnection:
         self._answers = Answers(services, self._protocol, self._queue, self.peer, self.settle)
         self._requests: ClientRequests | None = None  # until the client has logged in
         self._reading = False
-        self._has_more = False  # requests have arrived that are not taken yet
+        self._has_more = False  # requests have arrived that are not handled yet
         self._closed = False
-        self._last_words = False  # only what is in the queue will still be sent
+        self._last_words = False  # only the contents of the queue are still sent
         self._lingering_bytes_left = LINGERING_CLOSE_BYTES
-        self._request_since = 0.0  # when the request that is arriving began; 0: between requests
+        self._request_since = 0.0  # start time of the request that is arriving; 0: none
         self._timer: asyncio.TimerHandle | None = self._loop.call_later(
             self._limits.hello_timeout_seconds, self._hello_timed_out
         )
@@ -107,7 +108,7 @@ class PullConnection:
                 self._loop.call_soon(self._read_again)
 
     def _read_again(self) -> None:
-        """TLS holds received bytes that were not read yet; the loop does not call for those."""
+        """TLS holds received bytes that were not read yet; the loop does not report those."""
         if self._reading and self._transport.has_input:
             self._on_readable()
 
@@ -151,7 +152,7 @@ class PullConnection:
         self._queue.flush()
         if self._answers.is_open:
             if self._held_back:
-                self._request_since = 0.0  # from now on it is not the client that is slow
+                self._request_since = 0.0  # from now on the client is not the slow side
                 self._stop_reading()
             elif not self._reading:
                 self._start_reading()
@@ -176,12 +177,12 @@ class PullConnection:
 
     @property
     def is_opening(self) -> bool:
-        """Whether the client has yet to log in."""
+        """True until the client has logged in."""
         return self._protocol.state is not State.READY and not self._last_words
 
     @property
     def memory_bytes(self) -> int:
-        """What its unsent answers, and its requests without an answer, take in memory."""
+        """Memory of its unsent answers, and of its requests without an answer."""
         return self._queue.memory_bytes + self._counted_bytes
 
     def _take_requests(self) -> None:
@@ -203,7 +204,7 @@ class PullConnection:
                 elif isinstance(message, Hello):
                     self._greet(request_id)
                 elif isinstance(message, Auth):
-                    self._cancel_timer()  # from now on it is the daemon that takes its time
+                    self._cancel_timer()  # from now on the daemon is the slow side
                     self._services.spawn(self._authenticate(request_id, message))
         except LiftlogError as error:
             self._end_with(error)
@@ -253,7 +254,7 @@ class PullConnection:
             refusal = InternalError("the daemon failed to check the token")
         else:
             return
-        # At a time that tells neither what was wrong nor how long it took to find out.
+        # The time of the answer must not reveal what was wrong, or how long the check took.
         await asyncio.sleep(began + self._limits.auth_failure_delay_seconds - self._loop.time())
         if not self._closed:
             self._end_with(refusal, request_id)
@@ -272,7 +273,7 @@ class PullConnection:
         self.settle()
 
     def check_identity(self) -> None:
-        """After the ACL has changed: end the connection if its login would now be refused."""
+        """After a change of the ACL: end the connection if its login would now be refused."""
         if self._protocol.state is not State.READY or self._last_words:
             return
         services = self._services
@@ -312,7 +313,7 @@ class PullConnection:
         self._close("the daemon closed it")
 
     def make_room(self, reason: str) -> None:
-        """End it, because others need what it takes."""
+        """End it, because other connections need its resources."""
         logger.warning("connection-cut-off peer=%s reason=%s", self.peer, reason)
         self._services.counters.refusals_total[LimitExceeded.name] += 1
         self._close(reason)
@@ -323,7 +324,7 @@ class PullConnection:
         self._end_with(RequestTimeout(f"no complete hello and auth within {seconds:g} s"))
 
     def _end_with(self, error: LiftlogError, request_id: int = 0) -> None:
-        """Tell the client why, and close once that was sent."""
+        """Send the client the reason, and close afterwards."""
         if not self._answers.is_open:
             return
         if not isinstance(error, ShuttingDown | Unauthenticated):
@@ -349,7 +350,7 @@ class PullConnection:
         self._queue.flush()
 
     def _finish_sending(self) -> None:
-        """All was sent: end our side, and give the client a moment to read it."""
+        """Everything was sent: end our side, and give the client a moment to read it."""
         self._cancel_timer()
         try:
             self._transport.end_sending()

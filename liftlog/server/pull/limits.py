@@ -1,4 +1,4 @@
-"""Bounds of the pull server: what each client, and all clients together, may use."""
+"""Limits of the pull server: the resources that each client, and all clients together, may use."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from liftlog.settings.daemon import PullSettings
 
 @dataclass(frozen=True, slots=True)
 class PullLimits:
-    """`wire` is told to every client; the rest is internal to the server."""
+    """`wire` is sent to every client; the rest is internal to the server."""
 
     wire: WireLimits = field(default_factory=WireLimits)
     max_connections: int = 1024
     max_connections_per_principal: int = 512
     max_in_flight_per_principal: int = 4096
-    """Requests without an answer, of all connections of one principal."""
+    """Requests without an answer on all connections of one principal."""
     max_request_memory_bytes: int = 16 * MIB
     """Per connection: the memory of its requests without an answer (mostly filters)."""
     max_request_memory_per_principal_bytes: int = 64 * MIB
@@ -26,23 +26,23 @@ class PullLimits:
     max_hello_bytes: int = HELLO_FRAME_BYTES
     default_fetch_bytes: int = 1 * MIB
     max_unsent_bytes: int = 16 * MIB
-    """Per connection: past it no fetch is answered and the socket is not read."""
+    """Per connection: above it, no fetch is answered and the socket is not read."""
     max_unsent_memory_bytes: int = 256 * MIB
-    """Of all connections together, for unsent answers in memory and requests without an answer:
-    beyond it the connection that uses most is ended."""
+    """For all connections together: unsent answers in memory, and requests without an answer. Above
+    it, the connection that uses most is ended."""
     linger_seconds: float = 0.005
     """At most one answer in this time to a consumer that waits at the end of a stream."""
     write_stall_seconds: float = 600.0
-    """A client that receives nothing for this long while bytes wait for it is disconnected. Long,
-    since a slow consumer is not a dead one: it costs open files, not memory."""
+    """A client that receives nothing for this long while bytes wait for it is disconnected. The
+    time is long because a slow consumer is not a dead one: it costs open files, not memory."""
     request_timeout_seconds: float = 60.0
-    """How long a request may take to arrive once it has begun."""
+    """Time in which a request must arrive completely once it has begun."""
     auth_failure_delay_seconds: float = 0.25
     max_pending_auths: int = 64
 
 
 def limits_of(pull: PullSettings) -> PullLimits:
-    """From the settings; bounds without a setting keep the values above."""
+    """Make limits from the settings; limits without a setting keep the values above."""
     return PullLimits(
         wire=WireLimits(
             max_request_bytes=pull.max_frame_bytes,
@@ -69,16 +69,16 @@ ENCODED_UNSENT_BYTES = 1 * MIB
 """Per connection: with more unsent, no answer is made that stays in memory until it is sent."""
 
 HELD_FRAMES_BYTES = 1 * MIB
-"""Per connection: with so much unsent in memory, no requests are read."""
+"""Per connection: with this much unsent in memory, no requests are read."""
 
 TURN_BYTES = 1 * MIB
-"""Sent to one connection before the event loop does something else (about 0.3 ms)."""
+"""Sent to one connection before the event loop does other work (about 0.3 ms)."""
 
 LAST_WORDS_SECONDS = 10.0
-"""How long a client that is refused may take to receive the answers that are due to it."""
+"""Time in which a refused client must receive its remaining answers."""
 
 LINGERING_CLOSE_SECONDS = 1.0
-"""How long a refused client has to read why, before its socket is closed."""
+"""Time that a refused client has for reading the reason, before its socket is closed."""
 
 LINGERING_CLOSE_BYTES = 1 * MIB
 """Read and dropped meanwhile, so that the kernel does not reset the connection."""

@@ -29,14 +29,14 @@ from liftlog.server.pull.answers import Answers
 from liftlog.server.requests.rights import HANDLERS, STARTERS, Caller
 
 _SHARED_BY_ALL = "_offsets"
-"""Who may copy this stream counts as a node."""
+"""A principal that may copy this stream counts as a node."""
 
 _OPEN = Gate(None)
-"""What a node forwards was judged by that node."""
+"""The other node has checked the rights of the requests that it forwards."""
 
 
 class PeerRequests:
-    """Belongs to the loop's thread. Before the node has introduced itself, it may ask nothing."""
+    """Belongs to the loop's thread. A node must identify itself before any other request."""
 
     def __init__(self, caller: Caller, answers: Answers) -> None:
         self._caller = caller
@@ -44,7 +44,8 @@ class PeerRequests:
         self._peer: Peer | None = None
 
     def introduce(self, request_id: int, peer: Peer) -> None:
-        """Answer who this node is. Raises Forbidden, Conflict for a node of another cluster."""
+        """Answer with the identity of this node. Raises Forbidden, Conflict for a node of another
+        cluster."""
         caller = self._caller
         caller.gate.authorize(caller.principal, "replicate", _SHARED_BY_ALL, peer=caller.peer)
         streams = self._streams()
@@ -64,7 +65,7 @@ class PeerRequests:
 
     @property
     def is_known(self) -> bool:
-        """Whether the node has introduced itself."""
+        """True if the node has identified itself."""
         return self._peer is not None
 
     def replicate(self, request_id: int, request: Replicate) -> None:
@@ -78,8 +79,8 @@ class PeerRequests:
         streams.peers.replicate(self._peer, request, _Reply(self._answers, request_id))
 
     def forwarded(self, request: Forward) -> tuple[Caller, Message]:
-        """A request of a client, and who asks: the other node has judged it. Raises Forbidden,
-        BadRequest, UnknownRequest."""
+        """Return a client's request, and its caller: the other node has checked the rights. Raises
+        Forbidden, BadRequest, UnknownRequest."""
         caller = self._caller
         caller.gate.authorize(caller.principal, "replicate", _SHARED_BY_ALL, peer=caller.peer)
         if self._peer is None:
@@ -95,7 +96,7 @@ class PeerRequests:
         return asks, cls.from_map(content)
 
     def pong(self) -> Pong:
-        """It has sent a ping, and gets the time."""
+        """Answer a ping of the node with the time."""
         if self._peer is None:
             return Pong()
         streams = self._streams()
@@ -103,7 +104,7 @@ class PeerRequests:
         return Pong(*streams.peers.told_time())
 
     def suspect(self, request_id: int, request: Suspect) -> None:
-        """Tell whether this node hears another one. Raises Forbidden."""
+        """Answer whether this node receives heartbeats from another one. Raises Forbidden."""
         caller = self._caller
         caller.gate.authorize(caller.principal, "replicate", _SHARED_BY_ALL, peer=caller.peer)
         if self._peer is None:
@@ -113,7 +114,7 @@ class PeerRequests:
         self._answers.answer(request_id, streams.peers.opinion(request.node))
 
     def copies(self, request_id: int, request: Copies) -> None:
-        """Tell what this node has seen of the records of some streams. Raises Forbidden."""
+        """Answer with the records of some streams that this node has seen. Raises Forbidden."""
         caller = self._caller
         caller.gate.authorize(caller.principal, "replicate", _SHARED_BY_ALL, peer=caller.peer)
         if self._peer is None:
@@ -121,7 +122,7 @@ class PeerRequests:
         self._answers.answer(request_id, self._streams().guard.answer(request.streams))
 
     def ends(self, request_id: int, request: Ends) -> None:
-        """Tell where streams end that this node leads. Raises Forbidden."""
+        """Answer with the ends of streams that this node leads. Raises Forbidden."""
         caller = self._caller
         caller.gate.authorize(caller.principal, "replicate", _SHARED_BY_ALL, peer=caller.peer)
         if self._peer is None:
@@ -129,7 +130,7 @@ class PeerRequests:
         self._answers.answer(request_id, EndsAnswer(self._streams().peers.ends(request.streams)))
 
     async def resign(self, request_id: int, request: Resign) -> None:
-        """Take over what the other node cannot serve. Raises Forbidden."""
+        """Take over streams that the other node cannot serve. Raises Forbidden."""
         caller = self._caller
         caller.gate.authorize(caller.principal, "replicate", _SHARED_BY_ALL, peer=caller.peer)
         if self._peer is None:

@@ -1,17 +1,17 @@
-"""What waits to be sent on one connection: frames, and slices of log files.
+"""Data that waits to be sent on one connection: frames, and slices of log files.
 
-Everything leaves in the order it was put in. A slice is released as soon as its last byte was
-handed to the socket, or when the queue is closed.
+Everything is sent in the order in which it was put in. A slice is released as soon as its last byte
+was passed to the socket, or when the queue is closed.
 
-`sendfile` on a page that is not in memory would block the whole event loop for as long as the disk
-takes. Linux can say beforehand: `preadv(RWF_NOWAIT)` of a byte refuses instead of waiting. A range
-that is not in memory is read once by a thread (the bytes are thrown away), then sent from the loop
+`sendfile` on a page that is not in memory would block the whole event loop until the disk has read
+it. Linux reports this beforehand: `preadv(RWF_NOWAIT)` of a byte fails instead of waiting. A range
+that is not in memory is read once by a thread (the bytes are discarded), then sent from the loop
 like any other.
 
-The client is told the length of a slice before its bytes are read. Bytes that the file does not
-give are sent as zeros: the checksum of their batch then tells the client, which keeps the
-connection and the batches around the damage. They are quarantined first, so the client's next fetch
-is answered with the exact range.
+The client receives the length of a slice before its bytes are read. Bytes that the file does not
+return are sent as zeros: the checksum of their batch then reveals the damage to the client, which
+keeps the connection and the batches around the damage. They are quarantined first, so the client's
+next fetch is answered with the exact range.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from liftlog.server.reading.read_share import ReadShare
 logger = logging.getLogger("liftlog.server.pull")
 
 STEP_BYTES = 64 * 1024
-"""One byte in so many is sampled, since the kernel reads ahead in larger steps."""
+"""One byte in this many is sampled, since the kernel reads ahead in larger steps."""
 _SCRATCH_BYTES = 256 * 1024
 _SCAN_BYTES = 256 * 1024
-"""A client that reads so much at once most likely reads on."""
+"""A client that reads this much at once most likely continues to read."""
 _AHEAD_BYTES = 16 * 1024 * 1024
 
 _NOWAIT = getattr(os, "RWF_NOWAIT", 0)
@@ -51,7 +51,8 @@ class ShortFile(Exception):
 
 class _FilePart:
     """The rest of a slice. Pages below the position `resident_until` are in memory, except the
-    `holes`, which the file does not give. `suspect_at` is where `sendfile` sent nothing."""
+    `holes`, which the file does not return. `suspect_at` is the position at which `sendfile` sent
+    nothing."""
 
     __slots__ = ("holes", "position", "remaining", "resident_until", "slice", "suspect_at")
 
@@ -64,19 +65,19 @@ class _FilePart:
         self.suspect_at = -1
 
     def look(self, position: int, length: int) -> list[range]:
-        """Bring these bytes into memory; returns the holes in them, which are quarantined then.
+        """Bring these bytes into memory; return the holes in them, which are quarantined first.
         Blocking. Raises OSError, StorageError."""
         holes = make_resident(self.slice.fd, position, length)
         if holes:
             try:
                 self.slice.quarantine()
-            except DiskFull as error:  # the zeros tell this client, and later ones too
+            except DiskFull as error:  # the zeros reveal it to this client, and to later ones
                 logger.warning("damage-not-quarantined error=%s", error)
         return holes
 
 
 class UnsentMemory:
-    """What the frames in all queues of a server occupy; slices lie in files and do not count."""
+    """The memory of the frames in all queues of a server; slices lie in files and do not count."""
 
     __slots__ = ("used_bytes",)
 
@@ -87,8 +88,8 @@ class UnsentMemory:
 class SendQueue:
     """Not thread-safe: belongs to the loop's thread.
 
-    `on_progress` runs after bytes were sent; `on_failure` once, with the reason, when no more can
-    be sent (the owner then closes the queue).
+    `on_progress` runs after bytes were sent; `on_failure` runs once, with the reason, when no more
+    can be sent (the owner then closes the queue).
     """
 
     def __init__(
@@ -108,14 +109,14 @@ class SendQueue:
         self._on_progress = on_progress
         self._on_failure = on_failure
         self._items: deque[bytes | bytearray | memoryview | _FilePart] = deque()
-        self._writing = False  # the loop calls us when the socket can take more
+        self._writing = False  # the loop calls back when the socket is writable
         self._warming: _FilePart | None = None
         self._closed = False
         self._sending = False
         self._memory = memory
         self.memory_bytes = 0
-        """The part of this queue in the memory of all. The overhead of small frames counts, since
-        a client may ask for a million of them."""
+        """This queue's part of the total memory. The overhead of small frames counts, since a
+        client may request a million of them."""
         self.unsent_bytes = 0
         self.sent_bytes = 0
         self.progress_at = loop.time()
@@ -130,7 +131,7 @@ class SendQueue:
         self._note_memory(len(frame) + _FRAME_OVERHEAD_BYTES)
 
     def put_slice(self, piece: LogSlice) -> None:
-        """Takes over `piece`, closed or not."""
+        """Takes ownership of `piece`, even if the queue is closed."""
         if self._closed:
             piece.release()
             return
@@ -140,20 +141,20 @@ class SendQueue:
         self.unsent_bytes += piece.length
 
     def flush(self) -> None:
-        """Send what the socket takes now, and the rest when it can take more."""
+        """Send what the socket accepts now, and the rest when it is writable."""
         if not self._items or self._writing or self._warming is not None or self._closed:
             return
         self._send()
 
     def close(self) -> None:
-        """Drop what is unsent and release every slice."""
+        """Drop unsent data and release every slice."""
         if self._closed:
             return
         self._closed = True
         self._stop_writing()
         items, self._items = self._items, deque()
         for item in items:
-            # A slice that a thread is reading is released when the thread is done with it.
+            # A slice that a thread is reading is released when the thread has finished.
             if isinstance(item, _FilePart) and item is not self._warming:
                 item.slice.release()
         self.unsent_bytes = 0
@@ -242,14 +243,14 @@ class SendQueue:
                 raise
             sent = 0
         if sent == 0:
-            # A page that was not sampled, or has left the memory since: a thread looks at it.
+            # A page that was not sampled, or has been evicted since: a thread checks it.
             if part.suspect_at == part.position:
                 raise ShortFile(f"the file does not give its bytes at {part.position}")
             part.suspect_at = part.resident_until = part.position
         return sent
 
     def _may_send(self, part: _FilePart) -> bool:
-        """False when the next bytes are not in memory: a thread fetches them meanwhile."""
+        """Return False if the next bytes are not in memory: a thread reads them meanwhile."""
         if part.position < part.resident_until:
             return True
         length = min(part.remaining, TURN_BYTES)
@@ -289,7 +290,7 @@ class SendQueue:
 
 
 def is_resident(fd: int, position: int, length: int) -> bool:
-    """True when the sampled pages are in memory, or when the file system cannot say."""
+    """Return True if the sampled pages are in memory, or if the file system cannot report it."""
     if not _NOWAIT or length <= 0:
         return True
     byte = [bytearray(1)]
@@ -304,16 +305,16 @@ def is_resident(fd: int, position: int, length: int) -> bool:
         if error.errno in (errno.EOPNOTSUPP, errno.EINVAL):
             return True  # such as tmpfs, which is always in memory
         if is_unreadable(error):
-            return False  # a thread finds out which pages these are
+            return False  # a thread determines which pages these are
         raise
     return True
 
 
 def make_resident(fd: int, position: int, length: int) -> list[range]:
-    """Read the range and drop it. Blocks: for threads. Raises OSError.
+    """Read the range and discard it. Blocks: for threads. Raises OSError.
 
-    Returns what the file does not give: pages that the disk cannot read, and bytes past the end of
-    the file. After a large range the kernel is asked to read ahead, while this one is sent.
+    Returns the holes: pages that the disk cannot read, and bytes past the end of the file. After a
+    large range the kernel is asked to read ahead, while this one is sent.
     """
     holes: list[range] = []
     ahead = _AHEAD_BYTES if length >= _SCAN_BYTES else 0

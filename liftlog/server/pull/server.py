@@ -1,4 +1,4 @@
-"""`PullServer`: listens, accepts, and keeps the connections within their bounds."""
+"""`PullServer`: listens, accepts connections, and enforces their limits."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _LONGEST_SWEEP_SECONDS = 5.0
 
 
 class PrincipalUse:
-    """What the connections of one principal use together."""
+    """The resources that the connections of one principal use together."""
 
     __slots__ = ("connections", "in_flight")
 
@@ -52,9 +52,9 @@ class PrincipalUse:
 class PullServer:
     """Serves the streams of `broker`. All methods belong to the loop that called `start`.
 
-    `policy` None means that no ACL is configured; `ingested` returns what has arrived from NATS.
-    The HTTP port lets requests in through the same `services`: one gate, one audit, the same bounds
-    on checking tokens and on scans.
+    `policy` None means that no ACL is configured; `ingested` returns the amount of data that has
+    arrived from NATS. The HTTP port uses the same `services` for its requests: one gate, one audit
+    log, the same limits on checking tokens and on scans.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class PullServer:
         self._uses: dict[str, PrincipalUse] = {}
         self._listeners: list[Listener] = []
         self._connections: dict[PullConnection, None] = {}  # the oldest first
-        # Those that have not logged in, by the place from which they come; the oldest first.
+        # Connections that have not logged in, by their place of origin; the oldest first.
         self._strangers: dict[str, dict[PullConnection, None]] = {}
         self._sweep: asyncio.TimerHandle | None = None
         self._idle: asyncio.Event | None = None
@@ -87,7 +87,7 @@ class PullServer:
         return len(self._connections)
 
     def set_policy(self, policy: Policy | None) -> None:
-        """Judge all further requests by `policy`, also those that wait; end the connections whose
+        """Apply `policy` to all further requests, also to waiting ones; end the connections whose
         credential it no longer contains."""
         self.services.gate.set_policy(policy)
         for connection in list(self._connections):
@@ -99,7 +99,7 @@ class PullServer:
         self._tls = context
 
     async def start(self, listen: Sequence[str]) -> list[str]:
-        """Listen on every address or none; returns the real ones. Raises ConfigError."""
+        """Listen on all addresses or on none; return the actual ones. Raises ConfigError."""
         self._loop = asyncio.get_running_loop()
         opened: list[Listener] = []
         try:
@@ -119,7 +119,7 @@ class PullServer:
         return [listener.address for listener in opened]
 
     async def close(self, grace: float = 5.0) -> None:
-        """Stop listening, refuse waiting requests, and give unsent answers `grace` seconds."""
+        """Stop listening, refuse waiting requests, and allow `grace` seconds for unsent answers."""
         self._closing = True
         for listener in self._listeners:
             self._loop.remove_reader(listener.sock.fileno())
@@ -141,7 +141,7 @@ class PullServer:
             self._sweep.cancel()
         await self.services.close()
 
-    # --- what connections tell ---
+    # --- events of connections ---
 
     def _logged_in(self, connection: PullConnection, identity: Identity) -> InFlight:
         """Count the connection among those of its principal. Raises Unauthenticated,
@@ -180,7 +180,7 @@ class PullServer:
             self._idle.set()
 
     def _no_stranger(self, connection: PullConnection) -> None:
-        """It has logged in, or ended."""
+        """The connection has logged in, or ended."""
         there = self._strangers.get(connection.place, {})
         there.pop(connection, None)
         if not there:
@@ -203,7 +203,7 @@ class PullServer:
             self._admit(sock, where, listener)
 
     def _pause_accepting(self, listener: Listener, error: OSError) -> None:
-        """Most likely there are no file descriptors left: the next call would fail likewise."""
+        """Most likely there are no file descriptors left: the next call would fail, too."""
         name = errno.errorcode.get(error.errno or 0, "?")
         logger.error("accepting-failed listen=%s error=%s", listener.address, name)
         self._loop.remove_reader(listener.sock.fileno())
@@ -220,7 +220,7 @@ class PullServer:
         try:
             origin = origin_of(sock, where, file, None if tls is None else self._certificate)
         except OSError:
-            sock.close()  # gone before it was served
+            sock.close()  # ended before it was served
             return
         limit = self._limits.max_connections
         if self._closing or (len(self._connections) >= limit and not self._make_room()):
@@ -232,7 +232,7 @@ class PullServer:
             with sock:
                 sock.setblocking(False)
                 try:
-                    if tls is None:  # with TLS a handshake would have to come first
+                    if tls is None:  # with TLS, a handshake would have to come first
                         sock.send(encode_frame(answer_for(refusal).to_map(0)))
                 except OSError:
                     pass
@@ -241,7 +241,7 @@ class PullServer:
         try:
             transport = SocketTransport(sock) if tls is None else TlsTransport(sock, tls)
         except OSError:
-            sock.close()  # gone before it was served
+            sock.close()  # ended before it was served
             return
         connection = PullConnection(
             self.services,
@@ -258,8 +258,8 @@ class PullServer:
 
     def _make_room(self) -> bool:
         """Connections that have not logged in never keep out others: end the oldest of them from
-        the place that has most. One whose login waits for its turn is not ended by a crowd from
-        elsewhere."""
+        the place that has most. A crowd from elsewhere does not end a connection whose login waits
+        for its turn."""
         for there in sorted(self._strangers.values(), key=len, reverse=True):
             for connection in there:
                 if connection.is_opening:
@@ -268,15 +268,15 @@ class PullServer:
         return False
 
     def _free_memory(self) -> None:
-        """Requests without an answer, and answers that clients do not take, occupy too much memory:
-        end the connection that has most of it, until it is enough."""
+        """Requests without an answer, and answers that clients do not receive, take too much
+        memory: end the connection that uses most, until the memory suffices."""
         memory, most_bytes = self.services.memory, self._limits.max_unsent_memory_bytes
         while memory.used_bytes > most_bytes and self._connections:
             largest = max(self._most_demanding(), key=lambda one: one.memory_bytes)
             largest.make_room("requests and unsent answers take too much memory, most of it here")
 
     def _most_demanding(self) -> Collection[PullConnection]:
-        """The connections of the principal whose answers take most memory: having many
+        """Return the connections of the principal whose answers take most memory: having many
         connections is not an advantage."""
         if len(self._uses) < 2:
             return self._connections
@@ -285,7 +285,7 @@ class PullServer:
         return found if any(one.memory_bytes for one in found) else self._connections
 
     def _schedule_sweep(self) -> None:
-        """Look for stalled clients and for those that are gone, only while there are clients."""
+        """Look for stalled and disconnected clients, but only while there are clients."""
         limits = self._limits
         seconds = min(limits.write_stall_seconds, limits.request_timeout_seconds) / 4
         seconds = min(seconds, _LONGEST_SWEEP_SECONDS)
@@ -304,11 +304,11 @@ class PullServer:
 
 
 def _hung_up(connections: Collection[PullConnection]) -> list[PullConnection]:
-    """Those whose client is gone. The event loop tells of a reset once and then watches the socket
-    no longer: if a request came just before it, that was read, and the reset was not. And a
-    connection that is held back is not watched at all."""
+    """Return the connections whose client is gone. The event loop reports a reset once and then no
+    longer watches the socket: if a request arrived just before the reset, the request was read, and
+    the reset was not noticed. And a connection that is held back is not watched at all."""
     poll = select.poll()
     by_number = {connection.fileno(): connection for connection in connections}
     for number in by_number:
-        poll.register(number, 0)  # errors and hang-ups are told in any case
+        poll.register(number, 0)  # errors and hang-ups are always reported
     return [by_number[number] for number, _ in poll.poll(0)]

@@ -1,5 +1,5 @@
-"""What all connections of one pull server share. The server makes it and hands it down; it knows
-neither the server nor a connection."""
+"""Objects that all connections of one pull server share. The server makes them and passes them
+down; they depend neither on the server nor on a connection."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ from liftlog.server.streams.intake import Ingested
 
 _COLD_READERS = 4
 _CHECKERS = 2  # of tokens
-_SCANNERS = 1  # more would only compete with each other, and with the event loop
+_SCANNERS = 1  # more would only compete with each other, and with the loop
 
 
 @dataclass(slots=True)
 class PullCounters:
-    """What the pull server counts; the metrics page reads it."""
+    """Counters of the pull server; the metrics page reads them."""
 
     connections_total: int = 0
     connections_refused_total: int = 0
     fetches_total: int = 0
     records_total: int = 0
-    """Upper bound: batches are not opened to count."""
+    """Upper bound: batches are not decoded for counting."""
     body_bytes_total: int = 0
     refusals_total: Counter[str] = field(default_factory=Counter)
     """By name of the error."""
@@ -57,7 +57,7 @@ class PullCounters:
 
 class PullServices:
     """Belongs to one event loop. `policy` None means that no ACL is configured; `ingested` returns
-    what has arrived from NATS so far."""
+    the amount of data that has arrived from NATS so far."""
 
     def __init__(
         self,
@@ -84,17 +84,17 @@ class PullServices:
         self.shared_pieces = SharedPieces()
         self.turns = Turns()
         self.measuring = FairLock()
-        """Held while `extents` is answered: one at a time for all clients."""
+        """Held while a request for `extents` is answered: one at a time for all clients."""
         self.jobs: set[asyncio.Task[None]] = set()
         self._tails: WeakKeyDictionary[StreamHost, TailGroup] = WeakKeyDictionary()
         self._live: WeakKeyDictionary[StreamHost, TailGroup] = WeakKeyDictionary()
 
     def tail_group(self, stream: StreamHost) -> TailGroup:
-        """The consumers that wait at the end of this stream."""
+        """Return the consumers that wait at the end of this stream."""
         return self._group(self._tails, stream, self.limits.linger_seconds)
 
     def live_group(self, stream: StreamHost) -> TailGroup:
-        """Those of them that are woken by each commit."""
+        """Return the waiting consumers that are woken by each commit."""
         return self._group(self._live, stream, 0.0)
 
     def _group(

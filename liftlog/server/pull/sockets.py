@@ -1,4 +1,4 @@
-"""The sockets of the pull port: those that listen on its addresses (`tcp://host:port`,
+"""The sockets of the pull port: listening sockets for its addresses (`tcp://host:port`,
 `tls://host:port`, `unix:///path`), and connected ones, non-blocking, with or without TLS."""
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _BACKLOG = 256
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """`address` is the real one (port 0 resolved)."""
+    """`address` is the actual one (port 0 resolved)."""
 
     sock: socket.socket
     address: str
@@ -40,8 +40,8 @@ class Listener:
 
 
 def open_listener(address: str, *, unix_mode: int = 0o600) -> Listener:
-    """`unix_mode` are the permissions of a socket file. Raises ConfigError when the address is
-    malformed or not available."""
+    """Listen on an address. `unix_mode` are the permissions of a socket file. Raises ConfigError if
+    the address is malformed or not available."""
     parts = urlsplit(address)
     try:
         if parts.scheme == "unix" and parts.path and not parts.netloc:
@@ -111,24 +111,25 @@ _SOCKET_BUFFER_BYTES = 2 * 1024 * 1024
 
 
 class Transport(Protocol):
-    """All methods raise BlockingIOError when they would have to wait, else OSError.
+    """A connected socket. All methods raise BlockingIOError if they would have to wait, otherwise
+    OSError.
 
     After BlockingIOError from `send` or `sendfile` the next call must begin with the same bytes.
     """
 
     @property
     def turn_bytes(self) -> int:
-        """How much to send before the event loop gets to do something else."""
+        """Number of bytes to send before the event loop does other work."""
         ...
 
     @property
     def established(self) -> bool:
-        """False while a handshake is under way: nothing can be sent then."""
+        """False during a handshake, when nothing can be sent."""
         ...
 
     @property
     def has_input(self) -> bool:
-        """Whether `recv_into` would return bytes even if the socket has none to read."""
+        """True if `recv_into` would return bytes even if the socket has none to read."""
         ...
 
     @property
@@ -139,7 +140,7 @@ class Transport(Protocol):
     def fileno(self) -> int: ...
     def recv_into(self, buffer: memoryview) -> int: ...
     def send(self, data: bytes | bytearray | memoryview, more: bool) -> int:
-        """`more`: other bytes follow at once and may share a packet with these."""
+        """With `more`, other bytes follow at once and may share a packet with these."""
         ...
 
     def sendfile(self, fd: int, position: int, length: int) -> int: ...
@@ -178,7 +179,7 @@ class SocketTransport:
 
 
 class TlsTransport:
-    """TLS: files are read, encrypted and copied, which is about a quarter as fast."""
+    """TLS: files are read, encrypted and copied, at about a quarter of the speed."""
 
     # Encrypting takes longer than sending from the page cache.
     turn_bytes = CHUNK_BYTES

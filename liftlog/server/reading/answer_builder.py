@@ -1,4 +1,4 @@
-"""The batches that are made for an answer, from records that were found in the log."""
+"""Builds the batches of an answer from records that were found in the log."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from liftlog.server.reading.pieces import Stamps
 
 BATCH_BYTES = 512 * KIB
 
-_ENOUGH_BYTES = 64 * KIB  # more is not joined: that costs a copy
+_ENOUGH_BYTES = 64 * KIB  # larger batches are not joined: that costs a copy
 _OVERHEAD_BYTES = 128  # of a batch: header, padding
 _MAX_RANGE = 0xFFFF_FFFF
 
 
 class AnswerBuilder:
-    """Encodes records, taken in the order of their offsets, up to `max_bytes` or one record.
+    """Encodes records, which arrive in the order of their offsets, up to `max_bytes` or one record.
 
-    Where records are left out the batches have holes, as after compaction; each batch reaches to
-    where the next one begins.
+    Where records are left out, the batches have holes, as after compaction; each batch extends to
+    the beginning of the next one.
     """
 
     def __init__(self, max_bytes: int, most_records: int) -> None:
@@ -33,21 +33,21 @@ class AnswerBuilder:
         self._most_records = most_records
         self._done: list[bytearray] = []
         self._done_bytes = 0
-        self._last_base = 0  # where the last batch in `_done` begins
-        self._end = 0  # where it ends
-        self._parts: list[Columns] = []  # what will be the next batch
+        self._last_base = 0  # base offset of the last batch in `_done`
+        self._end = 0  # its end
+        self._parts: list[Columns] = []  # records for the next batch
         self._size = 0
         self._count = 0
         self._base = 0  # offset of its first record
         self._header: BatchHeader | None = None  # of the batch that this one came from
-        self._stamps = (0, 0)  # oldest and newest, or such that all lie between
+        self._stamps = (0, 0)  # oldest and newest, or bounds of all of them
 
     def add(self, records: Columns, header: BatchHeader, stamps: Stamps | None = None) -> int:
-        """Returns how many of these records were taken: not all when the answer is full. `stamps`
-        of one batch, if these are between them."""
+        """Return how many of these records were taken: not all if the answer is full. `stamps` are
+        bounds of the timestamps, given if they fit into one batch."""
         first, count = 0, len(records)
         while first < count:
-            # Not all of them each time: that would take longer and longer.
+            # Do not encode all remaining records each time: the cost would grow with each call.
             end = min(first + self._most_records, count)
             rest = records.part(first, end) if end - first < count else records
             joining = self._joining(rest, header, stamps)
@@ -60,11 +60,11 @@ class AnswerBuilder:
                 offset = int(rest.offsets[0])
                 self._flush(offset)
                 if self._end < offset:
-                    return first  # so far away that no batch reaches there
+                    return first  # too far away for any batch
         return count
 
     def add_batch(self, made: bytearray, header: BatchHeader) -> bool:
-        """Add a whole batch with this range; False when the answer is full."""
+        """Add a whole batch with this range; return False if the answer is full."""
         if self._parts:
             self._flush(header.base_offset)
         if not self._reaches(header.base_offset) or (
@@ -79,11 +79,11 @@ class AnswerBuilder:
 
     @property
     def size_bytes(self) -> int:
-        """Of what the answer has up to now, about."""
+        """Approximate size of the answer so far."""
         return self._done_bytes + self._size
 
     def finish(self, end_offset: int) -> int:
-        """Let the last batch reach to `end_offset`, or as far as a batch can; returns where."""
+        """Extend the last batch to `end_offset`, or as far as a batch can reach; return its end."""
         if self._parts:
             self._flush(end_offset)
         self._reaches(end_offset)
@@ -93,7 +93,7 @@ class AnswerBuilder:
         return tuple(self._done)
 
     def _joining(self, records: Columns, header: BatchHeader, stamps: Stamps | None) -> int:
-        """How many of these may join the batch under way, or begin one."""
+        """Return how many of these records can join the current batch, or begin one."""
         left = self._max_bytes - self._done_bytes - self._size - _OVERHEAD_BYTES
         room, base, count = min(BATCH_BYTES - self._size, left), self._base, len(records)
         if self._header is not None:
@@ -106,7 +106,7 @@ class AnswerBuilder:
             base = int(records.offsets[0])
             if count > self._most_records or records.size_bytes > room:
                 sizes = records.sizes()
-                # A record that is larger than a batch should be gets one of its own.
+                # A record that is larger than the usual batch gets one of its own.
                 least = 1 if sizes[0] <= left or not self._done else 0
                 count = min(max(int(sizes.searchsorted(room, "right")), least), self._most_records)
             if not self._reaches(base):
@@ -118,7 +118,8 @@ class AnswerBuilder:
         return self._with_fitting_stamps(records.timestamps_ns[:count])
 
     def _with_fitting_stamps(self, timestamps_ns: Offsets) -> int:
-        """How many of these stamps fit exactly into one batch with those of the batch under way."""
+        """Return how many of these timestamps fit exactly into one batch with those of the current
+        batch."""
         if not len(timestamps_ns):
             return 0
         oldest, newest = self._stamps if self._parts else (int(timestamps_ns[0]),) * 2
@@ -164,7 +165,8 @@ class AnswerBuilder:
         self._last_base, self._end = base_offset, end
 
     def _reaches(self, offset: int) -> bool:
-        """Let the last batch that is done reach to `offset`; False if no batch reaches so far."""
+        """Extend the last finished batch to `offset`; return False if no batch can reach that
+        far."""
         if self._done and self._end < offset:
             self._end = min(offset, self._last_base + _MAX_RANGE)
             extend_batch(self._done[-1], self._end - 1)
@@ -172,7 +174,7 @@ class AnswerBuilder:
 
 
 def _subjects_size(records: Columns) -> int:
-    """An upper bound of the size of the dictionary entries that these records need."""
+    """Return an upper bound of the size of the dictionary entries that these records need."""
     if records.subject_ids is None:
         return len(records.subjects[0][0]) if records.subjects else 0
     if len(records.subjects) <= len(records):

@@ -1,16 +1,16 @@
 """Shares the event loop and a few threads fairly among clients.
 
-`FairInput`: requests are read and handled for a bounded time in each turn of the event loop.
+`FairInput`: requests are read and handled for a limited time in each turn of the event loop.
 Reading from one connection costs little, but a thousand connections can be readable at once, and
-within one turn of the loop no message is stored and no ack leaves. Connections for which a turn has
-no time left are read in the next turns.
+within one turn of the loop no message is stored and no ack is sent. Connections for which a turn
+has no time left are read in the next turns.
 
-`FairThreads`: a few threads for the scans of all clients. (`turns` is for what requests do in the
-event loop.)
+`FairThreads`: a few threads for the scans of all clients. (`turns` is for the work of requests in
+the event loop.)
 
 In both, the parties (principals) take turns, and so do the members of each (its connections): a
-principal with many jobs or many connections delays only itself. `read_share` bounds how much of the
-event loop all consumers together may take.
+principal with many jobs or many connections delays only itself. `read_share` limits the share of
+the event loop that all consumers together may take.
 
 `SpreadWork`: long work for the HTTP port, done in small pieces over many turns of the loop.
 """
@@ -40,9 +40,9 @@ class FairInput:
 
     def __init__(self, turn_seconds: float = _TURN_SECONDS) -> None:
         self._turn_seconds = turn_seconds
-        self._spent = 0.0  # seconds, since the last turn that is known to have begun
+        self._spent = 0.0  # seconds, since the beginning of the last known turn
         self._is_scheduled = False
-        # In the order of their turns; no party is here without work.
+        # In the order of their turns; every party here has work.
         self._waiting: dict[Hashable, dict[Callable[[], None], None]] = {}
 
     def run(self, party: Hashable, work: Callable[[], None]) -> None:
@@ -82,17 +82,17 @@ class FairInput:
         party, works = next(iter(self._waiting.items()))
         work = next(iter(works))
         del works[work], self._waiting[party]
-        if works:  # to the end of the line
+        if works:  # to the end of the queue
             self._waiting[party] = works
         return work
 
 
 _FIRST = object()
-"""The member of those that are not to wait for the others of their party."""
+"""The member for items that take precedence over the others of their party."""
 
 
 class FairQueue(Generic[Item]):
-    """Items that wait. Parties take turns, and so do the members of each."""
+    """A queue in which parties take turns, and so do the members of each."""
 
     def __init__(self) -> None:
         # In the order of their turns; every party and member here has an item.
@@ -105,19 +105,19 @@ class FairQueue(Generic[Item]):
         self._waiting.setdefault(party, OrderedDict()).setdefault(member, deque()).append(item)
 
     def put_first(self, party: Hashable, item: Item) -> None:
-        """Before all others of its party."""
+        """Put the item before all others of its party."""
         members = self._waiting.setdefault(party, OrderedDict())
         members.setdefault(_FIRST, deque()).append(item)
         members.move_to_end(_FIRST, last=False)
 
     def take(self) -> Item | None:
-        """The next one; None if there is none."""
+        """Return the next item; None if the queue is empty."""
         if not self._waiting:
             return None
         party, members = next(iter(self._waiting.items()))
         member, items = next(iter(members.items()))
         item = items.popleft()
-        # Both go to the end of their line, if they have more.
+        # Both move to the end of their queue, if they have more items.
         del members[member]
         if items:
             members[member] = items
@@ -189,7 +189,7 @@ class FairThreads:
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """As `Executor.shutdown`."""
+        """See `Executor.shutdown`."""
         if cancel_futures:
             while (job := self._take()) is not None:
                 job[0].cancel()
@@ -200,7 +200,7 @@ class FairThreads:
             return self._waiting.take()
 
     def _run_next(self) -> None:
-        """Runs once for each job that was submitted, so no job is left over."""
+        """Runs once for each submitted job, so no job is left over."""
         job = self._take()
         if job is None:
             return
@@ -231,11 +231,11 @@ class _Place(Executor):
 
 class SpreadWork:
     """Belongs to one event loop. All requests of a port share one, so that together they take no
-    more of a turn than one alone; they are served in the order in which they ask.
+    more of a turn than one alone; they are served in the order of their arrival.
 
-    Formatting what others sent belongs neither in one long call, which would delay every ack, nor
-    in a thread, where pure Python takes the interpreter from the commits for as long as it runs.
-    The callers bound the pieces.
+    Formatting untrusted content fits neither into one long call, which would delay every ack, nor
+    into a thread, where pure Python takes the interpreter from the commits while it runs. The
+    callers limit the size of the pieces.
     """
 
     def __init__(self) -> None:

@@ -28,9 +28,9 @@ class NoRecord(LiftlogError):
 
 
 def read_record(log: Log, offset: int) -> tuple[Record, bytes]:
-    """The record at `offset`, and its header block verbatim. Blocking.
+    """Return the record at `offset`, and its header block verbatim. Blocking.
 
-    Raises NoRecord, OffsetOutOfRange, CorruptRange; StreamUnavailable when the file cannot be read.
+    Raises NoRecord, OffsetOutOfRange, CorruptRange; StreamUnavailable if the file cannot be read.
     """
     first = following = offset
     try:
@@ -86,7 +86,7 @@ def _quarantine(log: Log, first_offset: int, next_offset: int) -> None:
 def check_readable(
     gate: Gate, record: Record, principal: str | None, stream: str, *, peer: str
 ) -> None:
-    """Raises NoRecord for one on a subject that the principal may not read, and Forbidden."""
+    """Raises NoRecord if the principal may not read the record's subject, and Forbidden."""
     readable = gate.readable_subjects(principal, stream, peer=peer)
     if readable is not None and not any(matches(one, record.subject) for one in readable):
         raise NoRecord(

@@ -1,9 +1,9 @@
-"""Pieces of the log as columns, for those who look into the records.
+"""Pieces of the log as columns, for reads that examine the records.
 
-The members of a group read the same pieces, each for its own slots. What they have in common is
-done once: to read and check a piece, to compute the slot of each record, and to sort the records so
-that those of one member lie together. `SharedPieces` keeps the pieces that were read last for the
-members that come next.
+The members of a group read the same pieces, each for its own slots. Common work is done once:
+reading and checking a piece, computing the slot of each record, and sorting the records so that
+those of one member are together. `SharedPieces` keeps the last pieces for the members that come
+next.
 """
 
 from __future__ import annotations
@@ -36,28 +36,28 @@ from liftlog.server.reading.shares import Division, Shares
 
 SHARED_BYTES = 64 * MIB
 _LARGEST_SHARED = 8 * MIB
-"""Of one piece: compressed batches may become a thousand times as long."""
+"""Limit of one piece: compressed batches may become a thousand times as long."""
 _INFLATED_BYTES = 16 * MIB
 _MOST_SUBJECTS = 16384
-"""In the dictionaries of what is one part, before those that are equal are found: as many as the
-batches of a piece have together if each subject has many records. A part takes each member the same
+"""Limit for the dictionaries of one part, before equal subjects are merged: the batches of a piece
+have about this many together if each subject has many records. Each part costs each member the same
 steps of numpy, however few records it has."""
 _LEAST_BYTES = 64 * KIB
-"""Counted for a piece: at the end of a stream they are small, and there must not be so many that
-looking through them takes long."""
+"""Least size counted for a piece: at the end of a stream pieces are small, and their number must
+stay small enough to search them quickly."""
 _SUBJECT_BYTES = 128
-"""Counted for a subject, with its objects."""
+"""Size counted for a subject, with its objects."""
 _NEW_SECONDS = 0.02
 
 
 def chunks_in(raw: bytes, place: Place) -> Iterator[Chunk]:
-    """The batches in chunks that are scanned in one step each. Raises CorruptBatch at damage, and
-    UnsupportedFormat."""
+    """Return the batches in chunks that are scanned in one step each. Raises CorruptBatch at
+    damage, and UnsupportedFormat."""
     return chunks_from(lambda position: decode_batch(raw, position), len(raw), place)
 
 
 def chunks_from(decode: Callable[[int], RecordBatch], size: int, place: Place) -> Iterator[Chunk]:
-    """The same for batches that `decode` gives, which lie in so many bytes."""
+    """The same for batches that `decode` returns, from `size` bytes."""
     whole: list[RecordBatch] = []
     damage: CorruptBatch | UnsupportedFormat | None = None
     position = inflated = 0
@@ -71,7 +71,7 @@ def chunks_from(decode: Callable[[int], RecordBatch], size: int, place: Place) -
         whole.append(batch)
         position += batch.header.length
         inflated += len(batch.raw)
-        if inflated >= _INFLATED_BYTES:  # decompressed batches are much longer than `raw`
+        if inflated >= _INFLATED_BYTES:  # decompressed batches may be much longer than `raw`
             yield from chunks_of(whole)
             whole, inflated = [], 0
     yield from chunks_of(whole)
@@ -81,12 +81,12 @@ def chunks_from(decode: Callable[[int], RecordBatch], size: int, place: Place) -
 
 
 Stamps = tuple[int, int]
-"""The oldest and the newest of some records."""
+"""The oldest and the newest timestamp of some records."""
 
 
 class Part:
-    """Records of one epoch, in the offsets up to `next_offset`. `header` is that of the first
-    batch. `stamps` is None if not all records fit into one batch because of theirs."""
+    """Records of one epoch, in the offsets up to `next_offset`. `header` is the header of the first
+    batch. `stamps` is None if the timestamps do not allow all records in one batch."""
 
     def __init__(
         self, header: BatchHeader, next_offset: int, records: ScatteredRecords, division: Division
@@ -108,7 +108,7 @@ class Part:
         return self._records.size_bytes + _SUBJECT_BYTES * len(self._records.subjects)
 
     def of(self, wanted: WantedSlots) -> Columns:
-        """The records of these slots, by offset."""
+        """Return the records of these slots, by offset."""
         place = self._division.place_of(wanted.bits)
         if place is not None:
             found = self._records.part(self._ends[place - 1] if place else 0, self._ends[place])
@@ -119,9 +119,9 @@ class Part:
 
 
 class Piece:
-    """A piece of the log that was read and checked, for groups with so many slots. It is good as
-    long as the log has this manifest: whatever is cut off, compacted away or found to be damaged
-    changes that first."""
+    """A piece of the log that was read and checked, for groups with this number of slots. It is
+    valid while the log has this manifest: every truncation, compaction or quarantine changes the
+    manifest first."""
 
     def __init__(
         self,
@@ -143,8 +143,8 @@ class Piece:
 
     @property
     def is_newest(self) -> bool:
-        """Whether it was the end of the log a moment ago. The members look there at the same time:
-        what has come since then is better left for when they look again, together."""
+        """True if it was the end of the log a moment ago. The members read there at the same time:
+        newer records are better left for their next read, which they do together again."""
         return monotonic() < self._new_until
 
 
@@ -153,13 +153,13 @@ class SharedPieces:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._pieces: OrderedDict[Piece, None] = OrderedDict()  # the longest unused is first
+        self._pieces: OrderedDict[Piece, None] = OrderedDict()  # the least recently used first
         self._size = 0
         self._shares = Shares()
 
     def covering(self, log: Log, wanted: WantedSlots, offset: int) -> Piece | None:
-        """The piece with that offset, if there is one. So members that began at different places
-        read the same pieces from then on."""
+        """Return the piece with that offset, if there is one. So members that began at different
+        places read the same pieces from then on."""
         manifest = log.view.manifest
         if offset < manifest.log_start_offset:
             return None
@@ -184,9 +184,9 @@ class SharedPieces:
         *,
         at_end: bool,
     ) -> Piece | None:
-        """`raw` is what the piece holds, and `manifest` that of the log before it was read. None if
-        it is damaged or cannot be kept: then it is for its reader to look at. `at_end`: it reaches
-        to the high watermark."""
+        """Add a piece. `raw` are its bytes, and `manifest` is that of the log before it was read.
+        Returns None if it is damaged or cannot be kept: then its reader handles it. `at_end`: it
+        reaches to the high watermark."""
         size = 0
         found: list[Batches] = []
         division = self._shares.division(log, wanted.slot_count)
@@ -209,12 +209,12 @@ class SharedPieces:
         return known
 
     def note(self, log: Log, wanted: WantedSlots) -> None:
-        """A member with these slots is about to read."""
+        """Note that a member with these slots is about to read."""
         self._shares.note(log, wanted)
 
 
 def _batches_in(raw: bytes, place: Place) -> Iterator[Batches]:
-    """Those with records. Raises CorruptBatch, UnsupportedFormat."""
+    """Yield the batches with records. Raises CorruptBatch, UnsupportedFormat."""
     view = memoryview(raw)
     position = 0
     while position < len(raw):
@@ -261,7 +261,7 @@ def _stamps_of(records: ScatteredRecords) -> Stamps | None:
 
 
 def _runs(found: list[Batches]) -> list[list[Batches]]:
-    """Batches of one epoch each."""
+    """Return the batches in runs of one epoch each."""
     if len(found) == 1 and isinstance(found[0], SmallBatches) and found[0].is_of_one_epoch:
         return [found]
     alike = groupby(one_by_one(found), key=lambda batch: batch.header.leader_epoch)

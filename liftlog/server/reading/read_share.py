@@ -1,9 +1,9 @@
-"""How much of the event loop consumers may take while messages from NATS wait for it.
+"""Limits the share of the event loop that consumers take while messages from NATS wait for it.
 
 A message that is not read from NATS in time is lost: nats-server disconnects slow clients. A record
-that is not sent at once is sent later. So while the processor is short, and NATS delivers faster
+that is not sent at once is sent later. So while processor time is short, and NATS delivers faster
 than the daemon reads, serving consumers may take as much of the loop's time as everything else
-together, and no more: consumers then fall behind, not publishers. At any other time nothing is held
+together, and no more: then consumers fall behind, not publishers. At any other time nothing is held
 back. (See `fairness` for fairness among the consumers.)
 """
 
@@ -22,21 +22,21 @@ from liftlog.server.streams.intake import Ingested
 
 _TICK_SECONDS = 0.02
 _MEMORY_SECONDS = 0.1
-"""Measurements are averaged over about this time: single time slices say nothing."""
+"""Measurements are averaged over about this time: single time slices are not significant."""
 
 _SHORT_DELAY = 0.1
-"""The processor is short when the thread waits for it during this part of the time, """
+"""The processor is short if the thread waits for it during this part of the time,"""
 _SHORT_BUSY = 0.9
-"""or when the thread runs during this part of it."""
+"""or if the thread runs during this part of it."""
 
 _LARGE_CHUNK_BYTES = 16 * 1024
-"""NATS delivers faster than the daemon reads when reads return chunks of this size on average."""
+"""NATS delivers faster than the daemon reads if reads return chunks of this size on average."""
 
 _LEAST_PART = 0.2
-"""The part of the time that consumers get however little the rest of the loop takes."""
+"""The part of the time that consumers always get, even if the rest of the loop takes less."""
 
 _RESUME_SECONDS = 0.002
-"""At most so long are held-back fetches resumed before the loop does something else."""
+"""Held-back fetches are resumed for at most this time before the loop does other work."""
 
 
 class Usage(NamedTuple):
@@ -44,11 +44,12 @@ class Usage(NamedTuple):
 
     running: float
     waiting: float
-    """For a processor."""
+    """Time in which the thread waited for a processor."""
 
 
 class ThreadUsage:
-    """The thread that calls first, as the kernel counts; without /proc its waiting time is 0."""
+    """Measures the thread that calls first, with the kernel's counters; without /proc, its waiting
+    time is 0."""
 
     def __init__(self) -> None:
         self._fd: int | None = None
@@ -71,11 +72,10 @@ class ThreadUsage:
 
 
 class ReadShare:
-    """The share of one event loop, the one that runs when it is first used. Without consumers it
+    """The share of one event loop: the one that runs when it is first used. Without consumers it
     costs nothing.
 
-    Everything that is done for consumers runs inside `with share`, which counts the time that it
-    takes; it may be nested.
+    All work for consumers runs inside `with share`, which measures its time; it may be nested.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class ReadShare:
 
     @property
     def is_busy(self) -> bool:
-        """Whether the loop's thread runs, or waits for a processor, most of the time."""
+        """True if the loop's thread runs, or waits for a processor, most of the time."""
         return self._busy + self._delay > 0.5
 
     def __enter__(self) -> None:
@@ -135,7 +135,7 @@ class ReadShare:
                 self._begin_ticking()
 
     def wait(self, resume: Callable[[], None]) -> None:
-        """Run `resume` once when time is left again. It must then check `is_open` again."""
+        """Run `resume` once when time is available again. It must then check `is_open` again."""
         self._waiting[resume] = None
 
     def leave(self, resume: Callable[[], None]) -> None:
@@ -157,7 +157,7 @@ class ReadShare:
             self.held_back_seconds += passed
         if self._is_scarce():
             granted = passed * max(self._others, _LEAST_PART)
-            self._left = min(self._left + granted, granted)  # debts stay, savings do not
+            self._left = min(self._left + granted, granted)  # debts carry over, savings do not
         else:
             self._left = math.inf
         self._timer = self._loop.call_later(_TICK_SECONDS, self._tick)

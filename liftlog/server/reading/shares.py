@@ -1,7 +1,7 @@
-"""The slots that members of groups ask for, and what records are kept together because of it.
+"""The slots that members of groups ask for, and how records are grouped for them.
 
-A fetch names its slots and their number as it likes, so what is remembered of all fetches has one
-bound, and so has the time that it takes to look through it.
+A fetch names any slots and any number of slots, so one limit applies to everything that is
+remembered of all fetches, and to the time for searching it.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from liftlog.log import Log
 from liftlog.records.columns.slots import WantedSlots, flags_of
 
 _MOST_SHARES = 1024
-"""Remembered for one log and number of slots: so many members have a slot each."""
+"""Limit for one log and number of slots: enough for members with one slot each."""
 _MOST_OF_ALL = 8192
-"""Remembered for all logs. A share takes half a kilobyte at most, whatever slots it has."""
+"""Limit for all logs. A share takes half a kilobyte at most, whatever slots it has."""
 _KEPT_SECONDS = 10.0
-"""A member asks more often. What nobody asks for need not be found together."""
+"""A member asks more often than this. Records of older shares need not be grouped."""
 _SHARE_BYTES = 256
-"""Counted for a share in a division."""
+"""Size counted for a share in a division."""
 
 
 class Division:
-    """Which records are kept together: those of one member, as far as the members are known, and
-    else those of one slot. A share is given as `WantedSlots.bits`."""
+    """Defines which records are kept together: those of one member if the members are known,
+    otherwise those of one slot. A share is given as `WantedSlots.bits`."""
 
     def __init__(self, slot_count: int, shares: Iterable[int]) -> None:
-        """Of shares that overlap, the first one counts."""
+        """If shares overlap, the first one counts."""
         self.places = np.arange(slot_count, dtype=np.uint16)
         self._place_of: dict[int, int] = {}
         free = (1 << slot_count) - 1
@@ -51,13 +51,14 @@ class Division:
         return self.places.nbytes + _SHARE_BYTES * len(self._place_of)
 
     def place_of(self, share: int) -> int | None:
-        """Where exactly the records of these slots are; None: not in one place."""
+        """Return the place that has exactly the records of these slots; None if there is no such
+        place."""
         return self._place_of.get(share)
 
 
 class _Noted:
-    """For one log and number of slots: when each share was last asked for, the longest ago first;
-    and how they divide the records. That is good as long as only its shares are asked for."""
+    """For one log and number of slots: the time of the last request for each share, the oldest
+    first; and the division of the records, which is valid while only these shares are requested."""
 
     __slots__ = ("division", "shares")
 
@@ -67,11 +68,11 @@ class _Noted:
 
 
 class Shares:
-    """What was asked for of all logs, and when. Thread-safe."""
+    """The shares that were requested of all logs, with the times. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # The longest unasked is first.
+        # The least recently requested first.
         self._noted: OrderedDict[tuple[ref[Log], int], _Noted] = OrderedDict()
         self._count = 0  # of shares
 
@@ -79,7 +80,7 @@ class Shares:
         return self._count
 
     def note(self, log: Log, wanted: WantedSlots) -> None:
-        """A member with these slots is about to read."""
+        """Note that a member with these slots is about to read."""
         key, share, now = (ref(log), wanted.slot_count), wanted.bits, monotonic()
         with self._lock:
             noted = self._noted.get(key)
@@ -98,7 +99,7 @@ class Shares:
             self._forget(now - _KEPT_SECONDS)
 
     def _forget(self, before: float) -> None:
-        """What is too old or too much. What was noted just now stays."""
+        """Forget shares that are too old or too many, but none that was noted just now."""
         while True:
             key, noted = next(iter(self._noted.items()))
             last = next(reversed(noted.shares.values()))
@@ -108,7 +109,7 @@ class Shares:
             self._count -= len(noted.shares)
 
     def division(self, log: Log, slot_count: int) -> Division:
-        """As the members share the slots now: what was asked for last counts."""
+        """Return the division by the members' present slots: the last requests count."""
         with self._lock:
             noted = self._noted.get((ref(log), slot_count))
             if noted is None:
@@ -116,8 +117,8 @@ class Shares:
             if noted.division is not None:
                 return noted.division
             shares = [*reversed(noted.shares)]
-        # The event loop notes shares and must not wait for this. One that is noted meanwhile is
-        # not in it, and is the next time that it is noted.
+        # The event loop notes shares and must not wait for this. A share that is noted meanwhile is
+        # missing here, and is included the next time that it is noted.
         noted.division = division = Division(slot_count, shares)
         return division
 

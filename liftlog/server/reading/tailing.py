@@ -1,8 +1,8 @@
 """The consumers that wait at the end of one stream: woken together, and not too often.
 
-However often a stream commits, there is at most one round of waking per `linger`; after a pause
-the first commit begins one at once. With many consumers the pause grows with the time a round
-takes, so that they get only a part of the event loop and the commits get the rest.
+However often a stream commits, there is at most one round of waking per `linger`; after a pause the
+first commit starts a round at once. With many consumers the pause grows with the duration of a
+round, so that they get only a part of the event loop and the commits get the rest.
 
 The consumers woken in one round read up to the same high watermark, so most of them ask for the
 same bytes next time too: these are read once and kept for the others.
@@ -30,7 +30,7 @@ _NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 
 
 class Waiter:
-    """One consumer in the group. `leave` it when the wait is given up."""
+    """One consumer in the group. Call `leave` to cancel its wait."""
 
     __slots__ = ("offset", "wake")
 
@@ -52,7 +52,7 @@ class Tail(NamedTuple):
         return len(self.body)
 
     def release(self) -> None:
-        """Does nothing: only slices of files have something to release."""
+        """Does nothing: only slices of files have resources to release."""
 
 
 class TailGroup:
@@ -73,11 +73,11 @@ class TailGroup:
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0  # when the next round may begin
         self._kept: dict[tuple[int, int, int | None], Tail] = {}
-        self._kept_of: ReadView | None = None  # the state of the log that they were read from
+        self._kept_of: ReadView | None = None  # the state of the log from which they were read
 
     def wait(self, stream: StreamHost, offset: int, wake: Callable[[], None]) -> Waiter:
-        """`wake` runs, once, when the high watermark is above `offset` or the stream has ended,
-        but not within the linger of the last round. It may run too early."""
+        """Run `wake` once, when the high watermark is above `offset` or the stream has ended, but
+        not within the linger of the last round. It may run too early."""
         waiter = Waiter(offset, wake)
         self._waiting[waiter] = None
         if self._timer is None and (self._future is None or offset < self._future_offset):
@@ -109,10 +109,10 @@ class TailGroup:
 
     def _moved(self, future: asyncio.Future[None]) -> None:
         if future is not self._future:
-            return  # given up since
+            return  # cancelled in the meantime
         self._future = None
         if not future.cancelled():
-            future.exception()  # the consumers find out themselves what ended the wait
+            future.exception()  # the consumers determine what ended the wait
         if self._loop.time() >= self._due:
             self._begin_round()
         else:
@@ -125,7 +125,7 @@ class TailGroup:
         self._wake(woken, 0.0)
 
     def _wake(self, woken: list[Waiter], seconds: float) -> None:
-        """`seconds` is what this round has taken before."""
+        """`seconds` is the time that this round has already taken."""
         began = time.monotonic()
         with self._share:
             for waiter in woken[:_WAKES_PER_TURN]:
@@ -137,13 +137,14 @@ class TailGroup:
         if len(woken) > _WAKES_PER_TURN:
             self._loop.call_soon(self._wake, woken[_WAKES_PER_TURN:], seconds)
 
-    # --- what they read ---
+    # --- the data that they read ---
 
     def recall(
         self, view: ReadView, offset: int, max_bytes: int, max_records: int | None
     ) -> Tail | None:
-        """What another consumer has just read for the same request, if anything. Nothing once the
-        log has changed, even at the same high watermark: compaction may have removed records."""
+        """Return the bytes that another consumer has just read for the same request, if any. Once
+        the log has changed, even at the same high watermark, nothing is returned: compaction may
+        have removed records."""
         if view is not self._kept_of:
             return None
         return self._kept.get((offset, max_bytes, max_records))
@@ -156,13 +157,13 @@ class TailGroup:
         max_bytes: int,
         max_records: int | None,
     ) -> LogSlice | Tail:
-        """The bytes of a short slice that is in memory, kept for the others; else the slice.
-        `view` is the log as it was before the slice was read."""
+        """Return the bytes of a short slice that is in memory, kept for the other consumers;
+        otherwise the slice. `view` is the log before the slice was read."""
         if piece.length > MAX_TAIL_BYTES or piece.next_offset != view.committed.offset:
             return piece
         tail = read_from_memory(piece)
         if tail is None:
-            return piece  # sent as any slice is
+            return piece  # sent like any other slice
         if view is not self._kept_of or len(self._kept) >= _KEPT_TAILS:
             self._kept_of = view
             self._kept.clear()
@@ -171,8 +172,8 @@ class TailGroup:
 
 
 def read_from_memory(piece: LogSlice) -> Tail | None:
-    """The bytes of a slice, which is then released; None if they are not in memory, or the file
-    system cannot say."""
+    """Return the bytes of a slice, which is then released; None if they are not in memory, or the
+    file system cannot report it."""
     body = bytearray(piece.length)
     try:
         if os.preadv(piece.fd, [body], piece.position, _NOWAIT) != len(body):

@@ -1,13 +1,14 @@
-"""The turns in which requests are carried out, of every kind and through every door.
+"""The turns in which requests of every kind and from every interface are carried out.
 
 `Turns.run` carries out one request. The request computes only while it has the turn, and gives it
-back while it waits for a disk, a thread or another node. The turn goes round among the parties
+back while it waits for a disk, a thread or another node. The turn rotates among the parties
 (principals) and among the members of each (its connections), and is given once in each turn of the
-event loop. So whatever one request costs, acks and answers wait for one at a time, and a flood of
-requests delays its sender. No kind of request can be forgotten: none declares anything.
+event loop. So whatever the cost of one request, acks and answers wait for one at a time, and a
+flood of requests delays its sender. All kinds of requests are covered, since none has to declare
+anything.
 
 A long answer pauses with `asyncio.sleep(0)`: others then have their turn, but those of the same
-party only when it is complete. A thousand answers would otherwise grow in memory side by side.
+party only when it is complete. Otherwise a thousand answers would grow in memory at the same time.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _TURN_SECONDS = 0.001
 loop."""
 
 _ENDED = object()
-"""Stands for the end of a coroutine, which awaits nothing more."""
+"""Marks the end of a coroutine, which awaits nothing more."""
 
 Result = TypeVar("Result")
 
@@ -47,7 +48,7 @@ class Turns:
         self._turn_seconds = turn_seconds
         self._waiting: FairQueue[asyncio.Future[None]] = FairQueue()
         self._is_taken = False
-        self._spent = 0.0  # seconds, since the last turn of the loop that is known to have begun
+        self._spent = 0.0  # seconds, since the beginning of the last known turn of the loop
         self._is_scheduled = False
 
     async def run(self, asker: Asker, work: Coroutine[Any, Any, Result]) -> Result:
@@ -73,7 +74,8 @@ class Turns:
                 return result
             finally:
                 self._count(thread_time() - began)
-                # Before it gives the turn back, so that no other one of its party gets it.
+                # Queued before the turn is given back, so that no other request of its party gets
+                # it.
                 following = self._queue(asker, first=True) if awaited is None else None
                 if turn is not None:
                     self._give_back()
@@ -87,7 +89,7 @@ class Turns:
                 turn = self._queue(asker)
 
     def _queue(self, asker: Asker, *, first: bool = False) -> asyncio.Future[None]:
-        """Completed when the turn has come."""
+        """Return a future that completes when it is the request's turn."""
         self.given += 1
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if not self._is_taken and not self._waiting and self._spent < self._turn_seconds:
@@ -101,7 +103,7 @@ class Turns:
         return turn
 
     def _leave(self, turn: asyncio.Future[None]) -> None:
-        """It is not needed any more."""
+        """The turn is not needed any more."""
         if turn.done() and not turn.cancelled():
             self._give_back()
         else:
@@ -112,7 +114,7 @@ class Turns:
         self._hand_on()
 
     def _hand_on(self) -> None:
-        """Its task runs in the next turn of the loop."""
+        """The task runs in the next turn of the loop."""
         while not self._is_taken and (turn := self._waiting.take()) is not None:
             if not turn.done():
                 self._is_taken = True
@@ -136,7 +138,7 @@ class Turns:
 
 
 class _Passed:
-    """Awaits what a coroutine that is run step by step awaits."""
+    """Passes on the awaits of a coroutine that runs step by step."""
 
     def __init__(self, awaited: object) -> None:
         self._awaited = awaited

@@ -1,6 +1,7 @@
-"""The wanted records of a log, a bounded step at a time: from older to newer, or back.
+"""Walks over the wanted records of a log, a bounded step at a time: from older to newer, or back.
 
-Blocking: `step` runs in the threads that all scans share. Between two steps others have their turn.
+Blocking: `step` runs in the threads that all scans share. Between two steps other scans have their
+turn.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from liftlog.records.decode import Record, RecordBatch, decode_batch
 from liftlog.server.reading.filtering import Scan, scan_log
 
 _SCAN_BYTES = 256 * 1024
-"""Encoded by one scan, at most; more than a page shows of records of usual size."""
+"""Limit of encoded bytes of one scan; a page shows fewer records of usual size."""
 _WINDOW_BYTES = 1024 * 1024
-"""About what is read of the log for the first window back; the next ones depend on the time."""
+"""Approximate size of the first window when walking back; later sizes depend on the time taken."""
 _KEPT_BYTES = 4 * 1024 * 1024
-"""The most that is kept of the records found in one window."""
+"""Limit of bytes that are kept of the records found in one window."""
 _SHORT_SECONDS, _LONG_SECONDS = 0.03, 0.1
 
 
@@ -34,7 +35,7 @@ class Damage(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Offsets; `high` is exclusive."""
+    """A range of offsets; `high` is exclusive."""
 
     low: int
     high: int
@@ -44,13 +45,13 @@ Item = Record | Damage
 
 
 class Walk(Protocol):
-    """`position` is where to continue, and `at_end` says that there is nothing there yet."""
+    """`position` is where to continue; with `at_end`, no record exists there yet."""
 
     position: int
     at_end: bool
 
     def step(self, limit: int) -> list[Item]:
-        """At most `limit` items, and possibly none. Blocking; raises LiftlogErrors."""
+        """Return at most `limit` items, and possibly none. Blocking; raises LiftlogErrors."""
 
     def resume_after(self, item: Item) -> None:
         """Continue after this item of the last step."""
@@ -70,8 +71,8 @@ def _damage(error: CorruptRange) -> Damage:
 
 
 class Forward:
-    """`position` is the next offset to look at. With `is_open` the span ends at the high watermark,
-    wherever that is then."""
+    """`position` is the next offset to examine. With `is_open` the span ends at the present high
+    watermark."""
 
     def __init__(self, log: Log, span: Span, selection: Selection, *, is_open: bool) -> None:
         self._log, self._selection = log, selection
@@ -115,10 +116,11 @@ class Forward:
 
 
 class Backward:
-    """`position` is exclusive: everything from there up was looked at.
+    """`position` is exclusive: everything from there up has been examined.
 
-    A log can be read only from older to newer, so a step reads a window of offsets that way and
-    keeps the newest of what it finds. Windows grow and shrink with the time that they take.
+    A log can only be read from older to newer, so a step reads a window of offsets in that
+    direction and keeps the newest records that it finds. Windows grow and shrink with the time that
+    they take.
     """
 
     def __init__(self, log: Log, span: Span, selection: Selection) -> None:
@@ -130,7 +132,7 @@ class Backward:
         self._width = max(1, _WINDOW_BYTES * offsets // max(log.size_bytes, 1))
 
     def narrow(self, width: int) -> None:
-        """Begin with a window of at most so many offsets: enough if every record is wanted."""
+        """Begin with a window of at most this many offsets: enough if every record is wanted."""
         self._width = min(self._width, width)
 
     def step(self, limit: int) -> list[Item]:
@@ -153,7 +155,8 @@ class Backward:
 
 
 def _newest_in(log: Log, window: Span, selection: Selection, limit: int) -> tuple[list[Item], int]:
-    """The newest items of a window, the newest first, and the offset from which on they are all."""
+    """Return the newest items of a window, the newest first, and the offset from which on they are
+    complete."""
     kept: deque[Item] = deque()
     size, is_cut = 0, False
     complete_from = at = window.low
@@ -172,7 +175,7 @@ def _newest_in(log: Log, window: Span, selection: Selection, limit: int) -> tupl
                 break
             at = complete_from = start
         else:
-            if scanned.record_count > limit:  # so none of the earlier ones
+            if scanned.record_count > limit:  # so none of the earlier ones is needed
                 kept.clear()
                 size, is_cut = 0, True
             newest = _last(scanned.body, scanned.record_count - limit)
@@ -190,7 +193,7 @@ def _newest_in(log: Log, window: Span, selection: Selection, limit: int) -> tupl
 
 
 def _last(body: bytes, left_out: int) -> list[Record]:
-    """The records of these batches without the first `left_out`."""
+    """Return the records of these batches without the first `left_out`."""
     found: list[Record] = []
     for batch in _batches(body):
         if left_out > 0:

@@ -1,4 +1,5 @@
-"""What other nodes know of streams: asked of many at once, and not believed before it is read."""
+"""Asks many nodes at once which records of streams they have; the answers are not trusted before
+they are parsed."""
 
 from __future__ import annotations
 
@@ -16,13 +17,13 @@ from liftlog.server.replication.peer_link import PeerLink
 
 _ANSWER_SECONDS = 3.0
 MAX_STREAMS_ASKED = 64
-"""One question is about no more streams than this."""
+"""Maximum number of streams in one request."""
 
 
 async def ask_nodes(
     nodes: Iterable[str], message: Copies, link_to: Callable[[str], PeerLink]
 ) -> dict[str, CopiesAnswer]:
-    """The answers of those that answer in time."""
+    """Return the answers that arrive in time."""
     asked = sorted(nodes)
     answers = await asyncio.gather(*(_ask(link_to(node), message) for node in asked))
     return {node: answer for node, answer in zip(asked, answers, strict=True) if answer is not None}
@@ -47,7 +48,7 @@ async def _ask(link: PeerLink, message: Copies) -> CopiesAnswer | None:
 
 
 def known_from(copies: Mapping[str, Any]) -> dict[str, Known]:
-    """What another node sends may be anything: what cannot be read is not known there."""
+    """The data of another node is not trusted: an unreadable record counts as missing there."""
     found = {}
     for name, told in copies.items():
         try:

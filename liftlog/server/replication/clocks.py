@@ -1,7 +1,7 @@
 """The clocks of the other nodes, measured by the pings between nodes.
 
-The answer to a ping has the wall clock of the other node. It was read between the sending and the
-arrival, so half of the time between them is the error. Of the last answers the quickest counts.
+The answer to a ping contains the wall clock of the other node. It was read between sending and
+arrival, so the error is half of the time between them. The quickest of the last answers counts.
 
 Answers are kept against the monotonic clock of this node, which never jumps. So a jump of this
 node's wall clock changes all differences at once, and not only with the next answers. After a jump
@@ -23,11 +23,12 @@ from liftlog.server.vitals.conditions import Condition
 _SAMPLES = 8
 _STALE_NS = 10 * 1_000_000_000
 _MEASURING_NS = 60 * 1_000_000_000
-"""How long a node waits for clocks: older versions do not send theirs, and nodes can be down."""
+"""Time that a node waits for clocks: older versions do not send theirs, and nodes can be down."""
 _JUMP_NS = 1_000_000_000
-"""Two clocks do not drift by that much in the time of the answers that are kept."""
+"""Two clocks do not drift by this much while the answers are kept."""
 SHOWN_SECONDS = 5.0
-"""A difference that users see. No service that sets clocks leaves so much."""
+"""Differences above this are shown to users. No service that sets clocks leaves such a
+difference."""
 
 
 class _Sample(NamedTuple):
@@ -47,7 +48,7 @@ class _Sample(NamedTuple):
 
 class NodeClocks:
     """Belongs to one event loop. `others` are the names of all other nodes of the cluster. `guard`
-    keeps the doubt of a clock that was found wrong, while the others are silent and over a
+    keeps the doubt about a clock that was found wrong, while the others are silent and over a
     restart."""
 
     def __init__(
@@ -63,7 +64,7 @@ class NodeClocks:
         self._samples: dict[str, deque[_Sample]] = {}
 
     def asked(self) -> int:
-        """The monotonic clock now, for `answered`."""
+        """Return the monotonic clock now, for `answered`."""
         return self._clock.monotonic_ns()
 
     def answered(self, node: str, asked_ns: int, their_ns: int, *, is_doubted: bool) -> None:
@@ -92,7 +93,7 @@ class NodeClocks:
         return {node: offset for node, offset in found.items() if offset is not None}
 
     def verdict(self) -> Verdict:
-        """A clock that was found wrong stays in doubt until it is measured right."""
+        """A clock that was found wrong stays in doubt until a measurement finds it right."""
         found = judge_clock({node: self.offset(node) for node in self._others()})
         if found.reason or found.is_measured:
             self._guard.dispute = found.reason
@@ -102,14 +103,14 @@ class NodeClocks:
         return found
 
     def may_decide(self) -> bool:
-        """True if this node may delete records for their age by its clock. In the first minute
-        after the start, that requires the clocks of most nodes to be measured."""
+        """Return True if this node may delete records for their age by its clock. In the first
+        minute after the start, the clocks of most nodes must have been measured."""
         verdict = self.verdict()
         waited_ns = self._clock.monotonic_ns() - self._started_ns
         return not verdict.reason and (verdict.is_measured or waited_ns > _MEASURING_NS)
 
     def shown_seconds(self, node: str) -> float:
-        """Its clock minus this node's; 0.0 if the difference is too small to be shown."""
+        """Return its clock minus this node's; 0.0 if the difference is too small to be shown."""
         offset = self.offset(node)
         if offset is None or abs(offset.seconds) <= SHOWN_SECONDS + offset.error:
             return 0.0

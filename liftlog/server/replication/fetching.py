@@ -1,8 +1,9 @@
-"""One stream that this node follows: asks its leader, and does to the log what the answers say.
+"""One stream that this node follows: fetches from its leader, and applies the answers to the log.
 
-What is to be done is decided by `liftlog.cluster.following`. Here it meets the log and the
-connection: one request is out, or one change of the log is under way, never both and never two. A
-request confirms what is durable, so it is made only after the change before it is on disk.
+`liftlog.cluster.following` decides what is to be done. Here it is applied to the log and the
+connection: there is either one open request or one change of the log in progress, never both and
+never two. A request confirms durable records, so it is sent only after the change before it is on
+disk.
 """
 
 from __future__ import annotations
@@ -54,21 +55,21 @@ _MAX_BYTES = 4 * 1024 * 1024
 _LEAST_BYTES = 128 * 1024
 _ALL_BYTES = 256 * 1024 * 1024
 _INLINE_BYTES = 512 * 1024
-"""What is appended inside the event loop, as long as syncs are fast. The copy and the checksum of
-so much take less time than two handovers between threads under load."""
+"""Limit for an append inside the event loop, as long as syncs are fast. The copy and the checksum
+of this much take less time than two handovers between threads under load."""
 _MAX_REASON_CHARS = 500
 _FIRST_PAUSE_SECONDS = 0.02
 _LONGEST_PAUSE_SECONDS = 1.0
 
 
 class FetchRoom:
-    """How much the streams of a node ask for at a time. What has come waits in memory for the disk,
-    which may be slower than the network.
+    """Limits the bytes that the streams of a node request at a time. Received records wait in
+    memory for the disk, which may be slower than the network.
 
-    A request may always be for `_LEAST_BYTES`, so no stream waits for another one. What requests
-    ask for beyond that is accounted for, from the question until what came is stored: it is never
-    more than `max_bytes` together. Streams that are behind share all of it, the others half of it,
-    which they hold for as long as there is nothing new. Belongs to the event loop.
+    A request may always be for `_LEAST_BYTES`, so no stream waits for another one. Larger requests
+    are counted, from the request until the records are stored: together they never exceed
+    `max_bytes`. Streams that lag behind share all of it, the others half of it, which they hold as
+    long as there is nothing new. Belongs to the event loop.
     """
 
     def __init__(self, max_bytes: int = _ALL_BYTES) -> None:
@@ -78,17 +79,17 @@ class FetchRoom:
         self._taken = 0
 
     def note(self, stream: FollowedStream, *, is_behind: bool) -> None:
-        """Whether its leader has more than it, as far as is known."""
+        """Note whether its leader has more records than it, as far as is known."""
         self._streams.add(stream)
         (self._behind.add if is_behind else self._behind.discard)(stream)
 
     def forget(self, stream: FollowedStream) -> None:
-        """It asks no more."""
+        """The stream sends no more requests."""
         self._streams.discard(stream)
         self._behind.discard(stream)
 
     def take(self, stream: FollowedStream) -> int:
-        """How many bytes it may ask for. They are taken until `give_back`."""
+        """Return how many bytes it may request. They are reserved until `give_back`."""
         if stream in self._behind:
             share = self._max_bytes // len(self._behind)
         else:
@@ -99,19 +100,21 @@ class FetchRoom:
         return size
 
     def hold(self, size: int) -> None:
-        """So many bytes have come: a batch comes as a whole, also if it is larger than asked."""
+        """Count this many received bytes: a batch arrives as a whole, even if it is larger than
+        requested."""
         self._taken += max(0, size - _LEAST_BYTES)
 
     def give_back(self, size: int) -> None:
-        """What `take` has returned, or was told to `hold`."""
+        """Return the bytes of `take`, or those given to `hold`."""
         self._taken -= max(0, size - _LEAST_BYTES)
 
 
 class FollowedStream:
-    """Belongs to the event loop. `link_to` gives the connection to a node; `learn` is called with a
-    newer record that an answer brings, `tell_record_is_old` when one only shows that there is one;
-    `log_changed` at the beginning, and whenever the log has been changed. All streams of a node
-    share its `room`.
+    """Belongs to the event loop.
+
+    `link_to` returns the connection to a node; `learn` is called with a newer record from an
+    answer, `tell_record_is_old` if an answer only shows that there is one; `log_changed` is called
+    at the beginning, and whenever the log has changed. All streams of a node share its `room`.
     """
 
     def __init__(
@@ -138,7 +141,7 @@ class FollowedStream:
             tombstones_removed_below=log.tombstones_removed_below,
         )
         self.leader_end = 0
-        """Where the leader's log ended in its last answer."""
+        """The end of the leader's log in its last answer."""
         self._link_to = link_to
         self._learn = learn
         self._tell_record_is_old = tell_record_is_old
@@ -147,7 +150,7 @@ class FollowedStream:
         self._loop = asyncio.get_running_loop()
         self._exchange: Exchange | None = None
         self._body: memoryview | None = None
-        self._held = 0  # bytes of the answer that is being stored, of the room
+        self._held = 0  # counted bytes of the answer that is being stored
         self._told: Replica | None = None  # the newest answer
         self._pause = _FIRST_PAUSE_SECONDS
         self._timer: asyncio.TimerHandle | None = None
@@ -158,22 +161,22 @@ class FollowedStream:
 
     @property
     def lag(self) -> int:
-        """Records that the leader had at its last answer and this log has not."""
+        """Records that the leader had at its last answer, and this log does not have."""
         return max(0, self.leader_end - self.host.log.log_end_offset)
 
     # --- events ---
 
     def start(self) -> None:
-        """Ask the leader, if there is one."""
+        """Send a request to the leader, if there is one."""
         self._log_changed()
-        self._room.note(self, is_behind=True)  # until it says otherwise
+        self._room.note(self, is_behind=True)  # until the leader reports otherwise
         self._do(self.follower.resumed())
 
     def assigned(self, record: StreamRecord) -> None:
-        """A newer record of the stream."""
+        """Take a newer record of the stream."""
         before = self._exchange
         if record.leader_epoch > self.follower.record.leader_epoch:
-            # It may not be ready yet, and acks wait: it is not to be asked as rarely as a dead one.
+            # The leader may not be ready yet, and acks wait: retry it sooner than a dead one.
             self._pause = _FIRST_PAUSE_SECONDS
         effect = self.follower.assigned(record)
         if self.follower.outstanding is None or effect is not None:
@@ -181,12 +184,12 @@ class FollowedStream:
         self._do(effect)
 
     def connected(self, node: str) -> None:
-        """There is a connection to `node` again."""
+        """Called when `node` is connected again."""
         if node == self.follower.record.leader:
             self._resume()
 
     def close(self) -> None:
-        """Ask no more. A change of the log that is under way ends as it does."""
+        """Send no more requests. A change of the log in progress is completed."""
         self._closed = True
         self._room.forget(self)
         self._give_up(self._exchange)
@@ -220,7 +223,7 @@ class FollowedStream:
         self.host.fail(reason)
 
     def _free(self) -> None:
-        """What the last answer brought is stored, or not needed."""
+        """The records of the last answer are stored, or not needed."""
         self._body = None
         held, self._held = self._held, 0
         self._room.give_back(held)
@@ -252,7 +255,7 @@ class FollowedStream:
     def _answered(self, asked_bytes: int, exchange: Exchange) -> None:
         self._room.give_back(asked_bytes)
         if exchange is not self._exchange or self._closed:
-            return  # to a question that is not asked any more
+            return  # the answer to an abandoned request
         self._exchange = None
         if exchange.error is not None:
             self._refused(exchange.error)
@@ -278,15 +281,16 @@ class FollowedStream:
         if effect is None and self.follower.working is None:
             self._free()
             if self.follower.outstanding is asked:
-                self.follower.lost()  # it does not fit the request, and there is no other answer
+                self.follower.lost()  # a mismatch, and no other answer will arrive
             if self.follower.waits_for_version > self.follower.record.version:
                 self._tell_record_is_old()
             self._ask_later()
         self._do(effect)
 
     def _note_record(self, answer: Replica) -> None:
-        """The leader may not count what this node has before it knows the newer record, of which a
-        notice can come late, or never while the metadata store is out of reach."""
+        """The leader may not count the records of this node before the node has the newer record.
+        The notice of that record may arrive late, or never while the metadata store is
+        unreachable."""
         if answer.record_version <= self.follower.record.version:
             return
         if answer.record is None:
@@ -325,7 +329,7 @@ class FollowedStream:
     # --- the log ---
 
     def _follow_log_start(self, log_start: int) -> None:
-        """What the leader has deleted is deleted here too, as far as it is committed here."""
+        """Delete what the leader has deleted, as far as it is committed here."""
         log = self.host.log
         reached = min(log_start, log.high_watermark)
         if reached <= log.log_start_offset or self._is_deleting:
@@ -343,8 +347,8 @@ class FollowedStream:
         self.host.run_exclusive(call).add_done_callback(done)
 
     def _store(self) -> None:
-        """Append what the answer brought. A leader's publishers wait for it, and two handovers
-        between threads take longer than a small append: it is made at once if the disk is fast."""
+        """Append the records of the answer. The leader's publishers wait for it, and two handovers
+        between threads take longer than a small append: it is done at once if the disk is fast."""
         body, self._body = self._body, None
         told = None if self._told is None else self._told.side_state
         append = partial(self._append, body, told)
@@ -359,7 +363,7 @@ class FollowedStream:
         self._change(append)
 
     def _change(self, call: Callable[[], object]) -> None:
-        """Have a writer thread change the log durably, then continue."""
+        """Change the log durably in a writer thread, then continue."""
         self.host.run_exclusive(call).add_done_callback(self._ended)
 
     def _ended(self, future: asyncio.Future[object]) -> None:
@@ -378,11 +382,11 @@ class FollowedStream:
             self._room.note(self, is_behind=self.lag > 0)
             side = log.leases.side_state.version
             effect = self.follower.stored(log.durable_end_offset, log.epochs, side)
-            self._do(effect)  # first: acks wait for what this request confirms
+            self._do(effect)  # first: acks wait for the confirmation in this request
             self.host.commit_up_to(self.follower.high_watermark)
             self._log_changed()
         elif isinstance(error, CorruptBatch):
-            # Nothing was appended. The leader's bytes are bad, or came over badly.
+            # Nothing was appended. The leader's bytes are damaged, or were damaged on the way.
             logger.warning("replica-answer-damaged stream=%s error=%s", self.host.name, error)
             self._do(self.follower.damaged())
         elif isinstance(error, UnsupportedFormat):
@@ -395,7 +399,7 @@ class FollowedStream:
             self._fail(f"internal error while following: {error!r}")
 
     def _append(self, body: memoryview | None, told: dict[str, Any] | None) -> None:
-        """The next request confirms the side state as it confirms records: it is stored first."""
+        """The next request confirms the side state like records: it is stored first."""
         log = self.host.log
         if told is not None:
             try:
@@ -407,7 +411,7 @@ class FollowedStream:
         end = log.log_end_offset
         try:
             log.append_raw(body)
-        except ValueError as error:  # whole batches, and not those that come next
+        except ValueError as error:  # whole batches, but not the next ones
             raise CorruptBatch(
                 f"the leader's answer does not continue this log: {error}"
             ) from error
@@ -419,8 +423,8 @@ class FollowedStream:
                 log.arrived_now(end, parse_header(body).max_timestamp_ns)
             log.note_acked(log.sync())
         except SyncFailed:
-            # What was not durable was not confirmed: the leader sends it again. If the disk fails
-            # this too, the log ends where it is durable all the same.
+            # Records that were not durable were not confirmed: the leader sends them again. If the
+            # disk fails this, too, the log ends where it is durable.
             log.abandon_tail(keep_offsets=False)
             raise
 
@@ -446,11 +450,11 @@ class FollowedStream:
 
 
 def follow_log_start(log: Log, offset: int, settings: StreamSettings, now_ns: int) -> None:
-    """Make `offset`, at most the high watermark, the log start, as the record or the leader says.
-    Files that are needed to recognise duplicates stay until their time is over, as at the leader:
-    this node may lead next. Blocking. Raises StorageError, DiskFull."""
+    """Make `offset`, at most the high watermark, the log start, as the record or the leader
+    requires. Files that are needed to recognise duplicates stay until their time is over, as at the
+    leader: this node may lead next. Blocking. Raises StorageError, DiskFull."""
     if offset == log.log_end_offset:
-        log.roll()  # or the active file, none of whose records can be read now, would stay
+        log.roll()  # otherwise the active file would stay, with all records below the log start
     decision = decide(
         log.segments,
         RetentionPolicy(protect_newer_than_ns=window_ns(settings)),
@@ -463,8 +467,8 @@ def follow_log_start(log: Log, offset: int, settings: StreamSettings, now_ns: in
 
 
 def _answer_from(received: Replica) -> Answer:
-    """A message of another node may hold anything: what does not fit is left out, and what is left
-    is checked by the rules, and the body by the log."""
+    """The message of another node is not trusted: fields that do not fit are left out, the rules
+    check the others, and the log checks the body."""
     diverging = received.diverging
     gap = None
     if received.gap is not None and type(received.gap.get("next")) is int:

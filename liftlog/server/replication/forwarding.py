@@ -1,8 +1,8 @@
-"""Requests of clients that another node answers: the leader of the stream that they are about.
+"""Forwards requests of clients to the node that answers them: the leader of their stream.
 
-A request makes one hop. The node that a client asks has judged it by its own ACL; the leader only
-carries it out. What waits here is bounded, altogether and for each principal, so a leader that
-hangs costs neither memory nor the requests of others.
+A request makes one hop. The node that receives it from the client has checked it by its own ACL;
+the leader only carries it out. The number of waiting requests is limited, in total and for each
+principal, so a leader that hangs costs neither memory nor the requests of others.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _MAX_WAITING_BYTES = 64 * 1024 * 1024
 
 
 class Forwarding:
-    """Belongs to one event loop. `link_to` gives the connection to another node, `not_leader` the
+    """Belongs to one event loop. `link_to` returns the connection to another node, `not_leader` the
     error that names the leader of a stream."""
 
     def __init__(
@@ -63,7 +63,7 @@ class Forwarding:
 
     @property
     def waiting(self) -> int:
-        """Requests without an answer."""
+        """Number of requests without an answer."""
         return self._waiting.total()
 
     def send(
@@ -76,11 +76,11 @@ class Forwarding:
         *,
         seconds: float | None = None,
     ) -> Callable[[], None]:
-        """Have `node`, which leads `stream`, answer `message`. Returns a function that gives the
-        request up; `answered` is then not called.
+        """Send `message` to `node`, which leads `stream`. Returns a function that cancels the
+        request; `answered` is then not called.
 
-        Raises LimitExceeded. `answered` gets NotLeader when the request did not reach the leader or
-        may be repeated, and RequestTimeout when it may have taken effect.
+        Raises LimitExceeded. `answered` gets NotLeader if the request did not reach the leader or
+        may be repeated, and RequestTimeout if it may have taken effect.
         """
         data = encode_map(message.to_map(1))
         if (
@@ -137,7 +137,8 @@ class Forwarding:
         *,
         seconds: float | None = None,
     ) -> Message:
-        """The answer of `node`, which leads `stream`. Raises what `answered` gets in `send`."""
+        """Return the answer of `node`, which leads `stream`. Raises the errors that `answered` gets
+        in `send`."""
         future: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         give_up = self.send(
             node, stream, message, principal, partial(_complete, future), seconds=seconds
@@ -150,7 +151,7 @@ class Forwarding:
     def _passed_on(
         self, error: LiftlogError, node: str, stream: str, message: Message, *, was_sent: bool
     ) -> LiftlogError:
-        """The client's error when the leader, or the way to it, gave this one."""
+        """Return the client's error for an error of the leader, or of the connection to it."""
         if not isinstance(error, ConnectionLost | ShuttingDown | UnknownRequest):
             return error
         self.failed_total += 1

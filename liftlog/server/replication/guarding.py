@@ -1,11 +1,11 @@
-"""The metadata store has forgotten something: find out, stand aside, and have it restored.
+"""Handles a metadata store that has lost changes: detects it, stands aside, and has them restored.
 
-What may be is a doubt of the mirror: a record that is older than what was seen, or missing. It is
-confirmed by a read that no server answers which lags behind. From then on no node leads or elects
-by that record. The nodes tell each other what they know, and when that is enough
-(`liftlog.cluster.guard`), the newest record is stored again. A node whose knowledge is given up by
-that goes over to it, without its copy. Otherwise an operator decides, with `liftlog cluster
-restore-metadata`.
+A record that is older than one seen before, or missing, makes the mirror doubt the store. A read
+that no lagging server can answer confirms the doubt. From then on no node leads or elects by that
+record. The nodes exchange the records that they have, and when those suffice
+(`liftlog.cluster.guard`), the newest record is stored again. A node whose newer record is abandoned
+by that adopts the stored one, without its copy. Otherwise an operator decides, with `liftlog
+cluster restore-metadata`.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ logger = logging.getLogger("liftlog.server.replication")
 _LOOK_SECONDS = 0.5
 
 Heard = dict[str, dict[str, Known]]
-"""By node that has answered: what it knows, by stream."""
+"""By node that has answered: the records that it has, by stream."""
 
 
 class Guard:
-    """Belongs to one event loop. `log_end` tells where a copy here ends, `stand_aside` is called
-    with each stream whose record is confirmed to be older than what this node has seen, `give_up`
-    with those that are to go over to what has come from the record that is stored."""
+    """Belongs to one event loop. `log_end` returns the end of a copy here, `stand_aside` is called
+    with each stream whose record is confirmed to be older than one that this node has seen,
+    `give_up` with the streams that are to adopt the successors of the stored record."""
 
     def __init__(
         self,
@@ -63,10 +63,10 @@ class Guard:
         self._give_up = give_up
         self._warn = RareWarnings(logger).warn
         self._unreadable: dict[str, str] = {}
-        """Why, by stream: of these records it is not known whether they are old."""
+        """The reason, by stream, why a record cannot be read: it is not known if it is old."""
 
     async def run(self) -> None:
-        """Look into doubts until cancelled."""
+        """Check doubts until cancelled."""
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
             try:
@@ -75,7 +75,7 @@ class Guard:
                 self._warn("metadata-not-checked error=%s", error)
 
     async def look(self) -> None:
-        """Confirm what is in doubt, and restore what can be restored without an operator. Raises
+        """Confirm doubts, and restore the records that can be restored without an operator. Raises
         MetadataUnavailable."""
         confirmed = await self._confirmed(sorted(self._mirror.doubtful))
         self._mirror.regressed.intersection_update({*confirmed, *self._unreadable})
@@ -101,8 +101,9 @@ class Guard:
                 self._warn("metadata-not-restored stream=%s error=%s", name, error)
 
     def answer(self, names: Collection[str]) -> CopiesAnswer:
-        """What this node knows of these streams; without any, the names of all. Raises
-        MetadataUnavailable while it cannot read what it has seen: it must count as silent."""
+        """Return this node's records of these streams; without any names, the names of all. Raises
+        MetadataUnavailable while the node cannot read the records that it has seen: it must count
+        as silent."""
         self._mirror.check_memory()
         known = self._mirror.known
         if not names:
@@ -116,8 +117,8 @@ class Guard:
         return CopiesAnswer(found)
 
     async def restore(self, *, dry_run: bool) -> RestoreAnswer:
-        """Store the newest records that any node which answers has seen, where the store has older
-        ones or none; with `dry_run`, only tell. Raises MetadataUnavailable."""
+        """Store the newest records that any answering node has seen, if the store has older ones or
+        none; with `dry_run`, only report them. Raises MetadataUnavailable."""
         names = set(self._mirror.known)
         for answer in (await self._ask_others(Copies([]))).values():
             names |= set(answer.names)
@@ -126,7 +127,7 @@ class Guard:
         for name in sorted(names):
             try:
                 stored, revision = await self._mirror.read_newest_or_damaged(name)
-            except UnsupportedFormat as error:  # a newer version of liftlog knows what it says
+            except UnsupportedFormat as error:  # only a newer version of liftlog can read it
                 logger.warning("metadata-not-restored stream=%s error=%s", name, error)
                 continue
             after = restored_by_operator(stored, _of(heard, name))
@@ -158,7 +159,7 @@ class Guard:
                 self._mirror.doubtful.discard(name)
                 continue
             try:
-                # Most doubts are late notices, and a cheap read is enough to see that.
+                # Most doubts come from late notices, and a cheap read is enough to see that.
                 stored = await self._mirror.read(name)
                 if is_regressed(known, stored):
                     stored, _ = await self._mirror.read_newest(name)
@@ -175,7 +176,7 @@ class Guard:
         return found
 
     def _others(self) -> set[str]:
-        """All other nodes that this one has ever heard of."""
+        """Return all other nodes that this one has a record of."""
         records = self._mirror.known.values()
         named = {node for one in records if not one.deleted for node in one.members}
         return (named | self._mirror.directory.nodes.keys()) - {self._node}
@@ -184,7 +185,7 @@ class Guard:
         self, after: StreamRecord, stored: StreamRecord | None, revision: int
     ) -> bool:
         if not await self._mirror.put(after, revision):
-            return False  # another node was faster, or the store goes on
+            return False  # another node was faster, or the store has newer changes
         logger.warning(
             "metadata-restored stream=%s version=%d epoch=%d in_place_of=%s",
             after.name,
@@ -195,7 +196,8 @@ class Guard:
         return True
 
     async def _ask(self, names: list[str]) -> Heard:
-        """What all nodes know, this one included; a node that does not answer all is left out."""
+        """Return the records of all nodes, including this one; a node that does not answer
+        completely is left out."""
         heard: Heard = {self._node: {}}
         for node in self._others():
             heard[node] = {}

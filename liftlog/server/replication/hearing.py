@@ -1,8 +1,9 @@
-"""Which of the other nodes this one hears.
+"""Tracks which of the other nodes are in contact with this one.
 
-Nodes ping each other all the time, so a node that is alive is never silent for long. All that a
-node sends counts, not only its pings. Time in which this process itself did not run, because it was
-stopped or its machine stood still, is not counted: what was sent meanwhile waits unread.
+Nodes ping each other all the time, so a live node is never silent for long. Everything that a node
+sends counts, not only its pings. Time in which this process itself did not run, because it was
+stopped or its machine was suspended, is not counted: messages that arrived meanwhile are still
+unread.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 LOOK_SECONDS = 0.1
-"""How often silences are looked for: so late they may be told."""
+"""Interval of the checks for silence, and therefore the delay with which it is reported."""
 
 HUNG_SECONDS = 3.0
-"""No ack waits for a node that was silent for so long."""
+"""No ack waits for a node that was silent for this time."""
 
 ENDED_SECONDS = 0.3
-"""The same, of a node whose machine says that its process has ended."""
+"""The same for a node whose machine reports that its process has ended."""
 
 _LATE_SECONDS = 3 * LOOK_SECONDS
 
@@ -34,9 +35,10 @@ class _Watch:
 
 
 class Hearing:
-    """Belongs to one event loop; `run` looks until it is cancelled. `now` is monotonic, in seconds.
+    """Belongs to one event loop; `run` checks until it is cancelled. `now` is monotonic, in
+    seconds.
 
-    Who needs to know of a silence asks for it once, by `watch`, and need not look again.
+    Code that needs to react to a silence registers once, by `watch`, and need not poll.
     """
 
     def __init__(self, now: Callable[[], float]) -> None:
@@ -44,25 +46,26 @@ class Hearing:
         self._looked_at = now()
         self._stood_still = 0.0
         self._heard: dict[str, float] = {}
-        self._fresh: set[str] = set()  # heard since the last look
+        self._fresh: set[str] = set()  # received since the last check
         self._connections: dict[str, int] = {}
         self._gone_since: dict[str, float] = {}
         self._refusing: set[str] = set()
         self._watches: list[_Watch] = []
 
-    # --- what is heard ---
+    # --- signs of life ---
 
     def expect(self, node: str) -> None:
-        """There is such a node: its silence is counted from now on, if it was not before."""
+        """Note that such a node exists: its silence is counted from now on, if it was not
+        before."""
         if node not in self._heard:
             self._heard[node] = self._gone_since[node] = self._time()
 
     def heard(self, node: str) -> None:
-        """Something has arrived from `node`."""
+        """Note that something has arrived from `node`."""
         self._fresh.add(node)
 
     def connected(self, node: str) -> None:
-        """A connection to or from `node` is there."""
+        """Note a new connection to or from `node`."""
         self.expect(node)
         self._connections[node] = self._connections.get(node, 0) + 1
         self._gone_since.pop(node, None)
@@ -70,32 +73,33 @@ class Hearing:
         self.heard(node)
 
     def refused(self, node: str) -> None:
-        """The machine of `node` says that no process listens there. One that had no connection yet
-        may be about to listen."""
+        """Note that the machine of `node` reports that no process listens there. Ignored for a node
+        without an earlier connection: it may be about to listen."""
         if self._connections.get(node) == 0:
             self._refusing.add(node)
 
     def disconnected(self, node: str) -> None:
-        """One of those has ended."""
+        """Note the end of one of those connections."""
         self._connections[node] -= 1
         if not self._connections[node]:
             self._gone_since[node] = self._time()
 
-    # --- who asks ---
+    # --- queries ---
 
     def silent_seconds(self, node: str) -> float:
-        """How long nothing has come from `node`; of one that was never heard, since it is known."""
+        """Return the seconds since the last message from `node`; if it never sent one, since the
+        node is known."""
         if node in self._fresh or node not in self._heard:
             return 0.0
         return self._time() - self._heard[node]
 
     def gone_seconds(self, node: str) -> float:
-        """How long there has been no connection to or from `node`; 0.0 while there is one."""
+        """Return the seconds without a connection to or from `node`; 0.0 while there is one."""
         since = self._gone_since.get(node)
         return 0.0 if since is None else self._time() - since
 
     def is_refusing(self, node: str) -> bool:
-        """Whether `node` has no connection because no process listens there."""
+        """Return True if `node` has no connection because no process listens there."""
         return node in self._refusing
 
     def watch(
@@ -108,7 +112,7 @@ class Hearing:
     ) -> None:
         """Call `tell` with each node that was silent for `silent` seconds, or without a connection
         for `gone` seconds, or for `refusing` seconds because no process listens there: once, and
-        again after it was heard and is silent once more."""
+        again after a message from it and another silence."""
         self._watches.append(_Watch(tell, silent, gone, refusing))
 
     async def run(self) -> None:
@@ -117,7 +121,7 @@ class Hearing:
             self.look()
 
     def look(self) -> None:
-        """Tell those who watch."""
+        """Call the watches that are due."""
         present = self._time()
         now = self._now()
         self._stood_still += max(0.0, now - self._looked_at - _LATE_SECONDS)
@@ -138,5 +142,5 @@ class Hearing:
                     watch.tell(node)
 
     def _time(self) -> float:
-        """Seconds of this process's own life: they pass only while it runs."""
+        """Return seconds of this process's own time: they pass only while it runs."""
         return min(self._now(), self._looked_at + _LATE_SECONDS) - self._stood_still

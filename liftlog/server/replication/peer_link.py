@@ -1,11 +1,12 @@
-"""The connection of this node to another one, made again whenever it is lost.
+"""The connection of this node to another one, which is made again whenever it is lost.
 
-All followers of streams that the other node leads share it. A request that is under way when the
-connection is lost ends with ConnectionLost; each sender decides what it asks next, since only it
-knows how far its log has come by then.
+All followers of streams that the other node leads share it. An open request ends with
+ConnectionLost if the connection is lost; each sender chooses its next request, since it depends on
+the end of its log at that time.
 
-The link pings the other node, which so hears this one, and its answers are heard here. A connection
-over which nothing comes any more is given up: the way to the other node may be another one now.
+The link pings the other node: its pings show there that this node is alive, and the answers show
+here that the other one is. A silent connection is closed: the route to the other node may have
+changed.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ _UNKNOWN_ADDRESS_SECONDS = 0.2
 _LONGEST_PAUSE_SECONDS = 1.0
 _PING_SECONDS = 0.5
 _SILENT_INTERVALS = 10
-"""After so many of them without a byte the connection is given up. They are counted, not timed:
-this process may have stood still itself."""
+"""After this many intervals without a byte the connection is closed. Intervals are counted, not
+timed: this process itself may have been suspended."""
 
 
 class Introduced(NamedTuple):
-    """What the other node said of itself on the present connection."""
+    """The other node's description of itself on the present connection."""
 
     node: str
     start: int
@@ -52,8 +53,8 @@ class Introduced(NamedTuple):
 class PeerLink:
     """Belongs to one event loop; `run` keeps the connection until it is cancelled.
 
-    `target` tells where the node listens at the moment, None while no one knows. `introduction` is
-    how this node introduces itself. `on_up` is called with each new connection.
+    `target` returns the present address of the node, None while it is unknown. `introduction` is
+    the message by which this node identifies itself. `on_up` is called at each new connection.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class PeerLink:
         self.peer: Introduced | None = None
         """None while there is no connection."""
         self.problem = ""
-        """Why there is none, as far as is known."""
+        """The reason why there is no connection, as far as is known."""
         self._target = target
         self._introduction = introduction
         self._on_up = on_up
@@ -83,8 +84,7 @@ class PeerLink:
         self._is_due = asyncio.Event()
 
     def connect_soon(self) -> None:
-        """The other node is there, as is known from elsewhere: wait no longer before the next
-        attempt to connect to it."""
+        """Connect without delay: another source reports that the node is up."""
         self._backoff.reset()
         self._is_due.set()
 
@@ -94,7 +94,7 @@ class PeerLink:
             while True:
                 try:
                     target = self._target()
-                except LiftlogError as error:  # a file that its connection needs
+                except LiftlogError as error:  # about a file that its connection needs
                     self._tell(f"connecting to it is not possible: {error}", "")
                     await self._pause()
                     continue
@@ -127,7 +127,7 @@ class PeerLink:
                 await self._is_due.wait()
 
     async def _use(self) -> None:
-        """From the introduction to the loss of the connection."""
+        """Runs from the introduction to the loss of the connection."""
         self._hearing.connected(self.node)
         try:
             self._on_up()
@@ -176,7 +176,7 @@ class PeerLink:
             exchange.finish(None, error)
 
     def give_up(self, exchange: Exchange) -> None:
-        """Drop a request that is under way."""
+        """Cancel an open request."""
         if self._link is not None:
             self._link.give_up(exchange)
 
@@ -205,7 +205,8 @@ class PeerLink:
             except BaseException:
                 link.lose("it could not be opened")
                 raise
-        # Else requests that wait for new records would leave no room for those of other streams.
+        # Otherwise requests that wait for new records would leave no room for those of other
+        # streams.
         link.connection.allow_in_flight(PEER_MAX_IN_FLIGHT)
         self._ended.clear()
         self._link = link
@@ -241,7 +242,8 @@ class PeerLink:
 
 
 def _why(error: Exception) -> str:
-    """In words, with what to do on a node: hints for clients name options that a node has not."""
+    """Describe the error, with the remedy on a node: hints for clients name options that a node
+    does not have."""
     if isinstance(error, ConnectionLost) and isinstance(
         error.__cause__, ssl.SSLCertVerificationError
     ):

@@ -1,4 +1,4 @@
-"""Where the records come from that this node has lost: the other replicas of the stream."""
+"""Fetches records that this node has lost from the other replicas of the stream."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from liftlog.server.replication.peer_link import PeerLink
 _FETCH_BYTES = 1024 * 1024
 _ANSWER_SECONDS = 10.0
 _NOT_LED = ("failed", "elsewhere", "follower")
-"""States in which a node that is to lead does not: of damage it may not know."""
+"""States of a stream on a node that does not lead it: such a node may not have found damage yet."""
 
 
 class ReplicaDonors:
-    """Asks them with fetches for their own copies, up to their own high watermarks: what is
-    committed is the same everywhere. See `liftlog.server.cleaning.mending.Donors`."""
+    """Fetches from the other nodes' own copies, up to their own high watermarks: committed records
+    are the same everywhere. See `liftlog.server.cleaning.mending.Donors`."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class ReplicaDonors:
                 while first < end:
                     header, body = await self._ask(node, name, incarnation, first)
                     if (header.tombstones_removed_below or 0) > first:
-                        # What was deleted there may be alive in this copy.
+                        # A record that was deleted there may still exist in this copy.
                         raise LiftlogError("it has removed tombstones there")
                     if header.next_offset <= first:
                         raise LiftlogError(f"it has nothing from offset {first} on yet")
@@ -80,7 +80,7 @@ class ReplicaDonors:
         return "; ".join(problems) or "the stream has no other replica"
 
     def _others(self, name: str) -> list[str]:
-        """Those in sync first: the others may have less."""
+        """Return nodes in sync first: the others may have fewer records."""
         record = self._mirror.records.get(name)
         if record is None or record.deleted:
             return []
@@ -90,14 +90,14 @@ class ReplicaDonors:
     async def _check(
         self, node: str, name: str, incarnation: str, first: int, body: memoryview
     ) -> None:
-        """A copy that is damaged as well is of no use; its node finds out how much of it, and
-        repairs it in its turn. Raises CorruptBatch, UnsupportedFormat."""
+        """Check the copy: a damaged one is of no use; its node determines the extent of the damage,
+        and repairs it in turn. Raises CorruptBatch, UnsupportedFormat."""
         try:
             for _ in iter_batches(body):
                 pass
         except CorruptBatch:
             with contextlib.suppress(LiftlogError):
-                # For this it has to look into the records.
+                # To answer this, the node has to examine the records.
                 await self._ask(node, name, incarnation, first, columns=["offset"])
             raise
 
@@ -125,9 +125,10 @@ class ReplicaDonors:
 
 
 async def check_whole(link: PeerLink, record: StreamRecord) -> None:
-    """Before a copy is dropped to be fetched from its leader again: it may have what is damaged in
-    the leader's. Raises Conflict if that is damaged as well, as far as is known there, or not
-    opened by the leader of this epoch yet; LiftlogError when the leader does not tell."""
+    """Check the leader's copy before a copy is dropped to be fetched again: the dropped copy may
+    have records that are damaged in the leader's. Raises Conflict if the leader's copy is known to
+    be damaged, or the leader of this epoch has not opened it yet; LiftlogError if the leader does
+    not answer."""
     answer = (await ask(link, DescribeStream(record.name))).answer
     info = answer.info if isinstance(answer, StreamAnswer) else None
     if (
@@ -141,7 +142,7 @@ async def check_whole(link: PeerLink, record: StreamRecord) -> None:
 
 
 def check_same_leader(present: StreamRecord, checked: StreamRecord) -> None:
-    """Raises Conflict unless the leader whose copy was found to be whole still leads."""
+    """Raises Conflict unless the leader whose copy was found complete still leads."""
     if any(
         getattr(present, name) != getattr(checked, name)
         for name in ("incarnation", "leader", "leader_epoch")
@@ -150,7 +151,7 @@ def check_same_leader(present: StreamRecord, checked: StreamRecord) -> None:
 
 
 async def ask(link: PeerLink, message: Message) -> Exchange:
-    """One request and its answer. Raises the error that is answered, ConnectionLost,
+    """Send one request and return its answer. Raises the error of the answer, ConnectionLost,
     RequestTimeout."""
     answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 

@@ -1,7 +1,7 @@
-"""One stream that this node leads: its followers' requests, and what they make of its commits.
+"""One stream that this node leads: its followers' requests, and the commits that they allow.
 
-The rules are those of `liftlog.cluster.leading`; here they meet the log and the connections of the
-followers. What they commit is the matter of the stream's gate.
+`liftlog.cluster.leading` contains the rules; here they are applied to the log and the connections
+of the followers. The stream's gate makes the commits.
 """
 
 from __future__ import annotations
@@ -36,31 +36,32 @@ logger = logging.getLogger("liftlog.server.replication")
 
 _PARKED_SECONDS = MAX_PARKED_MS / 1000
 _TOGETHER_SECONDS = 0.25
-"""Requests of idle streams that were parked within so long are answered together. That wakes two
-nodes less often, and does not hold up the others."""
+"""Requests of idle streams that were parked within this time are answered together. That wakes two
+nodes less often, and does not delay the others."""
 _MAX_BODY_BYTES = 16 * 1024 * 1024
 MAX_KEPT_BYTES = 256 * 1024
-"""Of each stream, so much stays in memory. Larger answers go from the files to the socket
+"""Bytes of each stream that stay in memory. Larger answers go from the files to the socket
 uncopied."""
 
 
 class Reply(Protocol):
-    """Where the answer to one request goes. Either `replica` or `refuse` is called, once."""
+    """The destination of the answer to one request. Either `replica` or `refuse` is called,
+    once."""
 
     @property
     def may_copy(self) -> bool:
-        """False while much waits to be sent there: what is sent next stays in its file."""
+        """False while many bytes wait to be sent there: the next answer stays in its file."""
         ...
 
     def replica(self, header: Replica, body: LogSlice | bytes | None) -> None:
-        """Send the answer at once; takes over `body`."""
+        """Send the answer at once; takes ownership of `body`."""
         ...
 
     def refuse(self, error: Exception) -> None: ...
 
 
 class CatchUpPace:
-    """What replicas that are not in sync may fetch of this node, all of them together. Belongs to
+    """Limits what all replicas that are not in sync together may fetch from this node. Belongs to
     the event loop."""
 
     def __init__(self, max_bytes_per_second: float) -> None:
@@ -68,24 +69,24 @@ class CatchUpPace:
         self._free_at = 0.0
 
     def wait_seconds(self, now: float) -> float:
-        """How long until the next answer may leave."""
+        """Return the time until the next answer may be sent."""
         return max(0.0, self._free_at - now)
 
     def sent(self, size_bytes: int, now: float) -> None:
-        """An answer of this size leaves now."""
+        """Note that an answer of this size is sent now."""
         self._free_at = max(self._free_at, now) + size_bytes / self._rate
 
 
 class _Newest:
-    """What was appended last, as bytes: a follower that keeps up gets it without a look at the
-    files, and in one piece with the answer's header."""
+    """The last appended records, as bytes: a follower that keeps up gets them without an access to
+    the files, and in one piece with the answer's header."""
 
     def __init__(self) -> None:
         self._groups: deque[_Group] = deque()
         self._size_bytes = 0
 
     def add(self, batches: Sequence[EncodedBatch], high_watermark: int) -> None:
-        """These were appended."""
+        """Add appended batches."""
         if not batches:
             return
         self.drop_below(high_watermark)
@@ -101,13 +102,13 @@ class _Newest:
             self._size_bytes -= groups.popleft().size_bytes
 
     def drop_below(self, high_watermark: int) -> None:
-        """What is committed is not kept: those in sync have it."""
+        """Drop committed records: the in-sync replicas have them."""
         groups = self._groups
         while groups and groups[0].next_offset <= high_watermark:
             self._size_bytes -= groups.popleft().size_bytes
 
     def read(self, offset: int, max_bytes: int) -> bytes | None:
-        """The groups from `offset` on, if one of them begins there and all fit."""
+        """Return the groups from `offset` on, if one of them begins there and all fit."""
         found: list[bytes | bytearray | memoryview] = []
         for group in reversed(self._groups):
             found[:0] = group.data
@@ -132,9 +133,11 @@ class _Parked:
 
 
 class ServedStream:
-    """One stream that is led here, and the requests of its followers. Belongs to the event loop.
+    """One stream that this node leads, and the requests of its followers. Belongs to the event
+    loop.
 
-    `gate` is the gate of its commits. `ended` hears why the present epoch is over here, once.
+    `gate` is the gate of its commits. `ended` is called once, with the reason why the present epoch
+    has ended here.
     """
 
     def __init__(
@@ -146,8 +149,8 @@ class ServedStream:
         ended: Callable[[str], None],
         expects_repair: Callable[[int, int], bool] = lambda first, end: False,
     ) -> None:
-        """`pace` is shared by all streams that this node leads. `expects_repair` tells whether what
-        is damaged in a range is about to be repaired."""
+        """All streams that this node leads share `pace`. `expects_repair` returns True if damage in
+        a range is about to be repaired."""
         self.leader = leader
         self._log = log
         self._pace = pace
@@ -180,7 +183,7 @@ class ServedStream:
     # --- followers ---
 
     def fetch(self, node: str, start: int, request: Replicate, reply: Reply) -> None:
-        """A follower asks. It is answered now or later."""
+        """Serve the request of a follower, now or later."""
         if request.incarnation != self._log.incarnation:
             reply.refuse(StaleIncarnation(f"stream {request.stream} was created again"))
             return
@@ -198,7 +201,8 @@ class ServedStream:
         if node in self._parked:
             self._drop_parked(node)
         if self._log.log_end_offset > self.leader.log_end:
-            # A thread has written, and the loop is yet to be told. What is read below is the log.
+            # A thread has written, and the loop has not been notified yet. The read below uses the
+            # log.
             self.gate.written(())
         verdict = self.gate.fetched(asked)
         self._newest.drop_below(self.leader.high_watermark)
@@ -219,7 +223,7 @@ class ServedStream:
             reply.refuse(_refusal(kind, request, self.leader))
 
     def _send_in_time(self, node: str, request: Replicate, reply: Reply) -> None:
-        """No ack waits for this follower; publishers and those in sync come first."""
+        """No ack waits for this follower; publishers and in-sync replicas come first."""
         seconds = self._pace.wait_seconds(self._loop.time())
         if seconds:
             timer = self._loop.call_later(seconds, self._send_late, node)
@@ -232,44 +236,47 @@ class ServedStream:
         self._send_in_time(node, parked.request, parked.reply)
 
     def hear_again(self) -> None:
-        """Answer the requests that wait for new records: their followers ask again at once, which
-        shows that they still follow."""
+        """Answer the requests that wait for new records: their followers send the next request at
+        once, which shows that they still follow."""
         for node in list(self._parked):
             self.gate.expired(node)
 
     def lost(self, node: str) -> None:
-        """The connection of `node` is gone for longer than a reconnection takes."""
+        """The connection of `node` has been lost for longer than a reconnection takes."""
         self._drop_parked(node)
         self.gate.lost(node)
 
     # --- the record ---
 
     def propose(self, stopping: Collection[str] = ()) -> Change | None:
-        """A change of the in-sync set that is due. Nodes that are `stopping` do not enter it."""
+        """Return a change of the in-sync set that is due. Nodes that are `stopping` do not enter
+        it."""
         return self.leader.propose(self._loop.time(), stopping)
 
     def adopt(self, record: StreamRecord) -> None:
-        """A newer record of the stream. If it ends this epoch, the stream has stepped down."""
+        """Adopt a newer record of the stream. If it ends this epoch, the stream has stepped
+        down."""
         before = self.leader.record
         self.gate.adopt(record)
         if record.version > before.version and not self.leader.resigned:
-            # A node that stops has left, and asks no more: it must not be taken in again.
+            # A node that stops has left the set, and sends no more requests: it must not be added
+            # again.
             for node in set(before.isr).difference(record.isr):
                 self.lost(node)
             self.gate.tell_of_record()
         self._tell_confirmed()
 
     def lead_on(self, leader: Leader, ended: Callable[[str], None]) -> None:
-        """The next epoch, that of `leader`, has begun in the log, which is as it was. What waits
-        for followers is committed by what they ask for in this epoch."""
-        self._refuse_parked()  # they are of the epoch before
+        """Continue in the next epoch, that of `leader`, which the otherwise unchanged log has
+        begun. The followers' requests in this epoch commit what waits for followers."""
+        self._refuse_parked()  # they belong to the previous epoch
         self.leader.resign()
         self.leader = self.gate.leader = leader
         self._ended = ended
 
     @property
     def is_quiet(self) -> bool:
-        """Whether nothing is to be copied or proposed before something happens."""
+        """True if nothing has to be copied or proposed until something happens."""
         leases, leader = self._log.leases, self.leader
         is_copied = leases.are_known and leases.side_state.version == leader.side_version
         return is_copied and leader.is_settled
@@ -284,8 +291,8 @@ class ServedStream:
             self._tell_confirmed()
 
     async def side_confirmed(self) -> None:
-        """Return when the side state, as it is now, outlives this leader. Raises NotLeader when
-        another node may lead before that."""
+        """Return when the present side state outlives this leader. Raises NotLeader if another node
+        may lead before that."""
         self.side_changed()
         version = self.leader.side_version
         if self.leader.resigned:
@@ -303,13 +310,13 @@ class ServedStream:
                 confirmed.set_result(None)
 
     def tombstone_bound(self, forget_after: float) -> int:
-        """Below this offset every replica has all tombstones, except replicas that were not heard
-        of for so many seconds."""
+        """Return the offset below which every replica has all tombstones, ignoring replicas that
+        have been silent for `forget_after` seconds."""
         known = self._log.leases.tombstone_bound
         return self.leader.confirmed_by_all(self._loop.time(), forget_after, known)
 
     def close(self) -> None:
-        """The lead has ended: nothing more is answered."""
+        """The leadership has ended: nothing more is answered."""
         self._refuse_parked()
         confirming, self._confirming = self._confirming, []
         for _, confirmed in confirming:
@@ -363,7 +370,7 @@ class ServedStream:
                 self._look(request, reply, damage.first_offset, damage.next_offset)
             return
         except OffsetOutOfRange:
-            # Retention, or a new beginning, has removed it: `first_stored` tells the follower.
+            # Retention, or a restart of the log, has removed it: `first_stored` tells the follower.
             reply.replica(self._header(request), None)
             return
         except LiftlogError as error:
@@ -392,8 +399,8 @@ class ServedStream:
             reply.replica(self._header(request, body_length=found.length), found)
 
     def _look(self, request: Replicate, reply: Reply, first: int, end: int) -> None:
-        """Damage that is met for the first time, here or by a follower that got these bytes: a
-        thread finds out how much it is."""
+        """Handle damage that is met for the first time, here or by a follower that got these bytes:
+        a thread determines its extent."""
 
         def done(job: asyncio.Future[None]) -> None:
             self._looking.discard(job)
@@ -440,20 +447,21 @@ class ServedStream:
         )
 
     def _record_for(self, request: Replicate) -> bytes | None:
-        """The record, when the answer is to carry it."""
+        """Return the record if the answer is to contain it."""
         told = _mark_from(request.leader_record)
         leader = self.leader
         is_to_know = leader.tells_record(_mark_from(request.record), told)
         return leader.record.to_json() if is_to_know else None
 
     def _side_state(self) -> dict[str, Any]:
-        """As it is now, which may be newer than what is being confirmed."""
+        """Return the present side state, which may be newer than the one that is being
+        confirmed."""
         side = self._log.leases.side_state
         return {**side.to_dict(), "version": side.version, "tombstone_bound": side.tombstone_bound}
 
 
 def _mark_from(value: list[int] | None) -> Mark | None:
-    """Another node may send anything."""
+    """The value from another node is not trusted."""
     return (value[0], value[1]) if value is not None and len(value) == 2 else None
 
 

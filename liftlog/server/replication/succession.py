@@ -1,7 +1,7 @@
-"""Who leads next: this node's part in the elections of the streams that it has a copy of.
+"""This node's part in the elections of leaders for the streams that it has a copy of.
 
-`liftlog.cluster.election` decides. Here it is told what this node hears and what the store says,
-and what it decides is done: other nodes are asked, a change of the record is committed.
+`liftlog.cluster.election` decides. This module passes it the silences of nodes and the content of
+the store, and carries out its decisions: it asks other nodes, and commits changes of records.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _HEAR_AGAIN_SECONDS = 0.5
 _LOOK_AT_DISK_SECONDS = 1.0
 _MAX_UNDER_WAY = 64
 ELECTION_REASONS = ("leader-lost", "no-leader")
-"""Most replicas heard the leader no longer; or it had given the lead up."""
+"""Most replicas no longer received heartbeats from the leader; or the leader had resigned."""
 _MAX_TOLD = 10_000
-"""An answer tells of no more copies than this."""
+"""Maximum number of copies in an answer."""
 
 
 class Copies(Protocol):
@@ -48,34 +48,34 @@ class Copies(Protocol):
     def names(self) -> Collection[str]: ...
 
     def log_end(self, name: str) -> LogEnd | None:
-        """Where it ends; None when it cannot be served."""
+        """Return the end of the copy; None if it cannot be served."""
         ...
 
     def prepare_to_lead(self, name: str) -> bool:
-        """Begin what takes long before this node can lead; whether that has been done. Called again
-        and again while it may have to."""
+        """Begin the preparations that take long before this node can lead; return True once they
+        are done. Called repeatedly while it may have to lead."""
         ...
 
     def leading(self) -> Iterable[tuple[str, Leader]]:
-        """Those that this node leads."""
+        """Return the streams that this node leads."""
         ...
 
     def stalled(self, names: Iterable[str]) -> Iterable[tuple[StreamRecord, float]]:
-        """Those of these, which this node leads by their records, that wait for its disk, and for
-        how many seconds."""
+        """Return those of these streams, all led by this node by their records, that wait for its
+        disk, with the seconds of waiting."""
         ...
 
     def stop_leading(self, name: str, reason: str) -> None:
-        """Take no more messages in this epoch."""
+        """Accept no more messages in this epoch."""
         ...
 
     def hear_again(self) -> None:
-        """Have the followers of all that this node leads ask now."""
+        """Make the followers of all streams that this node leads send a request now."""
         ...
 
 
 class Succession:
-    """Belongs to one event loop; `run` looks until it is cancelled."""
+    """Belongs to one event loop; `run` checks until it is cancelled."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class Succession:
         spawn: Callable[[Coroutine[Any, Any, None]], None],
         is_attached: Callable[[], bool],
     ) -> None:
-        """`is_attached` tells whether NATS delivers to this node."""
+        """`is_attached` returns True if NATS delivers to this node."""
         self._elections = elections
         self._mirror = mirror
         self._hearing = hearing
@@ -103,22 +103,23 @@ class Succession:
         self._under_way: set[str] = set()
         self._heard_again_at = self._disk_looked_at = 0.0
         self._led_by: dict[str | None, list[str]] = {}
-        """The names of all streams by their leaders, None: without one; as of so many changes."""
+        """The names of all streams by their leaders (None: without one), as of `_led_by_as_of`
+        changes."""
         self._led_by_as_of = -1
         self.elections = dict.fromkeys(ELECTION_REASONS, 0)
-        """Those that this node has won, by reason."""
+        """Elections that this node has won, by reason."""
 
     def stand_down(self) -> None:
-        """This node stops: it takes over nothing more."""
+        """This node stops: it takes over no more streams."""
         self._elections.is_stopping = True
 
     def may_lead(self, leader: Leader) -> bool:
-        """Whether this node may lead at this moment; `look` makes it stop a little later."""
+        """Return True if this node may lead at this moment; `look` makes it stop a little later."""
         return not self._elections.stops(leader, self._loop.time())
 
     @property
     def is_electing(self) -> bool:
-        """Whether this node may get a lead by an election that has begun."""
+        """True if this node may become leader by an election that has begun."""
         return bool(self._under_way)
 
     async def run(self) -> None:
@@ -127,7 +128,7 @@ class Succession:
             self.look()
 
     def look(self) -> None:
-        """Stop, ask and elect, as far as it is due."""
+        """Stop, ask and elect, as far as each is due."""
         now = self._loop.time()
         self._see(now)
         self._stop_leading(now)
@@ -143,18 +144,18 @@ class Succession:
                 continue
             is_prepared = self._copies.prepare_to_lead(record.name)
             claim = self._elections.decide(record, log, now)
-            # Else another copy, which is next in turn, may be led sooner.
+            # Otherwise another copy, which is next in turn, could lead sooner.
             if claim is not None and is_prepared and len(self._under_way) < _MAX_UNDER_WAY:
                 self._under_way.add(record.name)
                 self._spawn(self._elect(record, claim))
 
     def opinion(self, node: str) -> SuspectAnswer:
-        """What this node says of another one."""
+        """Return this node's view of another one."""
         now = self._loop.time()
         self._see(now)
         logs: dict[str, list[int]] = {}
         for name in self._copies.names():
-            record = self._mirror.records.get(name)  # none while what is stored is not believed
+            record = self._mirror.records.get(name)  # None if the stored one is not trusted
             if record is not None and record.leader == node and len(logs) < _MAX_TOLD:
                 log = self._copies.log_end(name)
                 if log is not None:
@@ -165,8 +166,8 @@ class Succession:
     async def take_over(
         self, asker: str, names: Iterable[str], *, detached: bool
     ) -> dict[str, StreamRecord]:
-        """Take the lead of those of the streams that this node can serve and `asker` leads. Returns
-        the record of each that this node leads then."""
+        """Take the lead of those of the streams that `asker` leads and this node can serve. Returns
+        the records of those that this node leads afterwards."""
         now = self._loop.time()
         claims: list[Coroutine[Any, Any, None]] = []
         self._see(now)
@@ -195,7 +196,7 @@ class Succession:
         elections.renewed(self._session.deadline, now)
         elections.sessions(directory.live)
         elections.stopping = directory.stopping
-        # A store that was set back may not know a leader, which is alive or not all the same.
+        # A store that was set back may lack the record of a leader.
         for node in {*directory.nodes, *self._leaders()}:
             if node != elections.node:
                 self._hearing.expect(node)
@@ -207,7 +208,7 @@ class Succession:
         elections.look(now)
 
     def _in_question(self, now: float) -> list[StreamRecord]:
-        """The streams whose leader may have to be replaced; in good times there is none."""
+        """Return the streams whose leader may have to be replaced; normally none."""
         mirror, copies = self._mirror, self._copies.names()
         records = mirror.records
         doubtful = {None, *self._elections.in_doubt(self._leaders(), now)}
@@ -219,7 +220,7 @@ class Succession:
         ]
 
     def _leaders(self) -> list[str]:
-        """The nodes that lead a stream, whether the store knows them or not."""
+        """Return the nodes that lead a stream, even if the store has no record of them."""
         if self._led_by_as_of != self._mirror.changes:
             self._led_by_as_of = self._mirror.changes
             self._led_by = {}
@@ -231,7 +232,7 @@ class Succession:
         if not self._elections.session_ends_soon(now):
             return
         if now - self._heard_again_at >= _HEAR_AGAIN_SECONDS:
-            # Without new records they may have been silent for long, and be alive.
+            # Without new records they may have been silent for long, and yet be alive.
             self._heard_again_at = now
             self._copies.hear_again()
         for name, leader in list(self._copies.leading()):
@@ -241,8 +242,8 @@ class Succession:
                 )
 
     def _yield(self, now: float) -> None:
-        """Ask others to take over what this node cannot serve."""
-        leading = self._copies.leading()  # not looked at in good times
+        """Ask other nodes to take over streams that this node cannot serve."""
+        leading = self._copies.leading()  # normally not evaluated
         stalled: Iterable[tuple[StreamRecord, float]] = ()
         if now - self._disk_looked_at >= _LOOK_AT_DISK_SECONDS:
             self._disk_looked_at = now
@@ -262,7 +263,8 @@ class Succession:
                 self._link_to(one.peer).request(Resign(some, one.detached), exchange)
 
     def _handed_over(self, exchange: Exchange) -> None:
-        """Hear from the next leader what the store may not tell this node for long."""
+        """Adopt the records in the answer of the next leader, since the store may not notify this
+        node for long."""
         if not isinstance(exchange.answer, ResignAnswer):
             return
         for name, data in exchange.answer.streams.items():
@@ -285,7 +287,7 @@ class Succession:
         self._link_to(question.peer).request(Suspect(question.about), exchange)
 
     async def _elect(self, record: StreamRecord, claim: Elect) -> None:
-        """Try it once; a record that has changed meanwhile is looked at again."""
+        """Try it once; a record that has changed meanwhile is examined again."""
         try:
             after = transitions.failover(record, claim.dead, self._elections.node)
             if after is None:
@@ -308,7 +310,7 @@ class Succession:
 
 
 def _logs_from(logs: dict[str, Any]) -> dict[str, LogEnd]:
-    """What another node sends may be anything."""
+    """The data of another node is not trusted."""
     return {
         name: LogEnd(*pair)
         for name, pair in logs.items()

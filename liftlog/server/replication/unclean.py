@@ -1,6 +1,6 @@
 """Unclean recovery with `cluster.unclean: balanced`: streams without a complete copy get a leader.
 
-`liftlog.cluster.unclean` tells which node has the best copy; that one makes itself the leader.
+`liftlog.cluster.unclean` selects the node with the best copy; that node makes itself the leader.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ logger = logging.getLogger("liftlog.server.replication")
 _LOOK_SECONDS = 1.0
 
 Told: TypeAlias = Mapping[str, Known | None]
-"""What each replica has told of its copy."""
+"""The state of its copy that each replica has reported."""
 
 
 class UncleanRecovery:
-    """Belongs to one event loop. `answer` tells what this node, `node` in the life that began with
-    `start`, knows of streams; `may_lead` whether it can take the lead of one now."""
+    """Belongs to one event loop. `answer` returns the records that this node, `node` in the life
+    that began with `start`, has of streams; `may_lead` returns True if it can take the lead of one
+    now."""
 
     def __init__(
         self,
@@ -52,19 +53,19 @@ class UncleanRecovery:
         self._on_recovered = on_recovered
         self._warn = RareWarnings(logger).warn
         self._ends: dict[str, tuple[StreamRecord, Told]] = {}
-        """What was told of each stream a moment ago."""
+        """The reports on each stream at the last look."""
         self.recovered = 0
-        """So many times this node has become the leader of a stream by this."""
+        """Number of times that this node has become the leader of a stream by unclean recovery."""
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Runs until cancelled."""
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
             await self.look()
 
     async def look(self) -> None:
         """Take the lead of the streams that no node can lead, and of which this one has the best
-        copy: if no copy has changed since the last look. Does not raise."""
+        copy, provided that no copy has changed since the last look. Does not raise."""
         directory, told = self._mirror.directory, dict[str, tuple[StreamRecord, Told]]()
         records = [one for one in self._mirror.records.values() if self._concerns(one)]
         silent: set[str] = set()
@@ -97,7 +98,7 @@ class UncleanRecovery:
     async def _ask(
         self, records: list[StreamRecord], into: dict[str, tuple[StreamRecord, Told]]
     ) -> set[str]:
-        """Returns the nodes that have not answered."""
+        """Return the nodes that have not answered."""
         names = [record.name for record in records]
         others = {node for record in records for node in record.replicas} - {self._node}
         answers = await ask_nodes(others, Copies(names), self._link_to) if names else {}
@@ -110,7 +111,7 @@ class UncleanRecovery:
         return silent
 
     async def _recover(self, record: StreamRecord) -> None:
-        """Unless the record has changed since the copies were compared."""
+        """Recover the stream, unless the record has changed since the copies were compared."""
         made: StreamRecord | None = None
 
         def step(present: StreamRecord) -> StreamRecord | None:

@@ -24,7 +24,7 @@ from liftlog.protocol.messages import Done, Message
 from liftlog.server.requests.rights import Ask, At, Caller, Told, handles, starts
 
 
-# A member that may not read would keep its slots from those that may.
+# A member without the right to read would keep its slots from those that have it.
 @handles(JoinGroup, "commit", at=At.OFFSETS, and_read=True)
 async def _join_group(caller: Caller, message: JoinGroup) -> Message:
     join = Join(
@@ -54,7 +54,7 @@ async def _beat_group(caller: Caller, message: BeatGroup) -> Message:
 
 
 def _assignment(found: Assignment | None) -> AssignmentAnswer:
-    assert found is not None  # joins and beats are answered with one
+    assert found is not None  # joins and heartbeats are answered with one
     return AssignmentAnswer(
         found.joined,
         found.generation,
@@ -115,7 +115,7 @@ async def _describe_group(caller: Caller, message: DescribeGroup) -> Message:
 
 
 async def _relay_groups(caller: Caller, message: ListGroups, ask: Ask) -> Message:
-    """A cursor names a group, so it is the last one that the client sees."""
+    """A cursor names a group: it must be the last group that the client sees."""
     after = message.after
     while True:
         answer = await ask(replace(message, after=after))

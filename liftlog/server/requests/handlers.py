@@ -1,4 +1,4 @@
-"""The code that answers each request but fetches: streams, leases, checkpoints, the daemon."""
+"""Answers all requests except fetches: streams, leases, checkpoints, the daemon."""
 
 from __future__ import annotations
 
@@ -77,12 +77,13 @@ from liftlog.server.requests.rights import (
 
 
 async def _created(caller: Caller, message: CreateStream) -> StreamInfo:
-    """Any node makes the record; the leader, which may be another one, then has the stream."""
+    """Any node stores the record; afterwards its leader, which may be another node, has the
+    stream."""
     try:
         return await caller.broker.create_stream(message.stream, message.settings)
     except NotLeader:
         answer = await ask_leader(caller, message)
-        if not isinstance(answer, StreamAnswer):  # this node was to lead it, and does not yet
+        if not isinstance(answer, StreamAnswer):  # this node was to lead it, and does not do so yet
             raise
         return answer.info
 
@@ -94,13 +95,13 @@ async def _create(caller: Caller, message: CreateStream) -> Message:
     except Conflict:
         if caller.may("read", message.stream):
             raise
-        # The differences show what it records and how, which only its readers may know.
+        # The differences show what the stream records and how, which only its readers may see.
         raise Conflict(
             f"there is already a stream {message.stream!r}, with other settings",
             hint="choose another name",
         ) from None
     if not caller.may("read", message.stream):
-        # If it was there before, the rest would describe what others recorded.
+        # If the stream existed before, the other fields would describe other publishers' messages.
         created = StreamInfo(
             name=created.name,
             subject=created.subject,
@@ -131,7 +132,7 @@ async def _list(caller: Caller, _: ListStreams) -> Message:
 
 
 def _shown(caller: Caller, infos: list[StreamInfo]) -> StreamsAnswer:
-    """To another node, only what it does not know better."""
+    """To another node, return only the streams that it cannot describe better itself."""
     catalog, is_forwarded = caller.broker.catalog, caller.is_forwarded
     return StreamsAnswer(
         [
@@ -189,7 +190,7 @@ async def _truncate(caller: Caller, message: TruncateStream) -> Message:
     return StreamAnswer(info.to_wire())
 
 
-# --- questions ---
+# --- requests for facts ---
 
 
 async def _relay_extents(caller: Caller, message: ListExtents, ask: Ask) -> Message:
@@ -206,15 +207,15 @@ async def _extents(caller: Caller, message: ListExtents) -> Message:
 
 
 def _without_conditions(caller: Caller, message: ListExtents) -> ListExtents:
-    """For who may read some subjects only: they must not learn which others, and keys, there
-    are."""
+    """For principals that may read only some subjects: they must not learn about other subjects and
+    keys."""
     if caller.gate.readable_subjects(caller.principal, message.stream, peer=caller.peer) is None:
         return message
     return ListExtents(message.stream, message.start, message.step_bytes)
 
 
 def _probe_of(message: ListExtents) -> Probe | None:
-    """What the reader wants; None if that is everything."""
+    """Return the reader's conditions; None if it wants all records."""
     newest = 2**63 - 1
     probe = Probe(
         not_before_ns=min(message.not_before_ns or 0, newest),
@@ -341,7 +342,7 @@ async def _look_again(caller: Caller, message: LookAgain) -> Message:
 
 @handles(ElectLeader, "admin")
 async def _elect(caller: Caller, message: ElectLeader) -> Message:
-    """The leader hands over. Any node has one elected where there is none."""
+    """The leader hands over. If there is no leader, any node can start the election."""
     leadership = needed_node_of(caller.broker).leadership
     if message.lost:
         if message.node is None:
@@ -361,8 +362,8 @@ async def _restore_metadata(caller: Caller, message: RestoreMetadata) -> Message
 
 @contextlib.contextmanager
 def _known_elsewhere(caller: Caller) -> Iterator[None]:
-    """The node that forwards a request may have heard of the stream before this one: its client is
-    to ask again, not to take the stream for gone."""
+    """The node that forwards a request may have received the record of the stream before this one:
+    its client must retry, and not conclude that the stream is gone."""
     try:
         yield
     except StreamNotFound as error:
@@ -415,7 +416,8 @@ async def _fetch_checkpoint(caller: Caller, message: FetchCheckpoint) -> Message
 _PIECE_CHECKPOINTS = 250
 
 Page = Callable[[str | None, int], Awaitable[tuple[list[dict[str, Any]], str | None]]]
-"""At most so many checkpoints that the caller may see, after a cursor; and the next cursor."""
+"""Returns at most this many checkpoints that the caller may see, after a cursor; and the next
+cursor."""
 
 
 async def _relay_checkpoints(caller: Caller, message: ListCheckpoints, ask: Ask) -> Message:
@@ -448,7 +450,7 @@ async def _list_checkpoints(caller: Caller, message: ListCheckpoints) -> Message
 
 async def _page_of(page: Page, after: str | None) -> CheckpointsAnswer:
     """Every page but the last is full: so it ends with a checkpoint that it contains, and `after`
-    reveals none that the caller may not see."""
+    names no checkpoint that the caller may not see."""
     found: list[dict[str, Any]] = []
     while True:
         some, after = await page(after, PAGE_CHECKPOINTS - len(found))

@@ -1,8 +1,10 @@
-"""Which operation of the ACL each request needs, which node answers it, and what does (`handlers`).
+"""The operation of the ACL that each request needs, the node that answers it, and the function that
+does (`handlers`).
 
-No request passes by the gate: each is registered together with its operation. In a cluster, the
-node that a client asks judges the request. If another node is to answer, it gets the request as it
-is (`forward`), and what the principal may see of the answer is again decided here.
+No request bypasses the gate: each is registered together with its operation. In a cluster, the node
+that receives a client's request checks the rights. If another node is to answer, it gets the
+request unchanged (`forward`), and the first node removes from the answer what the principal may not
+see.
 """
 
 from __future__ import annotations
@@ -37,9 +39,9 @@ _GATHER_SECONDS = 2.0
 
 
 class Caller(NamedTuple):
-    """The client that asks, and what it asks. `principal` None: no ACL is configured; `peer` names
-    the client in the audit. `is_forwarded`: another node has judged the request, and asks for its
-    client; `gate` then permits everything, and no further node is asked."""
+    """The client of a request. `principal` None: no ACL is configured; `peer` names the client in
+    the audit log. `is_forwarded`: another node has checked the rights, and asks for its client;
+    `gate` then permits everything, and no further node is asked."""
 
     principal: str | None
     gate: Gate
@@ -52,7 +54,7 @@ class Caller(NamedTuple):
 
 
 class At(Enum):
-    """Which node of a cluster answers."""
+    """The node of a cluster that answers."""
 
     HERE = "the one that is asked"
     LEADER = "the leader of the request's stream"
@@ -64,20 +66,20 @@ Asked = TypeVar("Asked", bound=Message)
 Perform = Callable[[Caller, Any], Awaitable[Message]]
 Ask = Callable[[Message], Awaitable[Message]]
 Relay = Callable[[Caller, Any, Ask], Awaitable[Message]]
-"""Answers a request with what the node that is to answer it says, which `Ask` brings. That node
-shows everything: what the caller may not see is left out here."""
+"""Answers a request with the answer of the responsible node, which `Ask` returns. That node shows
+everything: the relay removes what the caller may not see."""
 
 
 class Handler(NamedTuple):
     operation: Operation | None
-    """Needed on the request's `stream`, or on `_offsets` if it is about the cluster; None when
-    the handler itself chooses what to show."""
+    """Needed on the request's `stream`, or on `_offsets` if it is about the cluster; None if the
+    handler itself chooses what to show."""
     perform: Perform
     at: At
     relay: Relay | None
-    """None passes the answer on."""
+    """None passes the answer on unchanged."""
     and_read: bool = False
-    """Whether the caller must also be allowed to read the stream."""
+    """True if the caller needs the right to read the stream, too."""
 
 
 HANDLERS: dict[type[Message], Handler] = {}
@@ -134,8 +136,8 @@ def asks_only(message: Message) -> bool:
 def starts(
     kind: type[Asked], operation: Operation
 ) -> Callable[[Callable[[Caller, Asked, Told], None]], Callable[[Caller, Asked, Told], None]]:
-    """Register the function that begins the requests of one kind: it returns at once and tells the
-    result later."""
+    """Register the function that begins the requests of one kind: it returns at once and reports
+    the result later."""
 
     def register(
         start: Callable[[Caller, Asked, Told], None],
@@ -147,7 +149,7 @@ def starts(
 
 
 def start(caller: Caller, message: Message, starter: Starter, told: Told) -> None:
-    """Raises what `perform` raises; `told` is then not called."""
+    """Raises the errors of `perform`; `told` is then not called."""
     _authorize(caller, message, starter.operation)
     _begin(caller, message, starter, told)
 
@@ -165,7 +167,7 @@ def _begin(caller: Caller, message: Message, starter: Starter, told: Told) -> No
 
 
 async def perform(caller: Caller, message: Message) -> Message:
-    """The answer to a request; raises Forbidden, InvalidArgument and what the broker raises."""
+    """Answer a request. Raises Forbidden, InvalidArgument and the broker's errors."""
     handler = HANDLERS.get(type(message))
     if handler is None:
         raise InternalError(f"no code answers the request {message.KIND!r}")
@@ -177,7 +179,7 @@ async def perform(caller: Caller, message: Message) -> Message:
 
 
 async def carry_out(caller: Caller, message: Message) -> Message:
-    """`perform` for a caller that has authorized the operation. Raises what the broker raises."""
+    """Like `perform`, for a caller that has checked the rights. Raises the broker's errors."""
     starter = STARTERS.get(type(message))
     if starter is not None:
         told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -206,7 +208,7 @@ def _settle(told: asyncio.Future[None], error: LiftlogError | None) -> None:
 
 
 async def ask_leader(caller: Caller, message: Message) -> Message | None:
-    """The answer of the leader of the request's stream; None when this node leads it. Raises
+    """Return the answer of the leader of the request's stream; None if this node leads it. Raises
     NotLeader."""
     node = _elsewhere(caller, At.LEADER, message)
     if node is None:
@@ -226,8 +228,8 @@ async def _at(
 
 
 def _elsewhere(caller: Caller, at: At, message: Message) -> str | None:
-    """The other node that is to answer; None: this one does. Raises NotLeader when there is none,
-    and when a node that took this one for the leader has asked."""
+    """Return the other node that is to answer; None if this one does. Raises NotLeader if there is
+    none, or if the request comes from a node that took this one for the leader."""
     if at not in (At.LEADER, At.OFFSETS):
         return None
     catalog = caller.broker.catalog
@@ -239,8 +241,8 @@ def _elsewhere(caller: Caller, at: At, message: Message) -> str | None:
 
 
 async def _gathered(caller: Caller, message: Message) -> list[dict[str, Any]]:
-    """What the other leaders describe of their streams, without what the caller may not read. A
-    node that does not answer soon is left out."""
+    """Return the other leaders' descriptions of their streams, without what the caller may not
+    read. A node that does not answer soon is left out."""
     leaders = {} if caller.is_forwarded else caller.broker.catalog.other_leaders()
     if not leaders:
         return []
@@ -259,7 +261,7 @@ async def _gathered(caller: Caller, message: Message) -> list[dict[str, Any]]:
 
 
 def _merged(answer: Message, others: list[dict[str, Any]]) -> Message:
-    """The leaders know more of their streams than this node."""
+    """The leaders' descriptions of their streams replace those of this node."""
     assert isinstance(answer, StreamsAnswer), "the answers of several nodes are lists of streams"
     found = {str(one.get("name")): one for one in (*answer.streams, *others)}
     return StreamsAnswer([found[name] for name in sorted(found)])
@@ -276,7 +278,7 @@ def _authorize(caller: Caller, message: Message, operation: Operation) -> None:
 
 
 def _authorize_subjects(caller: Caller, message: UpdateStream) -> None:
-    """To record other subjects needs what creating a stream for them needs."""
+    """Recording other subjects requires the same right as creating a stream for them."""
     subjects = subjects_of(message.settings)
     if subjects:
         caller.gate.authorize(
@@ -285,13 +287,14 @@ def _authorize_subjects(caller: Caller, message: UpdateStream) -> None:
 
 
 def _stream_of(message: Message) -> str:
-    """What concerns the whole cluster has the stream that all nodes share."""
+    """Requests that concern the whole cluster use the stream that all nodes share."""
     name: str = getattr(message, "stream", OFFSETS_STREAM)
     return name
 
 
 def subjects_of(settings: Mapping[str, Any]) -> Sequence[str]:
-    """Those of a stream to be created or changed. The broker reports any value that is not text."""
+    """Return the subjects of a stream to be created or changed. The broker reports any value that
+    is not text."""
     wanted = settings.get("subject")
     if isinstance(wanted, list) and all(isinstance(one, str) for one in wanted):
         return wanted
