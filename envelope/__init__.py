@@ -7,7 +7,7 @@ docs/reference/envelope.md specifies the bytes.
     fields      the valid values of each field
     codec       `encode` and `decode`
     liftbridge  the envelope of Liftbridge, which streams can accept too
-    alike       decodes many envelopes of either kind at once
+    same_shape  decodes many envelopes of either kind at once
     protobuf    the encoding of its body
 
 Pure; needs only msgpack and crc32c.
@@ -15,7 +15,7 @@ Pure; needs only msgpack and crc32c.
 
 from __future__ import annotations
 
-from . import alike, liftbridge
+from . import liftbridge, same_shape
 from .codec import decode, encode
 from .fields import ACK_POLICIES, AckPolicy, Envelope
 from .format import COOKIE, VERSION
@@ -33,8 +33,8 @@ __all__ = [
     "VERSION",
     "AckPolicy",
     "Envelope",
-    "alike",
     "decode",
     "encode",
     "liftbridge",
+    "same_shape",
 ]

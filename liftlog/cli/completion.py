@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 from click.shell_completion import get_completion_class
 
+from liftlog.cli.lib.command_groups import Command
 from liftlog.cli.lib.exit_codes import ExitCode
-from liftlog.cli.lib.groups import Command
 from liftlog.cli.lib.options import debug_option
 from liftlog.cli.lib.output import write_text
 from liftlog.cli.lib.problems import Problem

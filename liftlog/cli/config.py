@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from liftlog.cli.lib.command_groups import Commands
 from liftlog.cli.lib.exit_codes import ExitCode
-from liftlog.cli.lib.groups import Commands
 from liftlog.cli.lib.options import debug_option, output_format, output_option
 from liftlog.cli.lib.output import print_table, to_json, write_object, write_objects, write_text
 from liftlog.cli.lib.problems import Problem, note, warn

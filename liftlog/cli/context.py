@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 import click
 
+from liftlog.cli.lib.command_groups import Commands
 from liftlog.cli.lib.contexts import (
     FIELDS,
     PATHS,
@@ -17,7 +18,6 @@ from liftlog.cli.lib.contexts import (
     read_contexts,
     write_contexts,
 )
-from liftlog.cli.lib.groups import Commands
 from liftlog.cli.lib.options import (
     DEFAULT_SERVER,
     debug_option,

@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 import click
 
 from liftlog.cli.config import settings_options
+from liftlog.cli.lib.command_groups import Command
 from liftlog.cli.lib.exit_codes import ExitCode
-from liftlog.cli.lib.groups import Command
 from liftlog.cli.lib.options import debug_option, output_format, output_option
 from liftlog.cli.lib.output import say, write_object
 from liftlog.cli.lib.problems import Problem, note, warn

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import click
 
 import liftlog
+from liftlog.cli.lib.command_groups import Command
 from liftlog.cli.lib.exit_codes import ExitCode
-from liftlog.cli.lib.groups import Command
 from liftlog.cli.lib.options import debug_option, output_format, output_option
 from liftlog.cli.lib.output import print_table, write_objects, write_text
 from liftlog.cli.lib.problems import Problem

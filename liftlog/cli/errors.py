@@ -10,15 +10,15 @@ from typing import Any
 import click
 
 from liftlog import errors
+from liftlog.cli.lib.command_groups import Commands
 from liftlog.cli.lib.exit_codes import MEANINGS, ExitCode, exit_code_of_kind
-from liftlog.cli.lib.groups import Commands
 from liftlog.cli.lib.options import debug_option, output_format, output_option
 from liftlog.cli.lib.output import print_pairs, print_table, write_object, write_objects
 from liftlog.cli.lib.problems import Problem
 from liftlog.cli.lib.suggestions import closest
 from liftlog.errors import LiftlogError
-from liftlog.stream import refusals
-from liftlog.stream.refusals import RefusalReason
+from liftlog.sequencing import refusals
+from liftlog.sequencing.refusals import RefusalReason
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ from urllib.parse import urlsplit
 
 import click
 
+from liftlog.cli.lib.command_groups import Command
 from liftlog.cli.lib.conditions import UNREADY, Shown, conditions_of, shown
 from liftlog.cli.lib.exit_codes import ExitCode
-from liftlog.cli.lib.groups import Command
 from liftlog.cli.lib.options import connect_to_server, debug_option, output_format, server_options
 from liftlog.cli.lib.output import print_pairs, write_object
 from liftlog.cli.lib.problems import Problem

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
+from liftlog.cli.lib.command_groups import Command
 from liftlog.cli.lib.conditions import conditions_of
-from liftlog.cli.lib.groups import Command
 from liftlog.cli.lib.options import connect_to_server, debug_option, output_format, server_options
 from liftlog.cli.lib.output import print_pairs, write_object
 from liftlog.cli.lib.text import printable, show_span, show_time

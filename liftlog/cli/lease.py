@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from liftlog.cli.lib.groups import Commands
+from liftlog.cli.lib.command_groups import Commands
 from liftlog.cli.lib.options import (
     connect_to_server,
     debug_option,

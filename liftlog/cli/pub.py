@@ -8,8 +8,8 @@ from typing import NoReturn
 
 import click
 
+from liftlog.cli.lib.command_groups import Command
 from liftlog.cli.lib.exit_codes import ExitCode
-from liftlog.cli.lib.groups import Command
 from liftlog.cli.lib.nats_server import nats_credentials, nats_options, nats_servers
 from liftlog.cli.lib.options import debug_option, output_format, server_options
 from liftlog.cli.lib.problems import check_standard_input

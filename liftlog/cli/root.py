@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
+from liftlog.cli.lib.command_groups import Commands, Listed
 from liftlog.cli.lib.exit_codes import ExitCode, table_lines
-from liftlog.cli.lib.groups import Commands, Listed
 from liftlog.cli.lib.options import (
     ERROR_STYLE,
     debug_option,

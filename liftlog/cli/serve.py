@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from liftlog.cli.lib.groups import Command
+from liftlog.cli.lib.command_groups import Command
 from liftlog.cli.lib.options import debug_option
 from liftlog.cli.lib.problems import unwrapped
 from liftlog.errors import LiftlogError

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from liftlog.cli.lib.command_groups import Command
 from liftlog.cli.lib.conditions import Shown, conditions_of
-from liftlog.cli.lib.groups import Command
 from liftlog.cli.lib.options import connect_to_server, debug_option, output_format, server_options
 from liftlog.cli.lib.output import colour_of, is_terminal, make_console, print_table, write_objects
 from liftlog.cli.lib.problems import warn

@@ -1,7 +1,7 @@
 """Rules of replication: who leads a stream, what is committed, what a follower does next.
 
-The modules are pure, like `liftlog.stream`: events go in, effects come out, and there is no clock,
-socket, file or event loop. Times are passed in as monotonic seconds. The daemon drives these
+The modules are pure, like `liftlog.sequencing`: events go in, effects come out, and there is no
+clock, socket, file or event loop. Times are passed in as monotonic seconds. The daemon drives these
 modules, and so does a simulator that loses, delays, repeats and reorders every message.
 
 There is no controller. Each stream has one record. Any entitled node changes it with a pure

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from liftlog.cluster import transitions
 from liftlog.cluster.leading import Leader
-from liftlog.cluster.record import StreamRecord
+from liftlog.cluster.record import StreamMetadata
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +232,7 @@ class Elections:
         """
         return {node for node in nodes if node not in self._live or self.suspects(node, now)}
 
-    def questions(self, records: Iterable[StreamRecord], now: float) -> list[Question]:
+    def questions(self, records: Iterable[StreamMetadata], now: float) -> list[Question]:
         """Return the questions to send: about each suspected leader of a stream with a copy here,
         to the other nodes that have a copy."""
         peers: dict[str, set[str]] = {}
@@ -251,7 +251,7 @@ class Elections:
                     found.append(Question(peer, about))
         return found
 
-    def decide(self, record: StreamRecord, log: LogEnd, now: float) -> Elect | None:
+    def decide(self, record: StreamMetadata, log: LogEnd, now: float) -> Elect | None:
         """Return an election to commit if this node should take over the stream of `record` now,
         else None.
 
@@ -287,7 +287,7 @@ class Elections:
         now: float,
         *,
         is_attached: bool,
-        stalled: Iterable[tuple[StreamRecord, float]] = (),
+        stalled: Iterable[tuple[StreamMetadata, float]] = (),
     ) -> list[Yield]:
         """Return which peers to ask to take over which of the streams that this node leads but
         cannot serve.
@@ -305,7 +305,7 @@ class Elections:
         elif self._detached_since is None:
             self._detached_since = now
         since = self._detached_since
-        lacks: dict[str, tuple[StreamRecord, Lack]] = {
+        lacks: dict[str, tuple[StreamMetadata, Lack]] = {
             record.name: (record, Lack.DISK)
             for record, seconds in stalled
             if seconds >= self._patience.session
@@ -331,7 +331,7 @@ class Elections:
         return [Yield(peer, tuple(names), lack) for (peer, lack), names in wanted.items()]
 
     def takes_over(
-        self, record: StreamRecord, asker: str, now: float, *, is_attached: bool, detached: bool
+        self, record: StreamMetadata, asker: str, now: float, *, is_attached: bool, detached: bool
     ) -> Elect | None:
         """Return True if this node should take over the stream that `asker` leads and hands over.
 
@@ -350,7 +350,7 @@ class Elections:
 
     # --- rules -----------------------------------------------------------------------
 
-    def _may_stand(self, record: StreamRecord) -> bool:
+    def _may_stand(self, record: StreamMetadata) -> bool:
         return (
             not self.is_stopping
             and not record.deleted
@@ -358,7 +358,7 @@ class Elections:
             and record.starts.get(self.node) == self.start
         )
 
-    def _dead(self, record: StreamRecord, now: float) -> frozenset[str]:
+    def _dead(self, record: StreamMetadata, now: float) -> frozenset[str]:
         """Return the replicas that the election need not wait for."""
         others = {*record.isr, record.leader} - {self.node, None}
         return frozenset(
@@ -368,7 +368,7 @@ class Elections:
             and (self._is_deserted(node, record, now) or self._is_absent(node, now))
         )
 
-    def _is_deserted(self, node: str, record: StreamRecord, now: float) -> bool:
+    def _is_deserted(self, node: str, record: StreamMetadata, now: float) -> bool:
         """Return True if most replicas receive nothing from `node`, not counting `node` itself.
 
         So neither one broken connection nor one isolated node deposes a leader.
@@ -393,7 +393,7 @@ class Elections:
             and now - self._sight(node).heard >= self._patience.veto
         )
 
-    def _rank(self, record: StreamRecord, dead: frozenset[str], log: LogEnd, now: float) -> int:
+    def _rank(self, record: StreamMetadata, dead: frozenset[str], log: LogEnd, now: float) -> int:
         """Return how many other nodes are better candidates.
 
         The longest log loses the fewest records that were not committed yet, so it goes first.

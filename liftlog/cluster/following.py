@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from liftlog.cluster import side_state
 from liftlog.cluster.epochs import NO_EPOCH, EpochTable, end_of_epoch, last_epoch
-from liftlog.cluster.record import Mark, StreamRecord
+from liftlog.cluster.record import Mark, StreamMetadata
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class Follower:
 
     def __init__(
         self,
-        record: StreamRecord,
+        record: StreamMetadata,
         node: str,
         epochs: EpochTable,
         *,
@@ -163,7 +163,7 @@ class Follower:
 
     # --- events ------------------------------------------------------------------
 
-    def assigned(self, record: StreamRecord) -> Effect | None:
+    def assigned(self, record: StreamMetadata) -> Effect | None:
         """Adopt a newer record; an older one changes nothing.
 
         Drops the open request together with its answer, and sends it again: the leader may have

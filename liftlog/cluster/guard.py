@@ -25,7 +25,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from liftlog.cluster.election import LogEnd
-from liftlog.cluster.record import StreamRecord
+from liftlog.cluster.record import StreamMetadata
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +33,11 @@ class Known:
     """The state of a stream on one node: the newest record that it received, and the end of its
     copy; None if it has no copy that can be served."""
 
-    record: StreamRecord
+    record: StreamMetadata
     log: LogEnd | None = None
 
 
-def is_regressed(known: StreamRecord, stored: StreamRecord | None) -> bool:
+def is_regressed(known: StreamMetadata, stored: StreamMetadata | None) -> bool:
     """Return True if the store, which holds `stored` now, once held `known` and has lost it."""
     if stored is None:
         return not known.deleted  # the records of deleted streams are removed in the end
@@ -46,9 +46,9 @@ def is_regressed(known: StreamRecord, stored: StreamRecord | None) -> bool:
     return stored.incarnation in known.former
 
 
-def contradict(records: Iterable[StreamRecord]) -> bool:
+def contradict(records: Iterable[StreamMetadata]) -> bool:
     """Return True if `records` belong to two histories of the record."""
-    newest: StreamRecord | None = None
+    newest: StreamMetadata | None = None
     for record in records:
         if newest is None or not is_regressed(newest, record):
             newest = record
@@ -58,8 +58,8 @@ def contradict(records: Iterable[StreamRecord]) -> bool:
 
 
 def restored(
-    stored: StreamRecord | None, heard: Mapping[str, Known | None], unheard: Collection[str]
-) -> StreamRecord | None:
+    stored: StreamMetadata | None, heard: Mapping[str, Known | None], unheard: Collection[str]
+) -> StreamMetadata | None:
     """Return the record to store in the place of `stored`.
 
     Returns None while this could lose acked messages, or if no node has a newer record. `heard`
@@ -88,8 +88,8 @@ def restored(
 
 def is_given_up(
     node: str,
-    known: StreamRecord,
-    stored: StreamRecord | None,
+    known: StreamMetadata,
+    stored: StreamMetadata | None,
     heard: Mapping[str, Known | None],
     unheard: Collection[str],
 ) -> bool:
@@ -117,8 +117,8 @@ def is_given_up(
 
 
 def restored_by_operator(
-    stored: StreamRecord | None, heard: Mapping[str, Known | None]
-) -> StreamRecord | None:
+    stored: StreamMetadata | None, heard: Mapping[str, Known | None]
+) -> StreamMetadata | None:
     """As `restored`, but ignores nodes that did not answer, and drops their changes.
 
     Among records that contradict each other it prefers one that comes from every version that most
@@ -129,7 +129,7 @@ def restored_by_operator(
     if not any(is_regressed(one, stored) for one in records):
         return None
 
-    def rank(record: StreamRecord) -> tuple[bool, int, int]:
+    def rank(record: StreamMetadata) -> tuple[bool, int, int]:
         seen = sum(not is_regressed(one, record) for one in records)
         return _has_all_acked(record, records, 0), seen, record.version
 
@@ -140,7 +140,7 @@ def restored_by_operator(
     return replace(after, decided=after.version)
 
 
-def _has_all_acked(record: StreamRecord, known: Collection[StreamRecord], unsure: int) -> bool:
+def _has_all_acked(record: StreamMetadata, known: Collection[StreamMetadata], unsure: int) -> bool:
     """Return True if `record` comes from every version that `min_isr` nodes may have: only by those
     can anything have been acked. `unsure` nodes may have any version."""
     same = [one for one in known if one.incarnation == record.incarnation]
@@ -155,8 +155,8 @@ def _has_all_acked(record: StreamRecord, known: Collection[StreamRecord], unsure
 
 
 def _again(
-    record: StreamRecord, stored: StreamRecord | None, heard: Mapping[str, Known | None]
-) -> StreamRecord:
+    record: StreamMetadata, stored: StreamMetadata | None, heard: Mapping[str, Known | None]
+) -> StreamMetadata:
     """Return the record with a version and an epoch above all that any node has seen, because nodes
     may meanwhile have acted by `stored`."""
     known = [one for one in heard.values() if one is not None]

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Generic, TypeVar
 
-from liftlog.cluster.record import StreamRecord
+from liftlog.cluster.record import StreamMetadata
 
 DIGEST_BYTES = 8
 KEY_BYTES = 16
@@ -189,7 +189,7 @@ class Giver:
             loss = "another node received some messages and could not take over"
         return Undo(at <= _STEPS.index(Step.TRANSFER), stopped, loss)
 
-    def saw(self, record: StreamRecord) -> bool:
+    def saw(self, record: StreamMetadata) -> bool:
         """Return True if a newer record says that this epoch is over. Then the handover has ended
         and nothing is undone, since another node leads."""
         moved = (record.incarnation, record.leader_epoch) != (

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from liftlog.cluster import side_state, transitions
 from liftlog.cluster.epochs import NO_EPOCH, EpochTable, begin_epoch, between, end_of_epoch
-from liftlog.cluster.record import Mark, StreamRecord
+from liftlog.cluster.record import Mark, StreamMetadata
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +81,8 @@ _NOT_LEADER = Verdict(Kind.NOT_LEADER)
 class Change:
     """A record to commit by compare-and-set, at the revision under which `before` was read."""
 
-    before: StreamRecord
-    after: StreamRecord
+    before: StreamMetadata
+    after: StreamMetadata
 
 
 @dataclass(slots=True)
@@ -125,7 +125,7 @@ class Leader:
 
     def __init__(
         self,
-        record: StreamRecord,
+        record: StreamMetadata,
         node: str,
         epochs: EpochTable,
         *,
@@ -373,7 +373,7 @@ class Leader:
         """
         return self.pending is not None and any(self._lags(one, now) for one in self._waits_for)
 
-    def adopt(self, record: StreamRecord) -> int:
+    def adopt(self, record: StreamMetadata) -> int:
         """Adopt a newer record; an older one changes nothing. Returns the high watermark.
 
         If the record says that this epoch has ended, the leader has resigned.
@@ -443,7 +443,7 @@ class Leader:
             self.side_confirmed = max(self.side_confirmed, side)
         return self.high_watermark
 
-    def _see(self, record: StreamRecord) -> None:
+    def _see(self, record: StreamMetadata) -> None:
         """Take the nodes for which the high watermark waits from `record`.
 
         These are the ISR and all nodes that a pending change may add or may not have removed yet:
@@ -492,7 +492,7 @@ class Leader:
         joins = self.pending is not None and node in self.pending.after.isr
         return joins or self.record.must_keep(node)
 
-    def _shrunk(self, now: float) -> StreamRecord | None:
+    def _shrunk(self, now: float) -> StreamMetadata | None:
         behind = [node for node in self.record.isr if node != self.node and self._lags(node, now)]
         return transitions.fence(self.record, behind) if behind else None
 
@@ -515,14 +515,14 @@ class Leader:
             for one in followers
         )
 
-    def _expanded(self, stopping: Collection[str]) -> StreamRecord | None:
+    def _expanded(self, stopping: Collection[str]) -> StreamMetadata | None:
         for node, follower in self._followers.items():
             joins = node in self.record.replicas and node not in self.record.isr
             if joins and node not in stopping and self._has_caught_up(follower):
                 return transitions.expand(self.record, node, follower.start)
         return None
 
-    def _moved(self) -> StreamRecord | None:
+    def _moved(self) -> StreamMetadata | None:
         """Return the record that completes the pending reassignment, if it can end now.
 
         An election may bring a leader that stays after all new replicas got in sync.
@@ -567,6 +567,6 @@ class Leader:
         return woken
 
 
-def _whole(record: StreamRecord) -> set[str]:
+def _whole(record: StreamMetadata) -> set[str]:
     """Return the nodes that have everything that was acked by this record, or before it."""
     return {*record.isr, *record.eligible}

@@ -37,7 +37,7 @@ def default_min_isr(replicas: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class StreamRecord:
+class StreamMetadata:
     """The metadata of one stream: a value of the key `stream.<name>`. Node names are in the order
     of `replicas`."""
 
@@ -158,7 +158,7 @@ class StreamRecord:
         """The CRC-32 of the record. It covers the trail, and so the versions before this one."""
         return crc32(self.to_json())
 
-    def follows(self, earlier: StreamRecord) -> bool:
+    def follows(self, earlier: StreamMetadata) -> bool:
         """Return True if this is `earlier` or comes from it, as far as the trail goes back.
 
         Two records of one version differ if the store was set back between them.
@@ -189,7 +189,7 @@ class StreamRecord:
         return self._json
 
     @staticmethod
-    def from_json(data: bytes) -> StreamRecord:
+    def from_json(data: bytes) -> StreamMetadata:
         """Parse a value of the store.
 
         Raises CorruptMetadata if this is not a valid record, UnsupportedFormat if a newer liftlog
@@ -216,7 +216,7 @@ class StreamRecord:
                 raise _corrupt(f"{name} is {given!r}")
             if isinstance(given, list):
                 known[name] = tuple(given)
-        record = StreamRecord(**known, unknown=value)
+        record = StreamMetadata(**known, unknown=value)
         if problem := record.problem():
             raise _corrupt(problem)
         return record
@@ -316,7 +316,7 @@ _LATER = ("decided",)
 _REQUIRED = frozenset(
     ("name", "version", "incarnation", "settings", "replicas", "leader", "leader_epoch", "isr")
 )
-assert {*_KEYS, "unknown", "_json"} == {one.name for one in fields(StreamRecord)}
+assert {*_KEYS, "unknown", "_json"} == {one.name for one in fields(StreamMetadata)}
 
 
 # --- roles: what a node does for a stream, by its record and by the node's own past ---
@@ -356,7 +356,7 @@ class Leave:
 Role = Lead | Follow | Register | Wait | Leave
 
 
-def role_of(record: StreamRecord, node: str, start: int, *, resigned_epoch: int = 0) -> Role:
+def role_of(record: StreamMetadata, node: str, start: int, *, resigned_epoch: int = 0) -> Role:
     """Return the role of `node`, in the life that began with `start`, according to `record`.
 
     `resigned_epoch` is the newest epoch in which this life has resigned. It does not lead again in

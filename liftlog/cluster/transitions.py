@@ -22,7 +22,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from liftlog.cluster.record import StreamRecord, default_min_isr
+from liftlog.cluster.record import StreamMetadata, default_min_isr
 from liftlog.errors import Conflict, InvalidArgument
 
 _MAX_FORMER = 100
@@ -39,7 +39,7 @@ def create(
     leader_epoch: int = 1,
     log_start: int = 0,
     system: bool = False,
-) -> StreamRecord:
+) -> StreamMetadata:
     """Return the first record of a stream. The first of `replicas` leads, and all of them are in
     sync.
 
@@ -51,7 +51,7 @@ def create(
     if chosen.get("min_isr") is None:
         # Explicit from now on: a reassignment to more replicas must not raise it unasked.
         chosen["min_isr"] = default_min_isr(len(replicas))
-    record = StreamRecord(
+    record = StreamMetadata(
         name=name,
         incarnation=incarnation,
         settings=chosen,
@@ -69,7 +69,7 @@ def create(
     return record
 
 
-def settle(record: StreamRecord) -> StreamRecord:
+def settle(record: StreamMetadata) -> StreamMetadata:
     """Empty `eligible` and `last_eligible` if the ISR can ack again: only members of the ISR are
     sure to have the next acked record."""
     if record.can_commit and (record.eligible or record.last_eligible):
@@ -81,8 +81,8 @@ def settle(record: StreamRecord) -> StreamRecord:
 
 
 def register(
-    record: StreamRecord, node: str, start: int, *, clean: bool, closed: bool = False
-) -> StreamRecord | None:
+    record: StreamMetadata, node: str, start: int, *, clean: bool, closed: bool = False
+) -> StreamMetadata | None:
     """Register the new start of `node`. The node does this before it fetches or serves the stream.
 
     `clean`: its log has everything that this node ever confirmed, so it stays in `isr` and
@@ -122,18 +122,18 @@ def register(
     return _next(record, after)
 
 
-def fence(record: StreamRecord, nodes: Collection[str]) -> StreamRecord | None:
+def fence(record: StreamMetadata, nodes: Collection[str]) -> StreamMetadata | None:
     """Remove `nodes` from the ISR: they died, or they stop, and no ack waits for them."""
     _check_exists(record)
     return _next(record, _fenced(record, nodes))
 
 
-def resign(record: StreamRecord, node: str) -> StreamRecord | None:
+def resign(record: StreamMetadata, node: str) -> StreamMetadata | None:
     """Remove `node` as the leader: it must not lead any longer."""
     return fence(record, {node}) if record.leader == node else None
 
 
-def failover(record: StreamRecord, dead: Collection[str], node: str) -> StreamRecord | None:
+def failover(record: StreamMetadata, dead: Collection[str], node: str) -> StreamMetadata | None:
     """Make `node` the leader, because the leader is among `dead` or there is none.
 
     Returns None if there is still a leader, or if `node` may lack something that was acked. `dead`
@@ -154,7 +154,9 @@ def failover(record: StreamRecord, dead: Collection[str], node: str) -> StreamRe
     return None
 
 
-def recover(record: StreamRecord, node: str, *, lost: Collection[str] = ()) -> StreamRecord | None:
+def recover(
+    record: StreamMetadata, node: str, *, lost: Collection[str] = ()
+) -> StreamMetadata | None:
     """Unclean recovery: make `node` the leader although acked records may be missing in its copy.
 
     Permitted only if no known copy is complete: an operator declares each member of `isr` and
@@ -179,7 +181,7 @@ def recover(record: StreamRecord, node: str, *, lost: Collection[str] = ()) -> S
 # --- what a leader changes -------------------------------------------------------
 
 
-def shrink(record: StreamRecord, node: str) -> StreamRecord | None:
+def shrink(record: StreamMetadata, node: str) -> StreamMetadata | None:
     """Remove `node` from the ISR: the leader no longer waits for it."""
     _check_led(record)
     if node == record.leader:
@@ -187,7 +189,7 @@ def shrink(record: StreamRecord, node: str) -> StreamRecord | None:
     return fence(record, {node})
 
 
-def expand(record: StreamRecord, node: str, start: int) -> StreamRecord | None:
+def expand(record: StreamMetadata, node: str, start: int) -> StreamMetadata | None:
     """Add `node` to the ISR. The leader found that it caught up, in the life that began with
     `start`.
 
@@ -213,7 +215,7 @@ def expand(record: StreamRecord, node: str, start: int) -> StreamRecord | None:
     return _next(record, _completed(after))
 
 
-def discard(record: StreamRecord, node: str) -> StreamRecord | None:
+def discard(record: StreamMetadata, node: str) -> StreamMetadata | None:
     """Remove `node` from the ISR, so that it may drop its copy and fetch all of it again.
 
     Raises Conflict while it leads, or while the others alone could not ack: then its copy may be
@@ -235,7 +237,7 @@ def discard(record: StreamRecord, node: str) -> StreamRecord | None:
     return _next(record, replace(after, leader_epoch=record.leader_epoch + 1))
 
 
-def give_up(record: StreamRecord, node: str) -> StreamRecord | None:
+def give_up(record: StreamMetadata, node: str) -> StreamMetadata | None:
     """Remove `node`, which has acted by versions that this record does not come from, from all
     sets.
 
@@ -257,7 +259,7 @@ def give_up(record: StreamRecord, node: str) -> StreamRecord | None:
     return _next(record, replace(after, leader_epoch=record.leader_epoch + 1))
 
 
-def transfer(record: StreamRecord, node: str) -> StreamRecord | None:
+def transfer(record: StreamMetadata, node: str) -> StreamMetadata | None:
     """Hand the lead over to `node`, a member of the ISR."""
     _check_led(record)
     if node == record.leader:
@@ -270,7 +272,7 @@ def transfer(record: StreamRecord, node: str) -> StreamRecord | None:
     return _next(record, _led_by(record, node))
 
 
-def successor(record: StreamRecord) -> str | None:
+def successor(record: StreamMetadata) -> str | None:
     """Return the node to which the leader must hand over, because the pending reassignment removes
     its replica and everything else is done; None otherwise."""
     if record.leader is None or record.leader not in record.removing or not _can_complete(record):
@@ -278,7 +280,7 @@ def successor(record: StreamRecord) -> str | None:
     return record.in_order(_without(record.isr, record.removing))[0]
 
 
-def complete(record: StreamRecord) -> StreamRecord | None:
+def complete(record: StreamMetadata) -> StreamMetadata | None:
     """End the pending reassignment; None while it cannot end. Called by the leader."""
     _check_led(record)
     return _next(record, _completed(record))
@@ -287,7 +289,7 @@ def complete(record: StreamRecord) -> StreamRecord | None:
 # --- what an operator changes ----------------------------------------------------
 
 
-def reassign(record: StreamRecord, target: Sequence[str]) -> StreamRecord | None:
+def reassign(record: StreamMetadata, target: Sequence[str]) -> StreamMetadata | None:
     """Move the stream to the replicas `target`; the first one is preferred as leader.
 
     New replicas are added at once, and the others leave when all new ones are in sync. The record
@@ -329,7 +331,7 @@ def reassign(record: StreamRecord, target: Sequence[str]) -> StreamRecord | None
     return _next(record, _completed(after))
 
 
-def cancel(record: StreamRecord) -> StreamRecord | None:
+def cancel(record: StreamMetadata) -> StreamMetadata | None:
     """Cancel the pending reassignment and return to the replicas from before; None if there is
     none.
 
@@ -355,7 +357,7 @@ def cancel(record: StreamRecord) -> StreamRecord | None:
     return _next(record, _moved(record, before))
 
 
-def update(record: StreamRecord, settings: Mapping[str, Any]) -> StreamRecord | None:
+def update(record: StreamMetadata, settings: Mapping[str, Any]) -> StreamMetadata | None:
     """Replace the settings. Raises InvalidArgument if `min_isr` does not fit the replicas."""
     _check_exists(record)
     chosen = dict(settings)
@@ -369,13 +371,13 @@ def update(record: StreamRecord, settings: Mapping[str, Any]) -> StreamRecord | 
     return _next(record, _completed(after))
 
 
-def truncate(record: StreamRecord, log_start: int) -> StreamRecord | None:
+def truncate(record: StreamMetadata, log_start: int) -> StreamMetadata | None:
     """Delete the offsets below `log_start` on every replica, also after a change of leader."""
     _check_exists(record)
     return _next(record, replace(record, log_start=max(record.log_start, log_start)))
 
 
-def delete(record: StreamRecord) -> StreamRecord | None:
+def delete(record: StreamMetadata) -> StreamMetadata | None:
     """Mark the stream as deleted. Its record stays until every node had time to see that."""
     if record.deleted:
         return None
@@ -385,7 +387,7 @@ def delete(record: StreamRecord) -> StreamRecord | None:
     )
 
 
-def in_place_of(record: StreamRecord, deleted: StreamRecord) -> StreamRecord:
+def in_place_of(record: StreamMetadata, deleted: StreamMetadata) -> StreamMetadata:
     """Return the first record of a new stream with the name of a `deleted` one.
 
     From this record a node that was away learns which copy it may remove. If the store later has
@@ -395,7 +397,7 @@ def in_place_of(record: StreamRecord, deleted: StreamRecord) -> StreamRecord:
     return replace(record, former=former[-_MAX_FORMER:])
 
 
-def continued(record: StreamRecord, copy: StreamRecord) -> StreamRecord | None:
+def continued(record: StreamMetadata, copy: StreamMetadata) -> StreamMetadata | None:
     """Continue a stream with a copy that was restored from a backup.
 
     The stream was deleted, or no other node has a replica of it; `copy` would be the record of a
@@ -418,7 +420,7 @@ def continued(record: StreamRecord, copy: StreamRecord) -> StreamRecord | None:
     )
 
 
-def removed(record: StreamRecord, node: str) -> StreamRecord | None:
+def removed(record: StreamMetadata, node: str) -> StreamMetadata | None:
     """Remove the start of `node`, which has no copy any more: the stream was deleted or has moved,
     or the node will not come back.
 
@@ -435,17 +437,17 @@ def removed(record: StreamRecord, node: str) -> StreamRecord | None:
 # --- parts -------------------------------------------------------------------------
 
 
-def _next(before: StreamRecord, after: StreamRecord) -> StreamRecord | None:
+def _next(before: StreamMetadata, after: StreamMetadata) -> StreamMetadata | None:
     """Return `after` as the version that follows `before`; None if they are the same."""
     after = settle(after)
     return None if after == before else _after(before, after)
 
 
-def _after(before: StreamRecord, after: StreamRecord) -> StreamRecord:
+def _after(before: StreamMetadata, after: StreamMetadata) -> StreamMetadata:
     return replace(after, version=before.version + 1, trail=before.next_trail())
 
 
-def _fenced(record: StreamRecord, nodes: Collection[str]) -> StreamRecord:
+def _fenced(record: StreamMetadata, nodes: Collection[str]) -> StreamMetadata:
     gone = [node for node in record.isr if node in nodes]
     after = replace(
         record,
@@ -457,11 +459,11 @@ def _fenced(record: StreamRecord, nodes: Collection[str]) -> StreamRecord:
     return after
 
 
-def _led_by(record: StreamRecord, node: str) -> StreamRecord:
+def _led_by(record: StreamMetadata, node: str) -> StreamMetadata:
     return replace(record, leader=node, leader_epoch=record.leader_epoch + 1)
 
 
-def _completed(record: StreamRecord) -> StreamRecord:
+def _completed(record: StreamMetadata) -> StreamMetadata:
     """Complete the pending reassignment if all nodes that it adds are in sync and the remaining
     ones can ack."""
     if not record.adding and not record.removing:
@@ -471,12 +473,12 @@ def _completed(record: StreamRecord) -> StreamRecord:
     return _moved(record, record.target)
 
 
-def _can_complete(record: StreamRecord) -> bool:
+def _can_complete(record: StreamMetadata) -> bool:
     stay = _without(record.isr, record.removing)
     return set(record.adding) <= set(stay) and len(stay) >= record.min_isr
 
 
-def _moved(record: StreamRecord, replicas: tuple[str, ...]) -> StreamRecord:
+def _moved(record: StreamMetadata, replicas: tuple[str, ...]) -> StreamMetadata:
     """Keep only `replicas`. If the leader leaves, the first one that is in sync follows it.
 
     Nodes that leave keep their entry in `starts` until they have removed their copies.
@@ -505,7 +507,7 @@ def _for_replicas(settings: Mapping[str, Any], count: int) -> Mapping[str, Any]:
     return {**settings, "replicas": count} if "replicas" in settings else settings
 
 
-def _ordered(record: StreamRecord) -> StreamRecord:
+def _ordered(record: StreamMetadata) -> StreamMetadata:
     return replace(
         record,
         isr=record.in_order(record.isr),
@@ -518,12 +520,12 @@ def _without(nodes: tuple[str, ...], others: Collection[str]) -> tuple[str, ...]
     return tuple(node for node in nodes if node not in others)
 
 
-def _check_exists(record: StreamRecord) -> None:
+def _check_exists(record: StreamMetadata) -> None:
     if record.deleted:
         raise Conflict(f"stream {record.name!r} was deleted")
 
 
-def _check_led(record: StreamRecord) -> None:
+def _check_led(record: StreamMetadata) -> None:
     _check_exists(record)
     if record.leader is None:
         raise Conflict(f"stream {record.name!r} has no leader")

@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from liftlog.cluster.guard import Known
-from liftlog.cluster.record import StreamRecord
+from liftlog.cluster.record import StreamMetadata
 
 
-def has_no_complete_copy(record: StreamRecord) -> bool:
+def has_no_complete_copy(record: StreamMetadata) -> bool:
     """Return True if every copy may lack something that was acked: no election can end that."""
     return not record.deleted and not (record.isr or record.eligible)
 
 
-def best_copy(record: StreamRecord, told: Mapping[str, Known | None]) -> str | None:
+def best_copy(record: StreamMetadata, told: Mapping[str, Known | None]) -> str | None:
     """Return the replica that loses the least: the longest log of the newest epoch, and among equal
     logs the first replica.
 
@@ -35,7 +35,7 @@ def best_copy(record: StreamRecord, told: Mapping[str, Known | None]) -> str | N
     return max(record.replicas, key=lambda node: ends[node])
 
 
-def tells_of(record: StreamRecord, known: Known | None) -> bool:
+def tells_of(record: StreamMetadata, known: Known | None) -> bool:
     """Return True if a node has reported the end of its copy, and that it acts by this very
     record."""
     return known is not None and known.log is not None and known.record == record

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
+from liftlog.cli.lib.command_groups import Command
 from liftlog.cli.lib.exit_codes import ExitCode
-from liftlog.cli.lib.groups import Command
 from liftlog.cli.lib.options import debug_option
 
 

@@ -16,6 +16,7 @@ from liftlog.errors import StorageError
 from liftlog.log import structure, truncation
 from liftlog.log.active_segment import LogEnd
 from liftlog.log.environment import LogConfig, LogEnvironment
+from liftlog.log.files.acked_end import AckedEndFile
 from liftlog.log.files.filesystem import Buffer, storage_errors
 from liftlog.log.files.leases import Leases
 from liftlog.log.files.manifest import (
@@ -24,7 +25,6 @@ from liftlog.log.files.manifest import (
     end_of_epoch,
     epoch_before,
 )
-from liftlog.log.files.slot import AckedSlot
 from liftlog.log.read import reading
 from liftlog.log.read.arrivals import Arrivals
 from liftlog.log.read.by_subject import SubjectRuns, index_at, read_by_subject
@@ -67,7 +67,7 @@ class Log:
         self.environment = environment = state.environment
         self._state = state
         lineage = state.view.manifest.lineage
-        slot = AckedSlot(environment.fs, state.directory, lineage, boot_id=boot_id)
+        slot = AckedEndFile(environment.fs, state.directory, lineage, boot_id=boot_id)
         self._writer = writer = LogWriter(state, slot, commit_group=commit_group, appended=appended)
         # See `LogWriter`. Publishers wait for these three: bound without a wrapping method.
         self.append = writer.append

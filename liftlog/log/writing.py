@@ -11,6 +11,7 @@ from typing import Any
 from compaction.ages import TOLERANCE_NS
 from liftlog.errors import SyncFailed
 from liftlog.log.active_segment import LogEnd
+from liftlog.log.files.acked_end import AckedEndFile
 from liftlog.log.files.filesystem import Buffer, storage_error, storage_errors
 from liftlog.log.files.manifest import (
     LEAST_RESERVED,
@@ -20,7 +21,6 @@ from liftlog.log.files.manifest import (
     epochs_below,
     ranges_below,
 )
-from liftlog.log.files.slot import AckedSlot
 from liftlog.log.segment.segment import MAX_POSITION, Segment
 from liftlog.log.state import LogState
 from liftlog.records.columns.batch_columns import cut_front
@@ -44,7 +44,7 @@ class LogWriter:
     def __init__(
         self,
         state: LogState,
-        slot: AckedSlot,
+        slot: AckedEndFile,
         *,
         commit_group: int,
         appended: Sequence[LogEnd] = (),

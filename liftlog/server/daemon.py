@@ -22,9 +22,9 @@ from liftlog import __version__
 from liftlog.commit import commit
 from liftlog.errors import LiftlogError
 from liftlog.log import DataDir, LogEnvironment, OsFileSystem, SystemClock
+from liftlog.log.files.acked_end import ACKED_END_NAME, BOOT_ID_UNKNOWN, current_boot_id
 from liftlog.log.files.filesystem import private, storage_errors
 from liftlog.log.files.shared_descriptors import SharedDescriptors
-from liftlog.log.files.slot import BOOT_ID_UNKNOWN, SLOT_NAME, current_boot_id
 from liftlog.server.checkpoints.opening import open_checkpoints
 from liftlog.server.cleaning.cleaner import Cleaner
 from liftlog.server.cleaning.pace import Seen
@@ -123,7 +123,7 @@ class Daemon:
             pull=settings.pull.max_connections,
             http=settings.http.max_connections,
         )
-        fs = SharedDescriptors(OsFileSystem(), shares.written_files, unsynced=(SLOT_NAME,))
+        fs = SharedDescriptors(OsFileSystem(), shares.written_files, unsynced=(ACKED_END_NAME,))
         environment = LogEnvironment.create(
             fs,
             clock,

@@ -20,7 +20,7 @@ from support.rounds import one_in
 
 from liftlog.errors import CorruptBatch, CorruptMetadata, CorruptRange, UnsupportedFormat
 from liftlog.log import ActiveState, EncodedBatch, Log, LogConfig, open_log
-from liftlog.log.files.slot import SLOT_NAME
+from liftlog.log.files.acked_end import ACKED_END_NAME
 from liftlog.log.segment.index import index_path
 from liftlog.records import decode_batch, encode_batch, parse_header
 
@@ -208,7 +208,7 @@ def test_an_index(stored: Stored, damage: str) -> None:
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_the_slot(stored: Stored, damage: str) -> None:
-    for position, disk in damaged_disks(stored, DIRECTORY / SLOT_NAME, damage):
+    for position, disk in damaged_disks(stored, DIRECTORY / ACKED_END_NAME, damage):
         log = reopen(disk, None)
         assert check(stored, disk, log, f"{damage} at {position}") == []
 

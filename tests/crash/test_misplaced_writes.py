@@ -30,12 +30,12 @@ from liftlog.log.segment.walk import find_new_damage
 from liftlog.protocol.messages import FetchHeader
 from liftlog.records import encode_batch, parse_header
 from liftlog.records.columns.selection import parse_selection
+from liftlog.sequencing import DedupeWindow
 from liftlog.server.reading.filtering import Scan, scan_log
 from liftlog.server.streams.dedupe_restoring import restore_dedupe
 from liftlog.spark.file_transport import FileTransport
 from liftlog.spark.options import parse_options
 from liftlog.spark.transport import Losses, ScanRange
-from liftlog.stream import DedupeWindow
 
 PAGE = 4096
 CONFIG = LogConfig(segment_max_bytes=4 * PAGE, segment_max_age_ns=None)

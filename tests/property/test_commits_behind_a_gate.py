@@ -13,7 +13,7 @@ from support.disks.simfs import Fault
 from support.worlds.gated_stream import GatedStream, Published
 
 from liftlog.errors import LiftlogError
-from liftlog.stream.refusals import NOT_ENOUGH_REPLICAS, NOT_LEADING, OVERLOADED
+from liftlog.sequencing.refusals import NOT_ENOUGH_REPLICAS, NOT_LEADING, OVERLOADED
 
 STEPS = 200
 

@@ -16,7 +16,7 @@ from support.worlds.election_world import PATIENCE, SESSION, ElectionWorld, Misj
 
 from liftlog.cluster.election import Elections, Opinion
 from liftlog.cluster.leading import Leader
-from liftlog.cluster.record import StreamRecord
+from liftlog.cluster.record import StreamMetadata
 
 RUNS = int(os.environ.get("SIMULATE_RUNS", "4"))
 FIRST_SEED = int(os.environ.get("SIMULATE_SEED", "0"))
@@ -217,7 +217,7 @@ def test_whatever_breaks_a_living_leader_stays_and_a_dead_one_is_replaced(
 
 
 class OwnSuspicionIsEnough(Elections):
-    def _is_deserted(self, node: str, record: StreamRecord, now: float) -> bool:
+    def _is_deserted(self, node: str, record: StreamMetadata, now: float) -> bool:
         return self.suspects(node, now)
 
 
@@ -286,7 +286,7 @@ class NatsDoesNotMatter(Elections):
 
 
 class StandsWhileItStops(Elections):
-    def _may_stand(self, record: StreamRecord) -> bool:
+    def _may_stand(self, record: StreamMetadata) -> bool:
         stops, self.is_stopping = self.is_stopping, False
         try:
             return super()._may_stand(record)

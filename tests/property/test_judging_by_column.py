@@ -15,19 +15,19 @@ import pytest
 from hypothesis import given, settings
 
 import envelope
-from envelope import alike, liftbridge
+from envelope import liftbridge, same_shape
 from envelope.liftbridge import Publish, encode_publish
-from liftlog.stream import DedupeWindow, Destinations, MessageRun, Sequencer, SequencerConfig
-from liftlog.stream.acks import published
-from liftlog.stream.control import NO_CONTROL, parse_control
-from liftlog.stream.header_columns import (
+from liftlog.sequencing import DedupeWindow, Destinations, MessageRun, Sequencer, SequencerConfig
+from liftlog.sequencing.acks import published
+from liftlog.sequencing.control import NO_CONTROL, parse_control
+from liftlog.sequencing.header_columns import (
     MAX_BLOCK_BYTES,
     MAX_FOREIGN_LINES,
     _by_expression,
     header_columns,
 )
-from liftlog.stream.refusals import STORE_FAILED
-from liftlog.stream.subject_sequences import SubjectSequences
+from liftlog.sequencing.refusals import STORE_FAILED
+from liftlog.sequencing.subject_sequences import SubjectSequences
 
 EXAMPLES = settings.default.max_examples
 """As many as the profile asks for: 50 in `make test`, many more in `make fuzz`."""
@@ -200,7 +200,7 @@ STEPS = st.lists(
 def few_are_enough() -> Iterator[None]:
     """Runs that are short enough for Hypothesis take the ways of long ones."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(alike, "MIN_ROWS", 1)
+        patch.setattr(same_shape, "MIN_ROWS", 1)
         yield
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from liftlog.errors import CheckpointMoved, LiftlogError, NotReady, RequestTimeout
+from liftlog.sequencing.refusals import NOT_LEADING
 from liftlog.server.checkpoints.checkpoint import (
     BoundsElsewhere,
     CheckpointKey,
@@ -27,7 +28,6 @@ from liftlog.server.checkpoints.checkpoint import (
 from liftlog.server.checkpoints.service import Checkpoints
 from liftlog.server.checkpoints.table import CheckpointTable
 from liftlog.server.commits.waiting import OwnRecords, Told
-from liftlog.stream.refusals import NOT_LEADING
 
 Change = dict[CheckpointKey, Stored | None]
 CONSUMERS = [f"c{number}" for number in range(4)]

@@ -25,10 +25,10 @@ import envelope
 from envelope.liftbridge import decode_ack
 from liftlog.records import decode_batch
 from liftlog.records.message_headers import header_lines
-from liftlog.stream import DedupeWindow, Destinations, MessageRun, Sequencer, SequencerConfig
-from liftlog.stream.refusals import STORE_FAILED
-from liftlog.stream.room import Room, Stored
-from liftlog.stream.subject_sequences import SubjectSequences
+from liftlog.sequencing import DedupeWindow, Destinations, MessageRun, Sequencer, SequencerConfig
+from liftlog.sequencing.refusals import STORE_FAILED
+from liftlog.sequencing.room import Room, Stored
+from liftlog.sequencing.subject_sequences import SubjectSequences
 
 T0 = 10**15
 # Ids that differ in case only, that JSON has to escape, and around the longest that is allowed.

@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 from hypothesis import given, settings
 from support.rounds import examples
 
-from liftlog.stream.subject_sequences import Notes, SubjectSequences
+from liftlog.sequencing.subject_sequences import Notes, SubjectSequences
 
 SUBJECTS = [b"a", b"b", b"c", b"d", b"e"]
 RUNS = st.lists(st.sampled_from(SUBJECTS), min_size=1, max_size=6)

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from liftlog.cluster import transitions as t
-from liftlog.cluster.record import StreamRecord
+from liftlog.cluster.record import StreamMetadata
 from liftlog.errors import Conflict, CorruptMetadata, InvalidArgument, UnsupportedFormat
 
 NODES = "abcdef"
@@ -26,7 +26,7 @@ TARGETS = st.lists(ONE, unique=True, max_size=4)
 
 
 class RecordChanges(RuleBasedStateMachine):
-    record: StreamRecord
+    record: StreamMetadata
     present: dict[str, int]
     acked: int
     stored: dict[str, int]
@@ -58,7 +58,7 @@ class RecordChanges(RuleBasedStateMachine):
                 assert after.leader_epoch >= before.leader_epoch
                 if after.leader not in (before.leader, None):
                     assert after.leader_epoch == before.leader_epoch + 1
-                assert StreamRecord.from_json(after.to_json()) == after
+                assert StreamMetadata.from_json(after.to_json()) == after
                 assert function(after, *args, **options) is None, "repeating it changes more"
                 self.record = after
                 return True
@@ -197,4 +197,4 @@ VALUES = st.recursive(
 def test_a_record_with_any_values_is_read_or_refused(changes: dict[str, Any]) -> None:
     data = json.dumps({**ORIGINAL, **changes}).encode()
     with suppress(CorruptMetadata, UnsupportedFormat):
-        assert StreamRecord.from_json(data).problem() == ""
+        assert StreamMetadata.from_json(data).problem() == ""

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from liftlog.cli.config import settings_options
+from liftlog.cli.lib.command_groups import Commands, Listed
 from liftlog.cli.lib.exit_codes import ExitCode
-from liftlog.cli.lib.groups import Commands, Listed
 from liftlog.cli.lib.options import (
     connect_to_server,
     debug_option,

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from liftlog.cli.lib.command_groups import Command
 from liftlog.cli.lib.exit_codes import ExitCode
-from liftlog.cli.lib.groups import Command
 from liftlog.cli.lib.options import (
     connect_to_server,
     debug_option,

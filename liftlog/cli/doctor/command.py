@@ -12,8 +12,8 @@ import click
 
 from liftlog.cli.config import settings_options
 from liftlog.cli.doctor import FAILED, OK, SKIPPED, WARNING, Checkup
+from liftlog.cli.lib.command_groups import Command
 from liftlog.cli.lib.exit_codes import ExitCode
-from liftlog.cli.lib.groups import Command
 from liftlog.cli.lib.options import debug_option, output_format, server_options
 from liftlog.cli.lib.output import write_objects
 from liftlog.cli.lib.text import plural, printable

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from liftlog.cli.doctor import FAILED, OK, SKIPPED, WARNING, Checkup
 from liftlog.cli.lib.text import show_size
-from liftlog.log.files.slot import BOOT_ID_UNKNOWN, current_boot_id
+from liftlog.log.files.acked_end import BOOT_ID_UNKNOWN, current_boot_id
 from liftlog.log.offline.files import existing_part
 from liftlog.server.vitals.descriptors import KEPT_BACK, LEAST
 from liftlog.settings import Settings

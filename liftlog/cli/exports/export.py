@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from liftlog.cli.lib.groups import Command
+from liftlog.cli.lib.command_groups import Command
 from liftlog.cli.lib.options import (
     debug_option,
     duration_of,

@@ -6,7 +6,7 @@ import dataclasses
 
 import click
 
-from liftlog.cli.lib.groups import Command
+from liftlog.cli.lib.command_groups import Command
 from liftlog.cli.lib.options import debug_option, duration_of, output_format, output_option
 from liftlog.cli.lib.output import write_object
 from liftlog.cli.lib.text import plural, printable, show_size

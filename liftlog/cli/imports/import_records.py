@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from liftlog.cli.lib.groups import Commands
+from liftlog.cli.lib.command_groups import Commands
 from liftlog.cli.lib.nats_server import nats_credentials, nats_options, nats_servers
 from liftlog.cli.lib.options import connect_to_server, debug_option, output_format, server_options
 from liftlog.cli.lib.output import say, write_object

@@ -1,7 +1,8 @@
 """Shared by all commands.
 
-groups       groups that import a command when it is used     exit_codes  the table of exit codes
-options      --server, --output, --set and others             output      tables, JSON, YAML, CSV
+command_groups   groups that import a command when it is used
+options      --server, --output, --set and others             exit_codes  the table of exit codes
+output       tables, JSON, YAML, CSV
 problems     errors, remarks and questions on stderr          shapes      fields, CSV, templates
 suggestions  names that the daemon knows                      text        makes foreign text safe
 contexts     the file of named daemons                        progress    bars for long work

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from liftlog.cli.lib.command_groups import SharedOption
 from liftlog.cli.lib.contexts import Contexts, file_of, read_contexts
-from liftlog.cli.lib.groups import SharedOption
 from liftlog.cli.lib.shapes import Path, parse_fields, parse_template
 from liftlog.errors import InvalidArgument
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import click
 
-from liftlog.cli.lib.groups import Command
+from liftlog.cli.lib.command_groups import Command
 
 _WORDS_OF_NATS = {
     "max_msgs": "retention.max_messages",

@@ -22,9 +22,9 @@ from pathlib import Path
 from liftlog.errors import CorruptMetadata, StreamUnavailable
 from liftlog.log.backup.files import copy_file, lost_in_holes
 from liftlog.log.data_dir import STREAMS_NAME, read_known_states
+from liftlog.log.files.acked_end import AckedEnd, known_acked_end
 from liftlog.log.files.filesystem import File, FileSystem
 from liftlog.log.files.manifest import Manifest, QuarantinedRange, SegmentEntry, read_manifest
-from liftlog.log.files.slot import SlotState, known_slot
 from liftlog.log.segment.index import IndexEntry, SparseIndex, index_path, write_index
 from liftlog.log.segment.resync import is_whole
 from liftlog.log.segment.segment import SteppedOver, walk_batches
@@ -179,8 +179,8 @@ def _committed_end(
 
 def _slot(
     fs: FileSystem, data_dir: Path, name: str, lineage: str, boot_id: str | None
-) -> SlotState | None:
-    return known_slot(fs, data_dir / STREAMS_NAME / name, lineage, boot_id=boot_id)
+) -> AckedEnd | None:
+    return known_acked_end(fs, data_dir / STREAMS_NAME / name, lineage, boot_id=boot_id)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from liftlog.errors import CorruptMetadata, UnsupportedFormat
+from liftlog.log.files.acked_end import known_acked_end
 from liftlog.log.files.checkpoint_file import read_checkpoint_file, to_json, write_checkpoint_text
 from liftlog.log.files.filesystem import FileSystem
-from liftlog.log.files.slot import known_slot
 from liftlog.log.files.unreadable import is_passing
 
 MANIFEST_NAME = "manifest"
@@ -286,7 +286,7 @@ def find_manifest(fs: FileSystem, directory: Path) -> FoundManifest:
     if copy.incarnation != main.incarnation:
         # One belongs to another stream, or to an earlier one of this name. The slot decides.
         right, wrong = main, COPY_NAME
-        ours = [known_slot(fs, directory, one.lineage) is not None for one in (main, copy)]
+        ours = [known_acked_end(fs, directory, one.lineage) is not None for one in (main, copy)]
         if ours == [False, True]:
             right, wrong = copy, MANIFEST_NAME
         problems.append(f"{wrong} belongs to another stream")

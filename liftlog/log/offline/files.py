@@ -10,6 +10,7 @@ from pathlib import Path
 
 from liftlog.errors import CorruptMetadata, LiftlogError
 from liftlog.log.data_dir import STREAMS_NAME, read_known_states
+from liftlog.log.files.acked_end import AckedEnd, known_acked_end
 from liftlog.log.files.filesystem import OsFile, ReadOnlyFileSystem
 from liftlog.log.files.manifest import (
     MANIFEST_NAME,
@@ -18,7 +19,6 @@ from liftlog.log.files.manifest import (
     find_manifest,
     read_manifest,
 )
-from liftlog.log.files.slot import SlotState, known_slot
 from liftlog.log.segment.index import SparseIndex, read_index
 from liftlog.log.segment.tail import find_data_end
 from liftlog.log.segment.walk import Found, Missing, walk
@@ -91,7 +91,7 @@ class StreamFacts:
 
     manifest: Manifest | None
     problem: str  # what is wrong with the manifest; empty if there is none
-    slot: SlotState | None
+    slot: AckedEnd | None
     recovery_point: int  # everything below it was fsynced
     copies: tuple[str, ...] = ()  # problems of the manifest's two copies
 
@@ -109,7 +109,7 @@ def read_facts(stream: StreamFiles) -> StreamFacts:
             before = read_manifest(FILES, stream.path)
             if before is None:
                 return StreamFacts(None, "", None, 0)
-            slot = known_slot(FILES, stream.path, before.lineage)
+            slot = known_acked_end(FILES, stream.path, before.lineage)
             recovery_point = _recovery_point(stream, before)
             manifest = read_manifest(FILES, stream.path)
             if manifest is not None and manifest.lineage == before.lineage:

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 from liftlog.errors import CorruptMetadata
 from liftlog.log.environment import build_index
+from liftlog.log.files.acked_end import known_acked_end
 from liftlog.log.files.filesystem import File, FileSystem
 from liftlog.log.files.manifest import MOST_RESERVED, Manifest, QuarantinedRange, SegmentEntry
-from liftlog.log.files.slot import known_slot
 from liftlog.log.segment.index import (
     INTERVAL_BYTES,
     IndexEntry,
@@ -252,7 +252,7 @@ def _with_identity(
     for state in states:
         for generation in range(max(chain.generation for chain in chosen) + 1):
             claim = manifest.with_changes(incarnation=state.incarnation, generation=generation)
-            if known_slot(fs, directory, claim.lineage) is not None:
+            if known_acked_end(fs, directory, claim.lineage) is not None:
                 return claim
         chain = by_base.get((state.base_offset, state.generation))
         if chain is None or state.position == 0:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from liftlog.log.files.acked_end import ACKED_END_NAME
 from liftlog.log.files.filesystem import File, FileSystem, write_all
 from liftlog.log.files.manifest import (
     COPY_NAME,
@@ -17,7 +18,6 @@ from liftlog.log.files.manifest import (
     QuarantinedRange,
     SegmentEntry,
 )
-from liftlog.log.files.slot import SLOT_NAME
 from liftlog.log.files.unreadable import read_zeroed
 from liftlog.log.segment.index import IndexEntry
 from liftlog.log.segment.segment import Segment, walk_batches
@@ -111,7 +111,7 @@ class Inventory:
         for name in names:
             known = (
                 name in listed
-                or name in (MANIFEST_NAME, COPY_NAME, SLOT_NAME)
+                or name in (MANIFEST_NAME, COPY_NAME, ACKED_END_NAME)
                 or name.endswith(BROKEN_SUFFIX)
                 or (name.endswith(_BESIDE) and name.rpartition(".")[0] in stems)
             )

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from liftlog.log.files.acked_end import ACKED_END_NAME, AckedEnd, current_boot_id, read_acked_end
 from liftlog.log.files.filesystem import File, FileSystem
 from liftlog.log.files.manifest import NOT_SYNCED, SKIPPED, Manifest, QuarantinedRange
-from liftlog.log.files.slot import SLOT_NAME, SlotState, current_boot_id, read_slot
 from liftlog.log.files.unreadable import is_unreadable
 from liftlog.log.recovery.inventory import Inventory
 from liftlog.log.segment.resync import Resync
@@ -36,7 +36,7 @@ class TailJudge(Inventory):
         self.active_is_missing = False
         self.durable_end = 0  # all below was fsynced, by recovery point or clean marker
         self.must_roll = False  # the active file cannot be appended to
-        self._slot: SlotState | None = None
+        self._slot: AckedEnd | None = None
         self._slot_was_read = False
         self._slot_is_unreadable = False
 
@@ -198,13 +198,13 @@ class TailJudge(Inventory):
         exact = slot is not None and slot.exact
         return self.manifest.acks_before_sync and not exact and offset >= self.durable_end
 
-    def _slot_state(self) -> SlotState | None:
+    def _slot_state(self) -> AckedEnd | None:
         """Read the slot, once. An unreadable slot is one event, and judged as after a power cut.
         Its bytes are evidence, so errors that say nothing about them raise OSError."""
         if not self._slot_was_read:
             self._slot_was_read = True
             try:
-                self._slot = read_slot(
+                self._slot = read_acked_end(
                     self.fs, self.directory, self.manifest.lineage, boot_id=self.boot_id
                 )
             except OSError as error:
@@ -213,8 +213,8 @@ class TailJudge(Inventory):
                     raise
                 self._slot_is_unreadable = True
                 self._note(
-                    f"the file {SLOT_NAME} cannot be read ({error.strerror or error}): how far "
-                    "acks went is judged as after a power cut, and the file is rewritten"
+                    f"the file {ACKED_END_NAME} cannot be read ({error.strerror or error}): how "
+                    "far acks went is judged as after a power cut, and the file is rewritten"
                 )
         return self._slot
 

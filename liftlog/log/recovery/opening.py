@@ -27,6 +27,7 @@ from pathlib import Path
 from liftlog.errors import CorruptMetadata
 from liftlog.log.active_segment import ActiveSegment
 from liftlog.log.environment import LogConfig, LogEnvironment, build_index
+from liftlog.log.files.acked_end import ACKED_END_NAME
 from liftlog.log.files.filesystem import File, storage_errors, write_all
 from liftlog.log.files.manifest import (
     MOST_RESERVED,
@@ -37,7 +38,6 @@ from liftlog.log.files.manifest import (
     find_manifest,
     ranges_below,
 )
-from liftlog.log.files.slot import SLOT_NAME
 from liftlog.log.files.unreadable import read_around
 from liftlog.log.log import Log
 from liftlog.log.recovery.inventory import RecoveryReport
@@ -237,7 +237,7 @@ class _Opening(TailJudge):
             high_watermark=self.high_watermark,
         )
         if not reason and self._slot_is_unreadable:
-            reason = f"the file {SLOT_NAME} cannot be read, which says how far it had confirmed"
+            reason = f"the file {ACKED_END_NAME} cannot be read, which says how far it confirmed"
         if reason:
             self._confirmed_is_missing(reason)
             self.must_roll = True

@@ -28,14 +28,14 @@ from itertools import accumulate
 
 from liftlog.log.active_segment import ActiveSegment, LogEnd
 from liftlog.log.environment import LogEnvironment
+from liftlog.log.files.acked_end import AckedEnd
 from liftlog.log.files.manifest import QuarantinedRange
-from liftlog.log.files.slot import SlotState
 from liftlog.log.segment.index import IndexEntry, SparseIndex
 from liftlog.log.segment.segment import Segment, walk_batches
 
 
 def what_is_missing(
-    end: int, *, slot: SlotState | None, durable_end: int, high_watermark: int
+    end: int, *, slot: AckedEnd | None, durable_end: int, high_watermark: int
 ) -> str:
     """Describe the confirmed records that a replica that ends at `end` lacks; empty if none.
 

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from liftlog.errors import CorruptBatch
+from liftlog.log.files.acked_end import AckedEnd
 from liftlog.log.files.filesystem import File
 from liftlog.log.files.manifest import SegmentEntry
-from liftlog.log.files.slot import SlotState
 from liftlog.log.files.unreadable import FileWindow, content_end
 from liftlog.log.segment.resync import Resync, find_resync
 from liftlog.records.format import ALIGNMENT, HEADER_SIZE
@@ -174,7 +174,7 @@ def judge_tail(
     behind: Resync | None,
     *,
     recovery_point: int,
-    slot: SlotState | None,
+    slot: AckedEnd | None,
     reserved_offset: int,
 ) -> Verdict:
     """Decide if a damaged tail is cut or kept.

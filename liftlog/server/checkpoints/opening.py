@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from liftlog.groups.quota import Limits
+from liftlog.sequencing import Destinations
 from liftlog.server.checkpoints.checkpoint import OFFSETS_STREAM, StreamBounds
 from liftlog.server.checkpoints.over_nats import OVER_NATS_OWNER, CheckpointIntake
 from liftlog.server.checkpoints.service import Checkpoints
@@ -16,7 +17,6 @@ from liftlog.server.checkpoints.table import CheckpointTable, load_table
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.ingest.subscriptions import RunHandler
 from liftlog.settings import Settings, StreamSettings, parse_stream_settings
-from liftlog.stream import Destinations
 
 logger = logging.getLogger("liftlog.server.checkpoints")
 

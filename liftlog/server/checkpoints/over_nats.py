@@ -15,9 +15,9 @@ from typing import Any
 
 from liftlog.errors import InvalidArgument, LiftlogError
 from liftlog.protocol.checkpoints import MAX_METADATA_CHARS
+from liftlog.sequencing import Destinations, MessageRun
+from liftlog.sequencing.acks import publish_commands
 from liftlog.server.checkpoints.service import Checkpoints
-from liftlog.stream import Destinations, MessageRun
-from liftlog.stream.acks import publish_commands
 
 logger = logging.getLogger("liftlog.server.checkpoints")
 

@@ -22,6 +22,8 @@ from typing import Protocol
 
 from liftlog.errors import DiskFull, LiftlogError, SyncFailed
 from liftlog.log import Log
+from liftlog.sequencing import CommitGroup, Sequencer
+from liftlog.sequencing.refusals import DISK_FULL, STORE_FAILED, RefusalReason
 from liftlog.server.commits.gate import CommitGate
 from liftlog.server.commits.observations import StreamObservations
 from liftlog.server.commits.subjects import SubjectUpkeep
@@ -29,8 +31,6 @@ from liftlog.server.commits.turns import LogTurns
 from liftlog.server.commits.waiting import OwnRecords, WatermarkWaiters
 from liftlog.server.commits.writing import GroupWriter, InlineBudget, WriterPool
 from liftlog.settings import StreamSettings
-from liftlog.stream import CommitGroup, Sequencer
-from liftlog.stream.refusals import DISK_FULL, STORE_FAILED, RefusalReason
 
 logger = logging.getLogger("liftlog.server.stream")
 

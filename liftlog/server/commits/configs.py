@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from liftlog.log import Log, LogConfig
+from liftlog.sequencing import SequencerConfig
+from liftlog.sequencing.room import Room, Stored
 from liftlog.settings import StreamSettings
-from liftlog.stream import SequencerConfig
-from liftlog.stream.room import Room, Stored
 
 _SECOND_NS = 1_000_000_000
 

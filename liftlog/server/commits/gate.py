@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from liftlog.cluster.leading import FetchRequest, Leader, Verdict
-from liftlog.cluster.record import StreamRecord
+from liftlog.cluster.record import StreamMetadata
 from liftlog.log import EncodedBatch
-from liftlog.stream.refusals import NOT_ENOUGH_REPLICAS, RefusalReason
+from liftlog.sequencing.refusals import NOT_ENOUGH_REPLICAS, RefusalReason
 
 _TELL_SECONDS = 0.005
 """A high watermark that no record carries to the followers within this time is sent by itself."""
@@ -168,7 +168,7 @@ class ReplicatedGate:
         """Note that the connection of a follower is gone, or that it answers no ping."""
         self.leader.lost(node)
 
-    def adopt(self, record: StreamRecord) -> None:
+    def adopt(self, record: StreamMetadata) -> None:
         """Adopt a newer record. If it ends this epoch, the stream has stepped down on return."""
         before = self.leader.high_watermark
         self.leader.adopt(record)

@@ -17,6 +17,16 @@ from typing import Any, Protocol, TypeVar
 from liftlog.errors import DiskFull
 from liftlog.log import Log
 from liftlog.log.files.leases import MAX_POSSIBLE_LOSSES
+from liftlog.sequencing import Destinations, MessageRun, Sequencer
+from liftlog.sequencing.refusals import (
+    NOT_LEADING,
+    OVERLOADED,
+    PAUSED,
+    READ_ONLY,
+    SHUTTING_DOWN,
+    STORE_FAILED,
+    RefusalReason,
+)
 from liftlog.server.commits.committing import CommitResources, GroupCommits
 from liftlog.server.commits.configs import (
     NewestBytes,
@@ -33,16 +43,6 @@ from liftlog.server.commits.waiting import OwnRecords, Told, WatermarkWaiters
 from liftlog.server.vitals.disk import DiskReserve
 from liftlog.settings import StreamSettings
 from liftlog.settings.stored import stored_form
-from liftlog.stream import Destinations, MessageRun, Sequencer
-from liftlog.stream.refusals import (
-    NOT_LEADING,
-    OVERLOADED,
-    PAUSED,
-    READ_ONLY,
-    SHUTTING_DOWN,
-    STORE_FAILED,
-    RefusalReason,
-)
 
 logger = logging.getLogger("liftlog.server.stream")
 

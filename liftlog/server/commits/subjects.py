@@ -21,11 +21,11 @@ from liftlog.errors import CorruptBatch, CorruptRange, LiftlogError
 from liftlog.log import Log
 from liftlog.log.files.checkpoint_file import read_dispensable_file, write_checkpoint_file
 from liftlog.records import Place, RecordBatch, decode_batch, parse_header
+from liftlog.sequencing import Sequencer
+from liftlog.sequencing.subject_sequences import SubjectScan, SubjectSequences, deletes_subject
 from liftlog.server.commits.damage import quarantine_damage, quarantine_found
 from liftlog.server.commits.waiting import WatermarkWaiters
 from liftlog.settings import StreamSettings
-from liftlog.stream import Sequencer
-from liftlog.stream.subject_sequences import SubjectScan, SubjectSequences, deletes_subject
 
 logger = logging.getLogger("liftlog.server.stream")
 

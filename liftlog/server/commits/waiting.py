@@ -15,7 +15,7 @@ from liftlog.errors import (
     ShuttingDown,
     StreamUnavailable,
 )
-from liftlog.stream.refusals import MOVING, NOT_LEADING, SHUTTING_DOWN, RefusalReason
+from liftlog.sequencing.refusals import MOVING, NOT_LEADING, SHUTTING_DOWN, RefusalReason
 
 Told = Callable[[LiftlogError | None], None]
 

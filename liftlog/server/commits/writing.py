@@ -20,8 +20,8 @@ from dataclasses import dataclass
 
 from liftlog.log import EncodedBatch, Log
 from liftlog.records.codecs import codec_named, compress_batch
+from liftlog.sequencing import CommitGroup
 from liftlog.settings import StreamSettings
-from liftlog.stream import CommitGroup
 
 _INLINE_BYTES = 64 * 1024
 """A group larger than this is compressed in a writer thread, not on the event loop."""

@@ -14,5 +14,5 @@ handover       moves from a server in lame duck mode to another one
 overlap        takes each message once while two connections deliver it
 echoes         recognises the daemon's own messages when they come back
 jetstream      checks whether JetStream acks the same messages
-together       work under a lock, done once for all callers that wait for it
+coalescing     work under a lock, done once for all callers that wait for it
 """

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from nats.errors import ProtocolError
 
 from envelope import COOKIES
-from liftlog.stream.run import MessageRun
+from liftlog.sequencing.run import MessageRun
 
 MAX_CONTROL_LINE = 64 * 1024  # nats-server's default is 4 KiB and it can be raised
 _CRLF = b"\r\n"

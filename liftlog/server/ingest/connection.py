@@ -17,6 +17,7 @@ import nats.errors
 
 from acl.subjects import overlap_any
 from liftlog.errors import NatsUnavailable
+from liftlog.sequencing.run import MessageRun
 from liftlog.server.ingest.endings import (
     Cause,
     Ending,
@@ -29,7 +30,6 @@ from liftlog.server.ingest.seam import make_client
 from liftlog.server.ingest.servers import NatsServerAddress, login_options
 from liftlog.server.ingest.subscriptions import LinkSubscription, Refusals, RunHandler
 from liftlog.settings import NatsSettings
-from liftlog.stream.run import MessageRun
 
 logger = logging.getLogger("liftlog.server.nats")
 

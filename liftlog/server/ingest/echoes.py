@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from liftlog.sequencing.run import MessageRun
 from liftlog.server.ingest.overlap import Parts, digest_of, parts_of, select
 from liftlog.server.ingest.subscriptions import LinkSubscription
-from liftlog.stream.run import MessageRun
 
 FORGET_SECONDS = 60.0
 """A connection that is silent for this long was abandoned long ago."""

@@ -19,12 +19,12 @@ from itertools import count
 
 from acl.subjects import matches, overlaps
 from liftlog.errors import NatsUnavailable
+from liftlog.sequencing.acks import publish_commands, published
+from liftlog.sequencing.run import MessageRun
 from liftlog.server.ingest.connection import NatsConnection
 from liftlog.server.ingest.echoes import FORGET_SECONDS, Echoes
 from liftlog.server.ingest.overlap import Overlap
 from liftlog.server.ingest.subscriptions import LinkSubscription, Refusals, RunHandler
-from liftlog.stream.acks import publish_commands, published
-from liftlog.stream.run import MessageRun
 
 logger = logging.getLogger("liftlog.server.nats")
 

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 
 from acl.subjects import overlaps
 from liftlog.errors import NatsUnavailable
+from liftlog.sequencing.run import MessageRun
 from liftlog.server.ingest.connection import NatsConnection
 from liftlog.server.ingest.subscriptions import LinkSubscription
-from liftlog.stream.run import MessageRun
 
 logger = logging.getLogger("liftlog.server.nats")
 

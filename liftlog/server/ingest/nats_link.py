@@ -20,6 +20,8 @@ import nats.errors
 
 from liftlog.client.publishing.publisher_link import why_not_connected
 from liftlog.errors import NatsRefused, NatsUnavailable
+from liftlog.sequencing.acks import within_payload
+from liftlog.server.ingest.coalescing import Coalescing
 from liftlog.server.ingest.connection import NatsConnection
 from liftlog.server.ingest.echoes import Echoes
 from liftlog.server.ingest.endings import Cause, Ending, Rejection
@@ -27,9 +29,7 @@ from liftlog.server.ingest.handover import Handover
 from liftlog.server.ingest.jetstream import JetStreamWatch
 from liftlog.server.ingest.servers import NatsServerAddress, ServerPool
 from liftlog.server.ingest.subscriptions import LinkSubscription, RunHandler, SubscriptionBook
-from liftlog.server.ingest.together import Together
 from liftlog.settings import NatsSettings
-from liftlog.stream.acks import within_payload
 
 logger = logging.getLogger("liftlog.server.nats")
 
@@ -101,8 +101,8 @@ class NatsLink:
         self._stopping = asyncio.Event()
         self._lock = asyncio.Lock()  # one change of subscriptions or connection at a time
         # A node that stops, and those that take over, change hundreds of subscriptions.
-        self._attaching = Together(self._lock, self._attach)
-        self._leaving = Together(self._lock, self._leave)
+        self._attaching = Coalescing(self._lock, self._attach)
+        self._leaving = Coalescing(self._lock, self._leave)
         self._supervisor: asyncio.Task[None] | None = None
         self._told: dict[str, float] = {}
         self._refused_ack_told_at = -_TOLD_AGAIN_SECONDS

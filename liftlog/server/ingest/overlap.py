@@ -26,7 +26,7 @@ from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import Protocol
 
-from liftlog.stream.run import MESSAGE_OVERHEAD_BYTES, MessageRun
+from liftlog.sequencing.run import MESSAGE_OVERHEAD_BYTES, MessageRun
 
 _CLEARLY = 2
 _HIGH_PART = 0.9

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from liftlog.cluster.handover import Giver, Taker, digests_of
+from liftlog.sequencing.run import MessageRun
 from liftlog.server.ingest.overlap import select
 from liftlog.server.ingest.subscriptions import RunHandler
-from liftlog.stream.run import MessageRun
 
 
 class Relay:

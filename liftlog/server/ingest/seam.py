@@ -21,11 +21,11 @@ from nats.protocol.parser import Parser
 
 from envelope import COOKIES
 from liftlog.errors import ConfigError
+from liftlog.sequencing.run import MessageRun
 from liftlog.server.ingest.batch_parser import BatchParser, MessageSink
 from liftlog.server.ingest.endings import error_words
 from liftlog.server.ingest.transport import Feed, WideTransport
 from liftlog.server.ingest.websocket import WEBSOCKET_SCHEMES, WebSocketTransport
-from liftlog.stream.run import MessageRun
 
 logger = logging.getLogger("liftlog.server.ingest")
 

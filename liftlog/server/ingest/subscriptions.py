@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from liftlog.stream.run import MessageRun
+from liftlog.sequencing.run import MessageRun
 
 logger = logging.getLogger("liftlog.server.nats")
 

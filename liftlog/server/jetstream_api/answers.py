@@ -21,7 +21,7 @@ from liftlog.errors import (
     OffsetOutOfRange,
     StreamNotFound,
 )
-from liftlog.stream.destinations import Destination
+from liftlog.sequencing.destinations import Destination
 
 _TYPE_PREFIX = "io.nats.jetstream.api.v1."
 _MAX_DESCRIPTION = 1024

@@ -18,6 +18,7 @@ from liftlog.errors import CorruptRange, LimitExceeded, OffsetOutOfRange
 from liftlog.log import Log
 from liftlog.records.columns.selection import OFFSET, SUBJECT, Selection, parse_selection
 from liftlog.records.decode import Record, iter_batches
+from liftlog.sequencing.subject_sequences import deletes_subject
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.jetstream_api.answers import without_statuses
 from liftlog.server.jetstream_api.inboxes import party_of
@@ -28,7 +29,6 @@ from liftlog.server.pull.services import PullServices
 from liftlog.server.reading.filtering import MAX_ANSWER_BYTES, Scan, scan_log
 from liftlog.server.reading.one_record import NoRecord, read_record
 from liftlog.server.reading.walking import Backward, Damage, Span
-from liftlog.stream.subject_sequences import deletes_subject
 
 _SEARCH_SECONDS = 4.0
 """Clients time out after 5 s."""

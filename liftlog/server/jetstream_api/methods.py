@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from acl.rules import OVER_NATS, Operation
 from liftlog.errors import StreamNotFound
+from liftlog.sequencing.destinations import Destination, Why
 from liftlog.server.access.gate import Gate
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.jetstream_api.answers import (
@@ -28,7 +29,6 @@ from liftlog.server.pull.services import PullServices
 from liftlog.server.requests.rights import Caller
 from liftlog.server.streams.broker import Broker
 from liftlog.server.vitals.histogram import LATENCY_BOUNDS, Histogram
-from liftlog.stream.destinations import Destination, Why
 
 PREFIX = "$JS.API."
 

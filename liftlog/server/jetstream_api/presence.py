@@ -12,12 +12,12 @@ import logging
 import secrets
 
 from liftlog.errors import NatsRefused, NatsUnavailable
+from liftlog.sequencing.destinations import own_subject
+from liftlog.sequencing.run import MessageRun
 from liftlog.server.ingest.jetstream import MARK
 from liftlog.server.ingest.nats_link import NatsLink
 from liftlog.server.jetstream_api.answers import command
 from liftlog.server.jetstream_api.methods import PREFIX
-from liftlog.stream.destinations import own_subject
-from liftlog.stream.run import MessageRun
 
 logger = logging.getLogger("liftlog.server.jetstream_api")
 

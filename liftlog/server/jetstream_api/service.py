@@ -19,6 +19,8 @@ from collections.abc import Callable, Sequence
 from itertools import repeat
 
 from liftlog.errors import LiftlogError, NatsRefused, NatsUnavailable
+from liftlog.sequencing.destinations import own_subject
+from liftlog.sequencing.run import MessageRun
 from liftlog.server.ingest.nats_link import NatsLink
 from liftlog.server.ingest.subscriptions import LinkSubscription
 from liftlog.server.jetstream_api import consumer_methods, message_methods, purging, streams
@@ -58,8 +60,6 @@ from liftlog.server.jetstream_api.waiting import MAX_OF_PARTY, WORKERS, Message,
 from liftlog.server.pull.services import PullServices
 from liftlog.server.streams.broker import Broker
 from liftlog.server.streams.catalog import Catalog
-from liftlog.stream.destinations import own_subject
-from liftlog.stream.run import MessageRun
 
 logger = logging.getLogger("liftlog.server.jetstream_api")
 

@@ -20,8 +20,8 @@ from typing import Any
 
 from liftlog.cluster.store import CasLost, Entry, MetaStore, NodeSession
 from liftlog.errors import ConfigError, CorruptMetadata
+from liftlog.log.files.acked_end import current_boot_id
 from liftlog.log.files.lock import LockFile
-from liftlog.log.files.slot import current_boot_id
 from liftlog.server.metadata.membership import to_bytes, value_of
 
 logger = logging.getLogger("liftlog.server.replication")

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from liftlog.cluster.record import StreamRecord
+from liftlog.cluster.record import StreamMetadata
 from liftlog.errors import CorruptMetadata, LiftlogError, StorageError
 from liftlog.log.files.checkpoint_file import read_checkpoint_file, write_checkpoint_text
 from liftlog.log.files.filesystem import FileSystem, storage_errors
@@ -38,7 +38,7 @@ _PAUSE_SECONDS = 1.0
 class Known(NamedTuple):
     """The content of the file, by names of streams and nodes."""
 
-    streams: dict[str, StreamRecord]
+    streams: dict[str, StreamMetadata]
     nodes: dict[str, bytes]
     """The records of the nodes in the store."""
     held: dict[str, str]
@@ -64,7 +64,7 @@ def read_known_records(fs: FileSystem, data_dir: Path) -> Known:
         return _NOTHING
     try:
         streams = {
-            str(name): StreamRecord.from_json(text.encode())
+            str(name): StreamMetadata.from_json(text.encode())
             for name, text in content["streams"].items()
         }
         nodes = {str(name): text.encode() for name, text in content["nodes"].items()}
@@ -84,7 +84,7 @@ class KnownRecords:
         fs: FileSystem,
         data_dir: Path,
         *,
-        on_late: Callable[[dict[str, StreamRecord]], None] = lambda records: None,
+        on_late: Callable[[dict[str, StreamMetadata]], None] = lambda records: None,
     ) -> None:
         """If `read` could not read the file, `on_late` is called with its stream records as soon as
         it can be read."""
@@ -101,7 +101,7 @@ class KnownRecords:
         self._writing: asyncio.Task[None] | None = None
         self._warn = RareWarnings(logger).warn
 
-    def read(self) -> dict[str, StreamRecord]:
+    def read(self) -> dict[str, StreamMetadata]:
         """Return the records of streams. Blocking. A damaged file counts as missing. If the file
         cannot be read, `problem` holds the reason, and it is read again later."""
         try:
@@ -120,7 +120,7 @@ class KnownRecords:
             logger.warning("known-records-ignored error=%s", error)
             return _NOTHING
 
-    def _take(self, found: Known) -> dict[str, StreamRecord]:
+    def _take(self, found: Known) -> dict[str, StreamMetadata]:
         """Add the content of the file to the records that were noted since the start, which are
         newer."""
         self.problem = ""
@@ -136,7 +136,7 @@ class KnownRecords:
         self.problem = error.message
         self._warn("known-records-not-read error=%s", error)
 
-    def note(self, record: StreamRecord) -> None:
+    def note(self, record: StreamMetadata) -> None:
         """Note a newer record."""
         self._streams[record.name] = _quoted(record.to_json())
         self._changes += 1
@@ -166,7 +166,7 @@ class KnownRecords:
             return True
         return False if self._is_held_known else None
 
-    def all_held(self, streams: Iterable[StreamRecord]) -> None:
+    def all_held(self, streams: Iterable[StreamMetadata]) -> None:
         """These are all streams of which the node has a copy. If each of them was noted, the
         directory has held no other one."""
         if self._is_held_known or self.problem:

@@ -23,6 +23,7 @@ from liftlog.client.publishing.publisher_link import why_not_connected
 from liftlog.cluster.store import MetaStoreError, StoreUnavailable
 from liftlog.errors import NatsUnavailable
 from liftlog.records.message_headers import build_block
+from liftlog.sequencing.run import MessageRun
 from liftlog.server.ingest.connection import NatsConnection
 from liftlog.server.ingest.endings import Cause, Ending, Rejection
 from liftlog.server.ingest.servers import NatsServerAddress, ServerPool
@@ -30,7 +31,6 @@ from liftlog.server.ingest.subscriptions import LinkSubscription, in_words
 from liftlog.server.metadata.kv_bucket import Refused
 from liftlog.server.vitals.rare_warnings import RareWarnings
 from liftlog.settings import NatsSettings
-from liftlog.stream.run import MessageRun
 
 logger = logging.getLogger("liftlog.server.replication")
 

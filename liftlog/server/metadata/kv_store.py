@@ -26,6 +26,7 @@ from liftlog.cluster.store import (
     check_size,
 )
 from liftlog.errors import ConfigError, MetadataUnavailable
+from liftlog.sequencing.run import MessageRun
 from liftlog.server.metadata.kv_bucket import (
     IN_PROCESS,
     MARKER_SECONDS,
@@ -47,7 +48,6 @@ from liftlog.server.metadata.membership import create_cluster
 from liftlog.server.metadata.sessions import RenewedKey
 from liftlog.server.vitals.rare_warnings import RareWarnings
 from liftlog.settings import NatsSettings
-from liftlog.stream.run import MessageRun
 
 logger = logging.getLogger("liftlog.server.replication")
 

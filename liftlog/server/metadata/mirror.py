@@ -15,7 +15,7 @@ from typing import Any
 from liftlog.cluster import transitions
 from liftlog.cluster.guard import is_regressed
 from liftlog.cluster.leading import Change
-from liftlog.cluster.record import StreamRecord
+from liftlog.cluster.record import StreamMetadata
 from liftlog.cluster.store import (
     CasLost,
     CasUnknown,
@@ -47,9 +47,9 @@ _LOAD_ATTEMPTS = 20
 _LOAD_PAUSE_SECONDS = 0.5
 
 
-def record_of(key: str, entry: Entry) -> StreamRecord:
+def record_of(key: str, entry: Entry) -> StreamMetadata:
     """The record under a key. Raises CorruptMetadata, UnsupportedFormat."""
-    record = StreamRecord.from_json(entry.value)
+    record = StreamMetadata.from_json(entry.value)
     if STREAM_PREFIX + record.name != key:
         raise CorruptMetadata(f"the key {key} holds the record of stream {record.name!r}")
     return record
@@ -63,17 +63,17 @@ class Mirror:
         self,
         store: MetaStore,
         *,
-        on_record: Callable[[StreamRecord], None],
+        on_record: Callable[[StreamMetadata], None],
         on_nodes: Callable[[], None],
         kept: KnownRecords | None = None,
     ) -> None:
         self.directory = Directory()
-        self.records: dict[str, StreamRecord] = {}
+        self.records: dict[str, StreamMetadata] = {}
         self.changes = 0
         """So often a record has become another one, or was removed."""
         self.writes = dict.fromkeys(("stored", "lost", "unknown", "unavailable"), 0)
         """Attempts to change a record, by what came of them."""
-        self.known: dict[str, StreamRecord] = {}
+        self.known: dict[str, StreamMetadata] = {}
         """The newest records that this node has seen, in this start or an earlier one."""
         self.doubtful: set[str] = set()
         """Streams of which the store may have forgotten what this node has seen."""
@@ -106,7 +106,7 @@ class Mirror:
         for name in [one for one in self.known if STREAM_PREFIX + one not in entries]:
             self._note_purged(name)
 
-    def remember(self, records: Mapping[str, StreamRecord]) -> None:
+    def remember(self, records: Mapping[str, StreamMetadata]) -> None:
         """What this node has seen in earlier starts. Call it before `load`, or later if it could
         not be read before: `check_memory` has kept this node from acting meanwhile."""
         for name, record in records.items():
@@ -118,7 +118,7 @@ class Mirror:
             elif is_regressed(record, seen):
                 self._doubt(record)
 
-    def _doubt(self, record: StreamRecord) -> None:
+    def _doubt(self, record: StreamMetadata) -> None:
         """An earlier start has seen this record, and the store has one that is not newer."""
         self.known[record.name] = record
         self.doubtful.add(record.name)
@@ -142,13 +142,13 @@ class Mirror:
         if self._kept is not None:
             await self._kept.written()
 
-    async def hold(self, record: StreamRecord) -> None:
+    async def hold(self, record: StreamMetadata) -> None:
         """This node has a copy of the stream from now on; it remembers that, too, on return. Raises
         StorageError."""
         if self._kept is not None:
             await self._kept.hold(record.name, record.incarnation)
 
-    def has_held(self, record: StreamRecord) -> bool | None:
+    def has_held(self, record: StreamMetadata) -> bool | None:
         """True if this node has had a copy of the stream in its directory; None: not known."""
         if self._kept is None:
             return None
@@ -185,7 +185,7 @@ class Mirror:
             and known.to_json() == entry.value
         )
 
-    def _note_record(self, record: StreamRecord, revision: int) -> None:
+    def _note_record(self, record: StreamMetadata, revision: int) -> None:
         """A newer version of a record; an older one is a late notice, or the store was set back."""
         seen = self.known.get(record.name)
         if seen is not None and is_regressed(seen, record):
@@ -201,7 +201,7 @@ class Mirror:
             return
         self._adopt(record, revision)
 
-    def _adopt(self, record: StreamRecord, revision: int) -> None:
+    def _adopt(self, record: StreamMetadata, revision: int) -> None:
         self.records[record.name] = self.known[record.name] = record
         self.newer.pop(record.name, None)
         self._revisions[record.name] = revision
@@ -227,7 +227,7 @@ class Mirror:
 
     # --- changes ---
 
-    async def create(self, record: StreamRecord, *, has_log: bool = False) -> StreamRecord:
+    async def create(self, record: StreamMetadata, *, has_log: bool = False) -> StreamMetadata:
         """Store the first record of a stream, in the place of a deleted one; returns the record
         that is there then. A stream that a daemon has had on its own `has_log`, and settings that
         may be larger. Raises InvalidArgument when it is too large, MetadataUnavailable."""
@@ -247,8 +247,8 @@ class Mirror:
         raise _busy(f"stream {record.name}")
 
     async def change(
-        self, name: str, step: Callable[[StreamRecord], StreamRecord | None]
-    ) -> StreamRecord | None:
+        self, name: str, step: Callable[[StreamMetadata], StreamMetadata | None]
+    ) -> StreamMetadata | None:
         """Apply `step`, which returns None when nothing is to be changed. Returns the record as it
         is then, None when there is none. Raises what `step` raises, MetadataUnavailable.
 
@@ -285,12 +285,12 @@ class Mirror:
             logger.info("record-not-purged stream=%s reason=%s", name, error)
 
     async def update(
-        self, name: str, step: Callable[[StreamRecord], StreamRecord | None]
-    ) -> StreamRecord | None:
+        self, name: str, step: Callable[[StreamMetadata], StreamMetadata | None]
+    ) -> StreamMetadata | None:
         """`change` of the settings. Raises InvalidArgument, too, when they would become too large;
         larger ones that are there may become smaller."""
 
-        def checked(present: StreamRecord) -> StreamRecord | None:
+        def checked(present: StreamMetadata) -> StreamMetadata | None:
             after = step(present)
             if after is not None:
                 with_these = replace(present, settings=after.settings).to_json()
@@ -300,7 +300,7 @@ class Mirror:
 
         return await self.change(name, checked)
 
-    def told(self, record: StreamRecord) -> None:
+    def told(self, record: StreamMetadata) -> None:
         """Another node has this record, which the store may not tell this one for long. Its
         revision is not known here."""
         known = self.records.get(record.name)
@@ -330,7 +330,7 @@ class Mirror:
             if await self._cas(change.after, entry.revision):
                 return
 
-    def _believed(self, name: str, entry: Entry | None) -> StreamRecord | None:
+    def _believed(self, name: str, entry: Entry | None) -> StreamMetadata | None:
         """The record in the store. Raises MetadataUnavailable if this node has seen a newer one:
         nothing is changed on the ground of what was forgotten; CorruptMetadata."""
         self.check_memory()
@@ -348,7 +348,7 @@ class Mirror:
             )
         return record
 
-    async def confirmed(self, name: str) -> StreamRecord | None:
+    async def confirmed(self, name: str) -> StreamMetadata | None:
         """The record in the store, without doubt of this moment, and known here from now on. It may
         cost a write. Raises MetadataUnavailable, also if this node has seen a newer one;
         CorruptMetadata."""
@@ -360,19 +360,19 @@ class Mirror:
 
     # --- what was forgotten ---
 
-    async def read(self, name: str) -> StreamRecord | None:
+    async def read(self, name: str) -> StreamMetadata | None:
         """The record in the store, believed or not. Raises MetadataUnavailable, CorruptMetadata."""
         entry = await self._get(name)
         return None if entry is None else record_of(STREAM_PREFIX + name, entry)
 
-    async def read_newest(self, name: str) -> tuple[StreamRecord | None, int]:
+    async def read_newest(self, name: str) -> tuple[StreamMetadata | None, int]:
         """The same and its revision, without doubt of this moment; it may cost a write."""
         entry = await self._get_newest(name)
         if entry is None:
             return None, 0
         return record_of(STREAM_PREFIX + name, entry), entry.revision
 
-    async def read_newest_or_damaged(self, name: str) -> tuple[StreamRecord | None, int]:
+    async def read_newest_or_damaged(self, name: str) -> tuple[StreamMetadata | None, int]:
         """The same; a damaged record is as if there were none, with its revision. Raises
         UnsupportedFormat, MetadataUnavailable."""
         entry = await self._get_newest(name)
@@ -383,13 +383,13 @@ class Mirror:
         except CorruptMetadata:
             return None, entry.revision
 
-    async def put(self, record: StreamRecord, revision: int) -> bool:
+    async def put(self, record: StreamMetadata, revision: int) -> bool:
         """Store a record in the place of what has this revision, 0: nothing. False when another
         change came first. Raises MetadataUnavailable."""
         self.check_memory()
         return await self._cas(record, revision)
 
-    async def go_over(self, name: str, node: str, checked: StreamRecord) -> StreamRecord | None:
+    async def go_over(self, name: str, node: str, checked: StreamMetadata) -> StreamMetadata | None:
         """Believe what is stored, which has not come from what this node has seen, if it has come
         from `checked`. The copy of `node` counts for nothing in it any more. Returns the record;
         None when the store has changed. Raises Conflict, MetadataUnavailable, CorruptMetadata."""
@@ -487,7 +487,7 @@ class Mirror:
         except StoreUnavailable as error:
             raise MetadataUnavailable(str(error)) from error
 
-    async def _cas(self, record: StreamRecord, revision: int) -> bool:
+    async def _cas(self, record: StreamMetadata, revision: int) -> bool:
         """False when another change came first."""
         stored = await self._write(STREAM_PREFIX + record.name, record.to_json(), revision)
         if stored is None:

@@ -29,7 +29,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from liftlog.cluster.record import StreamRecord
+from liftlog.cluster.record import StreamMetadata
 from liftlog.cluster.store import CasLost, CasUnknown, Entry, MetaStoreError
 from liftlog.cluster.transitions import create, register, truncate, update
 from liftlog.errors import CorruptMetadata, DiskFull, LiftlogError, StorageError, UnsupportedFormat
@@ -73,7 +73,7 @@ class ManifestFacts(NamedTuple):
         )
 
 
-def read_stored_record(fs: FileSystem, data_dir: Path, name: str) -> StreamRecord | None:
+def read_stored_record(fs: FileSystem, data_dir: Path, name: str) -> StreamMetadata | None:
     """Return the record of a stream, for tools that run without the daemon; None if no readable
     record exists. Blocking."""
     try:
@@ -81,13 +81,15 @@ def read_stored_record(fs: FileSystem, data_dir: Path, name: str) -> StreamRecor
         if not isinstance(raw, bytes):
             return None
         stored = parse_records(raw, RECORDS_NAME).entries.get(_PREFIX + name)
-        record = None if stored is None else StreamRecord.from_json(stored.entry.value)
+        record = None if stored is None else StreamMetadata.from_json(stored.entry.value)
     except (CorruptMetadata, UnsupportedFormat, OSError):
         return None
     return None if record is None or record.deleted else record
 
 
-def following(record: StreamRecord | None, facts: ManifestFacts, *, closed: bool) -> StreamRecord:
+def following(
+    record: StreamMetadata | None, facts: ManifestFacts, *, closed: bool
+) -> StreamMetadata:
     """Return the record that matches the manifest: `record` itself if it does, else its next
     version.
 
@@ -151,7 +153,7 @@ class StreamRecords:
         """The stored entries, by stream."""
         self._held: dict[str, int] = {}
         """Revisions of the entries which note that the directory has held a stream, by its name."""
-        self._due: dict[str, StreamRecord | None] = {}
+        self._due: dict[str, StreamMetadata | None] = {}
         """Changes found at the start that are not stored yet; None: to be deleted."""
         self.problem = ""
         """The reason why the file could not be read; empty if it could, or does not exist."""
@@ -160,13 +162,13 @@ class StreamRecords:
         """Wait for the current write. Nothing is stored after this."""
         self._store.close()
 
-    def record(self, name: str) -> StreamRecord | None:
+    def record(self, name: str) -> StreamMetadata | None:
         """Return the stored record; an unreadable one counts as missing."""
         entry = self._entries.get(name)
         if entry is None:
             return None
         try:
-            return StreamRecord.from_json(entry.value)
+            return StreamMetadata.from_json(entry.value)
         except (CorruptMetadata, UnsupportedFormat) as error:
             logger.warning("record-ignored stream=%s error=%s", name, error)
             return None
@@ -238,7 +240,7 @@ class StreamRecords:
 
     async def create(
         self, settings: Mapping[str, Mapping[str, Any]], *, is_system: bool = False
-    ) -> dict[str, StreamRecord]:
+    ) -> dict[str, StreamMetadata]:
         """Return the records of streams that are about to be made, from their settings, by name.
         Durable on return, with one write. Raises StorageError, DiskFull; then records may have been
         stored, which the next start deletes."""
@@ -274,7 +276,7 @@ class StreamRecords:
             logger.warning("record-not-deleted stream=%s error=%s", name, error)
 
     async def _follow(self, log: Log, *, log_start: int) -> None:
-        def change(record: StreamRecord | None) -> StreamRecord:
+        def change(record: StreamMetadata | None) -> StreamMetadata:
             after = following(record, ManifestFacts.of(log), closed=True)
             return truncate(after, log_start) or after
 
@@ -283,7 +285,7 @@ class StreamRecords:
         except (MetaStoreError, LiftlogError) as error:
             logger.warning("record-not-stored stream=%s error=%s", log.name, error)
 
-    async def _store_all(self, records: Mapping[str, StreamRecord | None]) -> None:
+    async def _store_all(self, records: Mapping[str, StreamMetadata | None]) -> None:
         """Store or delete these records, whatever is stored now, with one write. Raises
         MetaStoreError."""
         changes: dict[str, Change] = {}
@@ -337,11 +339,11 @@ class StreamRecords:
             self._entries[name] = entry
 
 
-NextRecord = Callable[[StreamRecord | None], StreamRecord | None]
+NextRecord = Callable[[StreamMetadata | None], StreamMetadata | None]
 """Maps the stored record to the one to store; None to delete it."""
 
 
-def _instead(record: StreamRecord | None, before: StreamRecord | None) -> StreamRecord | None:
+def _instead(record: StreamMetadata | None, before: StreamMetadata | None) -> StreamMetadata | None:
     """Return `record`, to replace whatever is stored."""
     if record is None or before is None or record.version > before.version:
         return record

@@ -15,6 +15,7 @@ from pathlib import Path
 from acl.rules import OPERATIONS
 from liftlog import __version__
 from liftlog.commit import commit
+from liftlog.sequencing.refusals import DISK_FULL, OVERLOADED, STORE_FAILED
 from liftlog.server.access.audit import LOGIN
 from liftlog.server.cleaning.cleaner import Cleaner
 from liftlog.server.cleaning.state import StreamCleaning
@@ -35,7 +36,6 @@ from liftlog.server.vitals.delays import LoopWatch, SyncTimes
 from liftlog.server.vitals.disk import DiskProbe
 from liftlog.server.vitals.histogram import Histogram
 from liftlog.server.web.sessions import Sessions
-from liftlog.stream.refusals import DISK_FULL, OVERLOADED, STORE_FAILED
 
 STREAM_VALUES: dict[str, Callable[[StreamHost], float]] = {
     "liftlog_log_start_offset": lambda host: host.log.log_start_offset,

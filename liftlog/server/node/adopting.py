@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from liftlog.cluster import transitions
-from liftlog.cluster.record import StreamRecord
+from liftlog.cluster.record import StreamMetadata
 from liftlog.cluster.store import MetaStore
 from liftlog.errors import (
     ConfigError,
@@ -164,7 +164,7 @@ def _is_replica(data_dir: DataDir, name: str) -> bool:
 
 
 def _check_free(
-    name: str, manifest: Manifest, record: StreamRecord | None, member: Member, data_dir: DataDir
+    name: str, manifest: Manifest, record: StreamMetadata | None, member: Member, data_dir: DataDir
 ) -> bool:
     """True if the stream must be adopted; False if the cluster has it already. Raises Conflict."""
     is_known = record is not None and not record.deleted
@@ -244,11 +244,11 @@ async def _adopt_stream(
     return Adopted(name, log.log_start_offset, end, is_new=True)
 
 
-async def _store(mirror: Mirror, copy: StreamRecord) -> StreamRecord:
+async def _store(mirror: Mirror, copy: StreamMetadata) -> StreamMetadata:
     """Store the record of an adopted stream, or let its existing record continue with it. Raises
     Conflict, MetadataUnavailable."""
 
-    def step(present: StreamRecord) -> StreamRecord | None:
+    def step(present: StreamMetadata) -> StreamMetadata | None:
         is_same = present.incarnation == copy.incarnation
         is_free = present.deleted or present.members == copy.replicas
         return transitions.continued(present, copy) if is_same and is_free else None

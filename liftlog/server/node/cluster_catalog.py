@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 
 from liftlog.cluster import transitions
-from liftlog.cluster.record import StreamRecord
+from liftlog.cluster.record import StreamMetadata
 from liftlog.errors import (
     Conflict,
     LiftlogError,
@@ -233,7 +233,7 @@ class ClusterCatalog:
         """The record is changed first, so that no other leader returns to the old settings.
         Followers adopt them, too."""
 
-        def step(record: StreamRecord) -> StreamRecord | None:
+        def step(record: StreamMetadata) -> StreamMetadata | None:
             return transitions.update(record, record_settings(settings, origin_of(record)))
 
         if self._view.knows(host.name):

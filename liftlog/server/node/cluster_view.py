@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from liftlog.cluster.record import StreamRecord
+from liftlog.cluster.record import StreamMetadata
 from liftlog.errors import LiftlogError, NotLeader, NotReady, StreamNotFound
 from liftlog.names import is_stream_name
 from liftlog.protocol.replication import ClusterInfo, ClusterNode, ClusterStream
@@ -32,7 +32,7 @@ class ClusterView:
 
     # --- streams ---
 
-    def known(self, name: str) -> StreamRecord | None:
+    def known(self, name: str) -> StreamMetadata | None:
         """Return the record of a stream; None if the cluster has no such stream."""
         record = self._mirror.records.get(name)
         return None if record is None or record.deleted else record
@@ -61,7 +61,7 @@ class ClusterView:
         record, me = self._mirror.records.get(name), self._member.name
         return record is not None and me in record.isr and record.leader != me
 
-    def leader_of(self, record: StreamRecord) -> str | None:
+    def leader_of(self, record: StreamMetadata) -> str | None:
         """Return the node that leads the stream. A node that is down leads no stream, even if a
         record names it: the record does so until another replica can take over."""
         return None if record.leader is None or self.is_down(record.leader) else record.leader
@@ -85,14 +85,14 @@ class ClusterView:
                 found.setdefault(str(record.leader), name)
         return found
 
-    def without_leader(self) -> list[StreamRecord]:
+    def without_leader(self) -> list[StreamMetadata]:
         """Return the streams of the cluster without a leader."""
         records = [one for one in self._mirror.records.values() if not one.deleted]
         leaders = {one.leader for one in records}
         leading = {node for node in leaders if node is not None and not self.is_down(node)}
         return [one for one in records if one.leader not in leading]
 
-    def why_without_leader(self, record: StreamRecord) -> tuple[str, str]:
+    def why_without_leader(self, record: StreamMetadata) -> tuple[str, str]:
         """Return the reason why the stream has no leader, and the remedy."""
         whole = record.isr or record.eligible
         if not whole:

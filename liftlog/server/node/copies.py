@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 
-from liftlog.cluster.record import StreamRecord
+from liftlog.cluster.record import StreamMetadata
 from liftlog.errors import Conflict, LiftlogError, StorageError
 from liftlog.log import DataDir, Log
 from liftlog.log.files.filesystem import storage_errors
@@ -25,7 +25,7 @@ GIVEN_UP = "it was written by metadata that were given up"
 logger = logging.getLogger("liftlog.server.replication")
 
 
-def open_copy(data_dir: DataDir, record: StreamRecord) -> tuple[Log, bool]:
+def open_copy(data_dir: DataDir, record: StreamMetadata) -> tuple[Log, bool]:
     """Return the copy of a stream, and True if it was created just now. If a copy of an earlier
     stream of the name is in its place, it is removed, provided that the record says that the
     earlier stream was deleted. Raises Conflict if it does not, StorageError and the errors of
@@ -58,7 +58,7 @@ def open_copy(data_dir: DataDir, record: StreamRecord) -> tuple[Log, bool]:
     return log, True
 
 
-def check_is_there(data_dir: DataDir, record: StreamRecord) -> None:
+def check_is_there(data_dir: DataDir, record: StreamMetadata) -> None:
     """Raises StorageError if the copy existed in this start of the node, and is gone: it may have
     been the only one with some acked records."""
     if _incarnation_of_copy(data_dir, record.name) is None:
@@ -70,7 +70,7 @@ def check_is_there(data_dir: DataDir, record: StreamRecord) -> None:
         )
 
 
-def remove_copy(data_dir: DataDir, record: StreamRecord) -> None:
+def remove_copy(data_dir: DataDir, record: StreamMetadata) -> None:
     """Remove the copy of a stream that was deleted, or has moved to other nodes. Durable on return;
     without a copy it does nothing. Raises Conflict, StorageError."""
     found = _incarnation_of_copy(data_dir, record.name)
@@ -78,7 +78,7 @@ def remove_copy(data_dir: DataDir, record: StreamRecord) -> None:
         _remove(data_dir, record, found)
 
 
-def _remove(data_dir: DataDir, record: StreamRecord, incarnation: str) -> None:
+def _remove(data_dir: DataDir, record: StreamMetadata, incarnation: str) -> None:
     if incarnation not in (record.incarnation, *record.former):
         raise Conflict(
             f"the directory {data_dir.stream_path(record.name)} holds another stream of this name, "
@@ -90,7 +90,7 @@ def _remove(data_dir: DataDir, record: StreamRecord, incarnation: str) -> None:
 
 
 def unknown_streams(
-    data_dir: DataDir, names: Iterable[str], records: Mapping[str, StreamRecord], node: str
+    data_dir: DataDir, names: Iterable[str], records: Mapping[str, StreamMetadata], node: str
 ) -> dict[str, str]:
     """Return the streams `names` on disk of which `node` has no copy by the records, with the
     reason why each is not served."""

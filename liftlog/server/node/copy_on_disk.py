@@ -9,7 +9,7 @@ import logging
 from liftlog.cluster import transitions
 from liftlog.cluster.election import LogEnd
 from liftlog.cluster.epochs import last_epoch
-from liftlog.cluster.record import StreamRecord
+from liftlog.cluster.record import StreamMetadata
 from liftlog.errors import Conflict, LiftlogError
 from liftlog.log import Log
 from liftlog.server.node import copies
@@ -51,7 +51,7 @@ class CopyOnDisk:
 
     # --- opening ---
 
-    async def open(self, record: StreamRecord) -> tuple[Log, bool]:
+    async def open(self, record: StreamMetadata) -> tuple[Log, bool]:
         """Open or create the log. Returns it, and True if it can have all records that this node
         confirmed."""
         if self._log is not None and self._log.incarnation != record.incarnation:
@@ -61,7 +61,7 @@ class CopyOnDisk:
         await self._node.mirror.hold(record)
         return self._log, self._is_whole
 
-    async def _open_copy(self, record: StreamRecord) -> tuple[Log, bool]:
+    async def _open_copy(self, record: StreamMetadata) -> tuple[Log, bool]:
         member, data_dir = self._node.member, self._node.data_dir
         has_held = self._node.mirror.has_held(record)
         is_of_this_start = record.starts.get(self._me) == member.start
@@ -86,7 +86,7 @@ class CopyOnDisk:
         """A role holds the log from now on, and closes it at its end."""
         self._log = None
 
-    async def open_for_role(self, record: StreamRecord) -> Log:
+    async def open_for_role(self, record: StreamMetadata) -> Log:
         """Open the log for a role that begins."""
         log, _ = await self.open(record)
         if log.incomplete:  # an earlier attempt to act on the changed record has failed
@@ -96,12 +96,12 @@ class CopyOnDisk:
 
     # --- what it is worth ---
 
-    async def register(self, record: StreamRecord) -> None:
+    async def register(self, record: StreamMetadata) -> None:
         """Register in the record what the copy has, in this start of the node."""
         log, is_whole = await self.open(record)
         member = self._node.member
 
-        def step(present: StreamRecord) -> StreamRecord | None:
+        def step(present: StreamMetadata) -> StreamMetadata | None:
             had = is_whole and member.had(present.starts.get(self._me, 0))
             # If this node is the only replica, an operator has repaired the copy: no other node
             # could have the records that the mark reports as missing.
@@ -112,7 +112,7 @@ class CopyOnDisk:
         if after is not None:
             await self._judge_mark(log, after)
 
-    async def _judge_mark(self, log: Log, record: StreamRecord) -> None:
+    async def _judge_mark(self, log: Log, record: StreamMetadata) -> None:
         """Act on the mark of an incomplete copy, which is already registered as such. A copy of
         abandoned metadata is dropped. Raises Conflict if no other copy is complete."""
         if log.incomplete != copies.GIVEN_UP or record.must_keep(self._me):
@@ -125,7 +125,7 @@ class CopyOnDisk:
 
     # --- dropping it ---
 
-    async def may_drop(self, record: StreamRecord) -> bool:
+    async def may_drop(self, record: StreamMetadata) -> bool:
         """Return True if acks do not need this copy, and the leader's copy is complete."""
         try:
             transitions.discard(record, self._me)
@@ -136,12 +136,12 @@ class CopyOnDisk:
             return False
         return True
 
-    async def drop(self, checked: StreamRecord) -> None:
+    async def drop(self, checked: StreamMetadata) -> None:
         """Leave the in-sync set, store that, and only then remove the copy; the new one starts
         empty. After a stop in between, the node has one of the two copies, and is not in sync.
         `checked` names the leader whose copy is complete: that of another leader may not be."""
 
-        def left(present: StreamRecord) -> StreamRecord | None:
+        def left(present: StreamMetadata) -> StreamMetadata | None:
             check_same_leader(present, checked)
             return transitions.discard(present, self._me)
 
@@ -156,7 +156,7 @@ class CopyOnDisk:
             logger.warning("copy-dropped stream=%s epoch=%d", self._name, after.leader_epoch)
             await asyncio.to_thread(copies.remove_copy, self._node.data_dir, after)
 
-    async def go_over(self, stored: StreamRecord) -> None:
+    async def go_over(self, stored: StreamMetadata) -> None:
         """Drop the copy after the record says that it does not count, and this node has stored that
         record. The copy is marked first: a restart in between drops it as well."""
         log, _ = await self.open(self._node.mirror.known[self._name])
@@ -173,7 +173,7 @@ class CopyOnDisk:
         if after is not None:
             await self._remove_given_up(after)
 
-    async def _remove_given_up(self, record: StreamRecord) -> None:
+    async def _remove_given_up(self, record: StreamMetadata) -> None:
         """Remove the copy: records from epochs that the stream has repeated since could be mistaken
         for those of the new epochs."""
         await self._node.mirror.remembered()
@@ -186,7 +186,7 @@ class CopyOnDisk:
             record.leader_epoch,
         )
 
-    async def leave(self, record: StreamRecord) -> None:
+    async def leave(self, record: StreamMetadata) -> None:
         """Remove the copy: the stream was deleted, or has moved to other nodes."""
         await self.close()
         await asyncio.to_thread(copies.remove_copy, self._node.data_dir, record)

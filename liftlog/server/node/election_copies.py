@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from liftlog.cluster.election import LogEnd
 from liftlog.cluster.leading import Leader
-from liftlog.cluster.record import StreamRecord
+from liftlog.cluster.record import StreamMetadata
 from liftlog.server.node.local_node import LocalNode
 from liftlog.server.node.replica import Replica
 
@@ -35,7 +35,7 @@ class ElectionCopies:
         """See `Copies`."""
         return ((name, led.leader) for name, led in self._node.led.items())
 
-    def stalled(self, names: Iterable[str]) -> Iterable[tuple[StreamRecord, float]]:
+    def stalled(self, names: Iterable[str]) -> Iterable[tuple[StreamMetadata, float]]:
         """See `Copies`."""
         me = self._node.member.name
         for name in names:

@@ -27,7 +27,7 @@ from liftlog.cluster.handover import (
     Step,
     Taker,
 )
-from liftlog.cluster.record import StreamRecord
+from liftlog.cluster.record import StreamMetadata
 from liftlog.errors import (
     BadRequest,
     Conflict,
@@ -38,14 +38,14 @@ from liftlog.errors import (
 from liftlog.protocol.client_connection import Exchange
 from liftlog.protocol.replication import MAX_DIGEST_BYTES, HandOver, LookAgain
 from liftlog.protocol.wire import Message
+from liftlog.sequencing import MessageRun
+from liftlog.sequencing.refusals import MOVING
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.ingest.relay import Relay
 from liftlog.server.metadata.mirror import Mirror
 from liftlog.server.replication.peer_link import PeerLink
 from liftlog.server.streams.hosted import HostedStreams
 from liftlog.server.streams.ids_ahead import IdsAhead
-from liftlog.stream import MessageRun
-from liftlog.stream.refusals import MOVING
 
 logger = logging.getLogger("liftlog.server.replication")
 
@@ -149,14 +149,14 @@ class Handovers:
         while (ended := self._giving.get(name)) is not None:
             await ended.wait()
 
-    async def have_look(self, node: str, record: StreamRecord) -> None:
+    async def have_look(self, node: str, record: StreamMetadata) -> None:
         """Return when `node` acts on this record, or after a while. Does not raise."""
         try:
             await self.ask(node, LookAgain(record.name, record.version), LOOK_SECONDS)
         except LiftlogError as error:  # it receives the record anyway
             logger.info("not-looked stream=%s node=%s reason=%s", record.name, node, error)
 
-    def tell(self, record: StreamRecord) -> None:
+    def tell(self, record: StreamMetadata) -> None:
         """Ask all other nodes with a copy to look at this record at once."""
         for node in record.members:
             if node != self.node:
@@ -270,7 +270,7 @@ class Handovers:
             taker.subscribes()
             taker.subscribed(self._loop.time())
 
-    async def _record_of(self, message: HandOver) -> StreamRecord | None:
+    async def _record_of(self, message: HandOver) -> StreamMetadata | None:
         """Return the record on which the leader's request is based, read from the store if this
         node has an older one: the leader may just have begun its epoch, or added this node."""
         record = self._mirror.records.get(message.stream)
@@ -419,7 +419,7 @@ class _Giving:
     async def _transfer(self) -> None:
         offer = self._giver.offer
 
-        def step(present: StreamRecord) -> StreamRecord | None:
+        def step(present: StreamMetadata) -> StreamMetadata | None:
             if (present.incarnation, present.leader_epoch) != (offer.incarnation, offer.epoch):
                 return None
             return transitions.transfer(present, self._to)

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from liftlog.cluster import transitions
-from liftlog.cluster.record import StreamRecord
+from liftlog.cluster.record import StreamMetadata
 from liftlog.errors import Conflict, LiftlogError, StreamNotFound
 from liftlog.server.metadata.mirror import Mirror
 from liftlog.server.node.handing_over import Handovers
@@ -85,7 +85,7 @@ class Leadership:
         MetadataUnavailable."""
         directory = self._mirror.directory
 
-        def step(record: StreamRecord) -> StreamRecord | None:
+        def step(record: StreamMetadata) -> StreamMetadata | None:
             leader = record.leader or ""
             present = directory.nodes.get(leader) if leader in directory.live else None
             if leader != to and present is not None and record.leads(leader, present.start):

@@ -14,7 +14,7 @@ from typing import Any
 
 from liftlog.cluster import transitions
 from liftlog.cluster.placement import replace_nodes
-from liftlog.cluster.record import StreamRecord
+from liftlog.cluster.record import StreamMetadata
 from liftlog.errors import Conflict, InvalidArgument, LiftlogError, StreamNotFound
 from liftlog.server.metadata.mirror import Mirror
 from liftlog.server.node.placing import candidates, takers_text
@@ -41,7 +41,7 @@ class Moves:
         cannot take it, MetadataUnavailable."""
         await self._check_nodes(target)
 
-        def step(record: StreamRecord) -> StreamRecord | None:
+        def step(record: StreamMetadata) -> StreamMetadata | None:
             after = _allowed(transitions.reassign(record, target))
             for node in () if after is None else after.adding:
                 self._check_takes(node)
@@ -112,7 +112,7 @@ class Moves:
                 continue
             free -= await self._leave_node(record, drained)
 
-    async def _leave_node(self, record: StreamRecord, drained: set[str]) -> bool:
+    async def _leave_node(self, record: StreamMetadata, drained: set[str]) -> bool:
         name = record.name
         try:
             # Based on the record at that moment: an operator may have moved the stream meanwhile.
@@ -133,8 +133,8 @@ class Moves:
     # --- checks ---
 
     async def _change(
-        self, name: str, step: Callable[[StreamRecord], StreamRecord | None]
-    ) -> StreamRecord:
+        self, name: str, step: Callable[[StreamMetadata], StreamMetadata | None]
+    ) -> StreamMetadata:
         record = await self._mirror.change(name, step)
         if record is None:
             raise StreamNotFound(f"there is no stream {name!r}")
@@ -181,7 +181,7 @@ class Moves:
                 "`liftlog cluster move STREAM --replicas a,b`",
             )
 
-    def _without(self, record: StreamRecord, leaving: set[str]) -> tuple[str, ...]:
+    def _without(self, record: StreamMetadata, leaving: set[str]) -> tuple[str, ...]:
         """Return the nodes of the stream after these have left. A stream of the cluster itself has
         up to as many replicas as there are nodes; it grows again later. Raises Conflict."""
         try:
@@ -201,7 +201,7 @@ class Moves:
         )
 
 
-def _allowed(after: StreamRecord | None) -> StreamRecord | None:
+def _allowed(after: StreamMetadata | None) -> StreamMetadata | None:
     """Return a change of the replicas if the durability permits it, by the same rules as at the
     creation of a stream. Raises InvalidArgument."""
     durability = "fsync" if after is None else after.settings.get("durability", "fsync")

@@ -16,7 +16,7 @@ from functools import partial
 
 from liftlog.cluster import transitions
 from liftlog.cluster.placement import place
-from liftlog.cluster.record import StreamRecord, default_min_isr
+from liftlog.cluster.record import StreamMetadata, default_min_isr
 from liftlog.errors import LiftlogError, NotEnoughReplicas, NotReady
 from liftlog.protocol.client_connection import Exchange
 from liftlog.protocol.replication import MAX_ASKED, Ends, EndsAnswer
@@ -66,7 +66,7 @@ class ReplicatedOffsets:
         self._told: dict[str, BoundsElsewhere] = {}
         self._loading: ServedStream | None = None
         self._grow_at = self._ask_at = self._own_until = 0.0
-        self._fitting: StreamRecord | None = None
+        self._fitting: StreamMetadata | None = None
         """The last record whose settings were found to be right."""
         self._problem = ""
         receive_over_nats(broker, lambda: broker.checkpoints)
@@ -204,7 +204,7 @@ class ReplicatedOffsets:
             elif self._updated(record) is not None:
                 await streams.mirror.change(OFFSETS_STREAM, self._updated)
 
-    def _grown(self, record: StreamRecord) -> StreamRecord | None:
+    def _grown(self, record: StreamMetadata) -> StreamMetadata | None:
         """Return the record with more replicas, up to the number of nodes."""
         present = record.replicas
         if record.adding or record.removing or len(present) >= _MOST_REPLICAS:
@@ -219,7 +219,7 @@ class ReplicatedOffsets:
             return None
         return transitions.reassign(record, place(usable, count, keep=present))
 
-    def _updated(self, record: StreamRecord) -> StreamRecord | None:
+    def _updated(self, record: StreamMetadata) -> StreamMetadata | None:
         """Return the record with the settings that this number of replicas, and this version of
         liftlog, require."""
         if record.leader != self._streams.member.name or record.adding or record.removing:

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
 
-from liftlog.cluster.record import StreamRecord
+from liftlog.cluster.record import StreamMetadata
 from liftlog.protocol.replication import Peer, Replicate, SuspectAnswer
 from liftlog.server.node.cluster_view import ClusterView
 from liftlog.server.node.handing_over import LOOK_SECONDS
@@ -110,7 +110,7 @@ class PeerService:
 
     async def take_over(
         self, asker: str, names: Iterable[str], *, detached: bool
-    ) -> dict[str, StreamRecord]:
+    ) -> dict[str, StreamMetadata]:
         """Take the lead of streams that `asker` leads and cannot serve, as far as this node can.
         Returns the records of those that this node leads afterwards."""
         succession = self._succession()

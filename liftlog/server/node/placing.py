@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from liftlog.cluster import transitions
 from liftlog.cluster.placement import Candidate, place
-from liftlog.cluster.record import StreamRecord
+from liftlog.cluster.record import StreamMetadata
 from liftlog.errors import Conflict, InvalidArgument, LiftlogError
 from liftlog.server.metadata.mirror import Mirror
 from liftlog.server.streams.settings import differences_from_file, record_settings
@@ -57,7 +57,7 @@ class NewStreams:
 
     async def create(
         self, name: str, settings: StreamSettings, *, origin: str, is_system: bool = False
-    ) -> StreamRecord:
+    ) -> StreamMetadata:
         """Return the record of a new stream, on nodes that are live and not drained; or the
         existing record. Raises Conflict if there are too few nodes, MetadataUnavailable."""
         directory = self._mirror.directory
@@ -84,7 +84,7 @@ class NewStreams:
         finally:
             del self._coming[record.incarnation]
 
-    async def create_for_client(self, name: str, settings: StreamSettings) -> StreamRecord:
+    async def create_for_client(self, name: str, settings: StreamSettings) -> StreamMetadata:
         """Like `create`. This node may not have received the record of a new node yet, so if there
         are too few nodes, the store is read."""
         try:
@@ -112,7 +112,7 @@ class NewStreams:
                 return_exceptions=True,
             )
             for name, result in zip(some, made, strict=True):
-                if isinstance(result, StreamRecord):
+                if isinstance(result, StreamMetadata):
                     del missing[name]
                 elif not isinstance(result, LiftlogError):
                     raise result
@@ -124,11 +124,11 @@ class NewStreams:
                     if name not in told:
                         logger.warning("stream-waits stream=%s reason=%s", name, result)
                         told.add(name)
-            if not any(isinstance(one, StreamRecord) for one in made):
+            if not any(isinstance(one, StreamMetadata) for one in made):
                 await asyncio.sleep(_LOOK_AGAIN_SECONDS)
 
 
-def _tell_differences(record: StreamRecord, configured: StreamSettings) -> None:
+def _tell_differences(record: StreamMetadata, configured: StreamSettings) -> None:
     try:
         found = differences_from_file(record, configured)
     except InvalidArgument:

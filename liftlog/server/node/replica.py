@@ -11,7 +11,7 @@ import logging
 import time
 
 from liftlog.cluster import transitions
-from liftlog.cluster.record import Follow, Lead, Leave, Register, StreamRecord, role_of
+from liftlog.cluster.record import Follow, Lead, Leave, Register, StreamMetadata, role_of
 from liftlog.errors import Conflict, LiftlogError, MetadataUnavailable
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.node.copy_on_disk import CopyOnDisk
@@ -50,9 +50,9 @@ class Replica:
         self._doing: list[tuple[int, asyncio.Future[None]]] = []
         self._is_leaving = False
         self._is_to_copy_again = False
-        self._goes_over_to: StreamRecord | None = None
+        self._goes_over_to: StreamMetadata | None = None
 
-    def record_changed(self, record: StreamRecord) -> None:
+    def record_changed(self, record: StreamMetadata) -> None:
         """Called with a newer record, perhaps of another stream of the name."""
         if record.incarnation != self._newest:
             self._newest = record.incarnation
@@ -93,7 +93,7 @@ class Replica:
         self._is_to_copy_again = True
         self._wake.set()
 
-    def give_up(self, stored: StreamRecord) -> None:
+    def give_up(self, stored: StreamMetadata) -> None:
         """Discard this node's record of the stream, and go over to the successors of `stored`, with
         an empty copy."""
         self._goes_over_to = stored
@@ -110,7 +110,7 @@ class Replica:
             self._doing.append((version, done))
             await done
 
-    def _note_done(self, record: StreamRecord) -> None:
+    def _note_done(self, record: StreamMetadata) -> None:
         self._done_version = record.version
         doing, self._doing = self._doing, []
         for version, done in doing:
@@ -189,14 +189,14 @@ class Replica:
         await self.role.adopt_settings(record)
         return False
 
-    async def _may_drop_copy(self, record: StreamRecord) -> bool:
+    async def _may_drop_copy(self, record: StreamMetadata) -> bool:
         """Return True if the copy is to be dropped, and can be."""
         if not self._is_to_copy_again:
             return False
         self._is_to_copy_again = False  # a caller that still needs it asks again
         return await self.copy.may_drop(record)
 
-    async def _remember(self, record: StreamRecord) -> None:
+    async def _remember(self, record: StreamMetadata) -> None:
         """Store the record before this node acts on another leader, other replicas or another
         in-sync set: if the metadata store loses them, this node does not, even after a restart."""
         place = (
@@ -223,7 +223,7 @@ class Replica:
                     await self.does(known.version)
         self._is_leaving = True
 
-        def step(present: StreamRecord) -> StreamRecord | None:
+        def step(present: StreamMetadata) -> StreamMetadata | None:
             if len(present.members) > 1 and not present.deleted:
                 return transitions.fence(present, {self._me})
             return None

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from typing import Any
 
 from liftlog.cluster.election import Elections, Patience
-from liftlog.cluster.record import StreamRecord
+from liftlog.cluster.record import StreamMetadata
 from liftlog.cluster.store import MetaStore, NodeSession
 from liftlog.errors import LiftlogError
 from liftlog.log import DataDir
@@ -166,7 +166,7 @@ class ReplicatedStreams:
 
     # --- records ---
 
-    def record_changed(self, record: StreamRecord) -> None:
+    def record_changed(self, record: StreamMetadata) -> None:
         """There is a newer record of a stream."""
         self._note_settings(record)
         replica = self._replicas.get(record.name)
@@ -178,7 +178,7 @@ class ReplicatedStreams:
             self._spawn(self._follow(replica))
         replica.record_changed(record)
 
-    def _note_settings(self, record: StreamRecord) -> None:
+    def _note_settings(self, record: StreamMetadata) -> None:
         """What a stream records, wherever that is, concerns the streams of this node."""
         name = record.name
         if record.deleted:
@@ -297,7 +297,7 @@ class ReplicatedStreams:
         is_stopping = self._is_stopping or self.handovers.is_stopping
         return not is_stopping and self.copies.may_recover(name)
 
-    def _give_up(self, name: str, stored: StreamRecord) -> None:
+    def _give_up(self, name: str, stored: StreamMetadata) -> None:
         """What this node knows of the stream is given up, for what has come from `stored`."""
         replica = self._replicas.get(name)
         if replica is None and not self.mirror.known[name].concerns(self.member.name):
@@ -308,7 +308,7 @@ class ReplicatedStreams:
             self._spawn(self._follow(replica))
         replica.give_up(stored)
 
-    async def _go_over(self, name: str, stored: StreamRecord) -> None:
+    async def _go_over(self, name: str, stored: StreamMetadata) -> None:
         with contextlib.suppress(LiftlogError):  # the guard tries again
             await self.mirror.go_over(name, self.member.name, stored)
 

@@ -15,7 +15,7 @@ from functools import partial
 
 from liftlog.cluster import side_state, transitions
 from liftlog.cluster.leading import Change, Leader
-from liftlog.cluster.record import StreamRecord
+from liftlog.cluster.record import StreamMetadata
 from liftlog.errors import Conflict, LiftlogError, MetadataUnavailable
 from liftlog.log import Log
 from liftlog.server.cleaning.compaction import compaction_of
@@ -63,7 +63,7 @@ class Role:
 
     # --- leading ---
 
-    async def lead(self, record: StreamRecord, epoch: int) -> None:
+    async def lead(self, record: StreamMetadata, epoch: int) -> None:
         """Lead in the epoch of the record, or continue leading. Raises LiftlogError."""
         if self.led is not None and self.led.leader.epoch == epoch:
             self.isr_changes += set(record.isr) != set(self.led.leader.record.isr)
@@ -73,7 +73,7 @@ class Role:
         else:
             await self._begin_to_lead(record)
 
-    async def _begin_to_lead(self, record: StreamRecord) -> None:
+    async def _begin_to_lead(self, record: StreamMetadata) -> None:
         log = await self._log_between_roles(record)
         epoch = record.leader_epoch
         before = max([begun for begun, _ in log.epochs], default=0)
@@ -123,7 +123,7 @@ class Role:
             )
         logger.info("leading stream=%s epoch=%d", self.name, epoch)
 
-    def _leader_of(self, record: StreamRecord, log: Log) -> Leader:
+    def _leader_of(self, record: StreamMetadata, log: Log) -> Leader:
         """Make the leader for the epoch of the record, which the log has begun."""
         epoch = record.leader_epoch
         # Every change until the next role belongs to this epoch.
@@ -141,7 +141,7 @@ class Role:
             stirred=partial(self._node.stirred.add, self.name),
         )
 
-    def _lose_silent(self, led: ServedStream, record: StreamRecord) -> None:
+    def _lose_silent(self, led: ServedStream, record: StreamMetadata) -> None:
         for other in record.members:
             if self._node.hearing.silent_seconds(other) >= HUNG_SECONDS:
                 led.lost(other)
@@ -159,7 +159,7 @@ class Role:
             and not self._node.handovers.is_giving(self.name)
         )
 
-    async def _lead_on(self, record: StreamRecord) -> None:
+    async def _lead_on(self, record: StreamMetadata) -> None:
         """Continue as leader after replicas were added or removed, without an interruption for
         publishers. The log, the subscription and everything that waits for followers stay as they
         are."""
@@ -207,7 +207,7 @@ class Role:
         """Notify the other replicas, one of which may lead in another epoch; until the record names
         one."""
 
-        def step(present: StreamRecord) -> StreamRecord | None:
+        def step(present: StreamMetadata) -> StreamMetadata | None:
             if (present.incarnation, present.leader_epoch) != (incarnation, epoch):
                 return None
             return transitions.resign(present, self._me)
@@ -223,14 +223,14 @@ class Role:
 
     # --- following ---
 
-    async def follow(self, record: StreamRecord) -> None:
+    async def follow(self, record: StreamMetadata) -> None:
         """Follow the leader of the record, or continue following. Raises LiftlogError."""
         if self.followed is not None:
             self.followed.assigned(record)
         else:
             await self._begin_to_follow(record)
 
-    async def _begin_to_follow(self, record: StreamRecord) -> None:
+    async def _begin_to_follow(self, record: StreamMetadata) -> None:
         log = await self._log_between_roles(record)
         await self._change_log(partial(_end_lead, log))
         host = await self._node.hosts.host_replica(
@@ -278,7 +278,7 @@ class Role:
 
     # --- from one role to the next ---
 
-    async def _log_between_roles(self, record: StreamRecord) -> Log:
+    async def _log_between_roles(self, record: StreamMetadata) -> Log:
         """Return the log, which no role uses. Until the next role has begun, it can be read
         here."""
         host = self._node.hosts.hosts.get(self.name)
@@ -320,7 +320,7 @@ class Role:
 
     # --- settings ---
 
-    async def adopt_settings(self, record: StreamRecord) -> None:
+    async def adopt_settings(self, record: StreamMetadata) -> None:
         """Adopt settings that an operator has changed in the record, here or through another
         node."""
         host = self._node.hosts.hosts.get(self.name)
@@ -340,7 +340,7 @@ class Role:
             now_ns = host.log.environment.age_clock_ns()
             await host.exclusively(lambda: follow_log_start(host.log, start, wanted, now_ns))
 
-    def _settings_of(self, record: StreamRecord) -> StreamSettings:
+    def _settings_of(self, record: StreamMetadata) -> StreamSettings:
         """Return the settings in the record; most versions of the record do not change them. Raises
         InvalidArgument."""
         if self._settings is None or self._settings[0] != record.settings:
@@ -395,8 +395,8 @@ class Role:
                 logger.warning("tombstones-kept stream=%s error=%s", self.name, error)
 
     async def change_until_known(
-        self, step: Callable[[StreamRecord], StreamRecord | None]
-    ) -> StreamRecord | None:
+        self, step: Callable[[StreamMetadata], StreamMetadata | None]
+    ) -> StreamMetadata | None:
         """Like `Mirror.change`, retried while the store does not answer."""
         pause = _FIRST_PAUSE_SECONDS
         while True:

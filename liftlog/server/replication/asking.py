@@ -9,7 +9,7 @@ from typing import Any
 
 from liftlog.cluster.election import LogEnd
 from liftlog.cluster.guard import Known
-from liftlog.cluster.record import StreamRecord
+from liftlog.cluster.record import StreamMetadata
 from liftlog.errors import ConnectionLost, LiftlogError
 from liftlog.protocol.client_connection import Exchange
 from liftlog.protocol.replication import Copies, CopiesAnswer
@@ -53,7 +53,7 @@ def known_from(copies: Mapping[str, Any]) -> dict[str, Known]:
     for name, told in copies.items():
         try:
             text, epoch, end = told
-            record = StreamRecord.from_json(text.encode())
+            record = StreamMetadata.from_json(text.encode())
             log = LogEnd(epoch, end) if type(epoch) is type(end) is int else None
         except (LiftlogError, TypeError, ValueError, AttributeError):
             continue

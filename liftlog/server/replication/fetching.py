@@ -26,7 +26,7 @@ from liftlog.cluster.following import (
     Resync,
     Truncate,
 )
-from liftlog.cluster.record import StreamRecord
+from liftlog.cluster.record import StreamMetadata
 from liftlog.errors import (
     CorruptBatch,
     CorruptMetadata,
@@ -120,11 +120,11 @@ class FollowedStream:
     def __init__(
         self,
         host: StreamHost,
-        record: StreamRecord,
+        record: StreamMetadata,
         node: str,
         *,
         link_to: Callable[[str], PeerLink],
-        learn: Callable[[StreamRecord], None],
+        learn: Callable[[StreamMetadata], None],
         tell_record_is_old: Callable[[], None],
         room: FetchRoom,
         log_changed: Callable[[], None] = lambda: None,
@@ -172,7 +172,7 @@ class FollowedStream:
         self._room.note(self, is_behind=True)  # until the leader reports otherwise
         self._do(self.follower.resumed())
 
-    def assigned(self, record: StreamRecord) -> None:
+    def assigned(self, record: StreamMetadata) -> None:
         """Take a newer record of the stream."""
         before = self._exchange
         if record.leader_epoch > self.follower.record.leader_epoch:
@@ -297,7 +297,7 @@ class FollowedStream:
             self._tell_record_is_old()
             return
         try:
-            record = StreamRecord.from_json(answer.record)
+            record = StreamMetadata.from_json(answer.record)
         except LiftlogError as error:
             logger.warning("record-not-understood stream=%s error=%s", self.host.name, error)
             return

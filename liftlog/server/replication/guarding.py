@@ -24,7 +24,7 @@ from liftlog.cluster.guard import (
     restored,
     restored_by_operator,
 )
-from liftlog.cluster.record import StreamRecord
+from liftlog.cluster.record import StreamMetadata
 from liftlog.errors import CorruptMetadata, LiftlogError, UnsupportedFormat
 from liftlog.protocol.replication import Copies, CopiesAnswer, RestoreAnswer
 from liftlog.server.metadata.mirror import Mirror
@@ -53,7 +53,7 @@ class Guard:
         link_to: Callable[[str], PeerLink],
         log_end: Callable[[str], LogEnd | None],
         stand_aside: Callable[[str], None],
-        give_up: Callable[[str, StreamRecord], None],
+        give_up: Callable[[str, StreamMetadata], None],
     ) -> None:
         self._mirror = mirror
         self._node = node
@@ -182,7 +182,7 @@ class Guard:
         return (named | self._mirror.directory.nodes.keys()) - {self._node}
 
     async def _restore(
-        self, after: StreamRecord, stored: StreamRecord | None, revision: int
+        self, after: StreamMetadata, stored: StreamMetadata | None, revision: int
     ) -> bool:
         if not await self._mirror.put(after, revision):
             return False  # another node was faster, or the store has newer changes

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
-from liftlog.cluster.record import StreamRecord
+from liftlog.cluster.record import StreamMetadata
 from liftlog.errors import Conflict, CorruptBatch, LiftlogError, RequestTimeout
 from liftlog.protocol.client_connection import Exchange
 from liftlog.protocol.messages import (
@@ -124,7 +124,7 @@ class ReplicaDonors:
         return exchange.answer, exchange.body
 
 
-async def check_whole(link: PeerLink, record: StreamRecord) -> None:
+async def check_whole(link: PeerLink, record: StreamMetadata) -> None:
     """Check the leader's copy before a copy is dropped to be fetched again: the dropped copy may
     have records that are damaged in the leader's. Raises Conflict if the leader's copy is known to
     be damaged, or the leader of this epoch has not opened it yet; LiftlogError if the leader does
@@ -141,7 +141,7 @@ async def check_whole(link: PeerLink, record: StreamRecord) -> None:
         raise Conflict(f"the copy of node {link.node} is damaged as well")
 
 
-def check_same_leader(present: StreamRecord, checked: StreamRecord) -> None:
+def check_same_leader(present: StreamMetadata, checked: StreamMetadata) -> None:
     """Raises Conflict unless the leader whose copy was found complete still leads."""
     if any(
         getattr(present, name) != getattr(checked, name)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from liftlog.cluster.leading import Change, FetchRequest, Kind, Leader
-from liftlog.cluster.record import Mark, StreamRecord
+from liftlog.cluster.record import Mark, StreamMetadata
 from liftlog.errors import (
     Cancelled,
     CorruptRange,
@@ -253,7 +253,7 @@ class ServedStream:
         it."""
         return self.leader.propose(self._loop.time(), stopping)
 
-    def adopt(self, record: StreamRecord) -> None:
+    def adopt(self, record: StreamMetadata) -> None:
         """Adopt a newer record of the stream. If it ends this epoch, the stream has stepped
         down."""
         before = self.leader.record

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from liftlog.cluster import transitions
 from liftlog.cluster.election import Elect, Elections, LogEnd, Opinion, Question
 from liftlog.cluster.leading import Change, Leader
-from liftlog.cluster.record import StreamRecord
+from liftlog.cluster.record import StreamMetadata
 from liftlog.cluster.store import NodeSession
 from liftlog.errors import LiftlogError
 from liftlog.protocol.client_connection import Exchange
@@ -60,7 +60,7 @@ class Copies(Protocol):
         """Return the streams that this node leads."""
         ...
 
-    def stalled(self, names: Iterable[str]) -> Iterable[tuple[StreamRecord, float]]:
+    def stalled(self, names: Iterable[str]) -> Iterable[tuple[StreamMetadata, float]]:
         """Return those of these streams, all led by this node by their records, that wait for its
         disk, with the seconds of waiting."""
         ...
@@ -165,7 +165,7 @@ class Succession:
 
     async def take_over(
         self, asker: str, names: Iterable[str], *, detached: bool
-    ) -> dict[str, StreamRecord]:
+    ) -> dict[str, StreamMetadata]:
         """Take the lead of those of the streams that `asker` leads and this node can serve. Returns
         the records of those that this node leads afterwards."""
         now = self._loop.time()
@@ -207,7 +207,7 @@ class Succession:
                 elections.lost(node, now - gone, is_refused=refused)
         elections.look(now)
 
-    def _in_question(self, now: float) -> list[StreamRecord]:
+    def _in_question(self, now: float) -> list[StreamMetadata]:
         """Return the streams whose leader may have to be replaced; normally none."""
         mirror, copies = self._mirror, self._copies.names()
         records = mirror.records
@@ -244,7 +244,7 @@ class Succession:
     def _yield(self, now: float) -> None:
         """Ask other nodes to take over streams that this node cannot serve."""
         leading = self._copies.leading()  # normally not evaluated
-        stalled: Iterable[tuple[StreamRecord, float]] = ()
+        stalled: Iterable[tuple[StreamMetadata, float]] = ()
         if now - self._disk_looked_at >= _LOOK_AT_DISK_SECONDS:
             self._disk_looked_at = now
             stalled = self._copies.stalled(self._led_by.get(self._elections.node, ()))
@@ -269,7 +269,7 @@ class Succession:
             return
         for name, data in exchange.answer.streams.items():
             try:
-                record = StreamRecord.from_json(data if isinstance(data, bytes) else b"")
+                record = StreamMetadata.from_json(data if isinstance(data, bytes) else b"")
             except LiftlogError as error:
                 logger.warning("record-not-understood stream=%.128r error=%s", name, error)
             else:
@@ -286,7 +286,7 @@ class Succession:
         exchange = Exchange(on_done=answered)
         self._link_to(question.peer).request(Suspect(question.about), exchange)
 
-    async def _elect(self, record: StreamRecord, claim: Elect) -> None:
+    async def _elect(self, record: StreamMetadata, claim: Elect) -> None:
         """Try it once; a record that has changed meanwhile is examined again."""
         try:
             after = transitions.failover(record, claim.dead, self._elections.node)

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from liftlog.cluster import transitions
 from liftlog.cluster.guard import Known
-from liftlog.cluster.record import StreamRecord
+from liftlog.cluster.record import StreamMetadata
 from liftlog.cluster.unclean import best_copy, has_no_complete_copy, tells_of
 from liftlog.errors import LiftlogError
 from liftlog.protocol.replication import Copies, CopiesAnswer
@@ -43,7 +43,7 @@ class UncleanRecovery:
         link_to: Callable[[str], PeerLink],
         answer: Callable[[list[str]], CopiesAnswer],
         may_lead: Callable[[str], bool],
-        on_recovered: Callable[[StreamRecord], None],
+        on_recovered: Callable[[StreamMetadata], None],
     ) -> None:
         self._mirror = mirror
         self._node, self._start = node, start
@@ -52,7 +52,7 @@ class UncleanRecovery:
         self._may_lead = may_lead
         self._on_recovered = on_recovered
         self._warn = RareWarnings(logger).warn
-        self._ends: dict[str, tuple[StreamRecord, Told]] = {}
+        self._ends: dict[str, tuple[StreamMetadata, Told]] = {}
         """The reports on each stream at the last look."""
         self.recovered = 0
         """Number of times that this node has become the leader of a stream by unclean recovery."""
@@ -66,7 +66,7 @@ class UncleanRecovery:
     async def look(self) -> None:
         """Take the lead of the streams that no node can lead, and of which this one has the best
         copy, provided that no copy has changed since the last look. Does not raise."""
-        directory, told = self._mirror.directory, dict[str, tuple[StreamRecord, Told]]()
+        directory, told = self._mirror.directory, dict[str, tuple[StreamMetadata, Told]]()
         records = [one for one in self._mirror.records.values() if self._concerns(one)]
         silent: set[str] = set()
         for first in range(0, len(records), MAX_STREAMS_ASKED):
@@ -87,7 +87,7 @@ class UncleanRecovery:
         self._ends = told
         await asyncio.gather(*(self._recover(one) for one in due if self._may_lead(one.name)))
 
-    def _concerns(self, record: StreamRecord) -> bool:
+    def _concerns(self, record: StreamMetadata) -> bool:
         return (
             has_no_complete_copy(record)
             and self._node in record.replicas
@@ -96,7 +96,7 @@ class UncleanRecovery:
         )
 
     async def _ask(
-        self, records: list[StreamRecord], into: dict[str, tuple[StreamRecord, Told]]
+        self, records: list[StreamMetadata], into: dict[str, tuple[StreamMetadata, Told]]
     ) -> set[str]:
         """Return the nodes that have not answered."""
         names = [record.name for record in records]
@@ -110,11 +110,11 @@ class UncleanRecovery:
             into[name] = record, {one: known.get(one, {}).get(name) for one in record.replicas}
         return silent
 
-    async def _recover(self, record: StreamRecord) -> None:
+    async def _recover(self, record: StreamMetadata) -> None:
         """Recover the stream, unless the record has changed since the copies were compared."""
-        made: StreamRecord | None = None
+        made: StreamMetadata | None = None
 
-        def step(present: StreamRecord) -> StreamRecord | None:
+        def step(present: StreamMetadata) -> StreamMetadata | None:
             nonlocal made
             made = transitions.recover(present, self._node) if present == record else None
             return made

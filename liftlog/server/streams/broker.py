@@ -24,11 +24,12 @@ from liftlog.errors import (
     StreamNotFound,
 )
 from liftlog.log import Clock, DataDir
+from liftlog.log.files.acked_end import current_boot_id
 from liftlog.log.files.leases import MAX_DURATION_NS, MAX_LEASES
-from liftlog.log.files.slot import current_boot_id
 from liftlog.names import is_stream_name
 from liftlog.protocol.described import DaemonInfo, StreamInfo
 from liftlog.protocol.messages import REQUESTS
+from liftlog.sequencing import Destinations
 from liftlog.server.checkpoints import OFFSETS_STREAM, Checkpoints
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.ingest.nats_link import NatsLink
@@ -56,7 +57,6 @@ from liftlog.server.vitals.conditions import Condition, Conditions, by_kind, fir
 from liftlog.server.vitals.disk import DiskReserve
 from liftlog.server.vitals.slices import Slices
 from liftlog.settings import Settings, StreamSettings, parse_stream_settings
-from liftlog.stream import Destinations
 
 logger = logging.getLogger("liftlog.server")
 

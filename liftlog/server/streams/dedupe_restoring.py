@@ -15,9 +15,9 @@ from liftlog.log import Log, LogSlice
 from liftlog.log.files.checkpoint_file import read_dispensable_file, write_checkpoint_file
 from liftlog.log.read.reading import Gap
 from liftlog.records import Place, decode_batch, iter_batches, parse_header
+from liftlog.sequencing import DedupeWindow
+from liftlog.sequencing.dedupe import StoredHeaders
 from liftlog.server.commits.damage import quarantine_found
-from liftlog.stream import DedupeWindow
-from liftlog.stream.dedupe import StoredHeaders
 
 logger = logging.getLogger("liftlog.server.stream")
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from liftlog.cluster.record import StreamRecord
+from liftlog.cluster.record import StreamMetadata
 from liftlog.errors import LiftlogError, NewerFormat
 from liftlog.log import Log
 from liftlog.protocol.described import StreamInfo
@@ -67,7 +67,7 @@ def describe_broken(name: str, reason: str) -> StreamInfo:
     return StreamInfo(name=name, subject="", state="failed", warnings=[reason])
 
 
-def describe_elsewhere(name: str, settings: StreamSettings, record: StreamRecord) -> StreamInfo:
+def describe_elsewhere(name: str, settings: StreamSettings, record: StreamMetadata) -> StreamInfo:
     """Describe a stream of the cluster without an open copy on this node."""
     return StreamInfo(
         name=name,

@@ -15,11 +15,11 @@ from collections.abc import Callable, Collection, Iterable
 
 from liftlog.errors import LiftlogError
 from liftlog.log import Log
+from liftlog.sequencing import DedupeWindow
 from liftlog.server.commits.configs import window_ns
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.streams.dedupe_restoring import LearnedIds, begin_to_learn, learn_piece
 from liftlog.settings import StreamSettings
-from liftlog.stream import DedupeWindow
 
 logger = logging.getLogger("liftlog.server.replication")
 

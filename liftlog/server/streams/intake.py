@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from liftlog.log import Clock
+from liftlog.sequencing import MessageRun
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.commits.writing import InlineBudget, WriterPool
 from liftlog.settings import CommitSettings
-from liftlog.stream import MessageRun
 
 _LOOK_AGAIN_SECONDS = 0.1
 _SMALL_RUN = 4096

@@ -11,11 +11,12 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from liftlog.cluster.record import StreamRecord
+from liftlog.cluster.record import StreamMetadata
 from liftlog.errors import ConfigError, LiftlogError, StreamUnavailable, UnsupportedFormat
 from liftlog.log import DataDir, Log, RecoveryReport
 from liftlog.names import is_stream_name
 from liftlog.records.codecs import codec_named
+from liftlog.sequencing import DedupeWindow, Destinations, Sequencer
 from liftlog.server.commits.configs import log_config, sequencer_config, window_ns
 from liftlog.server.commits.gate import CommitGate
 from liftlog.server.commits.host import SYSTEM, Committers, Overrides, StreamHost, new_metadata
@@ -39,7 +40,6 @@ from liftlog.server.streams.settings import (
 )
 from liftlog.settings import Settings, StreamSettings
 from liftlog.settings.stored import stored_form
-from liftlog.stream import DedupeWindow, Destinations, Sequencer
 
 logger = logging.getLogger("liftlog.server")
 
@@ -224,7 +224,7 @@ class StreamMaker:
         settings: StreamSettings,
         *,
         origin: str,
-        record: StreamRecord | None = None,
+        record: StreamMetadata | None = None,
     ) -> StreamHost:
         """Create a new, empty stream; `record` is its record, if it is stored already. The caller
         reports the change to the neighbours."""

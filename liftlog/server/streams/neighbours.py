@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from acl.subjects import matches_any, overlap_any
+from liftlog.sequencing import Destinations
 from liftlog.server.commits.host import StreamHost
 from liftlog.settings import StreamSettings
-from liftlog.stream import Destinations
 
 _WILDCARDS = ("*", ">")
 

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from liftlog.cluster.record import StreamRecord
+from liftlog.cluster.record import StreamMetadata
 from liftlog.errors import (
     Conflict,
     InvalidArgument,
@@ -175,13 +175,13 @@ def record_settings(settings: StreamSettings, origin: str) -> dict[str, Any]:
     return {**stored_form(settings), "origin": origin}
 
 
-def settings_of(record: StreamRecord) -> StreamSettings:
+def settings_of(record: StreamMetadata) -> StreamSettings:
     """Return the settings in the record. Raises InvalidArgument, NewerFormat."""
     settings = {name: value for name, value in record.settings.items() if name != "origin"}
     return parse_stream_settings(settings, exists=True)
 
 
-def origin_of(record: StreamRecord) -> str:
+def origin_of(record: StreamMetadata) -> str:
     """Return the origin that decides who may change the stream. A file can only create a replicated
     stream: each node has a file of its own, and nodes start one after the other, so the record
     takes precedence, and only the API changes it."""
@@ -189,7 +189,7 @@ def origin_of(record: StreamRecord) -> str:
     return "api" if origin == "config" else origin
 
 
-def differences_from_file(record: StreamRecord, configured: StreamSettings) -> list[Difference]:
+def differences_from_file(record: StreamMetadata, configured: StreamSettings) -> list[Difference]:
     """Return the settings of a node's file that differ from the record, except switches. Raises
     InvalidArgument."""
     found = differences(settings_of(record), configured)

@@ -9,10 +9,10 @@ from typing import Any
 
 from liftlog.log import DataDir, LogEnvironment, OsFileSystem, SystemClock
 from liftlog.log.files.filesystem import OsFile
+from liftlog.sequencing import MessageRun
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.streams.broker import Broker
 from liftlog.settings import Settings
-from liftlog.stream import MessageRun
 
 
 class FailingFileSystem(OsFileSystem):

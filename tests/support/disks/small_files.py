@@ -11,6 +11,8 @@ from support.disks.simfs import SimFileSystem
 from liftlog.cluster.store import MetaStoreError
 from liftlog.errors import StorageError
 from liftlog.log import Log
+from liftlog.sequencing import DedupeWindow
+from liftlog.sequencing.subject_sequences import SubjectSequences
 from liftlog.server.cleaning.next_segments import ScrubRound, ScrubSchedule
 from liftlog.server.commits.subjects import restore_subject_snapshot, write_subject_snapshot
 from liftlog.server.metadata.known_records import KnownRecords
@@ -18,8 +20,6 @@ from liftlog.server.metadata.membership import NodeFile, read_node_file, write_n
 from liftlog.server.metadata.records_file import Change, RecordsFile
 from liftlog.server.streams.dedupe_restoring import begin_to_learn, write_dedupe_snapshot
 from liftlog.server.vitals.clock_guard import ClockState, read_clock_state, write_clock_state
-from liftlog.stream import DedupeWindow
-from liftlog.stream.subject_sequences import SubjectSequences
 
 DATA_DIR = DIRECTORY.parent.parent
 

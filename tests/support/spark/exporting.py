@@ -18,6 +18,7 @@ from support.spark.local_engine import LocalEngine, rows_of
 
 from liftlog.errors import Conflict
 from liftlog.log import Log
+from liftlog.sequencing import MessageRun
 from liftlog.server.checkpoints.service import Checkpoints
 from liftlog.server.checkpoints.table import CheckpointTable
 from liftlog.server.pull import PullServer
@@ -28,7 +29,6 @@ from liftlog.spark.export.planning import ExportRequest
 from liftlog.spark.export.snapshot import Snapshot
 from liftlog.spark.export.store import join, open_store
 from liftlog.spark.options import parse_options
-from liftlog.stream import MessageRun
 
 T = TypeVar("T")
 

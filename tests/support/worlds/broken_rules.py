@@ -10,7 +10,7 @@ from support.worlds.replica_world import Faults, Rules, World
 
 from liftlog.cluster.following import Answer, Effect, Follower, Resync
 from liftlog.cluster.leading import FetchRequest, FollowerState, Leader, Verdict
-from liftlog.cluster.record import Mark, StreamRecord
+from liftlog.cluster.record import Mark, StreamMetadata
 
 
 class AnyEpochServed(Leader):
@@ -35,13 +35,13 @@ class CommittedUnsynced(Leader):
 
 
 class CommittedBySmallIsr(Leader):
-    def _see(self, record: StreamRecord) -> None:
+    def _see(self, record: StreamMetadata) -> None:
         super()._see(record)
         self._can_commit = True
 
 
 class OnlyTheIsrOfTheRecord(Leader):
-    def _see(self, record: StreamRecord) -> None:
+    def _see(self, record: StreamMetadata) -> None:
         pending, self.pending = self.pending, None
         super()._see(record)
         self.pending = pending

@@ -24,7 +24,7 @@ from liftlog.cluster.election import (
     Yield,
 )
 from liftlog.cluster.leading import Change, FetchRequest, Leader
-from liftlog.cluster.record import StreamRecord
+from liftlog.cluster.record import StreamMetadata
 
 TICK = 0.05
 PATIENCE = Patience()
@@ -53,7 +53,7 @@ class Node:
     """Whether it reaches the store."""
     attached: bool = True
     """Whether it has NATS."""
-    view: StreamRecord = field(kw_only=True)
+    view: StreamMetadata = field(kw_only=True)
     elections: Elections = field(kw_only=True)
     log: LogEnd = LogEnd(1, 10)
     leader: Leader | None = None
@@ -151,7 +151,7 @@ class ElectionWorld:
             self._put(t.register(self.record, node.name, node.start, clean=True))
             node.view = self.record
 
-    def _put(self, record: StreamRecord | None) -> None:
+    def _put(self, record: StreamMetadata | None) -> None:
         if record is not None:
             self.record = record
             self.changed = self.now

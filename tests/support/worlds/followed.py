@@ -10,7 +10,7 @@ from typing import Any
 from support.disks.logs import SMALL
 
 from liftlog.cluster import transitions
-from liftlog.cluster.record import StreamRecord
+from liftlog.cluster.record import StreamMetadata
 from liftlog.log import Log
 from liftlog.protocol.client_connection import Exchange
 from liftlog.protocol.replication import Replicate
@@ -75,7 +75,7 @@ def followed(
     host: Host,
     link: Link,
     *,
-    learn: Callable[[StreamRecord], None] = lambda record: None,
+    learn: Callable[[StreamMetadata], None] = lambda record: None,
     tell_record_is_old: Callable[[], None] = lambda: None,
     room: FetchRoom | None = None,
 ) -> FollowedStream:

@@ -18,15 +18,15 @@ from support.disks.simfs import SimFileSystem
 
 from liftlog.errors import LiftlogError
 from liftlog.log import EncodedBatch, Log
+from liftlog.sequencing import Destinations, MessageRun
+from liftlog.sequencing.acks import published
+from liftlog.sequencing.refusals import RefusalReason
 from liftlog.server.commits.configs import log_config
 from liftlog.server.commits.gate import CommitGate, LedStream
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.commits.writing import CommitJob, InlineBudget
 from liftlog.server.streams.making import make_sequencer
 from liftlog.settings import StreamSettings, parse_stream_settings
-from liftlog.stream import Destinations, MessageRun
-from liftlog.stream.acks import published
-from liftlog.stream.refusals import RefusalReason
 
 SECOND_NS = 1_000_000_000
 

@@ -23,7 +23,7 @@ from liftlog.cluster.handover import (
     Step,
     Taker,
 )
-from liftlog.cluster.record import StreamRecord
+from liftlog.cluster.record import StreamMetadata
 from liftlog.cluster.transitions import create
 
 GIVER, TAKER = "giver", "taker"
@@ -384,7 +384,7 @@ class HandoverWorld:
 
     def _lead(self) -> None:
         record = self.record
-        self.record = StreamRecord(
+        self.record = StreamMetadata(
             record.name, record.incarnation, record.settings, record.replicas, TAKER,
             record.leader_epoch + 1, record.isr, starts=record.starts, version=record.version + 1,
         )  # fmt: skip

@@ -14,8 +14,8 @@ from typing import NamedTuple
 from liftlog.client.publishing.delivery import NO_RESPONDERS, Delivery, Outcome, read_answer
 from liftlog.client.publishing.message import OutgoingMessage
 from liftlog.client.publishing.send_queue import SendQueue
-from liftlog.stream import DedupeWindow, Destinations, MessageRun, Sequencer, SequencerConfig
-from liftlog.stream.refusals import STORE_FAILED
+from liftlog.sequencing import DedupeWindow, Destinations, MessageRun, Sequencer, SequencerConfig
+from liftlog.sequencing.refusals import STORE_FAILED
 
 SECOND_NS = 1_000_000_000
 START_NS = 1_700_000_000 * SECOND_NS

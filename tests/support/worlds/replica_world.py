@@ -51,7 +51,7 @@ from liftlog.cluster.guard import (
     restored_by_operator,
 )
 from liftlog.cluster.leading import Change, FetchRequest, Kind, Leader
-from liftlog.cluster.record import Follow, Lead, Leave, Register, StreamRecord, role_of
+from liftlog.cluster.record import Follow, Lead, Leave, Register, StreamMetadata, role_of
 from liftlog.errors import Conflict, InvalidArgument
 
 FORGET_AFTER = 30.0
@@ -123,7 +123,7 @@ class Frame:
     answer: Answer | None = None
     body: Body = None
     side: Side | None = None
-    record: StreamRecord | None = None
+    record: StreamMetadata | None = None
 
 
 @dataclass
@@ -132,8 +132,8 @@ class Cas:
 
     node: str
     start: int
-    expected: StreamRecord
-    record: StreamRecord
+    expected: StreamMetadata
+    record: StreamMetadata
     what: str
 
 
@@ -151,7 +151,7 @@ class Node:
         # The process.
         self.start = 1
         self.up = True
-        self.record: StreamRecord = world.record
+        self.record: StreamMetadata = world.record
         self.resigned_epoch = 0
         self.leader: Leader | None = None
         self.follower: Follower | None = None
@@ -165,7 +165,7 @@ class Node:
 
     # --- roles -------------------------------------------------------------------
 
-    def adopt(self, record: StreamRecord) -> None:
+    def adopt(self, record: StreamMetadata) -> None:
         """Acts on a record, if it is newer than what this process acted on."""
         if record.version <= self.record.version or self.stands_aside():
             return
@@ -174,7 +174,7 @@ class Node:
         self.record = record
         self.take_role()
 
-    def learn(self, record: StreamRecord) -> None:
+    def learn(self, record: StreamMetadata) -> None:
         """The leader tells it, whether the store does or not."""
         if record.version > self.record.version and not is_regressed(self.record, record):
             self.world.stats["told"] += 1
@@ -197,7 +197,7 @@ class Node:
             self.take_role()
         return True
 
-    def confirmed_by(self, record: StreamRecord) -> bool:
+    def confirmed_by(self, record: StreamMetadata) -> bool:
         """Whether the disk has what this node confirmed by the time of `record`."""
         return record.starts.get(self.name, 0) >= self.born
 
@@ -570,7 +570,7 @@ class World:
         self.delivered: deque[Frame] = deque(maxlen=self.random.choice((5, 20, 200)))
         self.cas: list[Cas] = []
         names = tuple("abcdefg"[:replicas])
-        self.history: list[StreamRecord] = [
+        self.history: list[StreamMetadata] = [
             t.create("s", "i", {"min_isr": min_isr}, names, starts=dict.fromkeys(names, 1))
         ]
         self.kept = list(self.history)  # copies of the store that it may be restored from
@@ -589,7 +589,7 @@ class World:
             node.take_role()
 
     @property
-    def record(self) -> StreamRecord:
+    def record(self) -> StreamMetadata:
         """The newest record in the store."""
         return self.history[-1]
 
@@ -922,7 +922,7 @@ class World:
                 leader.pending = None
                 leader._see(leader.record)
 
-    def put(self, record: StreamRecord, what: str) -> None:
+    def put(self, record: StreamMetadata, what: str) -> None:
         self.stats[what] += 1
         self.history.append(record)
         del self.history[:-8]
@@ -1163,7 +1163,7 @@ class World:
 
     # --- operators ---------------------------------------------------------------
 
-    def _change(self, node: Node, what: str, change: Callable[[StreamRecord], Any]) -> None:
+    def _change(self, node: Node, what: str, change: Callable[[StreamMetadata], Any]) -> None:
         """Asks any node for a change; it decides by the record that it knows."""
         if not node.up:
             return

@@ -1,7 +1,7 @@
 """What is asked of one stream, in plain Python: one message after the other, no batches.
 
-`Model` is judged against `liftlog.stream.Sequencer`. It works on the meaning of a message, not on
-its bytes; `Message` makes the bytes.
+`Model` is judged against `liftlog.sequencing.Sequencer`. It works on the meaning of a message, not
+on its bytes; `Message` makes the bytes.
 """
 
 from __future__ import annotations

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from liftlog.log import DataDir, Log, LogEnvironment, OsFileSystem, SystemClock
+from liftlog.sequencing import Destinations, MessageRun
 from liftlog.server.commits.configs import log_config
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.commits.writing import InlineBudget, WriterPool
 from liftlog.server.streams.making import make_sequencer
 from liftlog.settings import parse_stream_settings
-from liftlog.stream import Destinations, MessageRun
 
 
 class Shared:

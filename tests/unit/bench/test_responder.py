@@ -31,7 +31,7 @@ def responder() -> Responder:
 
 
 def test_the_acks_are_those_of_liftlog() -> None:
-    from liftlog.stream.acks import AckFormat
+    from liftlog.sequencing.acks import AckFormat
 
     received, acks = messages_and_acks(12)
     replies = [b"_INBOX.a.%d" % n for n in range(12)]

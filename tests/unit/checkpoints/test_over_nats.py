@@ -7,8 +7,8 @@ import pytest
 
 from liftlog.errors import CheckpointMoved, InvalidArgument, StreamNotFound
 from liftlog.names import check_stream_name
+from liftlog.sequencing import Destinations, MessageRun
 from liftlog.server.checkpoints.over_nats import CheckpointIntake, parse_payload
-from liftlog.stream import Destinations, MessageRun
 
 PREFIX = "liftlog.main.offsets"
 

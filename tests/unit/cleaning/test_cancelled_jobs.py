@@ -17,8 +17,8 @@ from support.daemons.local_cleaning import COMPACTED, Cleaning
 
 from liftlog.errors import SegmentsChanged
 from liftlog.log import Log
+from liftlog.sequencing import MessageRun
 from liftlog.server.cleaning import jobs
-from liftlog.stream import MessageRun
 
 PATIENCE = 20
 HOUR_NS = 3600 * 10**9

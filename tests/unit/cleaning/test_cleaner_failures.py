@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from support.daemons.local_cleaning import COMPACTED, Cleaning
 
+from liftlog.sequencing import MessageRun
 from liftlog.server.cleaning.process import JobFailed, WorkerDied
 from liftlog.server.cleaning.worker import DEFECT, IO_ERROR
 from liftlog.server.streams.housekeeping import Housekeeping
 from liftlog.server.streams.retention import decide_retention, remove_decided
-from liftlog.stream import MessageRun
 
 # --- failures ---
 

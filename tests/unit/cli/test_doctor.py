@@ -143,7 +143,7 @@ def test_file_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_boot_id(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert only(machine.check_boot_id()).status == OK
-    monkeypatch.setattr("liftlog.log.files.slot._BOOT_ID", tmp_path / "hidden")
+    monkeypatch.setattr("liftlog.log.files.acked_end._BOOT_ID", tmp_path / "hidden")
     found = only(machine.check_boot_id())
     assert found.status == WARNING
     assert "ProcSubset" in found.advice

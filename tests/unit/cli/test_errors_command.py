@@ -9,8 +9,8 @@ from liftlog.cli.errors import all_errors, all_refusals
 from liftlog.cli.lib.exit_codes import MEANINGS, ExitCode
 from liftlog.cli.root import cli
 from liftlog.errors import WIRE_ERRORS
-from liftlog.stream import refusals
-from liftlog.stream.refusals import RefusalReason
+from liftlog.sequencing import refusals
+from liftlog.sequencing.refusals import RefusalReason
 
 
 def run(*arguments: str) -> Result:

@@ -14,8 +14,8 @@ from click.testing import CliRunner
 from support.repository import REPOSITORY
 
 from liftlog.cli.consuming import consume as consume_module
+from liftlog.cli.lib.command_groups import Commands
 from liftlog.cli.lib.exit_codes import ExitCode
-from liftlog.cli.lib.groups import Commands
 from liftlog.cli.lib.options import error_style_of, full_address, output_format, server_options
 from liftlog.cli.root import COMMANDS, Root, cli
 from liftlog.errors import StreamNotFound

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from liftlog.client.publishing.delivery import NO_RESPONDERS, Ack, Refusal, read_answer
-from liftlog.stream.acks import AckFormat
-from liftlog.stream.refusals import PAUSED, TOO_LARGE, refusal_body
+from liftlog.sequencing.acks import AckFormat
+from liftlog.sequencing.refusals import PAUSED, TOO_LARGE, refusal_body
 
 
 def test_what_the_daemon_says_is_understood() -> None:

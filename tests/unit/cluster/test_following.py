@@ -20,7 +20,7 @@ from liftlog.cluster.following import (
     Resync,
     Truncate,
 )
-from liftlog.cluster.record import StreamRecord
+from liftlog.cluster.record import StreamMetadata
 
 RECORD = t.create("s", "i", {"min_isr": 2}, "abc", starts=dict.fromkeys("abc", 1), leader_epoch=5)
 OUT = replace(RECORD, isr=("a", "c"), version=2)
@@ -28,7 +28,7 @@ OUT = replace(RECORD, isr=("a", "c"), version=2)
 TABLE = ((2, 0), (4, 6))
 
 
-def follower(record: StreamRecord = RECORD, **changes: Any) -> Follower:
+def follower(record: StreamMetadata = RECORD, **changes: Any) -> Follower:
     """b, with a log that ends at 10 in epoch 4; it has asked."""
     one = Follower(record, "b", TABLE, **{"log_end": 10, "high_watermark": 8, **changes})
     one.resumed()
@@ -40,7 +40,7 @@ def answer(**changes: Any) -> Answer:
     return Answer(**{**known, **changes})
 
 
-def fetch(offset: int, last_epoch: int, known: StreamRecord = RECORD, **changes: Any) -> Fetch:
+def fetch(offset: int, last_epoch: int, known: StreamMetadata = RECORD, **changes: Any) -> Fetch:
     changes = {"leader_mark": (0, 0), **changes}
     return Fetch(
         **{"leader": "a", "epoch": 5, "side_version": 0, "mark": known.mark, **changes},

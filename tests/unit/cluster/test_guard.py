@@ -17,15 +17,15 @@ from liftlog.cluster.guard import (
     restored,
     restored_by_operator,
 )
-from liftlog.cluster.record import StreamRecord
+from liftlog.cluster.record import StreamMetadata
 
 
-def first(**changes: Any) -> StreamRecord:
+def first(**changes: Any) -> StreamMetadata:
     made = t.create("s", "one", {"min_isr": 2}, "abc", starts=dict.fromkeys("abc", 1))
     return replace(made, **changes)
 
 
-def then(record: StreamRecord | None) -> StreamRecord:
+def then(record: StreamMetadata | None) -> StreamMetadata:
     assert record is not None
     return record
 
@@ -36,7 +36,7 @@ NEW = then(t.failover(OLD, {"a"}, "b"))
 FORK = then(t.register(OLD, "c", 2, clean=True))
 
 
-def heard(**known: StreamRecord | None) -> dict[str, Known | None]:
+def heard(**known: StreamMetadata | None) -> dict[str, Known | None]:
     ends = {"a": 10, "b": 12, "c": 11}
     return {
         node: None if record is None else Known(record, LogEnd(2, ends.get(node, 0)))
@@ -198,7 +198,7 @@ def test_an_operator_does_not_replace_what_most_nodes_go_on_with() -> None:
 
 
 @pytest.mark.parametrize("stored", [None, OLD])
-def test_an_operator_gives_up_what_is_not_heard(stored: StreamRecord | None) -> None:
+def test_an_operator_gives_up_what_is_not_heard(stored: StreamMetadata | None) -> None:
     after = then(restored_by_operator(stored, heard(b=NEW)))
     assert (after.isr, after.leader) == (("b", "c"), None)
     assert restored_by_operator(NEW, heard(b=NEW)) is None

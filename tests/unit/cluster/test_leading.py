@@ -11,18 +11,18 @@ import pytest
 from liftlog.cluster import side_state
 from liftlog.cluster import transitions as t
 from liftlog.cluster.leading import FetchRequest, Kind, Leader, Verdict
-from liftlog.cluster.record import StreamRecord
+from liftlog.cluster.record import StreamMetadata
 
 RECORD = t.create("s", "i", {"min_isr": 2}, "abc", starts=dict.fromkeys("abc", 1), leader_epoch=5)
 TABLE = ((2, 0), (4, 6))
 
 
-def made(after: StreamRecord | None) -> StreamRecord:
+def made(after: StreamMetadata | None) -> StreamMetadata:
     assert after is not None
     return after
 
 
-def leader(record: StreamRecord = RECORD, **changes: Any) -> Leader:
+def leader(record: StreamMetadata = RECORD, **changes: Any) -> Leader:
     """Of epoch 5, which begins at offset 10; 8 is committed."""
     options: dict[str, Any] = {"log_end": 10, "durable_end": 10, "high_watermark": 8, "now": 100.0}
     return Leader(record, "a", TABLE, **{**options, **changes})
@@ -354,7 +354,7 @@ def test_a_parked_follower_is_level_however_long_nothing_is_written() -> None:
     assert one.propose(1011.0) is not None
 
 
-def settled(record: StreamRecord = RECORD, **changes: Any) -> Leader:
+def settled(record: StreamMetadata = RECORD, **changes: Any) -> Leader:
     one = leader(record, **changes)
     ask(one, "b", 10)
     assert (one.propose(100.0), one.is_settled) == (None, False), "c may yet be dropped"

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from liftlog.cluster.record import StreamRecord, default_min_isr
+from liftlog.cluster.record import StreamMetadata, default_min_isr
 from liftlog.errors import CorruptMetadata, UnsupportedFormat
 
-RECORD = StreamRecord(
+RECORD = StreamMetadata(
     name="orders",
     incarnation="00c0ffee",
     settings={"subject": "orders.>", "min_isr": 2, "of_tomorrow": [1]},
@@ -29,7 +29,7 @@ def changed(**keys: Any) -> bytes:
 
 
 def test_what_is_written_is_read() -> None:
-    assert StreamRecord.from_json(RECORD.to_json()) == RECORD
+    assert StreamMetadata.from_json(RECORD.to_json()) == RECORD
 
 
 def test_the_json_is_of_the_record_as_it_is_not_of_the_one_it_was_made_from() -> None:
@@ -42,7 +42,7 @@ def test_the_json_is_of_the_record_as_it_is_not_of_the_one_it_was_made_from() ->
 
 def test_keys_of_newer_versions_survive_a_rewrite() -> None:
     data = changed(of_tomorrow={"x": [1, None]}, second=True)
-    record = StreamRecord.from_json(data)
+    record = StreamMetadata.from_json(data)
     assert record.unknown == {"of_tomorrow": {"x": [1, None]}, "second": True}
     assert json.loads(record.to_json()) == json.loads(data)
     assert record.settings["of_tomorrow"] == [1]
@@ -52,7 +52,7 @@ def test_keys_that_an_older_version_did_not_know_have_a_meaning() -> None:
     value = json.loads(RECORD.to_json())
     for key in ("unclean_epoch", "log_start", "adding", "removing", "observers", "system"):
         del value[key]
-    assert StreamRecord.from_json(json.dumps(value).encode()) == RECORD
+    assert StreamMetadata.from_json(json.dumps(value).encode()) == RECORD
 
 
 def test_a_record_has_the_bytes_of_the_first_version_of_its_format() -> None:
@@ -65,7 +65,7 @@ def test_a_record_has_the_bytes_of_the_first_version_of_its_format() -> None:
         b'"starts":{"a":4,"b":9,"c":2},"unclean_epoch":0,"trail":[]}'
     )
     assert RECORD.to_json() == first
-    assert StreamRecord.from_json(first).to_json() == first
+    assert StreamMetadata.from_json(first).to_json() == first
 
 
 def test_a_key_of_a_later_version_stands_where_an_older_version_writes_it() -> None:
@@ -75,7 +75,7 @@ def test_a_key_of_a_later_version_stands_where_an_older_version_writes_it() -> N
     as_unknown = {name: value.pop(name) for name in later}
     older = json.dumps({**as_unknown, **value}, separators=(",", ":")).encode()
     assert record.to_json() == older
-    assert StreamRecord.from_json(older).checksum == record.checksum
+    assert StreamMetadata.from_json(older).checksum == record.checksum
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_a_key_of_a_later_version_stands_where_an_older_version_writes_it() -> N
 )
 def test_a_damaged_record_is_refused(data: bytes, problem: str) -> None:
     with pytest.raises(CorruptMetadata, match=problem):
-        StreamRecord.from_json(data)
+        StreamMetadata.from_json(data)
 
 
 @pytest.mark.parametrize("key", ["name", "replicas", "leader", "leader_epoch", "isr"])
@@ -116,19 +116,19 @@ def test_a_record_without_a_needed_key_is_refused(key: str) -> None:
     value = json.loads(RECORD.to_json())
     del value[key]
     with pytest.raises(CorruptMetadata, match=f"{key} is missing"):
-        StreamRecord.from_json(json.dumps(value).encode())
+        StreamMetadata.from_json(json.dumps(value).encode())
 
 
 def test_a_record_of_a_newer_format_asks_for_an_upgrade() -> None:
     with pytest.raises(UnsupportedFormat, match="upgrade this liftlog"):
-        StreamRecord.from_json(changed(v=2))
+        StreamMetadata.from_json(changed(v=2))
 
 
 @pytest.mark.parametrize(("replicas", "smallest"), [(1, 1), (2, 1), (3, 2), (4, 2), (5, 3)])
 def test_the_smallest_isr_without_a_setting(replicas: int, smallest: int) -> None:
     assert default_min_isr(replicas) == smallest
     nodes = tuple("abcde"[:replicas])
-    assert StreamRecord("s", "i", {}, nodes, None, 1, ()).min_isr == smallest
+    assert StreamMetadata("s", "i", {}, nodes, None, 1, ()).min_isr == smallest
 
 
 def test_a_node_leads_only_in_the_life_that_it_registered() -> None:

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from liftlog.cluster import transitions as t
-from liftlog.cluster.record import StreamRecord
+from liftlog.cluster.record import StreamMetadata
 from liftlog.errors import Conflict, InvalidArgument
 
 
-def record(nodes: str = "abc", **changes: Any) -> StreamRecord:
+def record(nodes: str = "abc", **changes: Any) -> StreamMetadata:
     made = t.create(
         "orders",
         "00c0ffee",
@@ -23,13 +23,13 @@ def record(nodes: str = "abc", **changes: Any) -> StreamRecord:
     return replace(made, **changes)
 
 
-def made(after: StreamRecord | None) -> StreamRecord:
+def made(after: StreamMetadata | None) -> StreamMetadata:
     assert after is not None
     assert after.problem() == ""
     return after
 
 
-def sets(one: StreamRecord) -> tuple[str | None, str, str, str]:
+def sets(one: StreamMetadata) -> tuple[str | None, str, str, str]:
     """Leader, isr, eligible, last_eligible."""
     return one.leader, "".join(one.isr), "".join(one.eligible), "".join(one.last_eligible)
 

@@ -9,13 +9,13 @@ import pytest
 from liftlog.cluster import transitions as t
 from liftlog.cluster.election import LogEnd
 from liftlog.cluster.guard import Known
-from liftlog.cluster.record import StreamRecord
+from liftlog.cluster.record import StreamMetadata
 from liftlog.cluster.unclean import best_copy
 
 WHOLE = t.create("s", "i", {"min_isr": 2}, "abc", starts=dict.fromkeys("abc", 1))
 
 
-def all_unclean() -> StreamRecord:
+def all_unclean() -> StreamMetadata:
     record = WHOLE
     for node in "abc":
         after = t.register(record, node, 2, clean=False)
@@ -27,7 +27,7 @@ def all_unclean() -> StreamRecord:
 NONE_WHOLE = all_unclean()
 
 
-def told(record: StreamRecord = NONE_WHOLE, **ends: tuple[int, int]) -> dict[str, Known | None]:
+def told(record: StreamMetadata = NONE_WHOLE, **ends: tuple[int, int]) -> dict[str, Known | None]:
     return {node: Known(record, LogEnd(*end)) for node, end in ends.items()}
 
 

@@ -12,8 +12,8 @@ from support.worlds.stream_harness import Harness, failing_once, seqs
 
 from liftlog.errors import DiskFull, SyncFailed
 from liftlog.log import SystemClock
+from liftlog.sequencing import MessageRun
 from liftlog.server.commits.writing import GroupWriter
-from liftlog.stream import MessageRun
 
 
 async def test_commit(harness: Harness) -> None:

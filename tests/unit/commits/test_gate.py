@@ -11,10 +11,10 @@ from support.worlds.gated_stream import GatedStream
 
 import envelope
 from liftlog.log import Log
+from liftlog.sequencing.refusals import NOT_ENOUGH_REPLICAS, NOT_LEADING, OVERLOADED, STORE_FAILED
 from liftlog.server.commits import writing
 from liftlog.server.commits.committing import FOLLOWED_INLINE_BYTES
 from liftlog.server.commits.writing import CommitJob, WriterPool
-from liftlog.stream.refusals import NOT_ENOUGH_REPLICAS, NOT_LEADING, OVERLOADED, STORE_FAILED
 
 
 def published(stream: GatedStream, *payloads: bytes, **headers: str) -> list[Any]:

@@ -11,9 +11,9 @@ from support.worlds.stream_harness import Harness, failing_once, seqs
 
 from liftlog.errors import StreamUnavailable
 from liftlog.log import Log, SystemClock
+from liftlog.sequencing import Destinations, MessageRun
 from liftlog.server.streams.dedupe_restoring import write_dedupe_snapshot
 from liftlog.server.streams.making import make_sequencer
-from liftlog.stream import Destinations, MessageRun
 
 
 async def test_a_bug_while_judging(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:

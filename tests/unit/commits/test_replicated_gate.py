@@ -14,8 +14,8 @@ from support.worlds.gated_stream import GatedStream, Published
 
 from liftlog.cluster import transitions
 from liftlog.cluster.leading import FetchRequest, Kind, Leader, Verdict
+from liftlog.sequencing.refusals import NOT_ENOUGH_REPLICAS, NOT_LEADING
 from liftlog.server.commits.gate import ReplicatedGate
-from liftlog.stream.refusals import NOT_ENOUGH_REPLICAS, NOT_LEADING
 
 EPOCH = 5
 

@@ -19,13 +19,13 @@ from liftlog.errors import CorruptRange, StorageError, SyncFailed
 from liftlog.log import LogSlice, OsFileSystem
 from liftlog.log.files.checkpoint_file import write_checkpoint_file
 from liftlog.records import parse_header
+from liftlog.sequencing import MessageRun
+from liftlog.sequencing.subject_sequences import SubjectSequences
 from liftlog.server.commits import subjects as subjects_module
 from liftlog.server.commits.configs import log_config
 from liftlog.server.commits.host import StreamHost, new_metadata
 from liftlog.server.replication.serving import CatchUpPace, ServedStream
 from liftlog.settings import parse_stream_settings
-from liftlog.stream import MessageRun
-from liftlog.stream.subject_sequences import SubjectSequences
 
 SUBJECTS = [b"in.a", b"in.b", b"in.\xff", rb"in.\xff", "in.é".encode(), b"in.\\"]
 SETTINGS: dict[str, Any] = {"subject": "in.>", "subject_sequences": {}}

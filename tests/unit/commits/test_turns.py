@@ -10,7 +10,7 @@ import pytest
 from support.worlds.stream_harness import Harness, seqs
 
 from liftlog.errors import StorageError, StreamUnavailable
-from liftlog.stream import MessageRun
+from liftlog.sequencing import MessageRun
 
 
 async def test_exclusive_calls_run_alone_and_in_order(harness: Harness) -> None:

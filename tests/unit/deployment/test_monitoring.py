@@ -15,8 +15,8 @@ import yaml
 from support.promql import Expression, read
 from support.repository import REPOSITORY
 
+from liftlog.sequencing.refusals import DISK_FULL, OVERLOADED, STORE_FAILED
 from liftlog.server.metrics.table import GROUPS, METRICS
-from liftlog.stream.refusals import DISK_FULL, OVERLOADED, STORE_FAILED
 
 PROMETHEUS = REPOSITORY / "config" / "prometheus"
 GRAFANA = REPOSITORY / "config" / "grafana"

@@ -15,8 +15,8 @@ from nats.protocol.parser import Parser
 from support.rounds import examples
 
 from envelope import COOKIE, COOKIES
+from liftlog.sequencing import MessageRun
 from liftlog.server.ingest.batch_parser import MAX_CONTROL_LINE, BatchParser
-from liftlog.stream import MessageRun
 
 
 class Row(NamedTuple):

@@ -11,13 +11,13 @@ import pytest
 
 from acl.subjects import matches
 from liftlog.errors import NatsUnavailable
+from liftlog.sequencing import MessageRun
+from liftlog.sequencing.acks import Sent, publish_commands, published
 from liftlog.server.ingest import handover as module
 from liftlog.server.ingest.connection import NatsConnection
 from liftlog.server.ingest.echoes import FORGET_SECONDS, Echoes
 from liftlog.server.ingest.handover import Handover
 from liftlog.server.ingest.subscriptions import LinkSubscription, RunHandler
-from liftlog.stream import MessageRun
-from liftlog.stream.acks import Sent, publish_commands, published
 
 PAIR_SECONDS = 0.05
 

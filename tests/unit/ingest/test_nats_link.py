@@ -9,11 +9,11 @@ from typing import Any, cast
 import pytest
 
 from liftlog.errors import NatsRefused, NatsUnavailable
+from liftlog.sequencing import MessageRun
 from liftlog.server.ingest import nats_link
 from liftlog.server.ingest.nats_link import NatsLink
 from liftlog.server.ingest.subscriptions import LinkSubscription
 from liftlog.settings import NatsSettings
-from liftlog.stream import MessageRun
 
 INFO = b'INFO {"server_id":"x","version":"2.15.1","max_payload":1048576,"headers":true}\r\n'
 

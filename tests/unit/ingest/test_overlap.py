@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from liftlog.sequencing import MessageRun
 from liftlog.server.ingest.overlap import Overlap, select
-from liftlog.stream import MessageRun
 
 
 class Clock:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from liftlog.cluster.handover import LATE_SECONDS, Giver, Offer, Step, Taker, digests_of
+from liftlog.sequencing import MessageRun
 from liftlog.server.ingest.relay import Relay
-from liftlog.stream import MessageRun
 
 KEY = b"k" * 16
 OFFER = Offer("s", "i", 7, "a", KEY)

@@ -15,9 +15,9 @@ from nats.errors import ProtocolError
 from nats.protocol.parser import Parser
 
 from liftlog.errors import ConfigError
+from liftlog.sequencing import MessageRun
 from liftlog.server.ingest.seam import choose_seam, make_client, replace_done_pongs
 from liftlog.server.ingest.transport import DirectReader
-from liftlog.stream import MessageRun
 
 
 def test_the_installed_release_fits() -> None:

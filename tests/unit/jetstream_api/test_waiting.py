@@ -7,11 +7,11 @@ import asyncio
 import pytest
 
 import liftlog.server.jetstream_api.service  # noqa: F401 - registers its methods
+from liftlog.sequencing.run import MessageRun
 from liftlog.server.ingest.jetstream import MARK, _Look
 from liftlog.server.jetstream_api.inboxes import Inboxes
 from liftlog.server.jetstream_api.methods import METHODS
 from liftlog.server.jetstream_api.waiting import Message, Waiting
-from liftlog.stream.run import MessageRun
 
 
 def of(party: str, number: int, size: int = 0) -> Message:

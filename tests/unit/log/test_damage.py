@@ -24,8 +24,8 @@ from support.disks.simfs import SimFileSystem
 
 from liftlog.errors import CorruptMetadata, CorruptRange, UnsupportedFormat
 from liftlog.log import Log, LogConfig, open_log
+from liftlog.log.files.acked_end import ACKED_END_NAME
 from liftlog.log.files.manifest import QuarantinedRange
-from liftlog.log.files.slot import SLOT_NAME
 from liftlog.log.segment.index import index_path
 from liftlog.log.segment.resync import find_resync
 from liftlog.log.segment.segment import walk_batches
@@ -61,7 +61,7 @@ def test_a_bad_bit_in_the_active_segment_costs_one_batch(where: str, slot: str) 
         image = fs.power_cut("all")
         flip(image, log.segments[-1].path, position + (9 if where == "header" else 70))
         if slot == "lost":
-            image.remove(DIRECTORY / SLOT_NAME)
+            image.remove(DIRECTORY / ACKED_END_NAME)
         boot = "boot-1" if slot == "exact" else "boot-2"
         before = image.read(log.segments[-1].path)[: log.segments[-1].size_bytes]
         again, report = reopen(image, boot=boot, config=BIG)
@@ -109,7 +109,7 @@ def test_a_quarantined_range_is_not_judged_again_by_fewer_witnesses() -> None:
     lost = range(header.base_offset, header.next_offset)
     check(again, promises, lost=lost)
     later = image.power_cut("none")
-    later.remove(DIRECTORY / SLOT_NAME)
+    later.remove(DIRECTORY / ACKED_END_NAME)
     third, report = reopen(later, boot="boot-2", config=BIG)
     check(third, promises, lost=lost)
     assert report.cut_bytes == 0
@@ -288,7 +288,7 @@ def test_the_active_segment_is_gone(slot: str, known: str) -> None:
     image = fs.power_cut("all")
     image.remove(active.path)
     if slot == "lost":
-        image.remove(DIRECTORY / SLOT_NAME)
+        image.remove(DIRECTORY / ACKED_END_NAME)
     again, _ = reopen(
         image,
         boot="boot-1" if slot == "exact" else "boot-2",
@@ -312,7 +312,7 @@ def test_an_active_segment_that_lost_its_end(known: str) -> None:
     path = log.segments[-1].path
     image.replace(path, image.read(path)[:position])
     if known == "recovery point":
-        image.remove(DIRECTORY / SLOT_NAME)
+        image.remove(DIRECTORY / ACKED_END_NAME)
     again, _ = reopen(
         image, recovery_point=state if known == "recovery point" else None, config=BIG
     )
@@ -368,7 +368,7 @@ def test_a_batch_inside_a_value_is_not_taken_for_the_log() -> None:
         start = again.segments[-1].size_bytes - len(encode(again, [value], first=offset).data)
         image = trial.power_cut("all")
         flip(image, again.segments[-1].path, start + 9)
-        image.remove(DIRECTORY / SLOT_NAME)
+        image.remove(DIRECTORY / ACKED_END_NAME)
         last, report = reopen(image, boot="boot-3", config=BIG)
         assert b"forged" not in read_all(last).values()
         assert report.cut_bytes > 0
@@ -389,7 +389,7 @@ def test_a_torn_group_behind_an_acked_and_damaged_batch() -> None:
     raw[position + 70 : following] = bytes(following - position - 70)
     raw[end - 9 :] = bytes(len(raw) - end + 9)
     image.replace(path, bytes(raw))
-    image.remove(DIRECTORY / SLOT_NAME)
+    image.remove(DIRECTORY / ACKED_END_NAME)
     again, report = reopen(image, boot="boot-2", config=BIG)
     check(again, promises, lost=range(header.base_offset, header.next_offset))
     assert report.cut_bytes > 0
@@ -417,7 +417,7 @@ def test_searching_behind_damage_costs_bounded_memory_and_time() -> None:
         )
     )[:64]  # fmt: skip
     fs.replace(path, good + b"\xff" * 64 + bytes(head) * 60_000)
-    fs.remove(DIRECTORY / SLOT_NAME)
+    fs.remove(DIRECTORY / ACKED_END_NAME)
     again, report = reopen(fs.power_cut("none"), boot="boot-2", config=BIG)
     assert report.cut_bytes > 3_000_000
     assert set(read_all(again)) == {1, 2, 3}
@@ -467,7 +467,7 @@ def test_the_slot_of_another_incarnation_says_nothing() -> None:
     elsewhere = create(other, config=BIG)
     for _ in range(50):
         commit(elsewhere, Promises(), 5)
-    fs.kill().replace(DIRECTORY / SLOT_NAME, other.read(DIRECTORY / SLOT_NAME))
+    fs.kill().replace(DIRECTORY / ACKED_END_NAME, other.read(DIRECTORY / ACKED_END_NAME))
     again, _ = reopen(fs.power_cut("none"), config=BIG)
     assert again.log_end_offset == log.log_end_offset
     check(again, promises)

@@ -19,9 +19,9 @@ from support.disks.logs import BASE_NS, read_all, reopen
 from support.disks.simfs import SimFileSystem
 
 from liftlog.log import ActiveState
+from liftlog.log.files.acked_end import AckedEndFile
 from liftlog.log.files.checkpoint_file import read_checkpoint_file
 from liftlog.log.files.manifest import COPY_NAME, read_manifest
-from liftlog.log.files.slot import AckedSlot
 from liftlog.log.segment.index import SparseIndex
 from liftlog.records import decode_batch, encode_batch, iter_batches
 from liftlog.records.format import unescape_subject
@@ -109,7 +109,7 @@ def test_its_parts() -> None:
     entry = index.floor(59)
     assert next(iter_batches(raw[entry.position :])).base_offset == entry.offset
     assert second.base_offset == first.next_offset == 60
-    slot = AckedSlot(fs, STREAM, INCARNATION, boot_id=BOOT_ID)
+    slot = AckedEndFile(fs, STREAM, INCARNATION, boot_id=BOOT_ID)
     assert slot.recovered == (91, True)
-    assert AckedSlot(fs, STREAM, INCARNATION, boot_id="x").recovered == (91, False)
-    assert AckedSlot(fs, STREAM, "other", boot_id=BOOT_ID).recovered is None
+    assert AckedEndFile(fs, STREAM, INCARNATION, boot_id="x").recovered == (91, False)
+    assert AckedEndFile(fs, STREAM, "other", boot_id=BOOT_ID).recovered is None

@@ -35,7 +35,7 @@ from liftlog.errors import (
     CorruptRange,
 )
 from liftlog.log import Log
-from liftlog.log.files.slot import SLOT_NAME
+from liftlog.log.files.acked_end import ACKED_END_NAME
 from liftlog.log.segment.index import index_path
 from liftlog.log.segment.walk import is_covered
 from liftlog.records import iter_batches, parse_header
@@ -140,8 +140,8 @@ LOSSES = [
     Loss("rot in the clean marker", _spoil(CLEAN.name)),
     Loss("recovery points", _remove(POINTS.name)),
     Loss("rot in the recovery points", _spoil(POINTS.name)),
-    Loss("slot", _remove(SLOT_NAME)),
-    Loss("rot in the slot", _spoil(SLOT_NAME)),
+    Loss("slot", _remove(ACKED_END_NAME)),
+    Loss("rot in the slot", _spoil(ACKED_END_NAME)),
     Loss("manifest", _remove("manifest")),
     Loss("rot in the manifest", _spoil("manifest")),
     Loss("copy of the manifest", _remove("manifest.copy")),
@@ -297,8 +297,8 @@ def test_a_start_that_finds_no_active_segment_may_be_interrupted() -> None:
             commit(log, promises, 1)
         image = fs.power_cut("none")
         image.remove(log.segments[-1].path)
-        if image.exists(DIRECTORY / SLOT_NAME):
-            image.remove(DIRECTORY / SLOT_NAME)
+        if image.exists(DIRECTORY / ACKED_END_NAME):
+            image.remove(DIRECTORY / ACKED_END_NAME)
         image.stop_at = image.operations + stop_at
         try:
             reopen(image, boot="boot-2")

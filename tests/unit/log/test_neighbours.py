@@ -14,7 +14,7 @@ from support.disks.neighbours import OTHER, Neighbours, check_all_readers, neigh
 from support.rounds import one_in
 from support.worlds.rewriting import ROLL_ON_DEMAND
 
-from liftlog.log.files.slot import SLOT_NAME
+from liftlog.log.files.acked_end import ACKED_END_NAME
 from liftlog.log.read import by_subject
 from liftlog.log.rewrite import subject_indexing
 from liftlog.server.reading import filtering
@@ -82,7 +82,7 @@ def test_the_manifest_of_another_stream_costs_nothing(
 @pytest.mark.parametrize("boot", ["boot-1", "boot-2"])
 def test_the_slot_of_another_stream_says_nothing(world: Neighbours, boot: str) -> None:
     fs, truth = world.fs, world.truth
-    fs.replace(DIRECTORY / SLOT_NAME, fs.read(OTHER / SLOT_NAME))
+    fs.replace(DIRECTORY / ACKED_END_NAME, fs.read(OTHER / ACKED_END_NAME))
     log, _ = reopen(fs, config=ROLL_ON_DEMAND, boot=boot)
     check_all_readers(log, truth, fs)
 

@@ -15,9 +15,9 @@ from support.worlds.crash_scenarios import SCENARIOS, Scenario
 from unit.log import test_crash_points as crash_points
 
 from liftlog.log import LogEnvironment
+from liftlog.log.files.acked_end import ACKED_END_NAME
 from liftlog.log.files.filesystem import File, OsFile, OsFileSystem
 from liftlog.log.files.shared_descriptors import SharedDescriptors
-from liftlog.log.files.slot import SLOT_NAME
 
 
 @pytest.fixture
@@ -167,7 +167,7 @@ def one_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
         return id(file._inode)
 
     def scarce(cls: type[LogEnvironment], fs: Any, *arguments: Any, **more: Any) -> LogEnvironment:
-        one = SharedDescriptors(fs, 1, unsynced=(SLOT_NAME,), identify=inode)
+        one = SharedDescriptors(fs, 1, unsynced=(ACKED_END_NAME,), identify=inode)
         one.read = fs.read  # type: ignore[attr-defined]  # a scenario looks at the simulated disk
         found: LogEnvironment = create(cls, one, *arguments, **more)
         return found

@@ -28,9 +28,9 @@ from liftlog.errors import (
     SyncFailed,
 )
 from liftlog.log import Log, LogConfig
+from liftlog.log.files.acked_end import read_acked_end
 from liftlog.log.files.checkpoint_file import read_checkpoint_file, write_checkpoint_file
 from liftlog.log.files.manifest import QuarantinedRange, SegmentEntry
-from liftlog.log.files.slot import read_slot
 
 BIG = LogConfig(segment_max_bytes=1 << 20, segment_max_age_ns=None)
 
@@ -379,15 +379,15 @@ def test_no_ack_before_the_sync_while_that_cannot_be_noted(step: Fault) -> None:
         fs, log, promises = _written(1)
         fs.faults = [Fault(step.operation, step.error, step.path, after=step.after)]
         append(log, promises, 2)
-        slot = read_slot(fs, log.directory, log.lineage, boot_id="boot-1")
+        slot = read_acked_end(fs, log.directory, log.lineage, boot_id="boot-1")
         arguments = () if call == "admit_early_acks" else (log.log_end_offset,)
         with pytest.raises((StorageError, DiskFull)):
             getattr(log, call)(*arguments)
         assert log.high_watermark == 4
-        assert read_slot(fs, log.directory, log.lineage, boot_id="boot-1") == slot
+        assert read_acked_end(fs, log.directory, log.lineage, boot_id="boot-1") == slot
         getattr(log, call)(*arguments)
         if call != "admit_early_acks":
-            assert read_slot(fs, log.directory, log.lineage, boot_id="boot-1") != slot
+            assert read_acked_end(fs, log.directory, log.lineage, boot_id="boot-1") != slot
         again, _ = reopen(fs.power_cut("none"), boot="boot-2", config=BIG)
         assert again.log_end_offset == log.view.manifest.reserved_offset
 

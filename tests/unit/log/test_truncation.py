@@ -26,8 +26,8 @@ from liftlog.errors import (
     UnsupportedFormat,
 )
 from liftlog.log import Log, LogConfig
+from liftlog.log.files.acked_end import AckedEnd, AckedEndFile
 from liftlog.log.files.manifest import read_manifest
-from liftlog.log.files.slot import AckedSlot, SlotState
 from liftlog.log.segment.index import index_path, read_index
 from liftlog.records import encode_batch, iter_batches
 
@@ -378,8 +378,8 @@ def test_the_slot_is_exact_again_after_a_truncation() -> None:
     fs, log, promises = _written()
     log.truncate_suffix(16)
     for end in (16, 18):
-        slot = AckedSlot(fs.kill(), DIRECTORY, log.lineage, boot_id="boot-1")
-        assert slot.recovered == SlotState(end, exact=True)
+        slot = AckedEndFile(fs.kill(), DIRECTORY, log.lineage, boot_id="boot-1")
+        assert slot.recovered == AckedEnd(end, exact=True)
         commit(log, promises, 2)
 
 

@@ -7,7 +7,7 @@ from support.disks.simfs import SimFileSystem
 
 from liftlog.log import Log, LogConfig
 from liftlog.records import decode_batch, encode_batch
-from liftlog.stream.dedupe import StoredHeaders
+from liftlog.sequencing.dedupe import StoredHeaders
 
 SECOND = 10**9
 HOUR = 3600 * SECOND

@@ -11,7 +11,7 @@ from support.disks.file_errors import LOOKS, OTHER_ERRORS, SECTOR_ERRORS, Failur
 from support.disks.simfs import SimFileSystem
 
 from liftlog.cluster import transitions
-from liftlog.cluster.record import StreamRecord
+from liftlog.cluster.record import StreamMetadata
 from liftlog.errors import StorageError
 from liftlog.log import OsFileSystem
 from liftlog.log.data_dir import make_durable_directory
@@ -34,7 +34,7 @@ class Counting(OsFileSystem):
         super().rename(source, target)
 
 
-def record(name: str) -> StreamRecord:
+def record(name: str) -> StreamMetadata:
     return transitions.create(name, f"{name}-1", {}, "ab", starts={"a": 1, "b": 1})
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from liftlog.sequencing.run import MessageRun
 from liftlog.server.metadata import kv_link
 from liftlog.server.metadata.kv_link import KvLink
 from liftlog.settings import NatsSettings
-from liftlog.stream.run import MessageRun
 
 
 class Line:

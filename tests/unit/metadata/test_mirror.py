@@ -14,7 +14,7 @@ from support.disks.simfs import Fault, SimFileSystem
 
 from liftlog.cluster import transitions
 from liftlog.cluster.leading import Change
-from liftlog.cluster.record import StreamRecord
+from liftlog.cluster.record import StreamMetadata
 from liftlog.cluster.store import MAX_VALUE_BYTES, Entry
 from liftlog.errors import Conflict, CorruptMetadata, InvalidArgument, MetadataUnavailable
 from liftlog.log.data_dir import make_durable_directory
@@ -27,7 +27,7 @@ STORE = Path("/meta")
 
 class Node:
     def __init__(self, store: FileMetaStore) -> None:
-        self.seen: list[StreamRecord] = []
+        self.seen: list[StreamMetadata] = []
         self.nodes_changed = 0
         self.mirror = Mirror(store, on_record=self.seen.append, on_nodes=self._note)
 
@@ -35,7 +35,7 @@ class Node:
         self.nodes_changed += 1
 
 
-def new_record(incarnation: str = "one") -> StreamRecord:
+def new_record(incarnation: str = "one") -> StreamMetadata:
     starts = {"a": 1, "b": 1, "c": 1}
     return transitions.create("s", incarnation, {"min_isr": 2}, "abc", starts=starts)
 
@@ -205,7 +205,7 @@ async def test_only_a_record_that_was_read_says_that_nothing_is_to_be_changed(
     newer = await other.mirror.change("s", lambda record: transitions.truncate(record, 10))
     assert await node.mirror.change("s", lambda present: None) == newer
 
-    def refuse(record: StreamRecord) -> StreamRecord | None:
+    def refuse(record: StreamMetadata) -> StreamMetadata | None:
         if record.log_start < 20:
             raise Conflict("too low")
         return transitions.truncate(record, 30)
@@ -223,7 +223,7 @@ async def test_who_has_stored_a_record_does_not_look_at_its_notice(
     await node.mirror.create(new_record())
     looked_at: list[str] = []
 
-    def looked(key: str, entry: Entry) -> StreamRecord:
+    def looked(key: str, entry: Entry) -> StreamMetadata:
         looked_at.append(key)
         return record_of(key, entry)
 

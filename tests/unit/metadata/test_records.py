@@ -15,7 +15,7 @@ import pytest
 from support.daemons.local_broker import Running
 from support.rounds import one_in
 
-from liftlog.cluster.record import StreamRecord
+from liftlog.cluster.record import StreamMetadata
 from liftlog.cluster.transitions import delete
 from liftlog.errors import Conflict, StorageError
 from liftlog.log import OsFileSystem
@@ -87,10 +87,10 @@ def test_another_stream_of_the_name_and_a_deleted_one_get_a_record_again() -> No
 # --- a broker's records ---
 
 
-def stored(directory: Path) -> dict[str, StreamRecord]:
+def stored(directory: Path) -> dict[str, StreamMetadata]:
     content = parse_records((directory / "records").read_bytes(), "records")
     return {
-        key.removeprefix("stream."): StreamRecord.from_json(one.entry.value)
+        key.removeprefix("stream."): StreamMetadata.from_json(one.entry.value)
         for key, one in content.entries.items()
         if key.startswith("stream.")
     }

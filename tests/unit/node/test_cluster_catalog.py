@@ -10,7 +10,7 @@ import pytest
 from support.daemons.catalogs import cluster_catalog, lone_catalog
 
 from liftlog.cluster import transitions
-from liftlog.cluster.record import StreamRecord
+from liftlog.cluster.record import StreamMetadata
 from liftlog.errors import (
     Conflict,
     MetadataUnavailable,
@@ -39,7 +39,7 @@ class Node:
     def knows(self, name: str) -> bool:
         return name in self.records and not self.records[name].deleted
 
-    async def change(self, name: str, step: Any) -> StreamRecord | None:
+    async def change(self, name: str, step: Any) -> StreamMetadata | None:
         if self.is_away:
             raise MetadataUnavailable("on purpose")
         self.records[name] = step(self.records[name]) or self.records[name]

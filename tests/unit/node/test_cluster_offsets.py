@@ -16,7 +16,7 @@ from support.daemons.local_broker import Running
 
 from liftlog.cluster import transitions
 from liftlog.cluster.election import Patience
-from liftlog.cluster.record import StreamRecord
+from liftlog.cluster.record import StreamMetadata
 from liftlog.errors import (
     ConnectionLost,
     LiftlogError,
@@ -143,7 +143,7 @@ async def commit(checkpoints: Checkpoints, stream: str, offset: int, **more: Any
     await future
 
 
-def record_elsewhere(name: str = "s") -> StreamRecord:
+def record_elsewhere(name: str = "s") -> StreamMetadata:
     return transitions.create(
         name, f"{name}-1", {"subject": f"{name}.>"}, ["b"], starts={"b": 1}, leader_epoch=4
     )

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from liftlog.cluster import transitions
-from liftlog.cluster.record import StreamRecord
+from liftlog.cluster.record import StreamMetadata
 from liftlog.errors import StreamUnavailable
 from liftlog.server.metadata.membership import Directory, NodeInfo
 from liftlog.server.node import leadership
 from liftlog.server.node.leadership import Leadership
 
 
-def led_by(leader: str, name: str, *replicas: str) -> StreamRecord:
+def led_by(leader: str, name: str, *replicas: str) -> StreamMetadata:
     record = transitions.create(name, name, {}, replicas, starts=dict.fromkeys(replicas, 1))
     return record if leader == replicas[0] else transitions.transfer(record, leader) or record
 
@@ -25,7 +25,7 @@ def led_by(leader: str, name: str, *replicas: str) -> StreamRecord:
 class World:
     """Node a leads some streams; handovers succeed, except those to `deaf` nodes."""
 
-    def __init__(self, *records: StreamRecord) -> None:
+    def __init__(self, *records: StreamMetadata) -> None:
         nodes = {name: NodeInfo(name, 1, "d", f"tcp://{name}:1") for name in "abc"}
         self.directory = Directory(nodes, set(nodes))
         self.records = {one.name: one for one in records}
@@ -33,11 +33,11 @@ class World:
         self.deaf: set[str] = set()
         self.deaf_once: set[str] = set()
         self.given: list[tuple[str, str]] = []
-        self.moving: dict[str, StreamRecord] = {}
+        self.moving: dict[str, StreamMetadata] = {}
         """Handovers that were under way, and what comes of them."""
         self.under_way = self.most_under_way = 0
         self.node, self.is_stopping = "a", False
-        self.coming: list[StreamRecord] = []
+        self.coming: list[StreamMetadata] = []
         """What this node is taking over: one comes each time it looks."""
         self.not_led_yet: set[str] = set()
         self.refusing: dict[str, float] = {}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from liftlog.cluster import transitions
-from liftlog.cluster.record import StreamRecord
+from liftlog.cluster.record import StreamMetadata
 from liftlog.cluster.store import CasUnknown
 from liftlog.errors import Conflict, InvalidArgument, MetadataUnavailable, StreamNotFound
 from liftlog.server.metadata.file_store import FileMetaStore
@@ -61,13 +61,13 @@ class World:
     async def copied(self, name: str, node: str) -> None:
         """The node catches up."""
 
-        def step(record: StreamRecord) -> StreamRecord | None:
+        def step(record: StreamMetadata) -> StreamMetadata | None:
             registered = transitions.register(record, node, 1, clean=False) or record
             return transitions.expand(registered, node, 1)
 
         await self.mirror.change(name, step)
 
-    def record(self, name: str = "s") -> StreamRecord:
+    def record(self, name: str = "s") -> StreamMetadata:
         return self.mirror.records[name]
 
 

@@ -22,7 +22,7 @@ from liftlog.cli.clustering.cluster import _state
 from liftlog.cluster import transitions
 from liftlog.cluster.election import Patience
 from liftlog.cluster.leading import FetchRequest, Kind
-from liftlog.cluster.record import StreamRecord
+from liftlog.cluster.record import StreamMetadata
 from liftlog.cluster.store import CasUnknown, Entry, StoreUnavailable
 from liftlog.errors import (
     Conflict,
@@ -41,6 +41,7 @@ from liftlog.protocol.described import StreamInfo
 from liftlog.protocol.messages import DescribeStream, Message, StreamAnswer
 from liftlog.protocol.replication import Peer, Replicate
 from liftlog.records.header import parse_header
+from liftlog.sequencing import MessageRun
 from liftlog.server.access.gate import Gate
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.metadata.file_store import FileMetaStore
@@ -52,7 +53,6 @@ from liftlog.server.node.replicated import ReplicatedStreams
 from liftlog.server.replication.peer_link import PeerLink
 from liftlog.server.requests.rights import Caller, perform
 from liftlog.settings import parse_stream_settings
-from liftlog.stream import MessageRun
 
 PATIENCE_SECONDS = 30.0
 
@@ -126,7 +126,7 @@ def no_introduction() -> Any:
     raise AssertionError("there is no connection")
 
 
-def new_record(name: str, leader: str) -> StreamRecord:
+def new_record(name: str, leader: str) -> StreamMetadata:
     settings = {"subject": f"{name}.>", "replicas": 3, "min_isr": 1}
     others = [node for node in "abc" if node != leader]
     return transitions.create(
@@ -336,7 +336,7 @@ async def test_a_copy_stays_if_there_is_another_leader_than_the_one_that_was_ask
 ) -> None:
     node = Node(tmp_path / "a", store, start=1)
     streams = node.streams
-    changing: list[asyncio.Task[StreamRecord]] = []
+    changing: list[asyncio.Task[StreamMetadata]] = []
 
     class DeposedMeanwhile(Described):
         def request(self, message: Message, exchange: Exchange) -> None:
@@ -376,7 +376,7 @@ async def test_a_node_goes_over_to_another_history_with_an_empty_copy(
     have."""
     left = [StorageError("on purpose")] * failures
 
-    def remove(data_dir: DataDir, record: StreamRecord) -> None:
+    def remove(data_dir: DataDir, record: StreamMetadata) -> None:
         if left:
             raise left.pop()
         remove_copy(data_dir, record)
@@ -517,7 +517,9 @@ async def with_copy(directory: Path, store: Store) -> None:
     await node.close()
 
 
-async def change(store: Store, step: Callable[[StreamRecord], StreamRecord | None]) -> StreamRecord:
+async def change(
+    store: Store, step: Callable[[StreamMetadata], StreamMetadata | None]
+) -> StreamMetadata:
     """By another node."""
     mirror = Mirror(store, on_record=lambda record: None, on_nodes=lambda: None)
     record = await mirror.change("s", step)
@@ -1072,7 +1074,7 @@ async def test_that_a_node_stops_is_known_before_it_leaves(tmp_path: Path, store
     assert b'"stopping":true' in told.value
     assert told.revision < left.revision
     assert streams.mirror.directory.stopping == {"a"}
-    assert StreamRecord.from_json(left.value).isr == ("b", "c")
+    assert StreamMetadata.from_json(left.value).isr == ("b", "c")
     await node.close()
 
 
@@ -1153,7 +1155,7 @@ async def test_a_stream_of_the_configuration_waits_until_its_record_can_be_read(
     tries = 0
     create = node.streams.mirror.create
 
-    async def counted(record: StreamRecord) -> StreamRecord:
+    async def counted(record: StreamMetadata) -> StreamMetadata:
         nonlocal tries
         tries += record.name == "r"
         return await create(record)
@@ -1407,7 +1409,7 @@ async def test_what_is_published_after_a_loss_is_not_taken_for_what_was_deleted(
 
 
 @pytest.fixture
-def alone() -> StreamRecord:
+def alone() -> StreamMetadata:
     settings = {"subject": "s.>", "replicas": 1}
     return transitions.create("s", "s-1", settings, ["a"], starts={"a": 1})
 
@@ -1421,8 +1423,8 @@ async def begun(directory: Path, store: Store, start: int) -> Node:
 
 
 async def lost(
-    path: Path, store: Store, alone: StreamRecord, *, had_it: bool, noted: bool = True
-) -> StreamRecord:
+    path: Path, store: Store, alone: StreamMetadata, *, had_it: bool, noted: bool = True
+) -> StreamMetadata:
     """The record after a start of the node that finds no copy. `noted`: the version that ran before
     has noted which ones it had."""
     node = await begun(path, store, 1)
@@ -1446,14 +1448,14 @@ async def lost(
 
 
 async def test_one_that_the_directory_had_is_lost(
-    tmp_path: Path, store: Store, alone: StreamRecord
+    tmp_path: Path, store: Store, alone: StreamMetadata
 ) -> None:
     record = await lost(tmp_path / "a", store, alone, had_it=True)
     assert (record.leader, record.isr, record.last_eligible) == (None, (), ("a",))
 
 
 async def test_one_that_it_never_had_is_new(
-    tmp_path: Path, store: Store, alone: StreamRecord
+    tmp_path: Path, store: Store, alone: StreamMetadata
 ) -> None:
     """The node was placed as a replica when it was down, or stopped before it had made the copy."""
     record = await lost(tmp_path / "a", store, alone, had_it=False)
@@ -1461,14 +1463,14 @@ async def test_one_that_it_never_had_is_new(
 
 
 async def test_without_a_note_of_an_older_version_it_is_taken_for_lost(
-    tmp_path: Path, store: Store, alone: StreamRecord
+    tmp_path: Path, store: Store, alone: StreamMetadata
 ) -> None:
     record = await lost(tmp_path / "a", store, alone, had_it=False, noted=False)
     assert record.leader is None
 
 
 async def test_one_that_disappears_while_the_node_runs_is_not_begun_again(
-    tmp_path: Path, store: Store, alone: StreamRecord
+    tmp_path: Path, store: Store, alone: StreamMetadata
 ) -> None:
     node = await begun(tmp_path / "a", store, 1)
     await node.streams.mirror.create(alone)

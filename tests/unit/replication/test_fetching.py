@@ -12,7 +12,7 @@ from support.disks.simfs import SimFileSystem
 from support.worlds.followed import CONFIG, Host, Link, followed
 
 from liftlog.cluster import transitions
-from liftlog.cluster.record import StreamRecord
+from liftlog.cluster.record import StreamMetadata
 from liftlog.errors import (
     ConnectionLost,
     CorruptBatch,
@@ -56,7 +56,7 @@ class Following:
         log.begin_epoch(1)
         self.host = SlowHost(log)
         self.link = Link()
-        self.learnt: list[StreamRecord] = []
+        self.learnt: list[StreamMetadata] = []
         self.looks = 0
         self.stream: FollowedStream = followed(
             self.host,

@@ -14,7 +14,7 @@ from support.disks.simfs import Fault, SimFileSystem
 
 from liftlog.cluster import transitions
 from liftlog.cluster.election import LogEnd
-from liftlog.cluster.record import StreamRecord
+from liftlog.cluster.record import StreamMetadata
 from liftlog.errors import MetadataUnavailable
 from liftlog.log.data_dir import make_durable_directory
 from liftlog.server.metadata.file_store import FileMetaStore
@@ -44,7 +44,7 @@ class Node:
             give_up=lambda name, stored: pytest.fail(f"{name} is given up"),
         )
 
-    async def set_back(self) -> dict[str, StreamRecord]:
+    async def set_back(self) -> dict[str, StreamMetadata]:
         """The store forgets the newest change of each record, and two of them cannot be read.
         Returns what this node has seen."""
         for name in NAMES:

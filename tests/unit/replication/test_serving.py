@@ -14,7 +14,7 @@ from support.disks.simfs import SimFileSystem
 
 from liftlog.cluster import side_state, transitions
 from liftlog.cluster.leading import Leader
-from liftlog.cluster.record import StreamRecord
+from liftlog.cluster.record import StreamMetadata
 from liftlog.errors import NotLeader
 from liftlog.log import EncodedBatch, Log, LogSlice
 from liftlog.log.files.leases import Lease, SideState
@@ -185,7 +185,7 @@ async def test_an_answer_has_the_record_that_acks_wait_for(led: ServedStream, lo
     """Also if no one has left by it: who may be needed is in fewer sets."""
     record = led.leader.record
 
-    def told(known: StreamRecord, heard: tuple[int, int]) -> Replies:
+    def told(known: StreamMetadata, heard: tuple[int, int]) -> Replies:
         replies = Replies()
         request = Replicate(
             *("s", log.incarnation, EPOCH, log.log_end_offset, 0, 1 << 20, 0),

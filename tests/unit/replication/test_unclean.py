@@ -11,7 +11,7 @@ from support.disks.simfs import SimFileSystem
 
 from liftlog.cluster import transitions
 from liftlog.cluster.election import LogEnd
-from liftlog.cluster.record import StreamRecord
+from liftlog.cluster.record import StreamMetadata
 from liftlog.log.data_dir import make_durable_directory
 from liftlog.protocol.replication import CopiesAnswer
 from liftlog.server.metadata.file_store import FileMetaStore
@@ -30,7 +30,7 @@ class Node:
         self.ends = {"a": LogEnd(1, 9), "b": LogEnd(1, 5)}
         self.may_lead = True
         self.is_b_silent = False
-        self.told: list[StreamRecord] = []
+        self.told: list[StreamMetadata] = []
         self.mirror = Mirror(store, on_record=lambda record: None, on_nodes=lambda: None)
         self.mirror.directory.live |= {"a", "b"}
         no_link: Any = None
@@ -135,7 +135,7 @@ async def test_it_leads_nothing_that_another_one_has_taken_since(
     await node.recovery.look()
     real = node.mirror.change
 
-    async def late(name: str, step: Any) -> StreamRecord | None:
+    async def late(name: str, step: Any) -> StreamMetadata | None:
         await real(name, lambda one: transitions.recover(one, "b"))
         return await real(name, step)
 

@@ -41,26 +41,26 @@ WAYS_OUT = {
     ),
     "liftlog/server/ingest/jetstream.py: _Look._answered: PUB": OWN,
     "liftlog/server/ingest/nats_link.py: NatsLink.send: PUB": "it counts them",
-    "liftlog/stream/acks.py: : PUB": CHECKED,
-    "liftlog/stream/acks.py: AckFormat._make_form: PUB": CHECKED,
-    "liftlog/stream/acks.py: AckFormat.asked: publish_commands": CHECKED,
-    "liftlog/stream/acks.py: AckFormat.mixed: publish_commands": CHECKED,
-    "liftlog/stream/acks.py: AckFormat.repeating: PUB": CHECKED,
-    "liftlog/stream/acks.py: publish_commands: PUB": "see its callers",
-    "liftlog/stream/liftbridge.py: _commands: publish_commands": CHECKED,
-    "liftlog/stream/sequencer.py: Sequencer.refuse_run: publish_commands": CHECKED,
-    "liftlog/stream/tail.py: Tail._acknowledge: publish_commands": CHECKED,
-    "liftlog/stream/tail.py: Tail._refuse: publish_commands": CHECKED,
-    "liftlog/stream/tail.py: Tail.failed: publish_commands": CHECKED,
+    "liftlog/sequencing/acks.py: : PUB": CHECKED,
+    "liftlog/sequencing/acks.py: AckFormat._make_form: PUB": CHECKED,
+    "liftlog/sequencing/acks.py: AckFormat.asked: publish_commands": CHECKED,
+    "liftlog/sequencing/acks.py: AckFormat.mixed: publish_commands": CHECKED,
+    "liftlog/sequencing/acks.py: AckFormat.repeating: PUB": CHECKED,
+    "liftlog/sequencing/acks.py: publish_commands: PUB": "see its callers",
+    "liftlog/sequencing/liftbridge.py: _commands: publish_commands": CHECKED,
+    "liftlog/sequencing/sequencer.py: Sequencer.refuse_run: publish_commands": CHECKED,
+    "liftlog/sequencing/tail.py: Tail._acknowledge: publish_commands": CHECKED,
+    "liftlog/sequencing/tail.py: Tail._refuse: publish_commands": CHECKED,
+    "liftlog/sequencing/tail.py: Tail.failed: publish_commands": CHECKED,
     "liftlog/server/ingest/handover.py: Handover._send_mark: publish_commands": OWN,
     "liftlog/server/metadata/kv_link.py: _frame: PUB": OWN,
     "liftlog/server/metadata/kv_link.py: _frame: HPUB": OWN,
     "liftlog/server/http/appending.py: Appender.append: publish": (
         "`subject_of`, within a stream that acks, so it is no address of a service; `recording`"
     ),
-    "liftlog/stream/destinations.py: own_subject: Destination": "see its callers",
-    "liftlog/stream/destinations.py: Destinations.for_answer: Destination": "it decides",
-    "liftlog/stream/destinations.py: Destinations.for_records: Destination": "it decides",
+    "liftlog/sequencing/destinations.py: own_subject: Destination": "see its callers",
+    "liftlog/sequencing/destinations.py: Destinations.for_answer: Destination": "it decides",
+    "liftlog/sequencing/destinations.py: Destinations.for_records: Destination": "it decides",
 }
 
 
@@ -91,7 +91,7 @@ def found_in(path: Path) -> set[str]:
 
 def test_every_way_out_is_known() -> None:
     found: set[str] = set()
-    for room in ("server", "stream", "groups", "cluster", "log"):
+    for room in ("server", "sequencing", "groups", "cluster", "log"):
         for path in sorted((REPOSITORY / "liftlog" / room).rglob("*.py")):
             found |= found_in(path)
     new = found - WAYS_OUT.keys()

@@ -259,7 +259,7 @@ async def test_a_tombstone_that_is_removed_between_two_reads_of_a_range(
 ) -> None:
     """Nothing beyond the end was counted, and the result would still be another one."""
     headers = b"NATS/1.0\r\nLiftlog-Key: key-1\r\nLiftlog-Tombstone: true\r\n\r\n"
-    from liftlog.stream import MessageRun
+    from liftlog.sequencing import MessageRun
 
     host = cleaning.running.broker.hosts["in"]
     host.receive(MessageRun([b"in"], [b""], [b""], [headers]))

@@ -15,12 +15,12 @@ from liftlog.errors import CorruptRange, StorageError
 from liftlog.log import LogSlice
 from liftlog.log.files.checkpoint_file import checkpoint_bytes
 from liftlog.log.read.arrivals import Arrivals
+from liftlog.sequencing import DedupeWindow, MessageRun
 from liftlog.server.streams.dedupe_restoring import (
     last_message_id,
     restore_dedupe,
     write_dedupe_snapshot,
 )
-from liftlog.stream import DedupeWindow, MessageRun
 
 COUNT = 60
 

@@ -12,11 +12,11 @@ import pytest
 from support.daemons.local_broker import Running
 
 from liftlog.errors import StorageError
+from liftlog.sequencing import DedupeWindow, MessageRun
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.streams import dedupe_restoring, ids_ahead
 from liftlog.server.streams.dedupe_restoring import LearnedIds, learn_more, restore_dedupe
 from liftlog.server.streams.ids_ahead import IdsAhead
-from liftlog.stream import DedupeWindow, MessageRun
 
 WINDOW_NS = 120 * 10**9
 

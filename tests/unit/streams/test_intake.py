@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from support.daemons.local_broker import Running
 
+from liftlog.sequencing import MessageRun
 from liftlog.server.streams.intake import Ingested
-from liftlog.stream import MessageRun
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ from liftlog.errors import (
     Conflict,
     StreamUnavailable,
 )
+from liftlog.sequencing import MessageRun
 from liftlog.server.streams import administration as module
 from liftlog.server.streams.administration import Administration
-from liftlog.stream import MessageRun
 
 
 async def nacked(running: Running, name: str = "s") -> bytes:

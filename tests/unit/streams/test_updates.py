@@ -20,10 +20,10 @@ from liftlog.errors import (
     StreamNotFound,
     StreamUnavailable,
 )
+from liftlog.sequencing import MessageRun
 from liftlog.server.streams.administration import Administration
 from liftlog.settings import StreamSettings
 from liftlog.settings.stored import stored_form
-from liftlog.stream import MessageRun
 
 
 async def test_an_update_changes_what_it_names(running: Running, admin: Administration) -> None:

@@ -13,14 +13,14 @@ from support.daemons.catalogs import cluster_catalog
 
 from acl.policy import Policy
 from liftlog.cluster import transitions
-from liftlog.cluster.record import StreamRecord
+from liftlog.cluster.record import StreamMetadata
 from liftlog.server.metadata.membership import NodeInfo
 from liftlog.server.web.pages import cluster as cluster_page
 
 STARTS = {"a": 1, "b": 1, "c": 1}
 
 
-def record(name: str, **changes: Any) -> StreamRecord:
+def record(name: str, **changes: Any) -> StreamMetadata:
     settings = {"subject": f"{name}.>", "replicas": 3}
     return replace(transitions.create(name, "00c0ffee", settings, "abc", starts=STARTS), **changes)
 
@@ -28,7 +28,7 @@ def record(name: str, **changes: Any) -> StreamRecord:
 class Node:
     """Node a of three: b is draining and has a web page, c is down."""
 
-    def __init__(self, *records: StreamRecord, lags: Mapping[str, int] | None = None) -> None:
+    def __init__(self, *records: StreamMetadata, lags: Mapping[str, int] | None = None) -> None:
         leader = SimpleNamespace(lags=lambda: lags or {}, is_ready=True)
         self.member = SimpleNamespace(name="a", cluster_id="00dec0de")
         self.led = {
@@ -56,7 +56,7 @@ class Node:
     def is_down(self, node: str) -> bool:
         return node in self.silent and node not in self.mirror.directory.live
 
-    def leader_of(self, record: StreamRecord) -> str | None:
+    def leader_of(self, record: StreamMetadata) -> str | None:
         return None if record.leader is None or self.is_down(record.leader) else record.leader
 
     def leads(self, name: str) -> bool:
@@ -65,8 +65,8 @@ class Node:
     def answerer(self, name: str) -> None:
         """This node answers itself, with what it knows."""
 
-    def known(self, name: str) -> StreamRecord | None:
-        found: StreamRecord | None = self.mirror.records.get(name)
+    def known(self, name: str) -> StreamMetadata | None:
+        found: StreamMetadata | None = self.mirror.records.get(name)
         return found
 
 

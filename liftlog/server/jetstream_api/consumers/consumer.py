@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from liftlog.errors import LiftlogError, NatsUnavailable
+from liftlog.sequencing.destinations import Destination, Why
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.jetstream_api.answers import time_text
 from liftlog.server.jetstream_api.consumers.budget import Part
@@ -27,7 +28,6 @@ from liftlog.server.jetstream_api.consumers.deliveries import Deliveries
 from liftlog.server.jetstream_api.consumers.leaf import FLOW_PREFIX, LeafLink, leaf_message
 from liftlog.server.jetstream_api.pace import Pace
 from liftlog.server.pull.services import PullServices
-from liftlog.stream.destinations import Destination, Why
 
 logger = logging.getLogger("liftlog.server.jetstream_api")
 

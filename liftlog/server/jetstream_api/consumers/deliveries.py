@@ -7,11 +7,11 @@ name in addition to inboxes. Both can change, so each delivery is decided again.
 from __future__ import annotations
 
 from acl.rules import OVER_NATS
+from liftlog.sequencing.destinations import Destination, Destinations, Why
 from liftlog.server.access.gate import Gate
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.jetstream_api.answers import JetStreamError, from_liftlog
 from liftlog.server.streams.broker import Broker
-from liftlog.stream.destinations import Destination, Destinations, Why
 
 
 def record_target(broker: Broker, gate: Gate, reply: bytes) -> Destination | Why:

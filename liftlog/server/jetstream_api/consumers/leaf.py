@@ -19,8 +19,8 @@ from typing import Any
 
 from acl.subjects import matches
 from liftlog.errors import NatsUnavailable
+from liftlog.sequencing.destinations import Destination
 from liftlog.server.jetstream_api.consumers.leaf_login import LeafLogin
-from liftlog.stream.destinations import Destination
 
 logger = logging.getLogger("liftlog.server.jetstream_api")
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from liftlog.records.columns.selection import HEADERS, KEY, OFFSET, SUBJECT
 from liftlog.records.decode import RecordBatch, iter_batches
 from liftlog.records.message_headers import ROLLUP
-from liftlog.stream.subject_sequences import PARTIAL
+from liftlog.sequencing.subject_sequences import PARTIAL
 
 ROLLUP_LINE = b"\r\n%b:" % ROLLUP.encode()
 """A record with this header replaces all earlier records of its subject."""

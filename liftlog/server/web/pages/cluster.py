@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Set
 from typing import Any
 from urllib.parse import quote
 
-from liftlog.cluster.record import StreamRecord
+from liftlog.cluster.record import StreamMetadata
 from liftlog.server.metadata.membership import NodeInfo
 from liftlog.server.node.cluster_catalog import node_of
 from liftlog.server.node.replicated import ReplicatedStreams
@@ -68,7 +68,7 @@ def _lags(led: ServedStream | None, own: dict[str, int]) -> dict[str, int]:
 
 
 def standing(
-    streams: ReplicatedStreams, record: StreamRecord, lags: Mapping[str, int]
+    streams: ReplicatedStreams, record: StreamMetadata, lags: Mapping[str, int]
 ) -> dict[str, Any]:
     """The state of a stream. `lag` is the largest that is known here."""
     leader = streams.view.leader_of(record) or ""
@@ -96,7 +96,7 @@ def without_lags(row: dict[str, Any]) -> list[Any]:
     return [value for key, value in row.items() if key not in ("lag", "copies")]
 
 
-def _state(record: StreamRecord, silent: Set[str]) -> str:
+def _state(record: StreamMetadata, silent: Set[str]) -> str:
     """The state of a stream that has a leader. `silent` are nodes that are in sync by the record,
     but do not answer."""
     if not record.can_commit:
@@ -109,7 +109,7 @@ def _known(streams: ReplicatedStreams) -> dict[str, NodeInfo]:
 
 
 def _node(
-    streams: ReplicatedStreams, node: NodeInfo, records: list[StreamRecord]
+    streams: ReplicatedStreams, node: NodeInfo, records: list[StreamMetadata]
 ) -> dict[str, Any]:
     state = "stopping" if node.stopping else "draining" if node.draining else "live"
     if streams.view.silent_seconds(node.name):

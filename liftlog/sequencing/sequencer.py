@@ -11,14 +11,14 @@ from itertools import accumulate, compress, repeat
 from operator import add, not_
 
 from acl.subjects import matches_any
-from liftlog.stream.acks import Answer, Echo, publish_commands
-from liftlog.stream.config import SequencerConfig
-from liftlog.stream.control import NO_CONTROL, Control
-from liftlog.stream.dedupe import AddedRun, DedupeWindow
-from liftlog.stream.destinations import Destinations
-from liftlog.stream.enveloped import merge_headers, open_envelope, reply_of, with_envelope
-from liftlog.stream.group import CommitGroup
-from liftlog.stream.judging import (
+from liftlog.sequencing.acks import Answer, Echo, publish_commands
+from liftlog.sequencing.commit_group import CommitGroup
+from liftlog.sequencing.config import SequencerConfig
+from liftlog.sequencing.control import NO_CONTROL, Control
+from liftlog.sequencing.dedupe import AddedRun, DedupeWindow
+from liftlog.sequencing.destinations import Destinations
+from liftlog.sequencing.enveloped import merge_headers, open_envelope, reply_of, with_envelope
+from liftlog.sequencing.judging import (
     FAST_BATCH_SUFFIX,
     MAX_HEADER_BYTES,
     Columns,
@@ -32,8 +32,8 @@ from liftlog.stream.judging import (
     why_subject_full,
     why_subject_refused,
 )
-from liftlog.stream.liftbridge import nack_body
-from liftlog.stream.refusals import (
+from liftlog.sequencing.liftbridge import nack_body
+from liftlog.sequencing.refusals import (
     FAST_BATCHES,
     HEADERS_TOO_LARGE,
     TOO_LARGE,
@@ -43,8 +43,8 @@ from liftlog.stream.refusals import (
     wrong_last_message_id,
     wrong_last_sequence,
 )
-from liftlog.stream.run import MESSAGE_OVERHEAD_BYTES, MessageRun
-from liftlog.stream.tail import NO_REPLY, Tail, notes_of
+from liftlog.sequencing.run import MESSAGE_OVERHEAD_BYTES, MessageRun
+from liftlog.sequencing.tail import NO_REPLY, Tail, notes_of
 
 _COLUMNS_FROM_ROWS = 4
 

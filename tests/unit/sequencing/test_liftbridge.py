@@ -11,8 +11,8 @@ import envelope
 from envelope import liftbridge
 from envelope.liftbridge import Ack, Publish, decode_ack, encode_publish
 from liftlog.records import decode_batch
-from liftlog.stream import DedupeWindow, Destinations, MessageRun, Sequencer, SequencerConfig
-from liftlog.stream.refusals import (
+from liftlog.sequencing import DedupeWindow, Destinations, MessageRun, Sequencer, SequencerConfig
+from liftlog.sequencing.refusals import (
     DISK_FULL,
     OVERLOADED,
     PAUSED,

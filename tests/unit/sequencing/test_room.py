@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from liftlog.stream import DedupeWindow, Destinations, MessageRun, Sequencer, SequencerConfig
-from liftlog.stream.refusals import STORE_FAILED
-from liftlog.stream.room import Room, Stored
+from liftlog.sequencing import DedupeWindow, Destinations, MessageRun, Sequencer, SequencerConfig
+from liftlog.sequencing.refusals import STORE_FAILED
+from liftlog.sequencing.room import Room, Stored
 
 MAX_BYTES = 1000
 

@@ -29,7 +29,7 @@ from liftlog.log.files.unreadable import is_unreadable
 
 logger = logging.getLogger("liftlog.log")
 
-SLOT_NAME = "acked"
+ACKED_END_NAME = "acked"
 _ENTRY = struct.Struct("<QQIII4x")
 _FIELDS = struct.Struct("<QQII")
 _CHECKED = _FIELDS.size + 4
@@ -51,31 +51,31 @@ def current_boot_id() -> str:
         return ""
 
 
-class SlotState(NamedTuple):
+class AckedEnd(NamedTuple):
     """An acked end. `exact`: no reboot since the last update, so it is the true end."""
 
     acked_end: int
     exact: bool
 
 
-def read_slot(
+def read_acked_end(
     fs: FileSystem, directory: Path, lineage: str, *, boot_id: str | None = None
-) -> SlotState | None:
+) -> AckedEnd | None:
     """Read the slot's entry for that lineage; None if the slot holds nothing usable.
 
     Changes nothing. Raises OSError if the file exists and cannot be read; the entry is lost only if
     the disk cannot read its bytes (`is_unreadable`).
     """
-    return _read(fs, directory / SLOT_NAME, crc32c(lineage.encode()), _boot_crc(boot_id))[0]
+    return _read(fs, directory / ACKED_END_NAME, crc32c(lineage.encode()), _boot_crc(boot_id))[0]
 
 
-def known_slot(
+def known_acked_end(
     fs: FileSystem, directory: Path, lineage: str, *, boot_id: str | None = None
-) -> SlotState | None:
-    """Call `read_slot`; return None also if the disk cannot read the bytes. Raises OSError for
+) -> AckedEnd | None:
+    """Call `read_acked_end`; return None also if the disk cannot read the bytes. Raises OSError for
     other errors, which say nothing about the bytes."""
     try:
-        return read_slot(fs, directory, lineage, boot_id=boot_id)
+        return read_acked_end(fs, directory, lineage, boot_id=boot_id)
     except OSError as error:
         if not is_unreadable(error):
             raise
@@ -89,7 +89,7 @@ def _boot_crc(boot_id: str | None) -> int:
 
 def _read(
     fs: FileSystem, path: Path, lineage_crc: int, boot_crc: int
-) -> tuple[SlotState | None, int]:
+) -> tuple[AckedEnd | None, int]:
     """Return the newest entry of the lineage and its sequence (0 if none). Raises OSError."""
     if not fs.exists(path):
         return None, 0
@@ -104,12 +104,12 @@ def _read(
         if crc32c(raw[position : position + _FIELDS.size]) != check or lineage != lineage_crc:
             continue
         if sequence > highest:
-            newest = SlotState(acked_end, exact=bool(boot) and boot == boot_crc)
+            newest = AckedEnd(acked_end, exact=bool(boot) and boot == boot_crc)
             highest = sequence
     return newest, highest
 
 
-class AckedSlot:
+class AckedEndFile:
     """Writer of one stream's slot. Not thread-safe: the committing thread owns it.
 
     A failed update raises no error, because its records are already stored and their ack is valid:
@@ -123,7 +123,7 @@ class AckedSlot:
     ) -> None:
         """Open the slot. Raises OSError for errors that say nothing about the file's bytes."""
         self._fs = fs
-        self._path = directory / SLOT_NAME
+        self._path = directory / ACKED_END_NAME
         self._boot_crc = _boot_crc(boot_id)
         self._lineage_crc = crc32c(lineage.encode())
         self._file: File | None = None
@@ -131,7 +131,7 @@ class AckedSlot:
         self._acked_end = 0
         self._replace = False
         self.in_doubt = False
-        self.recovered: SlotState | None = None
+        self.recovered: AckedEnd | None = None
         """State of the slot when it was opened; None if it held nothing usable."""
         self._sequence = 0
         try:

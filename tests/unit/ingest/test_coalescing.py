@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from liftlog.server.ingest.together import Together
+from liftlog.server.ingest.coalescing import Coalescing
 
 
 class Work:
@@ -17,7 +17,7 @@ class Work:
         self.may_end = asyncio.Event()
         self.fails = False
         self.lock = asyncio.Lock()
-        self.together = Together(self.lock, self.work)
+        self.together = Coalescing(self.lock, self.work)
 
     async def work(self, items: list[str]) -> int:
         self.calls.append(list(items))

@@ -6,14 +6,14 @@ import json
 
 import pytest
 
-from liftlog.stream import (
+from liftlog.sequencing import (
     DedupeWindow,
     Destinations,
     MessageRun,
     Sequencer,
     SequencerConfig,
 )
-from liftlog.stream.subject_sequences import SubjectSequences
+from liftlog.sequencing.subject_sequences import SubjectSequences
 
 
 class World:

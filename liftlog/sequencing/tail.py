@@ -20,18 +20,18 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 
 from envelope.liftbridge import LEADER, Ack
-from liftlog.stream.acks import AckFormat, Answer, Asked, Echo, publish_commands
-from liftlog.stream.config import SequencerConfig
-from liftlog.stream.control import Control
-from liftlog.stream.dedupe import DedupeWindow
-from liftlog.stream.destinations import Destinations
-from liftlog.stream.group import CommitGroup, HeldGroup, Released
-from liftlog.stream.judging import Columns
-from liftlog.stream.liftbridge import ack_commands, nack_body
-from liftlog.stream.refusals import RefusalReason
-from liftlog.stream.room import Room
-from liftlog.stream.run import MessageRun
-from liftlog.stream.subject_sequences import Notes, SubjectSequences, deletes_subject
+from liftlog.sequencing.acks import AckFormat, Answer, Asked, Echo, publish_commands
+from liftlog.sequencing.commit_group import CommitGroup, HeldGroup, Released
+from liftlog.sequencing.config import SequencerConfig
+from liftlog.sequencing.control import Control
+from liftlog.sequencing.dedupe import DedupeWindow
+from liftlog.sequencing.destinations import Destinations
+from liftlog.sequencing.judging import Columns
+from liftlog.sequencing.liftbridge import ack_commands, nack_body
+from liftlog.sequencing.refusals import RefusalReason
+from liftlog.sequencing.room import Room
+from liftlog.sequencing.run import MessageRun
+from liftlog.sequencing.subject_sequences import Notes, SubjectSequences, deletes_subject
 
 logger = logging.getLogger("liftlog.stream")
 

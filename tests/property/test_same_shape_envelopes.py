@@ -11,11 +11,11 @@ from crc32c import crc32c
 from hypothesis import given, settings
 
 import envelope
-from envelope import alike, liftbridge
-from envelope.alike import Alike
+from envelope import liftbridge, same_shape
 from envelope.liftbridge import Ack, Publish
-from liftlog.stream.acks import publish_commands
-from liftlog.stream.liftbridge import ack_commands
+from envelope.same_shape import Alike
+from liftlog.sequencing.acks import publish_commands
+from liftlog.sequencing.liftbridge import ack_commands
 
 EXAMPLES = settings.default.max_examples
 """As many as the profile asks for: 50 in `make test`, many more in `make fuzz`."""
@@ -133,7 +133,7 @@ def check_rows(found: Alike, count: int) -> int:
 @given(our_envelopes())
 def test_ours(envelopes: list[bytes]) -> None:
     envelopes = of_one_length(envelopes)
-    found = alike.ours(envelopes) if envelopes else None
+    found = same_shape.ours(envelopes) if envelopes else None
     if found is None:
         return
     rows = check_rows(found, len(envelopes))
@@ -164,7 +164,7 @@ def test_ours(envelopes: list[bytes]) -> None:
 @given(their_envelopes())
 def test_liftbridges(envelopes: list[bytes]) -> None:
     envelopes = of_one_length(envelopes)
-    found = alike.liftbridges(envelopes)
+    found = same_shape.liftbridges(envelopes)
     if found is None:
         return
     rows = check_rows(found, len(envelopes))
@@ -193,11 +193,11 @@ def test_what_a_publisher_sends_is_alike() -> None:
         envelope.encode(b"%07d" % n, key=b"k%d" % (n % 10), message_id=f"{n:05}", crc=n > 0)
         for n in range(1, 30)
     ]
-    found = alike.ours(ours)
+    found = same_shape.ours(ours)
     assert found is not None
     assert len(found.rows) == 29
     ours[0] = ours[5][:-1] + b"!"  # a wrong checksum
-    found = alike.ours(ours)
+    found = same_shape.ours(ours)
     assert found is not None
     assert list(found.rows) == list(range(1, 29))
     theirs = [
@@ -206,10 +206,10 @@ def test_what_a_publisher_sends_is_alike() -> None:
         )
         for n in range(20)
     ]
-    found = alike.liftbridges(theirs)
+    found = same_shape.liftbridges(theirs)
     assert found is not None
     assert len(found.rows) == 20
-    assert alike.ours(theirs) is alike.liftbridges(ours) is None
+    assert same_shape.ours(theirs) is same_shape.liftbridges(ours) is None
 
 
 def test_a_bad_ack_subject_is_decoded_by_itself() -> None:
@@ -221,7 +221,7 @@ def test_a_bad_ack_subject_is_decoded_by_itself() -> None:
         for row in (0, 7, 19):
             mixed = [*good]
             mixed[row] = mixed[row].replace(b"_INBOX.%03d" % row, bad)
-            found = alike.ours(mixed)
+            found = same_shape.ours(mixed)
             assert found is not None
             assert set(range(20)) - set(found.rows) == {row}
             assert envelope.decode(mixed[row]) is None

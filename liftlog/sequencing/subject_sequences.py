@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
-from liftlog.stream.dedupe import Marks
+from liftlog.sequencing.dedupe import Marks
 
 
 def _offset_in(item: tuple[bytes, int]) -> int:

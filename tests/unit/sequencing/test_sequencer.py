@@ -10,9 +10,9 @@ import pytest
 
 import envelope
 from envelope import AckPolicy
-from liftlog.stream import DedupeWindow, Destinations, MessageRun, Sequencer, SequencerConfig
-from liftlog.stream.acks import published
-from liftlog.stream.refusals import OVERLOADED
+from liftlog.sequencing import DedupeWindow, Destinations, MessageRun, Sequencer, SequencerConfig
+from liftlog.sequencing.acks import published
+from liftlog.sequencing.refusals import OVERLOADED
 
 S = 1_000_000_000
 T0 = 1_700_000_000 * S

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from support.clients.values import binary
 
 from liftlog.records import RecordBatch, decode_batch
-from liftlog.stream import CommitGroup
+from liftlog.sequencing import CommitGroup
 
 
 def group_of(

@@ -10,7 +10,7 @@ _T = TypeVar("_T")
 _R = TypeVar("_R")
 
 
-class Together(Generic[_T, _R]):
+class Coalescing(Generic[_T, _R]):
     """Joins calls of `work`. Belongs to one event loop.
 
     `work` is called with the lock held, one call at a time; its result or error applies to each of

@@ -10,14 +10,14 @@ from support.disks.simfs import Fault, SimFileSystem
 
 from liftlog.errors import DiskFull, StorageError
 from liftlog.log import Log, LogConfig
-from liftlog.log.files.slot import SLOT_NAME, AckedSlot, SlotState, read_slot
+from liftlog.log.files.acked_end import ACKED_END_NAME, AckedEnd, AckedEndFile, read_acked_end
 
 BIG = LogConfig(segment_max_bytes=1 << 20, segment_max_age_ns=None)
 BOOT = "boot-1"
 
 
-def _slot(fs: SimFileSystem) -> SlotState | None:
-    return read_slot(fs, DIRECTORY, "lineage", boot_id=BOOT)
+def _slot(fs: SimFileSystem) -> AckedEnd | None:
+    return read_acked_end(fs, DIRECTORY, "lineage", boot_id=BOOT)
 
 
 def _log(commits: int = 3) -> tuple[SimFileSystem, Log, Promises]:
@@ -33,11 +33,11 @@ def test_a_torn_update_leaves_the_one_before_it(written: int) -> None:
     """However often it is torn: the next one does not go over the only entry that is whole."""
     fs = SimFileSystem()
     fs.make_directory(DIRECTORY)
-    slot = AckedSlot(fs, DIRECTORY, "lineage", boot_id=BOOT)
+    slot = AckedEndFile(fs, DIRECTORY, "lineage", boot_id=BOOT)
     slot.update(7)
     slot.update(8)
     for _ in range(3):
-        fs.faults = [Fault("write", path=SLOT_NAME, short=written)]
+        fs.faults = [Fault("write", path=ACKED_END_NAME, short=written)]
         slot.update(9)
         assert slot.in_doubt
         assert _slot(fs) == (8, True)
@@ -50,7 +50,7 @@ def test_a_torn_update_leaves_the_one_before_it(written: int) -> None:
 def test_nothing_is_appended_while_the_slot_cannot_say_so(error: int) -> None:
     """What was stored stays acked; what comes is refused before a byte of it is written."""
     fs, log, promises = _log()
-    fs.faults = [Fault("write", error=error, path=SLOT_NAME, times=3)]
+    fs.faults = [Fault("write", error=error, path=ACKED_END_NAME, times=3)]
     commit(log, promises, 2)
     check(log, promises)
     end, size = log.log_end_offset, log.segments[-1].size_bytes
@@ -64,7 +64,7 @@ def test_nothing_is_appended_while_the_slot_cannot_say_so(error: int) -> None:
     assert report.cut_bytes == 0
     check(again, promises)
     commit(log, promises, 2)
-    state = read_slot(fs, DIRECTORY, log.lineage, boot_id=BOOT)
+    state = read_acked_end(fs, DIRECTORY, log.lineage, boot_id=BOOT)
     assert state == (log.log_end_offset, True)
 
 
@@ -73,7 +73,7 @@ def test_a_log_opens_and_is_read_though_the_slot_cannot_be_written(error: int) -
     fs, log, promises = _log()
     state = log.close()
     image = fs.kill()
-    image.faults = [Fault("write", error=error, path=SLOT_NAME, times=2)]
+    image.faults = [Fault("write", error=error, path=ACKED_END_NAME, times=2)]
     again, _ = reopen(image, clean=state, config=BIG)
     check(again, promises)
     with pytest.raises((DiskFull, StorageError)):
@@ -85,19 +85,22 @@ def test_a_log_opens_and_is_read_though_the_slot_cannot_be_written(error: int) -
 def test_an_unreadable_slot_is_told_and_made_again() -> None:
     fs, log, promises = _log()
     image = fs.kill()
-    image.faults = [Fault("pread", path=SLOT_NAME, times=2)]
+    image.faults = [Fault("pread", path=ACKED_END_NAME, times=2)]
     again, report = reopen(image, config=BIG)
     assert any("acked cannot be read" in event for event in report.events)
     assert again.log_end_offset == log.log_end_offset
     check(again, promises)
     commit(again, promises, 2)
-    assert read_slot(image, DIRECTORY, again.lineage, boot_id=BOOT) == (again.log_end_offset, True)
+    assert read_acked_end(image, DIRECTORY, again.lineage, boot_id=BOOT) == (
+        again.log_end_offset,
+        True,
+    )
 
 
 def test_a_disk_that_needs_room_to_overwrite() -> None:
     """As btrfs does: the segment has its room, the slot finds none."""
     fs, log, promises = _log()
-    fs.copy_on_write = {SLOT_NAME}
+    fs.copy_on_write = {ACKED_END_NAME}
     fs.free_bytes = 0
     commit(log, promises, 1)
     with pytest.raises(DiskFull):

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 from envelope.liftbridge import Ack
 from liftlog.records.encode import EncodedBatch, encode_batch, encode_single
-from liftlog.stream.acks import Echo
-from liftlog.stream.run import MESSAGE_OVERHEAD_BYTES
-from liftlog.stream.subject_sequences import Notes
+from liftlog.sequencing.acks import Echo
+from liftlog.sequencing.run import MESSAGE_OVERHEAD_BYTES
+from liftlog.sequencing.subject_sequences import Notes
 
 _BATCH_OVERHEAD_BYTES = 256
 _RECORD_OVERHEAD_BYTES = 20  # offsets of three columns, a time, a subject id, some bits

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from liftlog.records import message_headers
 from liftlog.records.message_headers import first_value
-from liftlog.stream.refusals import (
+from liftlog.sequencing.refusals import (
     BAD_TOMBSTONE,
     MESSAGE_ID_TOO_LONG,
     ROLLUP,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from liftlog.stream.control import NO_CONTROL, Control, may_control, parse_control
-from liftlog.stream.refusals import RefusalReason
+from liftlog.sequencing.control import NO_CONTROL, Control, may_control, parse_control
+from liftlog.sequencing.refusals import RefusalReason
 
 
 def block(*lines: str) -> bytes:

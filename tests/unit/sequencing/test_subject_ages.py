@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from liftlog.stream.subject_sequences import Notes, SubjectSequences
+from liftlog.sequencing.subject_sequences import Notes, SubjectSequences
 
 
 def test_what_was_too_old_is_found_again_when_it_is_not_any_more() -> None:

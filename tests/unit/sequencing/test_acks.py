@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from liftlog.stream.acks import AckFormat, Asked, publish_commands, published, within_payload
-from liftlog.stream.refusals import OVERLOADED, refusal_body
+from liftlog.sequencing.acks import AckFormat, Asked, publish_commands, published, within_payload
+from liftlog.sequencing.refusals import OVERLOADED, refusal_body
 
 
 def parse(commands: bytes) -> list[tuple[bytes, bytes]]:

@@ -13,7 +13,7 @@ from hypothesis import given
 from liftlog.records import decode_batch
 from liftlog.records.encode import encode_batch
 from liftlog.records.message_headers import build_block
-from liftlog.stream.dedupe import KEPT_BYTES, DedupeWindow, StoredHeaders, StoredIds
+from liftlog.sequencing.dedupe import KEPT_BYTES, DedupeWindow, StoredHeaders, StoredIds
 
 S = 1_000_000_000
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from acl.subjects import matches
-from liftlog.stream import destinations
-from liftlog.stream.destinations import MAX_LENGTH, Destinations, Why
+from liftlog.sequencing import destinations
+from liftlog.sequencing.destinations import MAX_LENGTH, Destinations, Why
 
 
 @pytest.mark.parametrize(

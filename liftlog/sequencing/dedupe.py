@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 from liftlog.records.decode import RecordBatch
 from liftlog.records.message_headers import first_value
-from liftlog.stream.control import MESSAGE_ID
-from liftlog.stream.header_columns import header_columns
+from liftlog.sequencing.control import MESSAGE_ID
+from liftlog.sequencing.header_columns import header_columns
 
 KEPT_BYTES = 47
 """Ids up to this length are stored as they are: as an object such an id takes 80 bytes of memory,

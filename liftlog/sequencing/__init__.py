@@ -9,18 +9,18 @@ control, enveloped, liftbridge   requests in headers and envelopes
 dedupe      message ids seen within the window; marks, which stand for text of publishers
 subject_sequences   the last offset of each subject
 room        the space that is left in a stream that refuses messages at a limit
-group       messages that one write and one fsync make durable, and the answers that wait for it
+commit_group  messages that one write and one fsync make durable, and the answers that wait for it
 acks, destinations, refusals     the content of answers, and the subjects that they may go to
 config      the settings of a stream that matter here
 """
 
-from liftlog.stream.acks import AckFormat
-from liftlog.stream.config import SequencerConfig
-from liftlog.stream.dedupe import DedupeWindow
-from liftlog.stream.destinations import Destinations
-from liftlog.stream.group import CommitGroup
-from liftlog.stream.run import MessageRun
-from liftlog.stream.sequencer import Sequencer
+from liftlog.sequencing.acks import AckFormat
+from liftlog.sequencing.commit_group import CommitGroup
+from liftlog.sequencing.config import SequencerConfig
+from liftlog.sequencing.dedupe import DedupeWindow
+from liftlog.sequencing.destinations import Destinations
+from liftlog.sequencing.run import MessageRun
+from liftlog.sequencing.sequencer import Sequencer
 
 __all__ = [
     "AckFormat",

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from envelope import ACK_POLICIES, AckPolicy
 from envelope.liftbridge import Ack
-from liftlog.stream.refusals import to_json
+from liftlog.sequencing.refusals import to_json
 
 _WEAVE_FROM = 16
 _COMMAND = b"PUB "

@@ -13,9 +13,9 @@ from acl.subjects import matches
 from envelope import AckPolicy, Envelope, liftbridge
 from envelope.fields import NO_HEADERS, wrong_id, wrong_key
 from envelope.liftbridge import Ack
-from liftlog.stream.acks import NEXT, Asked, Echo, publish_commands, woven
-from liftlog.stream.config import SequencerConfig
-from liftlog.stream.refusals import BAD_ENVELOPE, RefusalReason, refusal_body
+from liftlog.sequencing.acks import NEXT, Asked, Echo, publish_commands, woven
+from liftlog.sequencing.config import SequencerConfig
+from liftlog.sequencing.refusals import BAD_ENVELOPE, RefusalReason, refusal_body
 
 POLICIES: dict[int, AckPolicy] = {liftbridge.LEADER: "leader", liftbridge.ALL: "all"}
 ANY_OFFSET = (0, -1)
@@ -30,7 +30,7 @@ _ERRORS = {
 def open_liftbridge(
     config: SequencerConfig, subject: bytes, payload: bytes, stamp: int
 ) -> tuple[Envelope, Echo, RefusalReason | None] | None:
-    """As `liftlog.stream.enveloped.open_envelope`."""
+    """As `liftlog.sequencing.enveloped.open_envelope`."""
     found = liftbridge.decode_publish(payload)
     if found is None:
         return None

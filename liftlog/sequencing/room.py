@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from liftlog.stream.group import CommitGroup
-from liftlog.stream.refusals import FULL_OF_BYTES, FULL_OF_MESSAGES, RefusalReason
+from liftlog.sequencing.commit_group import CommitGroup
+from liftlog.sequencing.refusals import FULL_OF_BYTES, FULL_OF_MESSAGES, RefusalReason
 
 
 class Stored(NamedTuple):

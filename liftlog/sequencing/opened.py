@@ -11,14 +11,14 @@ from typing import Any, TypeVar
 
 import envelope
 from envelope import COOKIE, liftbridge
-from envelope.alike import Alike, rows_by_length
 from envelope.fields import wrong_id
 from envelope.format import MAX_KEY_BYTES
-from liftlog.stream.acks import Asked, Echo
-from liftlog.stream.config import SequencerConfig
-from liftlog.stream.enveloped import echo_of, own_block, own_blocks
-from liftlog.stream.liftbridge import ANY_OFFSET, POLICIES, ack_to, acks_to
-from liftlog.stream.run import MessageRun
+from envelope.same_shape import Alike, rows_by_length
+from liftlog.sequencing.acks import Asked, Echo
+from liftlog.sequencing.config import SequencerConfig
+from liftlog.sequencing.enveloped import echo_of, own_block, own_blocks
+from liftlog.sequencing.liftbridge import ANY_OFFSET, POLICIES, ack_to, acks_to
+from liftlog.sequencing.run import MessageRun
 
 _T = TypeVar("_T")
 
@@ -88,10 +88,10 @@ class EnvelopeFields:
         """Open those of these rows that share one layout; returns which."""
         config = self._config
         chosen = payloads if len(rows) == len(payloads) else [payloads[row] for row in rows]
-        ours = envelope.alike.ours(chosen) if config.recognise_envelopes else None
+        ours = envelope.same_shape.ours(chosen) if config.recognise_envelopes else None
         theirs = None
         if ours is None and config.recognise_liftbridge:
-            theirs = envelope.alike.liftbridges(chosen)
+            theirs = envelope.same_shape.liftbridges(chosen)
         alike = ours or theirs
         if alike is None:
             return ()

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 import envelope
 from envelope import Envelope
 from liftlog.records.message_headers import build_block, header_lines
-from liftlog.stream.acks import Asked, Echo
-from liftlog.stream.config import SequencerConfig
-from liftlog.stream.control import CORRELATION_ID, MESSAGE_ID, Control
-from liftlog.stream.liftbridge import open_liftbridge
-from liftlog.stream.refusals import RefusalReason
+from liftlog.sequencing.acks import Asked, Echo
+from liftlog.sequencing.config import SequencerConfig
+from liftlog.sequencing.control import CORRELATION_ID, MESSAGE_ID, Control
+from liftlog.sequencing.liftbridge import open_liftbridge
+from liftlog.sequencing.refusals import RefusalReason
 
 Opened = tuple[Envelope, Echo, RefusalReason | None]
 """The fields, the part that an answer repeats, and the reason if the message cannot be stored. A

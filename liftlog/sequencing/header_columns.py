@@ -14,10 +14,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from envelope.alike import rows_by_length, split
+from envelope.same_shape import rows_by_length, split
 from liftlog.records import message_headers
 from liftlog.records.message_headers import PREAMBLE
-from liftlog.stream.control import MAX_MESSAGE_ID_BYTES
+from liftlog.sequencing.control import MAX_MESSAGE_ID_BYTES
 
 MAX_BLOCK_BYTES = 4096
 MAX_FOREIGN_LINES = 24

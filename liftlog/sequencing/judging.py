@@ -12,12 +12,12 @@ from itertools import compress
 from operator import add
 from typing import NamedTuple
 
-from liftlog.stream.acks import Echo
-from liftlog.stream.config import SequencerConfig
-from liftlog.stream.control import NO_CONTROL, Control, may_control, parse_control
-from liftlog.stream.header_columns import MAX_BLOCK_BYTES, header_columns
-from liftlog.stream.opened import EnvelopeFields
-from liftlog.stream.refusals import (
+from liftlog.sequencing.acks import Echo
+from liftlog.sequencing.config import SequencerConfig
+from liftlog.sequencing.control import NO_CONTROL, Control, may_control, parse_control
+from liftlog.sequencing.header_columns import MAX_BLOCK_BYTES, header_columns
+from liftlog.sequencing.opened import EnvelopeFields
+from liftlog.sequencing.refusals import (
     EXPECTED_SUBJECT_WITH_WILDCARDS,
     EXPECTED_SUBJECT_WITHOUT_SEQUENCE,
     FULL_OF_SUBJECT,
@@ -32,8 +32,8 @@ from liftlog.stream.refusals import (
     RefusalReason,
     wrong_last_sequence,
 )
-from liftlog.stream.run import MessageRun
-from liftlog.stream.subject_sequences import SubjectSequences
+from liftlog.sequencing.run import MessageRun
+from liftlog.sequencing.subject_sequences import SubjectSequences
 
 MAX_HEADER_BYTES = 65_535
 """The longest header block of one message, as in JetStream."""
