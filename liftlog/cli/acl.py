@@ -1,4 +1,5 @@
-"""`liftlog acl`: look at an ACL file, and make hashes of tokens for it. Works without a daemon."""
+"""`liftlog acl`: check and explain an ACL file, and make hashes of tokens for it. Works without a
+daemon."""
 
 from __future__ import annotations
 
@@ -63,7 +64,7 @@ def _which_file(command: Decorated) -> Decorated:
 
 
 def _policy(file: Path | None, config: Path | None) -> Policy:
-    """Raises UsageError if neither says where it is, ConfigError."""
+    """Raises UsageError if neither option names the ACL file, ConfigError."""
     from liftlog.settings import load_settings
     from liftlog.settings.load import load_policy
 
@@ -125,7 +126,7 @@ def check(file: Path) -> ExitCode:
 
 
 def _described(policy: Policy, principal: Principal) -> dict[str, Any]:
-    """The kinds of its credentials, not their values: hashes are not shown."""
+    """Describe a principal; of its credentials, show the kinds and not the values (hashes)."""
     ways = {
         "token": principal.token_hash,
         "nkey": principal.nkey,
@@ -309,7 +310,7 @@ def new_nkey(file: Path) -> None:
 
     seed = new_seed()
     try:
-        # Never readable by others, not even for a moment; never over another one.
+        # Never readable by others, not even for a moment; never overwrites a file.
         opened = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except OSError as error:
         raise Problem(f"cannot create {file}: {error.strerror}", ExitCode.FAILED) from error

@@ -1,8 +1,8 @@
 """`liftlog reload` and `liftlog drain`: signals to the daemon that runs on this machine.
 
-The lock of the data directory names the process. Before it gets a signal, its open files show that
-it holds this lock: a number from another container, or of a process that has ended since, is not
-trusted.
+The lock of the data directory names the process. Before a signal is sent, the open files of the
+process must show that it holds this lock: a number from another container, or of a process that has
+ended, is not trusted.
 """
 
 from __future__ import annotations
@@ -60,10 +60,11 @@ def reload(
 ) -> ExitCode:
     """Make the daemon here read its files again.
 
-    It is SIGHUP to the daemon on this machine: for its ACL, certificates and NATS logins. The
-    command waits for the result. The previous content of a bad file stays in use, and the exit code
-    is 3. Settings that have changed, but take effect only after a restart, are named. Exit code 11
-    if there is no result after --timeout: a daemon that is starting reloads when it is ready.
+    Sends SIGHUP to the daemon on this machine, which then reads its ACL, certificates and NATS
+    logins again. The command waits for the result. The previous content of a bad file stays in use,
+    and the exit code is 3. Settings that have changed, but take effect only after a restart, are
+    named. Exit code 11 if there is no result after --timeout: a daemon that is starting reloads
+    when it is ready.
 
     \b
     Examples:
@@ -110,10 +111,10 @@ def drain(
 ) -> ExitCode:
     """Stop the daemon here, and wait until it has ended.
 
-    It is SIGTERM to the daemon on this machine: it takes no more messages, hands over the streams
-    that it leads in a cluster, commits and acks what it has, and exits. Exit code 11 if it still
-    runs after --timeout. To empty a node of a cluster that keeps running, use `liftlog cluster
-    drain`.
+    Sends SIGTERM to the daemon on this machine, which then accepts no more messages, hands over the
+    streams that it leads in a cluster, commits and acks the received messages, and exits. Exit code
+    11 if it still runs after --timeout. To empty a node of a cluster that keeps running, use
+    `liftlog cluster drain`.
 
     \b
     Examples:
@@ -160,13 +161,14 @@ class _Daemon:
             )
 
     def holds_lock(self) -> bool:
-        """Whether the process has the lock file open. Raises Problem if it may not be looked at."""
+        """Return True if the process has the lock file open. Raises Problem if that may not be
+        checked."""
         try:
             wanted = self._lock.stat()
             for one in Path(f"/proc/{self.pid}/fd").iterdir():
                 try:
                     found = one.stat()
-                except FileNotFoundError:  # closed meanwhile
+                except FileNotFoundError:  # closed in the meantime
                     continue
                 if (found.st_dev, found.st_ino) == (wanted.st_dev, wanted.st_ino):
                     return True
@@ -177,13 +179,13 @@ class _Daemon:
         return False
 
     def reloaded_since(self, asked_ns: int) -> dict[str, Any] | None:
-        """The outcome of a reload that began after that moment of the monotonic clock."""
+        """Return the result of a reload that began after that moment of the monotonic clock."""
         from liftlog.server.life.reloading import OUTCOME_NAME
 
         try:
             found = json.loads(self._lock.with_name(OUTCOME_NAME).read_bytes())
             is_it = found["pid"] == self.pid and found["began_ns"] >= asked_ns
-        except (OSError, ValueError, KeyError, TypeError):  # none yet, or not of this version
+        except (OSError, ValueError, KeyError, TypeError):  # none, or of another version
             return None
         return found if is_it else None
 

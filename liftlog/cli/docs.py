@@ -1,4 +1,4 @@
-"""`liftlog docs`: pages of the documentation, which the wheel carries."""
+"""`liftlog docs`: pages of the documentation, which are part of the wheel."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from liftlog.cli.lib.suggestions import closest
 
 _PARTS = ("tutorial", "how-to", "reference", "explanation")
 _ONE_THAT_IS_THERE = "reference/settings.md"
-"""A folder `docs` that has it is ours: another distribution may install one of that name."""
+"""A folder `docs` with this page is ours: another distribution may install one of that name."""
 
 
 class Page(NamedTuple):
@@ -30,9 +30,9 @@ class Page(NamedTuple):
 
 
 def all_pages() -> list[Page]:
-    """In the order of the parts. Raises Problem if this installation has none."""
+    """Return the pages in the order of the parts. Raises Problem if this installation has none."""
     package = Path(liftlog.__file__).parent
-    for folder in (package / "docs", package.parent / "docs"):  # of a wheel; of a working copy
+    for folder in (package / "docs", package.parent / "docs"):  # in a wheel; in a working copy
         if (folder / _ONE_THAT_IS_THERE).is_file():
             return [
                 _page(part, path)
@@ -48,7 +48,7 @@ def _page(part: str, path: Path) -> Page:
 
 
 def find_page(asked: str) -> Page:
-    """By PART/PAGE, or by PAGE if only one part has it. Raises Problem."""
+    """Find a page by PART/PAGE, or by PAGE if only one part has it. Raises Problem."""
     asked = asked.removeprefix("docs/").removesuffix(".md")
     pages = all_pages()
     found = [page for page in pages if asked in (page.name, page.path.stem)]

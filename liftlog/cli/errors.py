@@ -1,5 +1,5 @@
-"""`liftlog errors`: what an error means, by its number or name. The rows come from the classes and
-tables that errors and refusals are made from."""
+"""`liftlog errors`: explains an error by its number or name. The rows come from the classes and
+tables that define errors and refusals."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ class ErrorFacts:
 
 
 def all_errors() -> list[ErrorFacts]:
-    """Those with a number first, by number."""
+    """Return all errors: those with a number first, by number."""
     wire = [errors.WIRE_ERRORS[code] for code in sorted(errors.WIRE_ERRORS)]
     return [_facts(kind) for kind in [*wire, *local_errors()]]
 
 
 def local_errors() -> list[type[LiftlogError]]:
-    """The errors of `liftlog.errors` without a number, by name."""
+    """Return the errors of `liftlog.errors` without a number, by name."""
     found = [
         item
         for _, item in inspect.getmembers(errors, inspect.isclass)
@@ -58,7 +58,7 @@ def local_errors() -> list[type[LiftlogError]]:
 
 
 def told(kind: type[LiftlogError]) -> tuple[str, str]:
-    """What an error means and what to do about it: the two paragraphs of its docstring."""
+    """Return meaning and remedy of an error: the two paragraphs of its docstring."""
     paragraphs = inspect.cleandoc(vars(kind)["__doc__"] or "").split("\n\n")
     meaning, advice = (" ".join(paragraph.split()) for paragraph in paragraphs)
     return meaning, advice
@@ -87,7 +87,7 @@ REFUSAL_CLASSES = (
 
 
 def all_refusals() -> list[ErrorFacts]:
-    """What a publisher can be answered on NATS instead of an ack, by err_code."""
+    """Return the refusals that a publisher can get on NATS instead of an ack, by err_code."""
     found = {one for one in vars(refusals).values() if isinstance(one, RefusalReason)}
     found |= set(refusals.UNSUPPORTED_HEADERS.values())
     found |= {one for _, one in refusals.UNSUPPORTED_FAMILIES}

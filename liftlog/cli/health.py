@@ -1,4 +1,4 @@
-"""`liftlog health`: is the daemon alive and ready, as an exit code."""
+"""`liftlog health`: reports as an exit code if the daemon is alive and ready."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def _host_and_port(address: str) -> tuple[str, int]:
 
 
 def _facts(ready: bool, found: dict[str, Any]) -> list[tuple[str, str]]:
-    """The verdict, the checks if the answer has them, and what is wrong."""
+    """Return the verdict, the checks if the answer contains them, and the conditions."""
     facts = [("ready" if "uptime_seconds" not in found else "alive", "yes" if ready else "no")]
     checks, problems, warnings = (found.get(one) for one in ("checks", "problems", "warnings"))
     if isinstance(checks, dict):

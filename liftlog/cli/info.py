@@ -1,4 +1,4 @@
-"""`liftlog info`: what the daemon says about itself."""
+"""`liftlog info`: shows the daemon's description of itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`liftlog stream lease`: hold a stream as it is for a while."""
+"""`liftlog stream lease`: holds the present records of a stream for a while."""
 
 from __future__ import annotations
 

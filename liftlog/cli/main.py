@@ -1,4 +1,4 @@
-"""The entry point. It loads the command only when it is called, so that Ctrl-C in that moment ends
+"""The entry point. It loads the command only when it is called, so that Ctrl-C at that moment ends
 it quietly, as at any other."""
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _GC_THRESHOLD = 50_000
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command and exit; `arguments` are those of this process unless they are given."""
-    # Loading makes many objects that all stay. To search them for garbage takes a twentieth of the
-    # start and finds none.
+    """Run the command and exit; `arguments` are by default those of this process."""
+    # Loading makes many objects that all stay. Searching them for garbage takes a twentieth of the
+    # start time and finds none.
     gc.set_threshold(_GC_THRESHOLD)
     _open_standard_streams()
     try:
@@ -28,11 +28,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         sys.exit(_INTERRUPTED)
     tell_client_events()
-    # https://no-color.org: also where click would colour; None lets it look at the terminal.
+    # https://no-color.org: also where click would use colours; None lets click check the terminal.
     color = False if os.environ.get("NO_COLOR") else None
     try:
         cli.main(arguments, prog_name="liftlog", color=color)
-    except OSError as error:  # of --help; the commands' own end in Root.invoke
+    except OSError as error:  # from --help; Root.invoke handles those of commands
         from liftlog.cli.lib.problems import report, silence_closed_output
 
         code = report(error)
@@ -41,22 +41,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _open_standard_streams() -> None:
-    """The caller may have closed some. The next file that is opened would take the place of one:
-    data files would get what is meant for the terminal, and the event loop aborts on a socket that
-    is number 0, 1 or 2. Input that was closed still cannot be read: it is not an empty one."""
+    """Open standard streams that the caller has closed. Otherwise the next opened file would take
+    their number: data files would receive output for the terminal, and the event loop aborts on a
+    socket with number 0, 1 or 2. Closed input still cannot be read: it is not empty input."""
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
             os.fstat(number)
         except OSError:
-            # Takes the lowest number that is free: this one.
+            # Takes the lowest free number: this one.
             os.open(os.devnull, os.O_WRONLY if name == "stdin" else os.O_RDWR)
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115
-    # What the terminal's encoding lacks is escaped, as it is on stderr.
+    # Characters that the terminal's encoding lacks are escaped, as on stderr.
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")
-    # With PYTHONUNBUFFERED, Python drops the rest of a text that the kernel took only a part of.
-    # What the commands write is flushed anyway.
+    # With PYTHONUNBUFFERED, Python drops the rest of a text if the kernel accepts only a part.
+    # Commands flush their output anyway.
     if isinstance(getattr(sys.stdout, "buffer", None), io.RawIOBase):
         out = sys.stdout
         sys.stdout = open(1, "w", encoding=out.encoding, errors=out.errors, closefd=False)  # noqa: SIM115

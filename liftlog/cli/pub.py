@@ -1,4 +1,4 @@
-"""`liftlog pub`: publish over NATS and show the acks."""
+"""`liftlog pub`: publishes over NATS and shows the acks."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def pub(
 
     value = None if message is None else os.fsencode(message)
     raw_key = None if key is None else os.fsencode(key)
-    # The publisher checks again; here the error needs no NATS server.
+    # The publisher checks this again; here the error needs no NATS server.
     lines = lines_of(_parse_headers(headers))
     checked(
         subject, value, key=raw_key, headers=lines, message_id=msg_id, use_envelope=use_envelope

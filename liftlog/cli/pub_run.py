@@ -1,7 +1,7 @@
-"""The work of `liftlog pub`: messages in, results printed, an exit code out.
+"""The work of `liftlog pub`: reads messages, prints results, returns an exit code.
 
-The library's Publisher checks, sends and judges the answers; here messages are made from the
-command line, and results are printed in the order of the messages.
+The library's Publisher checks, sends and judges the answers; this module makes messages from the
+command line, and prints results in the order of the messages.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ _CHUNKS_AHEAD = 4
 
 
 async def chunks(stream: BinaryIO) -> AsyncIterator[bytes]:
-    """What comes in, as it comes.
+    """Yield the input as it arrives.
 
-    Read by a daemon thread: epoll refuses files, and a read that waits for a terminal must not
-    hold up the end of the program. It reads the descriptor itself, since a thread that waits
+    A daemon thread reads it: epoll refuses files, and a read that waits for a terminal must not
+    delay the end of the program. The thread reads the descriptor itself, since a thread that waits
     inside a buffered reader makes the interpreter abort when it ends.
     """
     loop = asyncio.get_running_loop()
@@ -54,7 +54,7 @@ async def chunks(stream: BinaryIO) -> AsyncIterator[bytes]:
         except (OSError, ValueError):
             if getattr(stream, "raw", None) is not None:
                 raise
-            return stream.read(_CHUNK_BYTES)  # no descriptor behind it
+            return stream.read(_CHUNK_BYTES)  # it has no descriptor
 
     def work() -> None:
         with suppress(RuntimeError, CancelledError):  # the loop has ended, or is ending
@@ -83,7 +83,7 @@ PLACEHOLDER = "{n}"
 _COLUMNS = ("subject", "stream", "seq", "duplicate", "durability", "problem")
 _CONNECT_SECONDS = 10
 _ASK_SECONDS = 2.0
-_IN_FLIGHT = 512  # as many as a commit takes while the next ones are made
+_IN_FLIGHT = 512  # one commit's worth, while the next ones are made
 
 
 class Outgoing(NamedTuple):
@@ -95,7 +95,7 @@ class Outgoing(NamedTuple):
 
 
 class Template(NamedTuple):
-    """What all messages of one command share."""
+    """The fields that all messages of one command share."""
 
     subject: str
     key: bytes | None = None
@@ -104,7 +104,7 @@ class Template(NamedTuple):
     use_envelope: bool = False
 
     def outgoing(self, value: bytes | None, number: int) -> Outgoing:
-        """The number replaces {n} in key and message id."""
+        """Return a message; the number replaces {n} in key and message id."""
         key, message_id = self.key, self.message_id
         if key is not None:
             key = key.replace(PLACEHOLDER.encode(), b"%d" % number)
@@ -113,7 +113,7 @@ class Template(NamedTuple):
         return Outgoing(value, key, message_id)
 
     async def repeated(self, value: bytes | None, count: int) -> AsyncIterator[Outgoing]:
-        """The message `count` times; {n} is replaced only when there are several."""
+        """Yield the message `count` times; {n} is replaced only if there are several."""
         if count == 1:
             yield Outgoing(value, self.key, self.message_id)
             return
@@ -122,7 +122,7 @@ class Template(NamedTuple):
             yield self.outgoing(text, number)
 
     async def lines(self) -> AsyncIterator[Outgoing]:
-        """A message of each line of standard input."""
+        """Yield a message for each line of standard input."""
         splitter = LineSplitter()
         number = 0
         async for chunk in chunks(sys.stdin.buffer):
@@ -134,7 +134,8 @@ class Template(NamedTuple):
 
 
 class LineSplitter:
-    """Chunks of bytes -> lines without their ends; what follows the last end comes from `rest`."""
+    """Splits chunks of bytes into lines without their ends; `rest` returns the bytes after the last
+    end."""
 
     def __init__(self) -> None:
         self._pending: list[bytes] = []
@@ -209,7 +210,7 @@ class Job(NamedTuple):
             connect_timeout=_CONNECT_SECONDS,
             name="liftlog pub",
             allow_reconnect=False,
-            max_reconnect_attempts=1,  # of the first connect: two attempts at each server
+            max_reconnect_attempts=1,  # for the first connect: two attempts at each server
             reconnect_time_wait=0.1,
             user_credentials=None if self.creds is None else str(self.creds),
         )
@@ -219,7 +220,7 @@ class Job(NamedTuple):
             raise not_connected(self.servers, error) from error
 
     async def _send(self) -> int:
-        """Returns how many were sent."""
+        """Return the number of messages sent."""
         subject, headers = self.template.subject, self.template.headers
         publisher = await self._open(1)
         sent = 0
@@ -240,7 +241,8 @@ class Job(NamedTuple):
         return sent
 
     async def _publish(self, timeout: float, results: _Results) -> None:
-        """Many in flight, results in the order of sending; nothing more after a final one."""
+        """Keep many messages in flight, print results in the order of sending, and stop after a
+        final one."""
         publisher = await self._open(timeout)
         asked: asyncio.Queue[asyncio.Future[Published] | None] = asyncio.Queue()
         sender = asyncio.create_task(self._submit(publisher, asked, results))
@@ -251,7 +253,7 @@ class Job(NamedTuple):
             while not asked.empty():
                 future = asked.get_nowait()
                 if future is not None and not future.cancel() and future.exception() is None:
-                    results.acked += 1  # after an interrupt; a final failure leaves none
+                    results.acked += 1  # after an interrupt; a final failure leaves none in flight
             try:
                 await sender
             except asyncio.CancelledError:
@@ -280,7 +282,7 @@ class Job(NamedTuple):
 
 
 class _Results:
-    """Prints results as they come and counts them."""
+    """Prints results as they arrive and counts them."""
 
     def __init__(self, subject: str, timeout: float, array: ObjectArray | None) -> None:
         self.sent = 0
@@ -295,9 +297,10 @@ class _Results:
     async def collect(
         self, asked: asyncio.Queue[asyncio.Future[Published] | None], publisher: Publisher
     ) -> None:
-        """Wait for one result after the other; those that are there together go out together.
+        """Wait for one result after the other; results that are available together are printed
+        together.
 
-        Returns after the last one, or after one that is final: the next would fare no better.
+        Returns after the last one, or after a final one: the next messages would fail, too.
         """
         acks: list[Ack] = []
         try:
@@ -326,13 +329,13 @@ class _Results:
                 self._show_failure(failure, publisher)
 
     def so_far(self) -> str:
-        """After an interrupt."""
+        """Return a summary after an interrupt."""
         left = self.sent - self.acked - self.failed
         acked = f"{self.acked:,} of {plural(self.sent, 'message')} acked"
         return f"{acked}; the others may have been stored, too" if left else acked
 
     def _show(self, acks: list[Ack]) -> None:
-        """Leaves the list empty."""
+        """Print the acks, and empty the list."""
         self.acked += len(acks)
         if self._array is None and not quiet():
             write_lines([_to_line(ack) for ack in acks])
@@ -369,7 +372,8 @@ def _to_line(ack: Ack) -> str:
 
 
 def tell_what_stays(subject: str) -> None:
-    """After a tombstone on `subject`: which streams delete nothing because of it."""
+    """After a tombstone on `subject`: print the streams that do not delete the key because of
+    it."""
     import click
 
     from liftlog.cli.lib.options import connect_to_server
@@ -396,8 +400,8 @@ def tell_what_stays(subject: str) -> None:
 
 
 def load_nats(servers: Iterable[str]) -> None:
-    """nats-py uses aiohttp for WebSockets and does without it where it is not installed. To import
-    it takes a fifth of the time in which one message is published."""
+    """Import nats-py without aiohttp, which it uses for WebSockets and can do without: that import
+    takes a fifth of the time of publishing one message."""
     if "aiohttp" in sys.modules or any(server.startswith(("ws:", "wss:")) for server in servers):
         return
     sys.modules["aiohttp"] = None  # type: ignore[assignment]
@@ -408,7 +412,7 @@ def load_nats(servers: Iterable[str]) -> None:
 
 
 def not_connected(servers: Sequence[str], error: NatsUnavailable) -> Problem:
-    """What to say when there is no connection to any of these."""
+    """Return the error if no connection to any of these servers is possible."""
     where = mask(", ".join(servers))
     if "authorization" in error.message.lower() or "authentication" in error.message.lower():
         return Problem(
@@ -424,7 +428,7 @@ def not_connected(servers: Sequence[str], error: NatsUnavailable) -> Problem:
 
 
 def _or_lost(publisher: Publisher, error: LiftlogError) -> LiftlogError:
-    """The error, or that the connection is lost if that is why."""
+    """Return the error, or one that the connection is lost if that is the cause."""
     if not publisher.closed and not isinstance(error, NatsUnavailable | NotPublished):
         return error
     return Problem(error.message, ExitCode.CANNOT_CONNECT)

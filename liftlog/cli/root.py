@@ -1,4 +1,4 @@
-"""The command `liftlog`: its subcommands, and what every one of them does about errors."""
+"""The command `liftlog`: its subcommands, and their common handling of errors."""
 
 from __future__ import annotations
 
@@ -128,13 +128,13 @@ ALIASES = {
     "purge": "stream truncate",
     "status": "info",
 }
-"""What users of other tools type."""
+"""Names that users of other tools type."""
 HELP_OPTIONS = {"-h", "--help"}
 _EPILOG = "\b\nExit codes:\n" + "\n".join(table_lines())
 
 
 class Root(Commands):
-    """Runs a subcommand and turns how it ends into an exit code.
+    """Runs a subcommand and converts its result into an exit code.
 
     A command returns an ExitCode, or None for success, or raises.
     """
@@ -163,7 +163,7 @@ class Root(Commands):
                 return click.Group.resolve_command(self, ctx, args)
             if args[1] == "vacuum":
                 _, command, rest = super().resolve_command(ctx, args)
-                return " ".join(args[:2]), command, rest  # as it was typed
+                return " ".join(args[:2]), command, rest  # as typed
             if not HELP_OPTIONS & set(args) and closest(args[1], ["vacuum"]):
                 raise click.UsageError(
                     f"Did you mean 'liftlog export vacuum'? To export the stream {args[1]!r}, say "
@@ -187,7 +187,7 @@ class Root(Commands):
             code = ExitCode.PIPE_CLOSED
         except OSError as error:
             code = report(error, debug=debug_wanted())
-            silence_closed_output()  # a full disk behind stdout: what is buffered cannot go there
+            silence_closed_output()  # stdout is on a full disk: buffered data cannot be written
         except Exception as error:  # noqa: BLE001  # the last resort: words instead of a traceback
             suggest_stream(error)
             code = report(error, debug=debug_wanted())
@@ -197,7 +197,7 @@ class Root(Commands):
 def _reported(
     error: click.ClickException, style: str
 ) -> click.ClickException | click.exceptions.Exit:
-    """What is wrong with a command line. click prints it, but not for programs."""
+    """Handle an error of the command line. click prints it, but not for programs."""
     if style == "table":
         return error
     problem = Problem(error.format_message(), ExitCode(error.exit_code))

@@ -70,7 +70,7 @@ def serve(
 
     settings = load()
 
-    with system_certificates_unread():  # aiohttp's client alone would; its server is used
+    with system_certificates_unread():  # only aiohttp's client needs them; its server is used
         from liftlog.server.daemon import run
     from liftlog.server.life.logs import configure_logging
 
@@ -82,6 +82,6 @@ def serve(
         return run(settings, assume_yes=assume_yes, believe_clock=believe_clock, load_again=again)
     except Exception as error:
         if not isinstance(unwrapped(error), LiftlogError):
-            # A bug: its traceback belongs in the log.
+            # A bug: its traceback is logged.
             logger.critical("daemon-failed", exc_info=True)
         raise

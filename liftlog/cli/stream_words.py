@@ -1,4 +1,4 @@
-"""A stream in words: rows of a table, facts, its compaction, and how much of it there is."""
+"""Describes a stream: rows of a table, facts, its compaction, and its size."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _HEADINGS = ("NAME", "SUBJECT", "STATE", "RECORDS", "START", "END", "SIZE", "SEGMENTS", "ACKS")
 _LEFT_OUT = (7, 4, 5, 8)
-"""Columns that a terminal which is not wide enough goes without, the first ones first."""
+"""Columns that are left out if the terminal is too narrow, the first ones first."""
 _BETWEEN = 2
 _WIDE_HEADINGS = ("ORIGIN", "QUEUE GROUP", "EPOCH", "LOG END", "RETENTION", "COMPACTED", "WARNINGS")
 
@@ -37,7 +37,7 @@ def print_streams(infos: Sequence[StreamInfo]) -> None:
 
 
 def _fitting(lines: Sequence[Sequence[str]], width: int) -> list[int]:
-    """The columns that have room."""
+    """Return the columns that fit."""
     widths = [max(map(len, column)) + _BETWEEN for column in zip(*lines, strict=True)]
     shown = list(range(len(widths)))
     for at in _LEFT_OUT:
@@ -151,7 +151,7 @@ def _range(bad: dict[str, Any]) -> str:
 
 
 def describe_compaction(found: Mapping[str, Any]) -> list[str]:
-    """Lines for `stream info`; none for a stream that is not compacted and never was."""
+    """Return lines for `stream info`; none for a stream that is not compacted and never was."""
     state = found.get("state", "off")
     removed_below = found.get("tombstones_removed_below", 0)
     lines = []
@@ -177,7 +177,8 @@ def describe_compaction(found: Mapping[str, Any]) -> list[str]:
 
 
 def describe_pass(before: Mapping[str, Any], found: Mapping[str, Any]) -> str:
-    """What a pass that was waited for did. `before` is the compaction before it was asked for."""
+    """Describe the result of an awaited pass. `before` is the compaction state before the
+    request."""
     if found.get("passes", 0) > before.get("passes", 0):
         return f"compacted: {describe_last_pass(found)}"
     reason = found.get("reason") or "no record that may be compacted is dirty"

@@ -1,4 +1,4 @@
-"""`liftlog top`: the streams as they move."""
+"""`liftlog top`: shows the present rates of the streams."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 _HEADINGS = ("STREAM", "STATE", "RECORDS/S", "BYTES/S", "RECORDS", "SIZE", "LAG", "SLOWEST")
 _RIGHT = (2, 3, 4, 5, 6)
-_LINES_AROUND = 4  # title, headings, keys, and the one that rich leaves free
+_LINES_AROUND = 4  # title, headings, keys, and the line that rich leaves free
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What the daemon said at one moment; `time` is of the monotonic clock."""
+    """The daemon's report at one moment; `time` is of the monotonic clock."""
 
     time: float
     streams: list[StreamInfo]
@@ -103,13 +103,13 @@ def _look(client: SyncClient) -> Sample:
     streams = client.list_streams()
     try:
         checkpoints = client.list_checkpoints()
-    except (Forbidden, StreamUnavailable):  # the rates can be seen without them
+    except (Forbidden, StreamUnavailable):  # rates can be shown without them
         checkpoints = []
     return Sample(time.monotonic(), streams, checkpoints, conditions_of(client.metadata()))
 
 
 def rows_of(before: Sample, after: Sample, sort: str) -> list[Row]:
-    """What happened between two looks."""
+    """Compute the changes between two looks."""
     known = {(one.name, one.incarnation): one for one in before.streams}
     seconds = max(after.time - before.time, 1e-9)
     rows = []
@@ -124,7 +124,7 @@ def rows_of(before: Sample, after: Sample, sort: str) -> list[Row]:
                 info.name,
                 info.state,
                 (info.high_watermark - old.high_watermark) / seconds,
-                max(info.size_bytes - old.size_bytes, 0) / seconds,  # retention may take away more
+                max(info.size_bytes - old.size_bytes, 0) / seconds,  # retention may delete more
                 info.records,
                 info.size_bytes,
                 slowest.lag if slowest else None,
@@ -136,7 +136,7 @@ def rows_of(before: Sample, after: Sample, sort: str) -> list[Row]:
 
 
 def headline(conditions: Sequence[Shown]) -> str:
-    """The worst condition in a line, and how many there are besides; empty without any."""
+    """Return the worst condition in a line, and the number of others; empty without any."""
     if not conditions:
         return ""
     more = f" (and {len(conditions) - 1} more: liftlog health)" if len(conditions) > 1 else ""
@@ -194,8 +194,8 @@ def _table(view: View, address: str, wrong: str, width: int, height: int) -> Tab
 
 @contextmanager
 def _single_keys() -> Iterator[Callable[[float], bytes]]:
-    """A function that waits so many seconds for keys and returns them; none came if it is empty.
-    They come without Enter; the terminal is as before at the end."""
+    """Return a function that waits for keys for a number of seconds and returns them; empty if
+    there were none. Keys arrive without Enter; at the end the terminal is restored."""
     if not sys.stdin.isatty():
         yield _only_wait
         return

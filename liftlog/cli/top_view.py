@@ -1,5 +1,5 @@
-"""What `liftlog top` shows: rows in an order, filtered, a page of them, and how rates developed.
-Keys change it. No terminal and no clock."""
+"""The display of `liftlog top`: rows sorted, filtered, a page of them, and trends of rates. Keys
+change it. No terminal and no clock."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 from liftlog.cli.lib.text import plural, printable, show_size
 
 TREND = 12
-"""How many looks a trend shows."""
+"""Number of looks that a trend shows."""
 KEYS_HELP = "q: quit  sort by r: rate, n: name, s: size, l: lag  /: filter  arrows: scroll"
 END = b"\x04"
-"""What a terminal sends that was closed."""
+"""Input from a terminal that was closed."""
 
 _ESCAPE = 0x1B
 _BACKSPACE = (0x08, 0x7F)
@@ -30,8 +30,8 @@ _SCROLLS = {
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """`lag` and `slowest` are of the consumer that has most left to read; None, "" without one.
-    `troubled`: the stream has warnings or damage, which `stream info` tells."""
+    """`lag` and `slowest` are those of the consumer with the largest lag; None, "" without one.
+    `troubled`: the stream has warnings or damage, which `stream info` shows."""
 
     name: str
     state: str
@@ -90,7 +90,7 @@ COLUMNS = (
 
 
 class View:
-    """`rows` are those of the last look that the filter leaves, in order."""
+    """`rows` are the rows of the last look that match the filter, in order."""
 
     def __init__(self, sort: str, wanted: str = "") -> None:
         self.sort = sort
@@ -103,7 +103,7 @@ class View:
         self._rates: dict[str, deque[float]] = {}
 
     def take(self, rows: list[Row]) -> None:
-        """Those of a new look."""
+        """Take the rows of a new look."""
         self._all = rows
         names = {row.name for row in rows}
         self._rates = {name: seen for name, seen in self._rates.items() if name in names}
@@ -124,17 +124,17 @@ class View:
         self._first = min(max(self._first + lines, 0), last)
 
     def page(self, height: int) -> list[Row]:
-        """What fits into so many lines."""
+        """Return the rows that fit into `height` lines."""
         self._height = height
         self._scroll(0)
         return self.rows[self._first : self._first + height]
 
     def trend(self, row: Row) -> Sequence[float]:
-        """The rates of the last looks, the newest last."""
+        """Return the rates of the last looks, the newest last."""
         return self._rates.get(row.name, ())
 
     def described(self) -> str:
-        """What is shown of all, in words."""
+        """Describe which of all streams are shown."""
         count = f"{len(self.rows)} of {plural(len(self._all), 'stream')}"
         if self._first or self._first + self._height < len(self.rows):
             last = min(self._first + self._height, len(self.rows))
@@ -142,11 +142,11 @@ class View:
         return f"{count}  filter: {self.wanted}" if self.wanted else count
 
     def prompt(self) -> str:
-        """The line at the bottom: the filter while it is typed, or what the keys do."""
+        """Return the bottom line: the filter while it is typed, or the help for the keys."""
         return f"filter: {self.wanted}_" if self._typing else KEYS_HELP
 
     def press(self, keys: bytes) -> bool:
-        """Returns whether it is to end."""
+        """Handle keys; return True if the program is to end."""
         for key in _single(keys):
             if self._typing:
                 self._type(key)
@@ -177,7 +177,7 @@ class View:
 
 
 def _single(keys: bytes) -> Iterator[bytes]:
-    """Keys that came together; an escape sequence is one."""
+    """Split keys that arrived together; an escape sequence is one key."""
     at = 0
     while at < len(keys):
         end = at + 1
@@ -194,7 +194,7 @@ _BARS, _ASCII_BARS = "▁▂▃▄▅▆▇█", "_.-=+*%#"
 
 
 def spark(values: Sequence[float], *, is_utf8: bool = True) -> str:
-    """A bar for each value, as high as its share of the largest."""
+    """Return a bar for each value, as high as its share of the largest."""
     bars = _BARS if is_utf8 else _ASCII_BARS
     largest = max(values, default=0)
     if largest <= 0:

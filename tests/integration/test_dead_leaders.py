@@ -43,7 +43,7 @@ def test_every_surface_tells_of_a_stream_that_no_node_leads(
     for node in others:
         until(lambda node=node: cluster.stream("one", node).leader is None, 60, "it has no leader")  # type: ignore[misc]
     cluster.wait_isr("all", set(others))
-    why = f"all that was acked is only on nodes that are down: {gone}"
+    why = f"all acked messages are only on nodes that are down: {gone}"
     for node in others:
         daemon = cluster.nodes[node]
         done = cluster.command("cluster", "status", through=node)

@@ -1,4 +1,4 @@
-"""`liftlog cluster`: its metadata store, its nodes, and where the replicas of its streams stand."""
+"""`liftlog cluster`: its metadata store, its nodes, and the replicas of its streams."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _MOVES = {
     "drain": "Move all replicas of NODE to other nodes.",
     "undrain": "Place replicas on NODE again.",
     "forget": "Remove NODE, which is down and empty, from the cluster.",
-    "restore-metadata": "Store again what the metadata store has forgotten.",
+    "restore-metadata": "Restore records that the metadata store has lost.",
 }
 
 
@@ -89,15 +89,15 @@ def init(
 
     With `cluster.store: nats` it is a key-value bucket in JetStream.
 
-    FILE is the configuration of any of the nodes. Run this once, before the first node starts. What
-    exists is left as it is, so it can be run again. A daemon never makes the store by itself: an
-    empty one in the place of one that was lost would make it forget the streams. This command
-    refuses that as well, if the data directory of the node is in a cluster.
+    FILE is the configuration of any of the nodes. Run this once, before the first node starts. An
+    existing store is left as it is, so the command can be run again. A daemon never makes the store
+    itself: with an empty store in place of a lost one, it would lose its streams. This command
+    refuses that as well, if the data directory of the node belongs to a cluster.
 
-    If the store was lost, and there is no backup of it, run it with --again on the machine of a
-    node, and start all nodes: they store again what they have seen. That also makes a store that
-    was founded by mistake, in the place of the lost one, the cluster's again. If some nodes are
-    lost as well, `liftlog cluster restore-metadata` does without these.
+    If the store was lost, and there is no backup of it, run the command with --again on the machine
+    of a node, and start all nodes: they store the records that they have. This also returns a store
+    that was made by mistake, in place of the lost one, to the cluster. If some nodes are lost as
+    well, `liftlog cluster restore-metadata` works without them.
 
     \b
     Examples:
@@ -197,8 +197,8 @@ def status() -> ExitCode:
         _show(found)
         if found.is_store_lost:
             note(
-                "The metadata store is out of this node's reach: this may be old, and nothing can "
-                "change. Restart no node."
+                "This node cannot reach the metadata store: this output may be old, and nothing "
+                "can change. Restart no node."
             )
         if behind:
             note(f"{plural(len(behind), 'stream')} under-replicated: {', '.join(behind)}")
@@ -207,21 +207,22 @@ def status() -> ExitCode:
             if down:
                 names = ", ".join(down)
                 note(
-                    f"No node leads {one.name}: all that was acked is only on nodes that are down: "
-                    f"{names}. Start {'it' if len(down) == 1 else 'one of them'}."
+                    f"No node leads {one.name}: all acked messages are only on nodes that are "
+                    f"down: {names}. Start {'it' if len(down) == 1 else 'one of them'}."
                 )
         lost = [one.name for one in found.replicated if not one.has_whole_copy]
         if lost:
             note(
                 f"No complete copy is left of {plural(len(lost), 'stream')}: {', '.join(lost)}. No "
-                "node takes the lead by itself, unless `cluster.unclean` is balanced and all "
+                "node takes the lead automatically, unless `cluster.unclean` is balanced and all "
                 "replicas are up: see `liftlog cluster elect --help`."
             )
         if set_back:
             note(
-                f"The metadata store has forgotten what the nodes have seen of "
-                f"{plural(len(set_back), 'stream')}: {', '.join(set_back)}. They restore it when "
-                "they hear each other; else see `liftlog cluster restore-metadata --dry-run`."
+                f"The metadata store has lost records that the nodes have seen, of "
+                f"{plural(len(set_back), 'stream')}: {', '.join(set_back)}. They restore "
+                "these once they are in contact; otherwise see `liftlog cluster restore-metadata "
+                "--dry-run`."
             )
         if moving:
             note(f"{plural(len(moving), 'stream')} moving: {', '.join(moving)}")
@@ -230,8 +231,8 @@ def status() -> ExitCode:
 
 
 def _missed(found: ClusterInfo, stream: ClusterStream) -> list[str]:
-    """The nodes that are down and have the complete copies of a stream without a leader; empty
-    if one of them runs."""
+    """Return the nodes that are down and have the complete copies of a stream without a leader;
+    empty if one of them runs."""
     whole = [*stream.isr, *stream.eligible] if stream.leader is None else []
     live = {one.node for one in found.members if one.live}
     return [] if live & {*whole} else whole
@@ -259,10 +260,10 @@ def elect(stream: str, node: str | None, lost: list[str], assume_yes: bool) -> E
     fails, the stream is led as before. Leaders hand streams back to the first replica by
     themselves, after `cluster.balance_interval`.
 
-    If the disks of all nodes that had a complete copy are lost, no node takes over by itself,
-    unless `cluster.unclean` is balanced and all replicas are up and can be read. Name them with
-    --lost, and the node with the best copy that is left. It is refused while a node leads or a
-    complete copy is left on another one.
+    If the disks of all nodes that had a complete copy are lost, no node takes over automatically,
+    unless `cluster.unclean` is balanced and all replicas are up and can be read. Name the lost
+    nodes with --lost, and with --node the one with the best remaining copy. The command is refused
+    while a node leads the stream, or another node has a complete copy.
 
     \b
     Examples:
@@ -332,5 +333,5 @@ def _row(one: ClusterStream) -> tuple[str, ...]:
 
 
 def _marked(stream: ClusterStream, node: str) -> str:
-    """A node that a move brings, or takes."""
+    """Mark a node that a move adds or removes."""
     return ("+" if node in stream.adding else "-" if node in stream.removing else "") + node

@@ -1,4 +1,4 @@
-"""`liftlog cluster adopt`: streams that were restored from a backup get into a cluster."""
+"""`liftlog cluster adopt`: adds streams that were restored from a backup to a cluster."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def adopt(streams: tuple[str, ...], config: Path | None, overrides: tuple[str, .
 
 
 def show(found: Sequence[Adopted]) -> bool:
-    """Print what was adopted; whether that is all that is to be printed."""
+    """Print the adopted streams; return True if nothing else is to be printed."""
     if output_format() != "table":
         write_object({"streams": [asdict(one) for one in found]}, output_format())
         return True

@@ -1,5 +1,5 @@
-"""`liftlog cluster move|drain|undrain|forget|restore-metadata`: which nodes hold the replicas, and
-the records that say so."""
+"""`liftlog cluster move|drain|undrain|forget|restore-metadata`: the nodes that hold the replicas,
+and the records of them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LOOK_SECONDS = 0.5
 _MAX_NAMED = 5
 
 _no_wait = click.option(
-    "--no-wait", is_flag=True, help="Return once it has begun: the nodes go on by themselves."
+    "--no-wait", is_flag=True, help="Return once it has begun: the nodes complete it on their own."
 )
 
 
@@ -51,8 +51,8 @@ def move(stream: str, replicas: list[str], cancel: bool, no_wait: bool) -> ExitC
     """Move STREAM to other nodes, or change how many hold it.
 
     New replicas copy the stream while it is in use, and no ack waits for them. The old ones are
-    removed when all new ones are in sync, and the leader's last. The move is written down in the
-    cluster's metadata, so it goes on whatever becomes of this command or of any node; run it again
+    removed when all new ones are in sync, and the leader's last. The move is stored in the
+    cluster's metadata, so it continues even if this command or a node stops; run the command again
     to wait for its end.
 
     \b
@@ -119,9 +119,9 @@ def drain(node: str, no_wait: bool) -> ExitCode:
     """Move all replicas of NODE to other nodes.
 
     No new ones are placed there. Other nodes are chosen as for new streams: in other zones than the
-    replicas that stay, and those with the fewest replicas. The cluster's metadata says that NODE is
-    being drained, so this goes on whatever becomes of this command; run it again to wait for its
-    end. A node that is down can be drained too, as long as its streams have other replicas in sync.
+    replicas that stay, and those with the fewest replicas. The state is stored in the cluster's
+    metadata, so draining continues even if this command stops; run it again to wait for its end. A
+    node that is down can be drained, too, as long as its streams have other replicas in sync.
 
     \b
     Examples:
@@ -133,7 +133,7 @@ def drain(node: str, no_wait: bool) -> ExitCode:
         left = _node_in(cluster, node).replicas
         names = [one.name for one in cluster.replicated if node in one.replicas]
         named = ", ".join(names[:_MAX_NAMED]) + (" ..." if len(names) > _MAX_NAMED else "")
-        return not left, f"{plural(left, 'replica')} left on {node}: {named or 'not to be seen'}"
+        return not left, f"{plural(left, 'replica')} left on {node}: {named or 'names not shown'}"
 
     with connect_to_server() as client:
         client.drain_node(node)
@@ -168,8 +168,8 @@ def undrain(node: str) -> ExitCode:
 def forget(node: str) -> ExitCode:
     """Remove NODE, which is down and empty, from the cluster.
 
-    A node whose machine is gone: drain it, then forget it. If it comes back with its data directory
-    it joins again, and what it still has of the streams is not used.
+    If the machine of a node is gone, drain the node, then forget it. If it comes back with its data
+    directory, it joins again, and its old copies of the streams are not used.
 
     \b
     Examples:
@@ -192,12 +192,12 @@ def forget(node: str) -> ExitCode:
 @server_options
 @debug_option
 def restore_metadata(dry_run: bool, assume_yes: bool) -> ExitCode:
-    """Store again what the metadata store has forgotten.
+    """Restore records that the metadata store has lost.
 
-    If the store was restored from an older copy, or has lost records, the nodes put back by
-    themselves what they have seen, as long as no node that is not heard can know better. This does
-    the same without that condition: what only the missing nodes have seen is given up, and with it
-    messages may be that were acked by them alone. Start the missing nodes instead if you can.
+    If the store was restored from an older copy, or has lost records, the nodes restore the newest
+    records that they have, as long as no missing node can have newer ones. This command does the
+    same without that condition: newer records of the missing nodes are abandoned, and with them
+    possibly messages that only these nodes had acked. Start the missing nodes instead if you can.
 
     \b
     Examples:
@@ -211,9 +211,9 @@ def restore_metadata(dry_run: bool, assume_yes: bool) -> ExitCode:
             write_object({"streams": found.streams, "unheard": found.unheard}, style)
             return ExitCode.OK
         if found.unheard:
-            warn(f"{', '.join(found.unheard)} did not tell what they have seen")
+            warn(f"{', '.join(found.unheard)} did not send their records")
         if not found.streams:
-            note("The metadata store has all that the nodes have seen.")
+            note("The metadata store has the newest records that the nodes have.")
             return ExitCode.OK
         if style == "table":
             print_table(
@@ -267,7 +267,8 @@ def _tell_node(found: ClusterNode, text: str) -> None:
 def _watch(
     client: SyncClient, look: Callable[[ClusterInfo], tuple[bool, str]], *, wait: bool
 ) -> ClusterInfo:
-    """The cluster once `look` says that it is as wanted; tells what it waits for, once each."""
+    """Return the cluster once `look` returns True for it; print what it waits for, each state
+    once."""
     told = ""
     try:
         while True:
@@ -280,5 +281,5 @@ def _watch(
                 told = text
             time.sleep(_LOOK_SECONDS)
     except KeyboardInterrupt:
-        note("The nodes go on by themselves: see `liftlog cluster status`.")
+        note("The nodes complete it on their own: see `liftlog cluster status`.")
         raise

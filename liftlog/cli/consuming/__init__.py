@@ -1,4 +1,4 @@
-"""Commands that read, and those about consumers.
+"""Commands that read, and commands for consumers.
 
 consume        reads a stream; consume_group: as a member of a group; consume_exec: runs a command
 offsets        the offsets at which consumers continue

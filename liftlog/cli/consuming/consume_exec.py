@@ -1,5 +1,5 @@
-"""The work of `liftlog consume --group GROUP --exec COMMAND`: a command for each record, and a dead
-letter for a record whose command fails again and again."""
+"""The work of `liftlog consume --group GROUP --exec COMMAND`: runs a command for each record, and
+makes a dead letter of a record whose command fails repeatedly."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ _NOT_OF_THE_RECORD = {
     127: "the shell does not find it",
 }
 _CONNECT_SECONDS = 10.0
-_MOST_KEY_BYTES = 64 * 1024  # half of what Linux takes for one variable
+_MOST_KEY_BYTES = 64 * 1024  # half of Linux's limit for one variable
 
 Handle = Callable[["SyncGroupConsumer", "Record"], object]
 
 
 class CommandFailed(Exception):
-    """The command says that it cannot process this record."""
+    """The command reports that it cannot process this record."""
 
 
 class Stopping(Exception):
-    """The command has failed, and was not tried again, since the worker is to end."""
+    """The command has failed, and was not retried, since the worker is about to end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exec:
     """`dead_letter` is a subject; without one the first record whose command fails ends the worker.
-    `as_json`: the command reads the record as an object, not its value."""
+    With `as_json`, the command reads the whole record as an object, not its value."""
 
     command: str
     as_json: bool
@@ -58,7 +58,7 @@ class Exec:
 
     @contextmanager
     def handling(self, client: SyncClient, is_stopping: Callable[[], bool]) -> Iterator[Handle]:
-        """What is to be called with each record, by one after the other."""
+        """Return the function to call with each record, one at a time."""
         if self.dead_letter is None:
             yield self._run_once
             return
@@ -126,7 +126,7 @@ class Exec:
             ) from None
 
     def _run(self, stream: str, record: Record) -> None:
-        """Raises CommandFailed, and Problem for what is not the record's fault."""
+        """Raises CommandFailed, and Problem for a failure that the record did not cause."""
         if self.as_json:
             content = to_json(record_object(record)).encode() + b"\n"
         else:
@@ -135,7 +135,7 @@ class Exec:
             ["/bin/sh", "-c", self.command],
             stdin=subprocess.PIPE,
             env=environment(stream, record),
-            process_group=0,  # Ctrl-C is for the worker: the record in hand is finished
+            process_group=0,  # Ctrl-C is for the worker: the current record is finished
         )
         try:
             process.communicate(content)
@@ -158,7 +158,7 @@ def _not_published(subject: str | None, record: Record, error: PublishFailed) ->
     return Problem(
         f"offset {record.offset} is no dead letter of {subject}: {error.message}",
         ExitCode.NOT_ACKED,
-        hint=f"{error.hint or 'mend the reason'}; run it again then: "
+        hint=f"{error.hint or 'remove the cause'}; run it again then: "
         "the group continues with this record",
     )
 
@@ -173,8 +173,8 @@ def _said(status: int) -> str:
 
 
 def environment(stream: str, record: Record) -> dict[str, str]:
-    """Of the command. A key that no variable can hold is left out, and none stays from a command
-    that this worker runs in."""
+    """Return the command's environment. A key that no variable can hold is left out, and variables
+    from an outer command of this kind are removed."""
     inherited = {name: value for name, value in os.environ.items() if name != "RECORD_KEY"}
     found = inherited | {
         "RECORD_STREAM": stream,

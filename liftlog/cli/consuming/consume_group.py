@@ -1,8 +1,8 @@
-"""The work of `liftlog consume --group`: print the records of a member's slots, or run a command
-for each, then commit them.
+"""The work of `liftlog consume --group`: prints the records of a member's slots, or runs a command
+for each, then commits them.
 
-SIGINT and SIGTERM end it between two batches, or commands, so exactly what was printed is
-committed. A second one kills it.
+SIGINT and SIGTERM end it between two batches, or commands, so that exactly the printed records are
+committed. A second signal kills it.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _STOPPING = b"Stopping: what is done is being committed. Ctrl-C again ends at on
 
 @dataclass(slots=True)
 class Membership:
-    """One `consume --group`. `start` is for a group that does not exist yet. With `command`, that
-    is run for each record, and nothing is printed."""
+    """One `consume --group`. `start` is for a group that does not exist yet. With `command`, it
+    runs the command for each record, and prints nothing."""
 
     group: str
     stream: str
@@ -49,7 +49,7 @@ class Membership:
     stopped_by: list[int] = field(default_factory=list)
 
     def run(self, client: SyncClient, write: Write) -> ExitCode:
-        """Print until a signal, or the limit."""
+        """Print until a signal arrives, or the limit is reached."""
         options: dict[str, Any] = {"on_reset": self.on_reset, "reset_callback": self._tell_reset}
         if self.skip_damaged:
             options["on_corrupt"] = self._skip
@@ -112,10 +112,10 @@ class Membership:
     def _signals_stop(self, records: SyncGroupConsumer) -> Iterator[None]:
         def stop(number: int, frame: FrameType | None) -> None:
             for one in _SIGNALS:
-                signal.signal(one, signal.SIG_DFL)  # no exception: that would commit, too
+                signal.signal(one, signal.SIG_DFL)  # an exception would also commit
             self.stopped_by.append(number)
             records.stop()
-            os.write(2, _STOPPING)  # whatever stderr is about to write
+            os.write(2, _STOPPING)  # even while another write to stderr is in progress
 
         before = {number: signal.signal(number, stop) for number in _SIGNALS}
         try:
@@ -124,7 +124,7 @@ class Membership:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    # --- what it says on stderr ---
+    # --- messages on stderr ---
 
     def _gain(self, slots: Sequence[int]) -> None:
         self.slots += len(slots)

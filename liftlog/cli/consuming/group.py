@@ -94,7 +94,7 @@ def list_groups(stream: str | None) -> None:
 @server_options
 @debug_option
 def info(group: str, stream: str) -> ExitCode:
-    """Show GROUP of STREAM: its members, and how far they are.
+    """Show GROUP of STREAM: its members and their progress.
 
     With `--output json` also owner and offset of each slot. Exit code 5 if there is no such group.
 
@@ -181,7 +181,7 @@ def rm(group: str, stream: str, assume_yes: bool) -> ExitCode:
       liftlog group rm billing orders --yes
     """
     with connect_to_server() as client:
-        # Also one of a stream that was deleted.
+        # Includes the group of a stream that was deleted.
         found = [one for one in client.list_groups(stream=stream) if one.group == group]
         if not found:
             return _missing(group, stream)

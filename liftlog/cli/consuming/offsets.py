@@ -1,4 +1,4 @@
-"""`liftlog offsets`: ls, get, seek, rm: where consumers continue."""
+"""`liftlog offsets`: ls, get, seek, rm: the positions at which consumers continue."""
 
 from __future__ import annotations
 
@@ -160,7 +160,8 @@ def _only_one(found: Sequence[Checkpoint]) -> Checkpoint | None:
 
 @contextmanager
 def _consumer_first(client: SyncClient, command: str, consumer: str, stream: str) -> Iterator[None]:
-    """Other tools name the stream first: the error for a stream that does not exist says so."""
+    """Other tools take the stream first: if the stream does not exist, the error explains the
+    order."""
     try:
         yield
     except StreamNotFound as error:
@@ -172,8 +173,8 @@ def _consumer_first(client: SyncClient, command: str, consumer: str, stream: str
 
 
 def _oldest_unread(client: SyncClient, found: Checkpoint) -> str:
-    """How late the consumer is: when the record that it reads next came. Empty if there is none,
-    or it may not be read."""
+    """Return the time at which the next record to read arrived, as a measure of the consumer's
+    delay. Empty if there is no such record, or it may not be read."""
     if not found.lag or found.problem:
         return ""
     try:
@@ -279,8 +280,8 @@ def rm(consumer: str, stream: str, dry_run: bool, assume_yes: bool) -> ExitCode:
 
 
 def _resolve(client: SyncClient, stream: str, position: Position) -> tuple[str, int, int, int]:
-    """Incarnation, leader epoch, offset and high watermark. An answer to a fetch tells all of them
-    as of one moment; raises OffsetOutOfRange."""
+    """Return incarnation, leader epoch, offset and high watermark. One answer to a fetch contains
+    all of them, as of one moment. Raises OffsetOutOfRange."""
     start = resolve_position(client, stream, position)
     header = client.fetch(stream, start, max_bytes=1).header
     return header.incarnation, header.leader_epoch, header.offset, header.high_watermark
@@ -289,7 +290,7 @@ def _resolve(client: SyncClient, stream: str, position: Position) -> tuple[str, 
 def _preview(
     consumer: str, stream: str, present: Checkpoint | None, offset: int | None, mark: int | None
 ) -> dict[str, Any]:
-    """What changes; `records` are read again if negative, skipped if positive."""
+    """The change; `records` are read again if negative, skipped if positive."""
     before = None if present is None else present.offset or None
     known = present is not None and not present.problem and offset is not None
     return {
@@ -330,7 +331,8 @@ def _told(preview: dict[str, Any], style: str, *, done: bool, dry_run: bool) -> 
 def table_of(
     found: Sequence[Checkpoint], *, wide: bool
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Headings and rows. Without an ACL no checkpoint has an owner, and the column is left out."""
+    """Return headings and rows. Without an ACL no checkpoint has an owner, and the column is left
+    out."""
     owners = wide or any(one.owner for one in found)
     headings = (
         *_HEADINGS,

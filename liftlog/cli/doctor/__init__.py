@@ -19,7 +19,7 @@ SKIPPED = "skipped"
 
 @dataclass(frozen=True, slots=True)
 class Checkup:
-    """`advice` is there for what is not ok."""
+    """The result of one check. `advice` is given unless it is ok."""
 
     check: str
     status: str

@@ -60,7 +60,7 @@ def doctor(config: Path | None, overrides: tuple[str, ...]) -> ExitCode:
 
 
 def _checkups(config: Path | None, overrides: tuple[str, ...]) -> Iterator[Checkup]:
-    """One by one, so that a slow one does not hold back what is known."""
+    """Yield one by one, so that a slow check does not delay the results before it."""
     from liftlog.settings import load_settings
 
     try:

@@ -1,4 +1,4 @@
-"""The machine: data directory, how fast it syncs, file descriptors, clock."""
+"""The machine: data directory, its sync time, file descriptors, clock."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _REMOTE = ("nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs")
 
 
 def check_data_dir(settings: Settings) -> Iterator[Checkup]:
-    """Permissions, kind and room of the data directory, and of what is above it if it is not
-    there."""
+    """Check permissions, kind and free space of the data directory, or of its nearest parent if it
+    does not exist."""
     path = settings.data_dir.absolute()
     there = existing_part(path)
     try:
@@ -73,7 +73,7 @@ def _file_system(path: Path) -> Iterator[Checkup]:
 
 
 def _mounted_kind(path: Path) -> str:
-    """Type of the file system that `path` lies on; the deepest mount wins."""
+    """Return the type of the file system that contains `path`; the deepest mount counts."""
     best, kind = "", ""
     real = str(path.resolve())
     try:
@@ -102,7 +102,7 @@ def _room(path: Path) -> Checkup:
 
 
 def check_sync(settings: Settings) -> Iterator[Checkup]:
-    """Every ack waits for an fdatasync, so this is what a lone publisher waits for."""
+    """Measure the fdatasync that every ack, and so a single publisher, waits for."""
     try:
         seconds = measure_syncs(existing_part(settings.data_dir))
     except OSError as error:
@@ -118,7 +118,8 @@ def check_sync(settings: Settings) -> Iterator[Checkup]:
 
 
 def measure_syncs(directory: Path) -> list[float]:
-    """Seconds that each of some small writes with fdatasync takes there. Raises OSError."""
+    """Return the seconds that each of some small writes with fdatasync takes there. Raises
+    OSError."""
     path = directory / f".liftlog-doctor-{os.getpid()}"
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
@@ -135,8 +136,8 @@ def measure_syncs(directory: Path) -> list[float]:
 
 
 def check_file_descriptors(settings: Settings) -> Iterator[Checkup]:
-    """Compare the limits in the settings with the number of files that this process may open.
-    Streams that are idle need none, so they share the rest."""
+    """Compare the limits in the settings with the number of files that this process may open. Idle
+    streams need none, so they share the rest."""
     limit, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = (
         settings.log.max_open_files
@@ -158,7 +159,8 @@ def check_file_descriptors(settings: Settings) -> Iterator[Checkup]:
 
 
 def check_boot_id() -> Iterator[Checkup]:
-    """By it a restart knows that what was acked before a kill is still in the page cache."""
+    """With it, a restart recognises that data which was acked before a kill is still in the page
+    cache."""
     if current_boot_id():
         yield Checkup("boot id", OK, "can be read")
     else:
@@ -166,7 +168,7 @@ def check_boot_id() -> Iterator[Checkup]:
 
 
 def check_clock() -> Iterator[Checkup]:
-    """Stamps and retention by age come from the wall clock."""
+    """Timestamps and retention by age come from the wall clock."""
     if time.time() < _YEAR_2024:
         yield Checkup(
             "clock",
@@ -186,7 +188,7 @@ def check_clock() -> Iterator[Checkup]:
 
 
 def _is_synchronised() -> bool | None:
-    """By adjtimex(2), which with `modes` 0 only asks."""
+    """Return the state from adjtimex(2), which only reads with `modes` 0."""
     buffer = ctypes.create_string_buffer(512)  # struct timex is smaller everywhere
     try:
         state = ctypes.CDLL(None, use_errno=True).adjtimex(buffer)

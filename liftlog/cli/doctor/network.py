@@ -1,4 +1,4 @@
-"""The network: ports, NATS and what JetStream does there, the daemon that runs."""
+"""The network: ports, NATS and the use of JetStream there, the running daemon."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ _MAX_ANSWER_BYTES = 1_000_000
 
 
 def check_daemon(settings: Settings) -> Iterator[Checkup]:
-    """The one that --server names, or else the first of `pull.listen`; none needs to run."""
+    """Check the daemon that --server names, or else the first of `pull.listen`; none needs to
+    run."""
     try:
         with connect_to_server(
             default=_pull_address(settings),
@@ -61,12 +62,12 @@ def check_daemon(settings: Settings) -> Iterator[Checkup]:
 
 
 def _pull_address(settings: Settings) -> str:
-    """Where a client on this machine finds the daemon of these settings."""
+    """Return the address of these settings' daemon for a client on this machine."""
     return _dialled(settings.pull.listen[0])
 
 
 def _dialled(url: str) -> str:
-    """How a client on this machine reaches what listens at `url`."""
+    """Return the address at which a client on this machine reaches a listener at `url`."""
     address = parse_listen(url)
     if address.path is not None or address.host not in ("", "0.0.0.0", "::"):
         return url
@@ -75,7 +76,7 @@ def _dialled(url: str) -> str:
 
 
 def check_ports(settings: Settings) -> Iterator[Checkup]:
-    """Whether a daemon could listen where the settings say."""
+    """Check if a daemon can listen on the addresses in the settings."""
     for url in settings.pull.listen:
         address = parse_listen(url)
         if address.path is not None:
@@ -88,8 +89,8 @@ def check_ports(settings: Settings) -> Iterator[Checkup]:
 
 
 def _serves_streams(url: str) -> bool:
-    """Whether a daemon of liftlog listens there. It is not logged in to: no token, and no check of
-    a certificate."""
+    """Return True if a daemon of liftlog listens there. This does not log in: it sends no token,
+    and checks no certificate."""
     tls = None
     if url.startswith("tls://"):
         tls = ssl.create_default_context()
@@ -106,7 +107,7 @@ def _serves_streams(url: str) -> bool:
 
 
 def _serves_health(host: str, port: int) -> bool:
-    """Whether /livez there answers as a daemon of liftlog does."""
+    """Return True if /livez there answers like a daemon of liftlog."""
     connection = HTTPConnection(
         {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host),
         port,
@@ -148,7 +149,7 @@ def _port(host: str, port: int, is_liftlog: Callable[[], bool]) -> Checkup:
 
 
 def check_nats(settings: Settings) -> Iterator[Checkup]:
-    """Log in as the daemon would, and look what is there."""
+    """Log in as the daemon does, and check the permissions and streams."""
     if settings.nats.embedded:
         yield Checkup("nats", SKIPPED, "the daemon starts a server of its own")
         return
@@ -170,7 +171,7 @@ def check_nats(settings: Settings) -> Iterator[Checkup]:
 
 
 def _shown(settings: Settings) -> list[str]:
-    """Without passwords."""
+    """Return the servers without passwords."""
     return list(settings.to_yaml_dict()["nats"]["servers"])
 
 
@@ -209,8 +210,9 @@ async def _ask_nats(settings: Settings) -> dict[str, Any]:
 
 
 async def _refused(settings: Settings, client: Any, errors: list[str]) -> dict[str, str]:
-    """What the daemon would ask for and NATS refuses, with its words: streams by name,
-    `checkpoints` and `acks`. It joins no queue group, so it takes no message from other members."""
+    """Return the subscriptions and publications of the daemon that NATS refuses, with its messages:
+    streams by name, `checkpoints` and `acks`. This joins no queue group, so it takes no message
+    from other members."""
     wanted = {f"stream {name}": stream.subjects for name, stream in settings.streams.items()}
     if is_open_to_nats(settings):
         wanted["checkpoints"] = offsets_settings(settings).subjects
@@ -220,7 +222,7 @@ async def _refused(settings: Settings, client: Any, errors: list[str]) -> dict[s
         pass
 
     async def confirm() -> None:
-        # Twice: the first PING may overtake what still waits in nats-py's own buffer.
+        # Twice: the first PING may overtake data that still waits in nats-py's own buffer.
         await client.flush(timeout=_SECONDS)
         await client.flush(timeout=_SECONDS)
 
@@ -242,7 +244,8 @@ async def _refused(settings: Settings, client: Any, errors: list[str]) -> dict[s
 
 
 async def _jetstream_subjects(client: Any) -> dict[str, list[str]] | None:
-    """Subjects by JetStream stream; None when there is none, or it may not be asked."""
+    """Return subjects by JetStream stream; None if there is no JetStream, or it may not be
+    queried."""
     found: dict[str, list[str]] = {}
     try:
         js = client.jetstream(timeout=_SECONDS)
@@ -256,7 +259,7 @@ async def _jetstream_subjects(client: Any) -> dict[str, list[str]] | None:
 
 
 def _permissions(settings: Settings, refused: dict[str, str]) -> Iterator[Checkup]:
-    """Whether NATS lets the daemon subscribe, and ack."""
+    """Check if NATS allows the daemon to subscribe and to ack."""
     advice = "give the daemon's NATS user the permission: `liftlog docs how-to/nats`"
     for name, problem in refused.items():
         stream = settings.streams.get(name.removeprefix("stream "))
@@ -268,7 +271,7 @@ def _permissions(settings: Settings, refused: dict[str, str]) -> Iterator[Checku
                 "nats permissions", WARNING, shown, f"{advice}, or set checkpoints.over_nats: false"
             )
         elif stream is not None and stream.queue_group:
-            # A member would get messages that the daemon should have.
+            # A member would get messages that are meant for the daemon.
             shown = f"{name}: {problem}; this was asked without its queue group"
             yield Checkup("nats permissions", WARNING, shown, advice)
         else:

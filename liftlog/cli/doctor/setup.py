@@ -1,5 +1,4 @@
-"""The configuration: streams that get in each other's way, packages, who may connect and with
-which certificate."""
+"""The configuration: streams that conflict, packages, remote access and the certificate."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ _CODECS = {"lz4": "lz4", "zstd": "zstandard"}
 
 
 def check_streams(settings: Settings) -> Iterator[Checkup]:
-    """Two that answer the same message: the publisher takes whichever answer is first."""
+    """Find streams that ack the same message: the publisher takes the first answer."""
     from liftlog.server.streams.neighbours import share_messages
 
     clashes = [
@@ -93,7 +92,7 @@ def _version_of(name: str) -> str:
 
 
 def check_access(settings: Settings) -> Iterator[Checkup]:
-    """Who can connect from elsewhere, and what is read on the way."""
+    """Check who can connect from other machines, and if the connection can be read on the way."""
     from liftlog.settings.checks import cautions
 
     policy = None
@@ -118,7 +117,8 @@ def check_access(settings: Settings) -> Iterator[Checkup]:
 
 
 def check_certificate(settings: Settings) -> Iterator[Checkup]:
-    """Whether clients will accept it, as far as that does not depend on whom they trust."""
+    """Check if clients will accept it, as far as that does not depend on the CAs that they
+    trust."""
     tls = settings.pull.tls
     if tls.cert is None:
         return

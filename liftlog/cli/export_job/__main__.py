@@ -1,4 +1,4 @@
-"""Runs `liftlog export`; with --path it only says where this file is."""
+"""Runs `liftlog export`; with --path, it only prints the path of this file."""
 
 from __future__ import annotations
 

@@ -110,8 +110,8 @@ _LAYOUTS: dict[bool | None, Any] = {None: None, True: "merge-on-read", False: "c
 @click.option(
     "--partition-size",
     metavar="SIZE",
-    help="How much of the log one task reads, and how much of the table one task merges, about; "
-    "such as 128MiB. Default: 256MiB (128MiB to append) and 32MiB.",
+    help="Approximate size of the part of the log that one task reads, and of the table that one "
+    "task merges, such as 128MiB. Default: 256MiB (128MiB to append) and 32MiB.",
 )
 @click.option("--json", "as_json", is_flag=True, help="The same as --output json.")
 @server_options

@@ -1,4 +1,4 @@
-"""The work of `liftlog export`: from options to a job, and its summary in words."""
+"""The work of `liftlog export`: makes a job of the options, and prints its summary."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _kind(summary: Summary) -> str:
 
 
 def _share(summary: Summary) -> str:
-    """What the run has written, as a part of the table."""
+    """Return the share of the table that the run has written."""
     return f", {summary.written_share:.1%} of the table" if summary.table_bytes else ""
 
 
@@ -125,7 +125,7 @@ def _absolute(path: str | None) -> str | None:
 
 @contextmanager
 def token_file(given: str | None, master: str | None) -> Iterator[str | None]:
-    """A path for the tasks: the token itself would appear in Spark's plans."""
+    """Return a path for the tasks: the token itself would appear in Spark's plans."""
 
     path = given or os.environ.get("LIFTLOG_TOKEN_FILE")
     token = shared_value("token", "LIFTLOG_TOKEN")

@@ -18,7 +18,7 @@ from liftlog.cli.lib.text import plural, printable, show_size
     "--keep",
     default="7d",
     metavar="DURATION",
-    help="Keep a snapshot for so long after the next one. For a Delta table in whole hours. "
+    help="Keep a snapshot for this time after the next one; in whole hours for a Delta table. "
     "Default: 7d.",
 )
 @click.option(
@@ -36,8 +36,8 @@ def export_vacuum(table: str, keep: str, keep_snapshots: int | None, dry_run: bo
     `liftlog export vacuum` and `liftlog export-vacuum` are the same; with --to, the first one
     exports a stream of that name instead.
 
-    It removes files that only removed snapshots need, and what stopped runs have left, and tells
-    how many bytes that freed. It needs neither the daemon nor Spark, and does not disturb an export
+    It removes files that only removed snapshots need, and files left by stopped runs, and prints
+    the number of bytes freed. It needs neither the daemon nor Spark, and does not disturb an export
     that runs meanwhile. Each export does the same with its own --keep.
 
     \b

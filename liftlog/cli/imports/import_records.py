@@ -1,4 +1,4 @@
-"""`liftlog import`: copy messages from elsewhere into a stream, each of them once."""
+"""`liftlog import`: copies messages from elsewhere into a stream, each of them once."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def import_commands() -> None:
 
 
 def _target_options(command: Decorated) -> Decorated:
-    """What all of them have."""
+    """The options of all sources."""
     command = debug_option(server_options(nats_options(command)))
     command = click.option(
         "--dry-run", "-n", is_flag=True, help="Show where the copy would begin, and copy nothing."
@@ -63,7 +63,7 @@ def _target_options(command: Decorated) -> Decorated:
 
 
 def _mapping_options(command: Decorated) -> Decorated:
-    """How a row becomes a message."""
+    """The options that map a row to a message."""
     command = click.option(
         "--value",
         metavar="FIELD",
@@ -101,7 +101,10 @@ def _mapping_options(command: Decorated) -> Decorated:
     help="The subject is the key, too, and deleted keys of a key-value bucket are tombstones.",
 )
 @click.option(
-    "--strip", default="", metavar="PREFIX", help="Remove this from the begin of subjects: '$KV.'."
+    "--strip",
+    default="",
+    metavar="PREFIX",
+    help="Remove this from the beginning of subjects: '$KV.'.",
 )
 @_target_options
 def jetstream(
@@ -115,7 +118,7 @@ def jetstream(
 ) -> None:
     """Copy the JetStream stream NAME into STREAM.
 
-    It ends at the end that NAME has when it begins.
+    The copy ends at the last message that NAME has when the copy begins.
 
     Let JetStream record nothing more on these subjects first: it would store the copies, too.
     `liftlog docs migrate-from-jetstream` shows the whole way.

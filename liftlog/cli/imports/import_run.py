@@ -1,10 +1,10 @@
-"""The work of `liftlog import`: each message of a source stored once, in order.
+"""The work of `liftlog import`: stores each message of a source once, in order.
 
-Every record says which source it is from and its number there (SOURCE, SEQUENCE). A run continues
-after the highest number that the stream has of its source. Each message is stored only at the
-offset after the one before it (Publisher, order `sequence`) and only if that one is the copy before
-it, by its id: an offset alone may be that of a message of another publisher. So what was in flight
-when a run ended is neither missing nor there twice.
+Every record contains the name of its source and its number there (SOURCE, SEQUENCE). A run
+continues after the highest number that the stream has of its source. Each message is stored only at
+the offset after the previous one (Publisher, order `sequence`), and only if the record before it is
+the previous copy, by its id: an offset alone may belong to a message of another publisher. So
+messages that were in flight when a run ended are neither missing nor stored twice.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 SOURCE, SEQUENCE = "Copied-From", "Copied-Sequence"
 _NOT_COPIED = (b"nats-", b"liftlog-", b"copied-")
-"""Headers that took effect at the source, and those of an earlier copy: here they would take effect
-again."""
+"""Headers that took effect at the source, and those of an earlier copy: in the stream they would
+take effect again."""
 _UNDER_WAY = 512
 _SOURCE_NAME = re.compile(r"[!-~]{1,128}", re.ASCII)
 
@@ -52,11 +52,11 @@ class Import:
     copied: int
     count: int = 0
     before: str = ""
-    """Message id of the copy that was sent last in this run."""
+    """Message id of the last copy that this run sent."""
 
     @classmethod
     def of(cls, client: SyncClient, stream: str, source: Source, name: str) -> Import:
-        """Looks where an earlier run has stopped. Raises StreamNotFound, InvalidArgument."""
+        """Find where an earlier run has stopped. Raises StreamNotFound, InvalidArgument."""
         if not _SOURCE_NAME.fullmatch(name):
             raise InvalidArgument(
                 f"{name!r} cannot name a source",
@@ -73,7 +73,8 @@ class Import:
         )
 
     def run(self, servers: list[str], creds: Path | None, *, use_envelope: bool) -> None:
-        """Copy what is left. Raises LiftlogError; then `copied` and `count` say how far it came."""
+        """Copy the remaining messages. Raises LiftlogError; then `copied` and `count` show the
+        progress."""
         load_nats(servers)
         try:
             asyncio.run(self._run(servers, creds, use_envelope=use_envelope))
@@ -83,7 +84,7 @@ class Import:
     @property
     def _way_on(self) -> str:
         return (
-            f"{self.count:,} copied; run the command again once the reason is gone: it continues "
+            f"{self.count:,} copied; run the command again once the cause is removed: it continues "
             f"after number {self.copied}, and stores nothing twice"
         )
 
@@ -121,7 +122,7 @@ class Import:
                 await self._settle(under_way)
                 tell(self.count, self.source.total)
         finally:
-            # What is stored already counts, although the run ends here.
+            # Messages that are stored already count, although the run ends here.
             for sequence, future in under_way:
                 if future.done() and not future.cancelled() and future.exception() is None:
                     self.copied, self.count = sequence, self.count + 1
@@ -129,7 +130,7 @@ class Import:
                     future.cancel()
 
     async def _settle(self, under_way: deque[tuple[int, asyncio.Future[Any]]]) -> None:
-        """Wait for the oldest."""
+        """Wait for the oldest message in flight."""
         sequence, future = under_way[0]
         await asyncio.shield(future)
         under_way.popleft()
@@ -147,7 +148,7 @@ class Import:
         known.add(item.subject)
 
     def _arguments(self, item: Item) -> dict[str, Any]:
-        """Of `Publisher.submit`."""
+        """Return the arguments of `Publisher.submit`."""
         lines = [line for line in item.headers if not line[0].lower().startswith(_NOT_COPIED)]
         own = {SOURCE: self.name, SEQUENCE: str(item.sequence)}
         if self.before:
@@ -168,8 +169,8 @@ class Import:
 
 
 def _last_copied(client: SyncClient, info: StreamInfo, name: str) -> int:
-    """The highest number that the stream has of this source; 0 without one. It is nearly always in
-    the last record; otherwise the daemon searches the stream for it."""
+    """Return the highest number that the stream has of this source; 0 if it has none. It is nearly
+    always in the last record; otherwise the daemon searches the stream for it."""
     if info.high_watermark == info.log_start_offset:
         return 0
     ours = Filter(header=f"{SOURCE}={name}")
@@ -187,7 +188,7 @@ def _last_copied(client: SyncClient, info: StreamInfo, name: str) -> int:
 
 
 async def _check_is_retired(source: JetStream, subjects: list[str]) -> None:
-    """Raises Problem if JetStream would record the copies again, and so without end."""
+    """Raises Problem if JetStream would record the copies again, in an endless loop."""
     recorded = [one for one in await source.subjects() if overlap_any((one,), subjects)]
     if recorded:
         raise Problem(

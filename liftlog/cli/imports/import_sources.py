@@ -1,4 +1,4 @@
-"""What `liftlog import` copies, in batches: messages of JetStream, lines, rows of Parquet."""
+"""The sources of `liftlog import`, in batches: messages of JetStream, lines, rows of Parquet."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from liftlog.records.message_headers import MESSAGE_ID, HeaderLine, header_lines
 Form = Literal["rows", "records", "copied"]
 
 _DELETIONS = (b"KV-Operation", b"Nats-Marker-Reason")
-"""Headers of what JetStream stores when a key of a bucket is deleted."""
+"""Headers of the messages that JetStream stores when a key of a bucket is deleted."""
 
 _BATCH = 500
 _FETCH_SECONDS = 30
@@ -47,9 +47,9 @@ Batches = AsyncIterator[list[Item]]
 
 @dataclass(frozen=True, slots=True)
 class Mapper:
-    """From a row of a file to a message. `subject` and `key` make texts of the row; without
-    `value` the whole row is the value, as JSON. With a row that is a record or a copy, each of them
-    replaces what the row says itself."""
+    """Maps a row of a file to a message. `subject` and `key` make texts from the row; without
+    `value` the whole row is the value, as JSON. For a row that is a record or a copy, each of them
+    replaces the field in the row."""
 
     subject: Callable[[Any], str] | None = None
     key: Callable[[Any], bytes] | None = None
@@ -60,7 +60,8 @@ class Mapper:
         return self.key is not None or self.value is not None
 
     def item(self, number: int, row: Any, whole: bytes | None = None) -> Item:
-        """`whole` is the row as it was read, if it was text."""
+        """Return the message. `whole` is the row in the form in which it was read, if it was
+        text."""
         value: bytes | None
         if self.value is None:
             value = _as_json(row).encode() if whole is None else whole
@@ -70,10 +71,10 @@ class Mapper:
         return Item(number, "" if self.subject is None else self.subject(row), value, key)
 
     def changed(self, item: Item, row: Mapping[str, Any]) -> Item:
-        """The message of a row that says itself what its subject, key and value are."""
+        """Return the message of a row that contains its own subject, key and value."""
         if self.subject is None and not self.needs_fields:
             return item
-        # What `--value value` and `--key value` find is what the record has, not its base64.
+        # `--value value` and `--key value` find the record's content, not its base64.
         row = {**row, "value": _text_or_bytes(item.value), "key": _text_or_bytes(item.key)}
         if self.subject is not None:
             item = item._replace(subject=self.subject(row))
@@ -106,7 +107,7 @@ def _as_json(row: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """What Parquet has and JSON has not."""
+    """Convert types of Parquet that JSON does not have."""
     if isinstance(value, bytes):
         try:
             return value.decode()
@@ -120,7 +121,7 @@ def _plain(value: Any) -> Any:
 
 @dataclass(slots=True)
 class Lines:
-    """Lines of JSON in files, one after the other; `-` is standard input. They are numbered
+    """Lines of JSON in files, one after the other; `-` is standard input. Their numbers continue
     through all files."""
 
     files: Sequence[str]
@@ -173,8 +174,8 @@ class Lines:
 
 
 def _of_record(number: int, row: Mapping[str, Any]) -> Item:
-    """A record as `liftlog consume --output jsonl` prints it. The value must be there: null is a
-    tombstone."""
+    """Return the item for a record as `liftlog consume --output jsonl` prints it. The value must be
+    present: null is a tombstone."""
     return Item(
         number,
         str(row["subject"]),
@@ -187,12 +188,12 @@ def _of_record(number: int, row: Mapping[str, Any]) -> Item:
 
 
 def message_id_of(lines: Sequence[HeaderLine]) -> str:
-    """The first one counts, as for servers."""
+    """Return the message id; the first header counts, as in NATS servers."""
     return dict(reversed(lines)).get(MESSAGE_ID.encode(), b"").decode("utf-8", "replace")
 
 
 def _of_copy(row: Mapping[str, Any]) -> Item:
-    """A line of the programs in docs/examples/copying/."""
+    """Return the item for a line of the programs in docs/examples/copying/."""
     sequence = row["sequence"]
     if not isinstance(sequence, int) or sequence < 1:
         raise ValueError(f"the sequence {sequence!r} is not a number from 1 on")
@@ -263,7 +264,7 @@ class Parquet:
 
 @asynccontextmanager
 async def _connected(servers: list[str], creds: str | None) -> AsyncIterator[Any]:
-    """A connection to the NATS servers of JetStream. It does not reconnect: a copy that was
+    """Connect to the NATS servers of JetStream. The connection does not reconnect: a copy that was
     interrupted is run again. Raises Problem."""
     from nats.errors import Error
 
@@ -292,10 +293,10 @@ async def _connected(servers: list[str], creds: str | None) -> AsyncIterator[Any
 
 @dataclass(slots=True)
 class JetStream:
-    """Messages of a JetStream stream, up to the end that it has when the copy begins.
+    """Messages of a JetStream stream, up to its end when the copy begins.
 
-    With `key_from_subject` the subject is the key, too, and what JetStream stores for a deleted key
-    is a tombstone; `strip` is removed from the begin of subjects that have it.
+    With `key_from_subject` the subject is the key, too, and JetStream's messages for deleted keys
+    become tombstones; `strip` is removed from the beginning of subjects that have it.
     """
 
     servers: list[str]
@@ -306,7 +307,8 @@ class JetStream:
     total: int | None = field(default=None, init=False)
 
     async def subjects(self) -> list[str]:
-        """What the stream records in JetStream at the moment. Raises Problem."""
+        """Return the subjects that the stream records in JetStream at the moment. Raises
+        Problem."""
         async with self._opened() as jetstream:
             found = await jetstream.stream_info(self.stream)
             return list(found.config.subjects or ())
@@ -343,7 +345,7 @@ class JetStream:
 
     @asynccontextmanager
     async def _opened(self) -> AsyncIterator[Any]:
-        """JetStream's API on a connection of its own."""
+        """Open JetStream's API on a connection of its own."""
         from nats.errors import Error
         from nats.js.errors import NotFoundError
 

@@ -1,7 +1,7 @@
-"""A NATS connection that keeps header blocks and subjects whole.
+"""A NATS connection that keeps header blocks and subjects unchanged.
 
 nats-py makes a mapping of headers: a repeated name keeps one value, bytes that are not UTF-8 are
-replaced, and a stored message with a header `Status` is taken for a message of the server. A
+replaced, and a stored message with a header `Status` is taken for a message from the server. A
 subject that is not UTF-8 ends its connection.
 """
 
@@ -15,7 +15,7 @@ _STATUS_LINE = b"NATS/1.0 "
 
 
 class BlockHeaders(dict[str, str]):
-    """The block, and those headers by name that nats-py itself reads."""
+    """The block, and the headers by name that nats-py itself reads."""
 
     def __init__(self, block: bytes, found: dict[str, str]) -> None:
         super().__init__(found)
@@ -28,9 +28,9 @@ class WholeHeaders(Client):
     async def _process_headers(self, headers: bytes | None) -> dict[str, str] | None:
         if not headers:
             return None
-        if headers.startswith(_STATUS_LINE):  # the server's own
+        if headers.startswith(_STATUS_LINE):  # a message from the server itself
             return BlockHeaders(headers, await super()._process_headers(headers) or {})
-        return BlockHeaders(headers, {})  # none of these asks anything of nats-py
+        return BlockHeaders(headers, {})  # none of these headers has an effect in nats-py
 
     def _build_message(
         self,

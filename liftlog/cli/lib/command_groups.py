@@ -1,5 +1,5 @@
 """Commands and groups of commands: a group imports a command when it is used, has sections in its
-help, knows aliases, answers `help`, and guesses what a typo meant."""
+help, accepts aliases, answers `help`, and corrects typing errors."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class SharedOption(click.Option):
 
 
 class Listed(NamedTuple):
-    """A command that is not imported yet: `place` is MODULE:ATTRIBUTE. `section` is the heading in
-    the help of its group."""
+    """A command that is not imported yet: `place` is MODULE:ATTRIBUTE. `section` is its heading in
+    the help of the group."""
 
     place: str
     short_help: str
@@ -39,8 +39,8 @@ class Listed(NamedTuple):
 def _write_options(
     command: click.Command, ctx: click.Context, formatter: click.HelpFormatter
 ) -> None:
-    """Those of the command itself, then those that every command has: only `liftlog --help`
-    explains these, elsewhere they would hide the others."""
+    """Write the options of the command itself, then the shared ones: only `liftlog --help` explains
+    these, since elsewhere they would hide the others."""
     own: list[tuple[str, str]] = []
     shared: list[tuple[str, str]] = []
     for parameter in command.get_params(ctx):
@@ -71,11 +71,11 @@ class Command(click.Command):
 
 
 class Commands(click.Group):
-    """`listed` are commands by name, in the order of the help. Help and the completion of their
-    names import none of them.
+    """`listed` are commands by name, in the order of the help. Neither help nor completion of their
+    names imports them.
 
-    `aliases` are other names, of one or two words, each with what it stands for: a command of this
-    group and perhaps arguments.
+    `aliases` are other names, of one or two words, each with its meaning: a command of this group,
+    possibly with arguments.
     """
 
     command_class = Command
@@ -92,7 +92,7 @@ class Commands(click.Group):
         self.listed = dict(listed or {})
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """In the order of the table, then as they were added; not by alphabet."""
+        """Return names in the order of the table, then as they were added; not by alphabet."""
         return [*self.listed, *(name for name in self.commands if name not in self.listed)]
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
@@ -127,7 +127,7 @@ class Commands(click.Group):
         _write_options(self, ctx, formatter)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """In sections; all names in one column."""
+        """Write sections; all names in one column."""
         sections: dict[str, list[tuple[str, str]]] = {}
         names = self.list_commands(ctx)
         width = max(map(len, names), default=0)
@@ -140,7 +140,7 @@ class Commands(click.Group):
                 formatter.write_dl(rows)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Names of commands, and options as for every command."""
+        """Complete names of commands, and options as for every command."""
         named = [
             CompletionItem(name, help=self._short_help(name))
             for name in self.list_commands(ctx)
@@ -154,7 +154,8 @@ class Commands(click.Group):
 
 
 def _help_command() -> click.Command:
-    """`liftlog help stream ls` is `liftlog stream ls --help`, also for `liftlog stream help ls`."""
+    """`liftlog help stream ls` means `liftlog stream ls --help`, and so does `liftlog stream help
+    ls`."""
 
     def show(words: tuple[str, ...]) -> None:
         context = click.get_current_context().parent

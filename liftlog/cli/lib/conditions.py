@@ -1,4 +1,4 @@
-"""The conditions of a daemon, as commands show them."""
+"""The conditions of a daemon, in the form that commands show."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OLDER = "see the daemon's log: this daemon is older and names no next step"
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A condition in words: `text` begins with its subject, if it has one."""
+    """A condition as text: `text` begins with its subject, if it has one."""
 
     name: str
     severity: str
@@ -50,7 +50,7 @@ def shown(conditions: Iterable[Any]) -> list[Shown]:
 
 
 def conditions_of(info: DaemonInfo) -> list[Shown]:
-    """The conditions of a daemon; of an older one, what it says of NATS and its warnings."""
+    """Return the conditions of a daemon; for an older one, its NATS state and its warnings."""
     if info.conditions:
         return shown(info.conditions)
     found = []

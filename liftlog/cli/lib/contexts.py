@@ -1,6 +1,6 @@
 """Contexts: names for daemons, each with its address, login and NATS server, in a file of the user.
 
-They are read when a command is about to connect, so nothing else waits for them.
+The file is read when a command is about to connect, so that no other command is delayed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from liftlog.names import NAME_HELP, is_stream_name
 
 FIELDS = ("server", "token", "nkey", "tls_ca", "tls_cert", "tls_key", "nats", "creds")
 PATHS = ("nkey", "tls_ca", "tls_cert", "tls_key", "creds")
-"""Of these the value is a file, so it is kept as an absolute path."""
+"""Fields whose value is a file; it is stored as an absolute path."""
 
 
 class Contexts(NamedTuple):
@@ -39,14 +39,14 @@ class Contexts(NamedTuple):
 
 
 def file_of(environ: Mapping[str, str]) -> Path:
-    """Where the contexts are kept."""
+    """Return the path of the contexts file."""
     given = environ.get("XDG_CONFIG_HOME")
     base = Path(given) if given else Path("~/.config").expanduser()
     return base / "liftlog" / "contexts.json"
 
 
 def read_contexts(file: Path) -> Contexts:
-    """Those in the file; none if it does not exist. Raises ConfigError."""
+    """Return the contexts in the file; none if it does not exist. Raises ConfigError."""
     try:
         content = file.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
@@ -81,7 +81,7 @@ def _checked(found: Any) -> Contexts:
 
 
 def write_contexts(file: Path, contexts: Contexts) -> None:
-    """Replace the file at once, readable by its owner only. Raises OSError."""
+    """Replace the file atomically, readable by its owner only. Raises OSError."""
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     whole = {"current": contexts.current, "contexts": contexts.found}
     beside = file.with_name(f"{file.name}.{os.getpid()}")

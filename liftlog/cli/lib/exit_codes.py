@@ -40,7 +40,7 @@ MEANINGS: dict[ExitCode, str] = {
     ExitCode.DENIED: "not authenticated, or not allowed by the ACL or by NATS",
     ExitCode.NOT_ACKED: "a published message was refused, or no ack came in time",
     ExitCode.TRY_AGAIN: "not possible right now: no answer in time, disk full, directory in use",
-    ExitCode.BEHIND: "a backup was made, and may lack what was acked last",
+    ExitCode.BEHIND: "a backup was made, and may lack the last acked messages",
     ExitCode.INTERRUPTED: "interrupted (Ctrl-C)",
     ExitCode.PIPE_CLOSED: "the reader of the output closed it",
 }
@@ -81,12 +81,12 @@ _BY_ERROR: dict[type[errors.LiftlogError], ExitCode] = {
 
 
 def exit_code_of(error: BaseException) -> ExitCode:
-    """The exit code that `error` ends the command with."""
+    """Return the exit code that `error` ends the command with."""
     return exit_code_of_kind(type(error))
 
 
 def exit_code_of_kind(kind: type[BaseException]) -> ExitCode:
-    """The exit code that an error of this class ends the command with."""
+    """Return the exit code that an error of this class ends the command with."""
     for base in kind.__mro__:
         code = _BY_ERROR.get(base)
         if code is not None:
@@ -97,5 +97,5 @@ def exit_code_of_kind(kind: type[BaseException]) -> ExitCode:
 
 
 def table_lines() -> list[str]:
-    """The table for `--help`, one line per code."""
+    """Return the table for `--help`, one line per code."""
     return [f"{code.value:>3}  {meaning}" for code, meaning in MEANINGS.items()]

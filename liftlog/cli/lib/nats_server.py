@@ -1,4 +1,5 @@
-"""The NATS server that a command publishes to: from options, environment, context or daemon."""
+"""Finds the NATS server that a command publishes to: from options, environment, context or
+daemon."""
 
 from __future__ import annotations
 
@@ -39,13 +40,13 @@ def nats_options(command: Decorated) -> Decorated:
 
 
 def nats_credentials(given: Path | None) -> Path | None:
-    """The credentials file, perhaps that of the context."""
+    """Return the credentials file, possibly that of the context."""
     kept = context_value("creds")
     return given if given is not None or kept is None else Path(kept)
 
 
 def nats_servers(given: str | None) -> list[str]:
-    """Addresses of the NATS servers to publish to."""
+    """Return addresses of the NATS servers to publish to."""
     text = (
         given
         or context_value("nats", explicit=True)
@@ -59,8 +60,8 @@ def nats_servers(given: str | None) -> list[str]:
 
 
 def _told_by_the_daemon() -> str:
-    """The server that the daemon is connected to; empty if it does not say. A loopback address is
-    of the daemon's machine."""
+    """Return the server that the daemon is connected to; empty if it does not report one. A
+    loopback address refers to the daemon's machine."""
     try:
         with connect_to_server(
             connect_timeout=_ASK_SECONDS, request_timeout=_ASK_SECONDS, reconnect_for=0

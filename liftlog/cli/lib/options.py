@@ -1,4 +1,4 @@
-"""Options that many commands share, and their values. --server, --output and the like can be given
+"""Options that many commands share, and their values. --server, --output and others can be given
 before or after the name of the command."""
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _CONTEXTS = "liftlog.contexts"
 
 
 def _shared(*names: str, **attributes: Any) -> Callable[[Decorated], Decorated]:
-    """An option whose value is kept for the whole command line; the last one given wins.
+    """An option whose value applies to the whole command line; the last one given wins.
 
-    The environment is read where the value is used: click would let the environment of an inner
-    command win over an option given to an outer one.
+    The environment is read where the value is used: click would prefer the environment of an inner
+    command to an option of an outer one.
     """
 
     def keep(context: click.Context, parameter: click.Parameter, value: Any) -> None:
@@ -45,12 +45,12 @@ def _shared(*names: str, **attributes: Any) -> Callable[[Decorated], Decorated]:
 
 
 def given_value(name: str) -> Any:
-    """What the command line says; None without it."""
+    """Return the value on the command line; None without it."""
     return click.get_current_context().meta.get(f"liftlog.{name}")
 
 
 def _kept(name: str, variable: str) -> Any:
-    """A value of the daemon's address or login: from the command line, the context or the
+    """Return a value of the daemon's address or login: from the command line, the context or the
     environment."""
     value = given_value(name)
     if value is None:
@@ -59,15 +59,16 @@ def _kept(name: str, variable: str) -> Any:
 
 
 def context_value(name: str, *, explicit: bool = False) -> str | None:
-    """A field of the context that counts; `explicit`: only if the command line names it."""
+    """Return a field of the context in use; `explicit`: only if the command line names the
+    context."""
     if explicit and given_value("context") is None:
         return None
     return _context_in_use().get(name)
 
 
 def _context_in_use() -> dict[str, str]:
-    """Fields of the context that counts; empty if there is none. A login goes to its own server
-    only: the context that was chosen earlier counts for nothing where a server is named."""
+    """Return the fields of the context in use; empty if there is none. A login is sent to its own
+    server only: if a server is named, the context that was chosen earlier is ignored."""
     meta = click.get_current_context().meta
     name = meta.get("liftlog.context")
     if name is None:
@@ -161,14 +162,14 @@ def debug_wanted() -> bool:
 
 
 def quiet() -> bool:
-    """Whether only data and errors are to be printed."""
+    """True if only data and errors are to be printed."""
     context = click.get_current_context(silent=True)
     return bool(context and context.meta.get("liftlog.quiet"))
 
 
 def error_style_of(arguments: Sequence[str]) -> str:
-    """How errors are printed, `table` for people or one of FOR_PROGRAMS. It is taken from the
-    words of the command line, which may be wrong in any other way."""
+    """Return the format of errors, `table` for people or one of FOR_PROGRAMS. It is derived from
+    the words of the command line, which may be wrong in any other way."""
     chosen = os.environ.get("LIFTLOG_OUTPUT", "")
     for word, following in zip(arguments, [*arguments[1:], ""], strict=False):
         if word == "--":
@@ -183,25 +184,25 @@ def error_style_of(arguments: Sequence[str]) -> str:
 
 
 def error_style() -> str:
-    """That of the running command."""
+    """Return the format of errors of the running command."""
     context = click.get_current_context(silent=True)
     return str(context.meta.get(ERROR_STYLE, "table")) if context else "table"
 
 
 def shared_value(name: str, variable: str) -> str | None:
-    """The value of a shared option or of its environment variable."""
+    """Return the value of a shared option or of its environment variable."""
     found = _kept(name, variable)
     return None if found is None else str(found)
 
 
 def want_json() -> None:
-    """As if --output json had been given last."""
+    """Act as if --output json had been given last."""
     click.get_current_context().meta["liftlog.output"] = "json"
 
 
 def output_format() -> str:
-    """How objects are printed: `template` or `fields` if the user chose these, else one of OUTPUTS,
-    but not `wide`, which is a table that holds more: see `wide_wanted`."""
+    """Return the output format: `template` or `fields` if the user chose these, else one of OUTPUTS
+    except `wide`, which is a table with more columns: see `wide_wanted`."""
     chosen = _chosen_output()
     if chosen_template() is not None:
         return "template"
@@ -211,14 +212,15 @@ def output_format() -> str:
 
 
 def chosen_fields() -> list[Path]:
-    """The fields of --fields; empty without it. Raises InvalidArgument."""
+    """Return the fields of --fields; empty without it. Raises InvalidArgument."""
     context = click.get_current_context(silent=True)
     text = context.meta.get("liftlog.fields") if context else None
     return [] if text is None else _parsed_fields(str(text))
 
 
 def chosen_template() -> Callable[[Any], str] | None:
-    """What makes the line of an object, with --template. Raises InvalidArgument."""
+    """Return the function that makes the line of an object, with --template. Raises
+    InvalidArgument."""
     context = click.get_current_context(silent=True)
     text = context.meta.get("liftlog.template") if context else None
     return None if text is None else parse_template(str(text))
@@ -230,7 +232,7 @@ def _parsed_fields(text: str) -> list[Path]:
 
 
 def wide_wanted() -> bool:
-    """Whether tables are to show all they can."""
+    """True if tables are to show all their columns."""
     return _chosen_output() == "wide"
 
 
@@ -245,8 +247,8 @@ def _chosen_output() -> str:
 
 
 def connect_to_server(default: str = DEFAULT_SERVER, **options: Any) -> SyncClient:
-    """A connection to the daemon that --server and --token name, or else to the one at `default`;
-    `options` of `connect_sync`."""
+    """Connect to the daemon that --server and --token name, or else to the one at `default`;
+    `options` are those of `connect_sync`."""
     from liftlog.client.opening import connect_sync
 
     context = click.get_current_context()
@@ -260,8 +262,8 @@ def connect_to_server(default: str = DEFAULT_SERVER, **options: Any) -> SyncClie
 
 
 def connect_at(address: str, **options: Any) -> SyncClient:
-    """A connection to the daemon at `address`, which no option has named: with the login of the
-    command line or the environment. That of a context is for the context's own server."""
+    """Connect to the daemon at `address`, which no option has named: with the login of the command
+    line or the environment. The login of a context is for the context's own server."""
     from liftlog.client.opening import connect_sync
 
     token = given_value("token") or os.environ.get("LIFTLOG_TOKEN") or None
@@ -270,7 +272,8 @@ def connect_at(address: str, **options: Any) -> SyncClient:
 
 
 def full_address(text: str) -> str:
-    """`host:9292`, `host` and `/run/x.sock` are short forms; others are left as they are."""
+    """Expand the short forms `host:9292`, `host` and `/run/x.sock`; other addresses stay
+    unchanged."""
     word = text.strip()
     if not word or "://" in word:
         return word
@@ -278,14 +281,14 @@ def full_address(text: str) -> str:
 
 
 def find_asked() -> str | None:
-    """The stream that the command line names, once a daemon was asked about it."""
+    """Return the stream that the command line names, once a daemon was asked about it."""
     context = click.get_current_context(silent=True)
     asked = context.meta.get(_ASKED) if context else None
     return asked if isinstance(asked, str) else None
 
 
 def duration_of(option: str, text: str) -> float:
-    """Seconds. Raises InvalidArgument that names the option."""
+    """Return seconds. Raises InvalidArgument that names the option."""
     from liftlog.settings import parse_duration
 
     try:
@@ -297,7 +300,7 @@ def duration_of(option: str, text: str) -> float:
 def _tls_for(address: str) -> ClientTls:
     context = click.get_current_context()
     if not address.startswith("tls://"):
-        # A variable of the environment may be there for other addresses; an option is not.
+        # An environment variable may be meant for other addresses; an option is not.
         given = [name for name in TLS_FILES if f"liftlog.tls_{name}" in context.meta]
         if given:
             raise click.UsageError(
@@ -315,7 +318,7 @@ _NOT_YAML = tuple(">|*&!%@`")
 
 
 def split_nodes(context: click.Context, parameter: click.Parameter, value: str | None) -> list[str]:
-    """The callback of an option that takes names of nodes."""
+    """Callback of an option that takes names of nodes."""
     names = [] if value is None else [name.strip() for name in value.split(",")]
     if not all(names):
         raise click.BadParameter("expected names of nodes, separated by commas")
@@ -356,6 +359,6 @@ def _value(key: str, text: str) -> Any:
     if document.findings:
         raise InvalidArgument(f"--set {key}: {document.findings[0][2]}")
     value = document.value
-    # Dates and the like have no place in a setting, but a subject may look like one.
+    # Dates and the like are not settings, but a subject may look like one.
     plain = value is None or isinstance(value, (str, bool, int, float, list, dict))
     return value if plain else text

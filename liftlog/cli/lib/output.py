@@ -1,4 +1,4 @@
-"""What goes to stdout: tables for people; JSON, YAML, CSV and templates for programs."""
+"""Output on stdout: tables for people; JSON, YAML, CSV and templates for programs."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))  # dumps(
 
 
 def to_json(value: Any) -> str:
-    """One line; text stays readable, but for what a terminal would act on."""
+    """Return one line; text stays readable, except characters that a terminal would interpret."""
     return escaped_in_quotes(_encoder.encode(value))
 
 
 def write_text(text: str) -> None:
-    """One write, flushed, so that a reader behind a pipe sees it at once.
+    """Write once and flush, so that a reader behind a pipe sees it at once.
 
     Text that stdout cannot encode is escaped.
     """
@@ -50,16 +50,16 @@ def write_lines(lines: Sequence[str]) -> None:
 
 
 def say(text: str) -> None:
-    """A confirmation, which --quiet leaves out."""
+    """Print a confirmation; --quiet omits it."""
     if not quiet():
         click.echo(text)
 
 
 def to_yaml(value: Any) -> str:
-    """What `to_json` says, as YAML in blocks."""
+    """Return the content of `to_json` as YAML in blocks."""
     import yaml
 
-    plain = json.loads(to_json(value))  # YAML does not know enums and other subclasses of str
+    plain = json.loads(to_json(value))  # YAML does not support enums and other subclasses of str
     text = yaml.dump(
         plain, Dumper=_yaml_dumper(), sort_keys=False, allow_unicode=True, width=1_000_000
     )
@@ -68,7 +68,8 @@ def to_yaml(value: Any) -> str:
 
 @lru_cache(maxsize=1)
 def _yaml_dumper() -> Any:
-    """One that puts into double quotes whatever will be escaped: nothing else can hold escapes."""
+    """Make a dumper that double-quotes every text to be escaped: only double quotes allow
+    escapes."""
     import yaml
 
     base: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
@@ -85,7 +86,7 @@ def _yaml_dumper() -> Any:
 
 
 def write_object(value: Any, style: str) -> None:
-    """One object: indented for `json` and `yaml`, one line for the others."""
+    """Write one object: indented for `json` and `yaml`, on one line for other formats."""
     fields = chosen_fields()
     if style in ("csv", "fields", "template"):
         write_objects([value], style)
@@ -101,7 +102,7 @@ def write_object(value: Any, style: str) -> None:
 
 
 def write_objects(values: Iterable[Any], style: str) -> None:
-    """Some objects that are all at hand: one array, or one line each."""
+    """Write several objects that are all available: as one array, or one line each."""
     found = list(values)
     fields = chosen_fields()
     if style == "json":
@@ -115,7 +116,7 @@ def write_objects(values: Iterable[Any], style: str) -> None:
 
 
 class JsonArray:
-    """A JSON array written piece by piece; whole even when what fills it is interrupted."""
+    """A JSON array written piece by piece; complete even if its producer is interrupted."""
 
     def __init__(self) -> None:
         self._empty = True
@@ -136,7 +137,7 @@ class JsonArray:
 
 
 class YamlArray:
-    """The same in YAML, where the pieces of a sequence are sequences."""
+    """The same in YAML, where the pieces of a sequence are themselves sequences."""
 
     def __init__(self) -> None:
         self._empty = True
@@ -155,7 +156,7 @@ class YamlArray:
 
 
 class Lines:
-    """The same as lines: one JSON object each, or what the template makes of it."""
+    """The same as lines: a JSON object each, or the result of the template."""
 
     def __init__(self, line_of: Callable[[Any], str] | None = None) -> None:
         self._line_of = line_of
@@ -174,8 +175,8 @@ class Lines:
 
 
 class Rows:
-    """The same as rows: CSV, or a table of the chosen fields, whose columns widen as longer cells
-    come by. Without chosen fields the columns are `columns`, or the fields of the first objects."""
+    """The same as rows: CSV, or a table of the chosen fields, whose columns widen for longer cells.
+    Without chosen fields the columns are `columns`, or the fields of the first objects."""
 
     def __init__(self, style: str, columns: Sequence[str] = ()) -> None:
         self._is_csv = style == "csv"
@@ -216,13 +217,14 @@ class Rows:
 
 
 def _chosen(values: Sequence[Any]) -> Sequence[Any]:
-    """The objects with the fields that --fields names."""
+    """Return the objects with only the fields of --fields."""
     fields = chosen_fields()
     return shapes.reduced(values, fields) if fields else values
 
 
 def _for_terminal(text: str) -> str:
-    """CSV and templates have no escapes of their own, so only a terminal gets some."""
+    """CSV and templates have no escapes of their own, so only for a terminal the text is
+    escaped."""
     return printable(text, keep_newlines=True) if is_terminal() else text
 
 
@@ -230,8 +232,8 @@ ObjectArray: TypeAlias = JsonArray | YamlArray | Lines | Rows
 
 
 def object_array(style: str, columns: Sequence[str] = ()) -> ObjectArray | None:
-    """For objects that come one after the other; None where tables are wanted. `columns` are the
-    fields that objects can have, for CSV."""
+    """Return the array for objects that arrive one after the other; None if a table is wanted.
+    `columns` are the possible fields of objects, for CSV."""
     if style == "json":
         return JsonArray()
     if style == "yaml":
@@ -248,12 +250,12 @@ def is_terminal() -> bool:
 
 
 def is_coloured() -> bool:
-    """Whether stdout gets colours and bold text."""
+    """True if stdout gets colours and bold text."""
     return is_terminal() and not os.environ.get("NO_COLOR")
 
 
 def terminal_width() -> int | None:
-    """Columns of the terminal on stdout; None when it is something else, which has no width."""
+    """Return the columns of the terminal on stdout; None if stdout is not a terminal."""
     if not is_terminal():
         return None
 
@@ -261,7 +263,7 @@ def terminal_width() -> int | None:
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Row], *, right: Iterable[int] = ()) -> None:
-    """A table for people. Behind a pipe every row is one line, whole, however long."""
+    """Print a table for people. Behind a pipe every row is one line, in full, however long."""
     from rich.table import Table
     from rich.text import Text
 
@@ -271,7 +273,7 @@ def print_table(headings: Sequence[str], rows: Sequence[Row], *, right: Iterable
         justify: Literal["right", "left"] = "right" if number in aligned else "left"
         table.add_column(heading, justify=justify, overflow="fold")
     for row in rows:
-        # Text: brackets in data are not markup.
+        # A Text object: brackets in data are not markup.
         table.add_row(
             *(
                 Text(printable(cell, keep_newlines=True), style=colour_of(heading, cell) or "")
@@ -291,7 +293,7 @@ _ALWAYS = {"problem": _BAD, "damaged": _BAD, "possible losses": _MIND, "warnings
 
 
 def colour_of(name: str, value: str) -> str | None:
-    """The colour of what a column or fact called `name` says; only states have one."""
+    """Return the colour of the value of a column or fact `name`; only states have one."""
     name = name.lower()
     if name.startswith("warning"):
         return _MIND
@@ -308,7 +310,8 @@ _LEAST_WRAPPED = 20
 
 
 def print_pairs(pairs: Sequence[tuple[str, str]]) -> None:
-    """Names and values below each other. On a terminal long values are wrapped beside the names."""
+    """Print names and values below each other. On a terminal, long values are wrapped next to the
+    names."""
     width = max((len(name) for name, _ in pairs), default=0)
     whole = terminal_width()
     left = None if whole is None else max(whole - width - 2, _LEAST_WRAPPED)
@@ -345,7 +348,7 @@ def print_rich(renderable: RenderableType) -> None:
 
 
 def make_console(file: TextIO | None = None) -> Console:
-    """For stdout, or `file`."""
+    """Make a console for stdout, or `file`."""
     from rich.console import Console
 
     return Console(
@@ -353,6 +356,6 @@ def make_console(file: TextIO | None = None) -> Console:
         highlight=False,
         emoji=False,
         markup=False,
-        # Of NO_COLOR rich would still write bold and dim.
+        # With NO_COLOR, rich would still write bold and dim.
         color_system=None if os.environ.get("NO_COLOR") else "auto",
     )

@@ -1,5 +1,5 @@
-"""What is said on stderr: errors in words (what happened and why, then what to do next; no
-tracebacks), remarks, questions, and what the client library reports."""
+"""Output on stderr: errors in words (what happened and why, then what to do next; no tracebacks),
+remarks, questions, and events of the client library."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def code_for(error: BaseException) -> ExitCode:
 
 
 def unwrapped(error: BaseException) -> BaseException:
-    """What failed, out of the groups that a failing task is wrapped in."""
+    """Return the error itself, without the groups that a failing task wraps around it."""
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error
@@ -79,7 +79,7 @@ def report(error: BaseException, *, debug: bool = False, style: str = "") -> Exi
 def _error_object(
     error: BaseException, code: ExitCode, parts: list[tuple[str, str]]
 ) -> dict[str, Any]:
-    """What `describe` says, for programs."""
+    """Return the content of `describe`, for programs."""
     texts: dict[str, list[str]] = {}
     for label, text in parts:
         texts.setdefault(label.strip(), []).append(text)
@@ -98,7 +98,7 @@ def _error_object(
 
 
 def describe(error: BaseException, code: ExitCode) -> list[tuple[str, str]]:
-    """(label, text) of every paragraph."""
+    """Return (label, text) of every paragraph."""
     if isinstance(error, LiftlogError):
         parts = [("error", error.message)]
         parts += [("  why", reason) for reason in _reasons(error)]
@@ -114,7 +114,7 @@ def describe(error: BaseException, code: ExitCode) -> list[tuple[str, str]]:
 
 
 def _reasons(error: LiftlogError) -> list[str]:
-    """Details that the message does not hold."""
+    """Return details that the message does not contain."""
     found: list[str] = []
     differences = error.details.get("differences")
     if isinstance(differences, (list, tuple)):
@@ -134,7 +134,7 @@ def check_standard_input() -> None:
     """Raises Problem if it is closed; see `main`."""
     try:
         os.read(sys.stdin.fileno(), 0)
-    except ValueError:  # no descriptor behind it
+    except ValueError:  # it has no descriptor
         return
     except OSError as error:
         if error.errno == errno.EBADF:
@@ -144,7 +144,7 @@ def check_standard_input() -> None:
 
 
 def note(text: str) -> None:
-    """A remark beside the data: on stderr, unless --quiet was given."""
+    """Print a remark on the data: on stderr, unless --quiet was given."""
     if quiet():
         return
     click.echo(printable(text), err=True)
@@ -158,7 +158,7 @@ def warn(text: str) -> None:
 
 
 def silence_closed_output() -> None:
-    """After a write to stdout or stderr failed: send what is still buffered to /dev/null, so that
+    """Call it after a write to stdout or stderr failed: sends buffered data to /dev/null, so that
     the flush at the end of the interpreter does not print an error of its own."""
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -170,7 +170,7 @@ def silence_closed_output() -> None:
 
 
 def confirmed(question: str) -> bool:
-    """Ask before something is lost. Raises UsageError without a terminal."""
+    """Ask before data is lost. Raises UsageError without a terminal."""
     if not sys.stdin.isatty():
         raise click.UsageError(
             "There is no terminal to ask on: use --yes to proceed, or --dry-run to see what it "
@@ -187,8 +187,8 @@ _GROUP_EVENTS = {
     "dead-letter": "offset {2} of {1} becomes a dead letter after {3} attempt(s): {4}",
 }
 _BLIP_SECONDS = 0.15
-"""A loss that is made good within that is not told: a member of a group has several connections,
-and finds the loss of an idle one when it needs it."""
+"""A loss that is repaired within this time is not reported: a member of a group has several
+connections, and detects the loss of an idle one only when it needs it."""
 _TELL_AGAIN_SECONDS = 30.0
 
 
@@ -197,7 +197,7 @@ class ClientEvents(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__()
-        self._losses: dict[str, tuple[threading.Timer, float]] = {}  # by address, and when
+        self._losses: dict[str, tuple[threading.Timer, float]] = {}  # by address, with its time
 
     def emit(self, record: logging.LogRecord) -> None:
         event = str(record.msg).partition(" ")[0]

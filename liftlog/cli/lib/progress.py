@@ -1,4 +1,4 @@
-"""Bars on stderr that show how far long work is, if stderr is a terminal."""
+"""Bars on stderr that show the progress of long work, if stderr is a terminal."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any, Self
 from liftlog.cli.lib.output import make_console
 
 Advance = Callable[[str, int], None]
-"""What is worked on, and how many bytes were done just now."""
+"""Called with the name of the current item, and the number of bytes done since the last call."""
 
 
 @contextmanager
 def byte_progress(total_bytes: int) -> Iterator[Advance]:
-    """`total_bytes` may turn out to be wrong: the bar then grows with what is done."""
+    """`total_bytes` may turn out to be too low: the bar then grows with the work done."""
     if not sys.stderr.isatty():
         yield lambda what, size: None
         return
@@ -53,7 +53,7 @@ def byte_progress(total_bytes: int) -> Iterator[Advance]:
 
 @contextmanager
 def count_progress(what: str) -> Iterator[Callable[[int, int | None], None]]:
-    """A function that gets how many are done, and of how many, if that is known."""
+    """Return a function to call with the number of items done, and the total if it is known."""
     if not sys.stderr.isatty():
         yield lambda done, total: None
         return
@@ -81,7 +81,7 @@ _PHASES = {
 
 
 class ProgressBar:
-    """In `with`. `tell` may be called from any thread."""
+    """Use it in `with`. `tell` may be called from any thread."""
 
     def __init__(self) -> None:
         self._progress: Any = None

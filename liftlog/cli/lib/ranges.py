@@ -30,14 +30,14 @@ HELP = (
 
 @dataclass(frozen=True, slots=True)
 class Relative:
-    """A number of offsets before the end, or after the start, of what the stream holds."""
+    """A number of offsets before the end, or after the start, of the stream's records."""
 
     count: int
     from_end: bool
 
 
 class NotUnderstood(ValueError):
-    """The text is not a position. A caller that accepts more has a better message."""
+    """The text is not a position. A caller that accepts other texts has a better message."""
 
 
 Position: TypeAlias = int | Literal["earliest", "latest"] | datetime | Relative
@@ -51,25 +51,26 @@ POSITION_HELP = (
 
 _DAYS = {"today": 0, "yesterday": 1}
 _TIME_WITHOUT_AT = re.compile(r"now$|(?:today|yesterday)(?![a-z])|\d{4}-\d\d-\d\d", re.ASCII)
-"""How a text begins that can only be a time: its @ may be left out."""
+"""The beginnings of texts that can only be times: their @ may be left out."""
 _UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _SPAN_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)", re.ASCII)
 _SPAN = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|s|m|h|d|w))+", re.ASCII)
 _AGO = re.compile(f"-{_SPAN.pattern}", re.ASCII)
 _NUMBER = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
 _SEPARATED = re.compile(r"\d{1,3}(?:,\d{3})+", re.ASCII)
-_MAX_DIGITS = 19  # int() of very many is refused with words of its own
+_MAX_DIGITS = 19  # int() rejects very many with its own message
 MAX_OFFSET = 2**63 - 1
 _YEAR_5000 = 95_617_584_000
 
 
 def plain_number(text: str) -> str:
-    """Without the separators that tables have in numbers: `1,234` is 1234. Other text stays."""
+    """Remove the separators that tables have in numbers: `1,234` becomes 1234. Other text stays
+    unchanged."""
     return text.replace(",", "") if _SEPARATED.fullmatch(text) else text
 
 
 class OffsetType(click.IntRange):
-    """An offset as an option, as it is typed or as a table shows it."""
+    """An offset as an option, plain or in the form that a table shows."""
 
     def __init__(self) -> None:
         super().__init__(min=0)
@@ -88,7 +89,7 @@ def position_of(context: click.Context, parameter: click.Parameter, value: str) 
 
 
 def parse_position(text: str, now: datetime) -> Position:
-    """Raises ValueError that says what is accepted. A time without a zone is local time."""
+    """Raises ValueError that lists the accepted forms. A time without a zone is local time."""
     word = text.strip()
     if word in ("earliest", "start"):
         return "earliest"
@@ -108,7 +109,7 @@ def parse_position(text: str, now: datetime) -> Position:
 
 
 def parse_time(text: str, now: datetime) -> datetime:
-    """The part after the @. Raises ValueError that says what is accepted."""
+    """Parse the part after the @. Raises ValueError that lists the accepted forms."""
     if text == "now":
         return now
     try:
@@ -122,7 +123,7 @@ def parse_time(text: str, now: datetime) -> datetime:
 
 
 def parse_span(text: str) -> timedelta:
-    """`1h30m`. Raises ValueError if it is not a duration, OverflowError."""
+    """Parse `1h30m`. Raises ValueError if it is not a duration, OverflowError."""
     if not _SPAN.fullmatch(text):
         raise ValueError(f"{text!r} is not a duration such as 1h30m")
     parts = _SPAN_PART.findall(text)
@@ -136,7 +137,7 @@ def _from_epoch(seconds: float) -> datetime:
 
 
 def _dated(text: str, now: datetime) -> str:
-    """With the date in place of `today` or `yesterday`."""
+    """Replace `today` or `yesterday` by the date."""
     for word, days in _DAYS.items():
         if text.startswith(word):
             date = now.astimezone().date() - timedelta(days=days)
@@ -151,7 +152,7 @@ def _from_iso(text: str, now: datetime) -> datetime:
         raise NotUnderstood(f"@{text} is not a time: use {POSITION_HELP}") from None
     try:
         return moment.astimezone(UTC)
-    except ValueError as error:  # of a time in the first or last hours, here
+    except ValueError as error:  # a time in the first or last hours of the range, in this zone
         raise OverflowError(str(error)) from None
 
 
@@ -175,7 +176,7 @@ def range_of(context: click.Context, parameter: click.Parameter, value: str) -> 
 
 
 def parse_range(text: str, now: datetime) -> Range:
-    """Raises ValueError that says what is accepted."""
+    """Raises ValueError that lists the accepted forms."""
     word = text.strip()
     if ":" not in word:
         return Range(_position(word, now))
@@ -203,7 +204,7 @@ def _position(word: str, now: datetime) -> Position:
 def _time_range(text: str, now: datetime) -> Range:
     """Times contain colons, so the separator is a colon with a valid time on both sides.
 
-    One time is preferred to two, and of two the longest first time.
+    One time is preferred to two, and for two times the longest first one.
     """
     try:
         return Range(parse_time(text, now))
@@ -249,7 +250,8 @@ def _checked(found: Range, text: str, now: datetime) -> Range:
 
 
 def resolve(client: SyncClient, stream: str, wanted: Range) -> Bounds:
-    """The arguments for the client. Asks the daemon only if the range depends on the stream."""
+    """Return the arguments for the client. Asks the daemon only if the range depends on the
+    stream."""
     return (
         resolve_position(client, stream, wanted.start),
         None if wanted.stop is None else _resolve_stop(client, stream, wanted.stop),
@@ -257,7 +259,7 @@ def resolve(client: SyncClient, stream: str, wanted: Range) -> Bounds:
 
 
 def resolve_position(client: SyncClient, stream: str, position: Position) -> Start:
-    """Raises OffsetOutOfRange and what else a fetch does."""
+    """Raises OffsetOutOfRange and the other errors of a fetch."""
     if not isinstance(position, Relative):
         return position
     header = client.fetch(stream, "latest", max_bytes=1).header
@@ -268,7 +270,7 @@ def resolve_position(client: SyncClient, stream: str, position: Position) -> Sta
 
 
 def offset_at(client: SyncClient, stream: str, position: Position) -> int:
-    """The offset that `position` is at this moment."""
+    """Return the offset of `position` at this moment."""
     found = resolve_position(client, stream, position)
     return (
         found if isinstance(found, int) else client.fetch(stream, found, max_bytes=1).header.offset

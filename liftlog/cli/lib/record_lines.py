@@ -1,4 +1,4 @@
-"""Records on stdout, batch by batch: lines for people, or objects as in `output`."""
+"""Prints records on stdout, batch by batch: as lines for people, or as objects (see `output`)."""
 
 from __future__ import annotations
 
@@ -37,17 +37,18 @@ _NARROWEST_LIMITS = (None, None, 12, 8, 12)
 _NARROW = 110
 _VERY_NARROW = 80
 _LEAST_VALUE_WIDTHS = {_HEADERS: 20, _TIME: 12, _KEY: 12}
-"""These columns are left out, one after the other, where less would be left of the value."""
+"""These columns are left out, one after the other, if less than this width would be left for the
+value."""
 _IN_OTHER_COLUMNS = frozenset((b"liftlog-key", b"liftlog-tombstone"))
 
 
 class RecordLines:
-    """Records as lines for people. Columns widen as longer subjects and keys come by; headers get
-    theirs, and a new heading, with the first record that has some.
+    """Records as lines for people. Columns widen for longer subjects and keys; the first record
+    with headers adds their column, and a new heading.
 
-    `wide` leaves subjects, keys and headers whole, however long; a narrow terminal gets less of
-    them and of the time, and none where nothing of the value would be left. What `found` matches in
-    a value is emphasised.
+    With `wide`, subjects, keys and headers are printed in full; on a narrow terminal they and the
+    time are shortened, or left out if no room would be left for the value. The text in a value that
+    `found` matches is emphasised.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class RecordLines:
         self._headed = False
 
     def lines(self, records: Sequence[Record]) -> list[str]:
-        """Lines for one batch; the heading leads the first one."""
+        """Return lines for one batch; a heading precedes the first line."""
         columns = (
             [f"{one.offset:,}" for one in records],
             [self._moment(one) for one in records],
@@ -89,7 +90,7 @@ class RecordLines:
         return found
 
     def _widen(self, cut: Sequence[Sequence[str]]) -> None:
-        """To what these cells need; other columns than before need another heading."""
+        """Widen the columns for these cells; a change of columns requires another heading."""
         if self._widths[_HEADERS] == 0 and any(cut[_HEADERS]) and _HEADERS not in self._left_out:
             self._widths[_HEADERS] = len("HEADERS")
             self._headed = False
@@ -109,7 +110,7 @@ class RecordLines:
 
     @property
     def _value_width(self) -> int:
-        """What is left for the value."""
+        """Return the width that is left for the value."""
         shown = [width for width in self._widths if width]
         return (self._width or sys.maxsize) - sum(shown) - 2 * len(shown)
 
@@ -129,7 +130,7 @@ def _emphasised(found: re.Match[str]) -> str:
 
 
 def _headers_of(record: Record) -> str:
-    """All but those that another column shows."""
+    """Return all headers except those that another column shows."""
     if not record.raw_headers:
         return ""
     shown = [
@@ -144,7 +145,7 @@ def _headers_of(record: Record) -> str:
 def record_writer(
     style: str, *, wide: bool = False, found: re.Pattern[str] | None = None
 ) -> Iterator[Write]:
-    """A function that prints records in `style`; a JSON array is closed at the end."""
+    """Return a function that prints records in `style`; a JSON array is closed at the end."""
     objects = object_array(style, COLUMNS)
     if objects is not None:
         with objects as array:

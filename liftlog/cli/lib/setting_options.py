@@ -1,5 +1,5 @@
-"""Commands with --set: an option that is called like a setting is answered with how to set it. The
-commands of NATS have such options."""
+"""Commands with --set: for an option with the name of a setting, the error explains how to set it.
+NATS's commands have such options."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class SettingsCommand(Command):
 
 
 def setting_called(option: str) -> str | None:
-    """The key that `--max-age` most probably means."""
+    """Return the key that `--max-age` most probably means."""
     from liftlog.settings.keys import fields_of, section_of
     from liftlog.settings.stream import StreamSettings
 
@@ -44,5 +44,5 @@ def setting_called(option: str) -> str | None:
         section = section_of(info)
         keys += [key] if section is None else [f"{key}.{name}" for name, _ in fields_of(section)]
     found = [key for key in keys if key.split(".")[-1] == word]
-    # Of two that are called like this, it is that of retention.
+    # If two keys have this name, it is that of retention.
     return min(found, key=lambda key: not key.startswith("retention."), default=None)

@@ -1,7 +1,8 @@
-"""Objects in the shape that the command line asks for: some of their fields, CSV, a template.
+"""Objects in the shape that the command line requests: some of their fields, CSV, a template.
 
 A path is one of jq, without the rest of its language: `name`, `.settings.retention.max_age`,
-`value.items[0].sku`. Text that holds JSON is entered, so `value.customer` reads a record's value.
+`value.items[0].sku`. A path can also lead into text that contains JSON, so `value.customer` reads a
+record's value.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ _PATH_HELP = "for example name, settings.retention.max_age, value.items[0].sku"
 
 
 class Path(NamedTuple):
-    """`name` is how it was typed, without the leading dot."""
+    """`name` is the typed text, without the leading dot."""
 
     name: str
     steps: tuple[str | int, ...]
 
     def find(self, value: Any) -> Any:
-        """None where there is nothing."""
+        """Return None if there is no such value."""
         for step in self.steps:
             if isinstance(value, str):
                 value = _entered(value)
@@ -65,12 +66,12 @@ def parse_path(text: str) -> Path:
 
 
 def parse_fields(text: str) -> list[Path]:
-    """Paths that are separated by commas. Raises InvalidArgument."""
+    """Parse paths that are separated by commas. Raises InvalidArgument."""
     return [parse_path(word) for word in text.split(",")]
 
 
 def text_of(value: Any) -> str:
-    """A value in a cell: text as it is, nothing for null, JSON for maps and lists."""
+    """Return a value for a cell: text unchanged, nothing for null, JSON for maps and lists."""
     if isinstance(value, str):
         return value
     if value is None:
@@ -79,7 +80,7 @@ def text_of(value: Any) -> str:
 
 
 def reduced(values: Sequence[Any], fields: Sequence[Path]) -> list[dict[str, Any]]:
-    """Each object with the chosen fields only, by the names that were typed."""
+    """Return each object with only the chosen fields, by the names that were typed."""
     return [{path.name: path.find(value) for path in fields} for value in values]
 
 
@@ -88,21 +89,21 @@ def rows(values: Sequence[Any], fields: Sequence[Path]) -> list[list[str]]:
 
 
 def columns_of(values: Sequence[Any]) -> list[Path]:
-    """The fields of all these objects, in the order in which they first occur."""
+    """Return the fields of all these objects, in the order in which they first occur."""
     names = dict.fromkeys(name for value in values for name in value)
     return [Path(name, (name,)) for name in names]
 
 
 def csv_text(found: Sequence[Sequence[str]]) -> str:
-    """Rows as in RFC 4180, with a line feed at the end of each."""
+    """Return rows in the form of RFC 4180, with a line feed at the end of each."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(found)
     return text.getvalue()
 
 
 def parse_template(text: str) -> Callable[[Any], str]:
-    """A function from an object to its line. `{{.path}}` stands for a field; backslash n, t and
-    backslash are escapes. Raises InvalidArgument."""
+    """Return a function from an object to its line. `{{.path}}` stands for a field; backslash n, t
+    and backslash are escapes. Raises InvalidArgument."""
     parts: list[str | Path] = []
     at = 0
     for hole in _HOLE.finditer(text):

@@ -1,4 +1,4 @@
-"""Names that the daemon knows: for a typo in one, and for the shell's completion."""
+"""Names from the daemon: to correct a typing error, and for the shell's completion."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def consumer_names() -> list[str]:
 
 
 def suggest_stream(error: BaseException) -> None:
-    """If `error` is about an unknown stream, add the most similar name to its hint."""
+    """Add the most similar name to the hint of `error`, if it is about an unknown stream."""
     if not isinstance(error, StreamNotFound) or error.hint != StreamNotFound.default_hint:
         return
     asked = find_asked()
@@ -47,7 +47,7 @@ def suggest_stream(error: BaseException) -> None:
 
 
 def closest(word: str, known: Sequence[str]) -> str | None:
-    """The name that `word` is most probably a misspelling of; case does not count."""
+    """Return the name that `word` is most probably a misspelling of, without regard to case."""
     by_lower = {name.lower(): name for name in known}
     found = get_close_matches(word.lower(), by_lower, n=1)
     return by_lower[found[0]] if found else None
@@ -56,14 +56,14 @@ def closest(word: str, known: Sequence[str]) -> str | None:
 def complete_stream(
     context: click.Context, parameter: click.Parameter, incomplete: str
 ) -> list[str]:
-    """For the shell: streams whose names begin like this."""
-    with context.scope(cleanup=False):  # click does not make it the current one during completion
+    """For the shell: return streams whose names begin with this text."""
+    with context.scope(cleanup=False):  # click does not make it current during completion
         return [name for name in stream_names() if name.startswith(incomplete)]
 
 
 def complete_consumer(
     context: click.Context, parameter: click.Parameter, incomplete: str
 ) -> list[str]:
-    """For the shell: consumers whose names begin like this."""
+    """For the shell: return consumers whose names begin with this text."""
     with context.scope(cleanup=False):
         return [name for name in consumer_names() if name.startswith(incomplete)]

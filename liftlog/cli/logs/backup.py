@@ -53,7 +53,8 @@ def create(data_dir: Path, backup: Path, names: tuple[str, ...], wait: str) -> E
     On a node of a cluster the command asks the daemon how far each replica is committed. It finds
     the daemon by DATA_DIR; give a login with --token or --nkey if it needs one, and --server if its
     certificate is for another name. Exit code 12 if the daemon cannot be asked, or a replica stays
-    behind its leader: the backup is made, and says which streams may lack what was acked last.
+    behind its leader: the backup is made, and names the streams that may lack the last acked
+    messages.
 
     \b
     Example:
@@ -121,8 +122,8 @@ def restore(
 
     DATA_DIR must be empty or must not exist. Every file is checked while it is copied; a damaged
     backup is refused. Streams continue in a new leader epoch: consumers that had read beyond the
-    backup get DIVERGED, never other records in place of those they know. No daemon opens DATA_DIR
-    before the command has succeeded; if it was interrupted, run it again.
+    backup get DIVERGED, never other records in place of those they have read. No daemon opens
+    DATA_DIR before the command has succeeded; if it was interrupted, run it again.
 
     With --add, streams are restored beside those that DATA_DIR has. On a node of a cluster,
     `liftlog cluster adopt` then makes them streams of the cluster, and after a restore into an

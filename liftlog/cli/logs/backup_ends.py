@@ -1,9 +1,9 @@
-"""Asks the daemon of a node how far its replicas are committed, for a backup.
+"""Asks the daemon of a node, for a backup, up to where its replicas are committed.
 
-The files say that up to half a minute late. The daemon is found by its data directory. The leader
-of each stream says how far the stream is committed, and the backup waits until the replica here is
-as far. `_offsets` comes first, so that no checkpoint in the backup is beyond the end that its
-stream has in the backup.
+The files contain that with a delay of up to half a minute. The daemon is found by its data
+directory. The leader of each stream reports the stream's high watermark, and the backup waits until
+the replica here has reached it. `_offsets` comes first, so that no checkpoint in the backup is
+beyond the end that its stream has in the backup.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _LOOK_SECONDS = 0.05
 
 @dataclass(slots=True)
 class Ends:
-    """`committed` has how far each replica is. `elsewhere` has the streams of the cluster of which
-    this node has no replica, by name, with the nodes that have one."""
+    """`committed` contains the state of each replica. `elsewhere` contains the streams of the
+    cluster of which this node has no replica, by name, with the nodes that have one."""
 
     node: str = ""
     committed: dict[str, Committed] = field(default_factory=dict)
@@ -71,7 +71,7 @@ def ask_ends(data_dir: Path, names: Collection[str], wait_seconds: float) -> End
 
 
 def _is_replica(fs: FileSystem, data_dir: Path, name: str) -> bool:
-    """A manifest that cannot be read is an error of the backup, not of this question."""
+    """An unreadable manifest is reported by the backup, not here."""
     with suppress(LiftlogError):
         manifest = read_manifest(fs, data_dir / STREAMS_NAME / name)
         return manifest is not None and manifest.replicated
@@ -97,7 +97,7 @@ def _connect(server: str, seconds: float) -> SyncClient:
 
 
 def _only_here(fs: FileSystem, data_dir: Path, file: NodeFile) -> set[str]:
-    """The streams that have no replica on another node, as far as this node knows."""
+    """Return the streams that have no replica on another node, by the records of this node."""
     with suppress(LiftlogError):
         records = read_known_records(fs, data_dir).streams
         return {name for name, one in records.items() if one.members == (file.node,)}
@@ -119,7 +119,7 @@ def _ask(client: SyncClient, info: ClusterInfo, names: list[str], deadline: floa
 
 
 class _Question:
-    """Asks how far some streams, and their replicas here, are committed. Used once."""
+    """Asks up to where some streams, and their replicas here, are committed. Used once."""
 
     def __init__(self, client: SyncClient, names: list[str]) -> None:
         self._client = client
@@ -128,8 +128,8 @@ class _Question:
         self._hopeless: set[str] = set()
 
     def answered(self, deadline: float) -> dict[str, Committed]:
-        """Once each replica here is committed as far as its stream was; at `deadline` with what is
-        missing. Raises what a connection may raise."""
+        """Return once each replica here is committed up to its stream's high watermark; at
+        `deadline`, with the missing ones. Raises the errors of a connection."""
         while True:
             self._describe()
             streams = self._client.cluster().replicated if self._reasons else []

@@ -1,4 +1,4 @@
-"""The work of `liftlog backup`, a function for each of its commands."""
+"""The work of `liftlog backup`: a function for each of its commands."""
 
 from __future__ import annotations
 
@@ -108,8 +108,8 @@ def _check_room(target: Path, size_bytes: int) -> None:
 
 @contextmanager
 def _no_halves(backup: Path) -> Iterator[None]:
-    """Remove what a failed or interrupted `create` has written. A killed one leaves it behind, but
-    without the file `backup` it is not taken for a backup."""
+    """Remove the files that a failed or interrupted `create` has written. A killed one leaves them
+    behind, but without the file `backup` they do not count as a backup."""
 
     existed = backup.exists()
     empty = not existed or not any(backup.iterdir())
@@ -148,7 +148,7 @@ def verify(backup: Path, quick: bool) -> ExitCode:
 
 
 def _bad_records(backup: Path) -> list[dict[str, str]]:
-    """What was damaged in the source already, and was not known to its daemon."""
+    """Return damage of the source that its daemon had not found."""
 
     return [
         {"stream": stream.name, "file": finding.segment, "problem": finding.text}
@@ -242,7 +242,7 @@ def _show(found: Backup, title: str) -> None:
 
 
 def _object(found: Backup) -> dict[str, Any]:
-    """Without the files, which only the commands need."""
+    """Return the description without the files, which only the commands need."""
     streams = [
         {
             "name": one.name,
@@ -271,8 +271,8 @@ def _tell_problems(found: Backup) -> ExitCode:
             warn(f"{stream.name}: {problem}; it is not in the backup")
         if stream.may_lack:
             warn(
-                f"{stream.name}: the backup ends at offset {stream.end_offset}, and may lack what "
-                f"was acked last: {stream.may_lack}"
+                f"{stream.name}: the backup ends at offset {stream.end_offset}, and may lack the "
+                f"last acked messages: {stream.may_lack}"
             )
     if any(one.damaged for one in found.streams):
         return ExitCode.DAMAGED

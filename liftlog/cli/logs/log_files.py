@@ -114,11 +114,11 @@ def repair(
     """Repair the log under DIR while no daemon uses it.
 
     Reads every byte, shows what it would do, then asks. Damaged ranges are quarantined: readers get
-    an error that names the lost offsets, and can continue after them. Ranges that were quarantined
-    and read well are given back to readers. A torn tail that was never acked is cut off. A lost
-    manifest is rebuilt from the segments, as far as they prove it; the settings of its stream are
-    those of its record in the file `records`, or have to be given by --subject and --set. No
-    readable record is dropped.
+    an error that names the lost offsets, and can continue after them. Quarantined ranges that can
+    be read are released to readers. A torn tail that was never acked is cut off. A lost manifest is
+    rebuilt from the segments, as far as they prove it; the settings of its stream are those of its
+    record in the file `records`, or have to be given by --subject and --set. No readable record is
+    dropped.
 
     Everything that is changed or removed is first copied to `repaired/` in the data directory. With
     --dry-run nothing is written, and the exit code is 8 if there is something to repair.

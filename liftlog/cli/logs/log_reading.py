@@ -62,7 +62,7 @@ def _report_lines(report: StreamReport) -> list[str]:
     if damage:
         verdict = plural(damage, "damage")
     elif known:
-        verdict = f"ok but for {plural(known, 'known loss', 'known losses')}"
+        verdict = f"ok except for {plural(known, 'known loss', 'known losses')}"
     span = ""
     if report.first_offset is not None and report.end_offset is not None:
         empty = report.end_offset <= report.first_offset

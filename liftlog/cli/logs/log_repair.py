@@ -1,4 +1,5 @@
-"""The work of `liftlog log repair` and `reindex`: say what they would do, and do it when asked."""
+"""The work of `liftlog log repair` and `reindex`: prints the planned changes, and makes them after
+a confirmation."""
 
 from __future__ import annotations
 
@@ -76,7 +77,7 @@ def _metadata(subject: str | None, assignments: tuple[str, ...]) -> dict[str, An
 
 
 def _recorded(stream: StreamFiles) -> dict[str, Any] | None:
-    """What the record of the stream says, for a manifest that is lost."""
+    """Return the settings in the record of the stream, for a lost manifest."""
     if stream.data_dir is None:
         return None
     record = read_stored_record(OsFileSystem(), stream.data_dir, stream.name)
@@ -92,7 +93,7 @@ def _recorded(stream: StreamFiles) -> dict[str, Any] | None:
 def _plan(
     streams: list[StreamFiles], metadata: dict[str, Any] | None
 ) -> tuple[list[PlannedRepair], bool]:
-    """The plans, and whether some streams cannot be repaired as things are."""
+    """Return the plans, and True if some streams cannot be repaired in their present state."""
 
     planned, refused = [], False
     for stream in streams:
@@ -150,7 +151,7 @@ def _tell(planned: list[PlannedRepair], *, dry_run: bool) -> None:
 
 @contextmanager
 def _quiet_log() -> Iterator[None]:
-    """Recovery logs as in a daemon; here the steps report the same."""
+    """Silence the log messages of recovery: the steps of the repair report the same."""
     logger = logging.getLogger("liftlog.log")
     level = logger.level
     logger.setLevel(logging.CRITICAL + 1)

@@ -104,7 +104,7 @@ class ClusterView:
         if all(map(self.is_down, whole)):
             names = ", ".join(whole)
             start = f"start node {names}" if len(whole) == 1 else f"start one of the nodes {names}"
-            return f"all that was acked is only on nodes that are down: {names}", start
+            return f"all acked messages are only on nodes that are down: {names}", start
         return "another replica is about to take over", "try again"
 
     # --- nodes ---
