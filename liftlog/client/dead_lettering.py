@@ -1,5 +1,5 @@
-"""The part of dead letters that does not wait, shared by both kinds: what a record's failure costs,
-and what is published then."""
+"""The part of dead letters that does not wait, shared by both kinds: retries of a failed record,
+and the letter that is published for it."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ ERROR = "Liftlog-Dead-Error"
 ATTEMPTS = "Liftlog-Dead-Attempts"
 WAS_TOMBSTONE = "Liftlog-Dead-Tombstone"
 LEFT_OUT = "Liftlog-Dead-Left-Out"
-"""What of the record the dead letter does not hold, because it fits no message."""
+"""The parts of the record that the dead letter lacks, because they fit no message."""
 
 _NOT_KEPT = (b"nats-", b"liftlog-dead-")
-"""Headers that begin so were for the server that stored it, or are of an earlier dead letter."""
+"""Prefixes of headers that were for the server that stored the record, or that come from an earlier
+dead letter."""
 _TOO_LARGE = frozenset({10054, 10097})
 """Codes of refusals: message above `max_message_bytes`; header block too large."""
 _MAX_ERROR_CHARACTERS = 500
@@ -36,8 +37,8 @@ SyncWork = Callable[[Record], object]
 
 
 class Lettering:
-    """How often to try, and the letter of a record that failed for the last time. The two kinds of
-    DeadLetters add what waits."""
+    """Decides on retries, and makes the letter of a record that failed for the last time. The two
+    kinds of DeadLetters add the waiting."""
 
     def __init__(
         self,
@@ -59,7 +60,7 @@ class Lettering:
         self._errors = errors
 
     def _pause_after(self, attempt: int, record: Record, error: Exception) -> float:
-        """Seconds until the next one."""
+        """Return the seconds until the next attempt."""
         logger.info("attempt-failed offset=%d error=%r", record.offset, error)
         doublings = min(attempt - 1, 64)
         return float(min(self._pause * 2**doublings, _MAX_PAUSE_SECONDS))
@@ -67,9 +68,9 @@ class Lettering:
     def _letters(
         self, name: str, stream: str, record: Record, error: Exception, attempts: int
     ) -> Iterator[dict[str, Any]]:
-        """What to publish: whole, and then with less and less of the record, for what takes no
-        more. Nothing for a record that is a dead letter of the same subject: another one of it
-        would come back, too."""
+        """Yield the letters to publish: complete, and then with less and less of the record, in
+        case of a limit. None for a record that is a dead letter of the same subject: another letter
+        for it would come back, too."""
         reason = _one_line(f"{type(error).__name__}: {error}")
         logger.warning(
             "dead-letter group=%s stream=%s offset=%d attempts=%d error=%s",
@@ -99,7 +100,7 @@ class Lettering:
 
 
 def _forms(record: Record, ours: list[HeaderLine]) -> Iterator[dict[str, Any]]:
-    """The dead letter, whole, and then with less and less of its record."""
+    """Yield the dead letter, complete, and then with less and less of its record."""
     value = record.value or b""
     own = [
         line
@@ -116,11 +117,11 @@ def _forms(record: Record, ours: list[HeaderLine]) -> Iterator[dict[str, Any]]:
 
 
 def is_too_large(refusal: PublishRefused) -> bool:
-    """True if the stream may store the dead letter if it has less of the record."""
+    """Return True if the stream may store the dead letter once it contains less of the record."""
     return bool(refusal.refusals) and {one.err_code for one in refusal.refusals} <= _TOO_LARGE
 
 
 def _one_line(text: str) -> str:
-    """Without what a header or a terminal would act on."""
+    """Remove characters that a header or a terminal would interpret."""
     shown = "".join([one if one.isprintable() else " " for one in text[:_MAX_ERROR_CHARACTERS]])
     return shown.strip()

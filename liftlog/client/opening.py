@@ -34,19 +34,19 @@ def connect(
     """Connect to a daemon: `client = await connect(...)` or `async with connect(...) as client`.
 
     `address` may name several nodes of a cluster, separated by commas. One that answers is enough,
-    and the client goes to the others where they lead a stream, also when the lead moves.
+    and the client connects to the others for the streams that they lead, also after a change of the
+    leader.
 
     `token` is sent only if the daemon asks for one. Without TLS everyone on the way can read it;
     the log then has a warning, unless the address is on this machine. `nkey` is a file with the
     seed of a user's nkey, alone or as `.creds`. It signs a challenge of the daemon and is never
     sent. `tls` is for an address `tls://host:port`: a file of CA certificates or an
-    `ssl.SSLContext`; without it the CAs of the system count.
+    `ssl.SSLContext`; by default the system's CAs are trusted.
 
     Timeouts are in seconds. `reconnect_for` is how long reads, and calls within their
-    `request_timeout`, try to connect again after the connection was lost: None for ever, 0 not at
-    all.
+    `request_timeout`, try to reconnect after the connection was lost: None forever, 0 not at all.
 
-    Raises ConnectionLost when the daemon cannot be reached, Unauthenticated, UnsupportedVersion,
+    Raises ConnectionLost if the daemon cannot be reached, Unauthenticated, UnsupportedVersion,
     LimitExceeded (too many connections), and InvalidArgument for the arguments.
     """
     return Connecting(
@@ -55,7 +55,7 @@ def connect(
 
 
 class Connecting:
-    """What `connect` returns: await it for a client, or use it in `async with`."""
+    """Returned by `connect`: await it for a client, or use it in `async with`."""
 
     def __init__(self, targets: list[Target]) -> None:
         self._targets = targets

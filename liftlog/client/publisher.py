@@ -62,8 +62,8 @@ Order = Literal["any", "one_in_flight", "sequence"]
 
 DEFAULT_NATS = "nats://127.0.0.1:4222"
 _MESSAGE_ID = MESSAGE_ID.encode()
-_LARGE = 2**62  # as long as any offset
-_WATCH_SECONDS = 0.25  # nats-py reports a reconnect only to the owner of the connection
+_LARGE = 2**62  # as large as any offset
+_WATCH_SECONDS = 0.25  # nats-py only notifies the connection's owner of reconnects
 
 
 class Publisher:
@@ -172,7 +172,7 @@ class Publisher:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Wait for all messages under way, unless an exception leaves the block."""
+        """Wait for all messages in flight, unless an exception leaves the block."""
         try:
             if error is None:
                 await self.flush()
@@ -194,12 +194,12 @@ class Publisher:
         """Publish and wait for the ack of every stream in `expect`; of any stream, if it is empty.
 
         `value` None is a tombstone for `key`. Without `message_id` the publisher makes one.
-        `headers`: values by name, of which each may be a list; pairs of name and value; or those
-        of a record, which are all published. Values that are bytes need not be text.
-        Cancelling ends only the wait: the message may be stored all the same.
+        `headers`: values by name, of which each may be a list; pairs of name and value; or those of
+        a record, which are all published. Values that are bytes need not be text. Cancelling ends
+        only the wait: the message may be stored nevertheless.
 
         Raises PublishRefused, PublishUnknown, NotPublished, OrderBroken (all PublishFailed), and
-        InvalidArgument for what cannot be sent at all.
+        InvalidArgument for a message that cannot be sent at all.
         """
         settled = await self.submit(
             subject, value, key=key, headers=headers, message_id=message_id, expect=expect
@@ -216,10 +216,10 @@ class Publisher:
         message_id: str | None = None,
         expect: Sequence[str] | None = None,
     ) -> asyncio.Future[Published]:
-        """Like `publish`, but return as soon as the message is among the `max_in_flight` under way;
+        """Like `publish`, but return as soon as the message is among the `max_in_flight` in flight;
         the future has the result.
 
-        Raises OrderBroken, InvalidArgument, and LiftlogError when the publisher is closed.
+        Raises OrderBroken, InvalidArgument, and LiftlogError if the publisher is closed.
         """
         message = self._message(subject, value, key, headers, message_id, makes_id=self._makes_ids)
         names = self._expect if expect is None else _stream_names(expect)
@@ -277,9 +277,9 @@ class Publisher:
             )
 
     async def flush(self) -> None:
-        """Return when no message is under way; the futures have the results.
+        """Return when no message is in flight; the futures have the results.
 
-        Raises errors only after `send`: NatsUnavailable when NATS may not have received every
+        Raises errors only after `send`: NatsUnavailable if NATS may not have received every
         message, NatsRefused for a message that NATS refused.
         """
         await self._idle.wait()
@@ -289,14 +289,14 @@ class Publisher:
 
     @property
     def closed(self) -> str:
-        """Why the publisher cannot publish any more, such as a connection to NATS that was closed
-        for good. Empty while the publisher is open."""
+        """The reason why the publisher cannot publish any more, such as a connection to NATS that
+        was closed for good. Empty while the publisher is open."""
         return self._closed
 
     def resume(self, last_sequence: int | None = None) -> None:
         """Continue after OrderBroken. `last_sequence` is the stream's last offset, if known.
 
-        Raises LiftlogError while messages are still under way: `flush` first.
+        Raises LiftlogError while messages are still in flight: `flush` first.
         """
         if self._pending:
             raise LiftlogError("messages are still under way", hint="await flush() first")
@@ -349,7 +349,7 @@ class Publisher:
                 hint="decide about that message, then call resume()",
             )
 
-    # --- what happens ---
+    # --- events ---
 
     def _on_answer(self, number: int, attempt: int, payload: bytes, status: str | None) -> None:
         delivery = self._pending.get(number)
@@ -454,7 +454,7 @@ class Publisher:
 
 
 def _stream_names(expect: Sequence[str]) -> tuple[str, ...]:
-    """Each name once. Raises InvalidArgument."""
+    """Return each name once. Raises InvalidArgument."""
     if isinstance(expect, str):
         raise InvalidArgument("expect is a list of stream names")
     return tuple(dict.fromkeys(expect))
@@ -463,7 +463,8 @@ def _stream_names(expect: Sequence[str]) -> tuple[str, ...]:
 def _without_id(
     lines: list[HeaderLine], message_id: str | None
 ) -> tuple[list[HeaderLine], str | None]:
-    """The other headers, and the message id: the one given, else the first one among these."""
+    """Return the other headers, and the message id: the given one, else the first one among
+    these."""
     others = [line for line in lines if line[0] != _MESSAGE_ID]
     if message_id is None and len(others) < len(lines):
         found = next(value for name, value in lines if name == _MESSAGE_ID)

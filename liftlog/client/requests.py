@@ -1,4 +1,4 @@
-"""What both clients share: arguments -> requests, answers -> results."""
+"""Common part of both clients: converts arguments to requests, and answers to results."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def fetch_request(
 
 
 def fetch_answer(fetch: Fetch, exchange: Exchange) -> FetchAnswer:
-    """The answer, or the error raised."""
+    """Return the answer, or raise its error."""
     header = result_of(exchange, FetchHeader)
     too_old = not_selected(fetch.selects, header)
     if too_old is not None:
@@ -99,7 +99,7 @@ def fetch_answer(fetch: Fetch, exchange: Exchange) -> FetchAnswer:
 
 
 def result_of(exchange: Exchange, expected: type[Expected]) -> Expected:
-    """The answer, or the error raised."""
+    """Return the answer, or raise its error."""
     if exchange.error is not None:
         raise exchange.error
     if not isinstance(exchange.answer, expected):
@@ -108,16 +108,16 @@ def result_of(exchange: Exchange, expected: type[Expected]) -> Expected:
 
 
 class PassWatch:
-    """Whether a requested pass is over, judged from later descriptions; `asked` is the first."""
+    """Detects the end of a requested pass from later descriptions; `asked` is the first."""
 
     def __init__(self, asked: StreamInfo) -> None:
         self._incarnation = asked.incarnation
         self._wanted = int(asked.compaction.get("requested", 0))
         self.seconds = _FIRST_LOOK_SECONDS
-        """How long to wait before the next look."""
+        """Time to wait before the next check."""
 
     def is_over(self, info: StreamInfo) -> bool:
-        """Raises StreamUnavailable when the pass failed or will not take place."""
+        """Raises StreamUnavailable if the pass failed or will not take place."""
         self.seconds = min(self.seconds * 2, _LAST_LOOK_SECONDS)
         compaction = info.compaction
         if int(compaction.get("finished", 0)) >= self._wanted:

@@ -64,10 +64,11 @@ class SyncPublisher:
         message_id: str | None = None,
         expect: Sequence[str] | None = None,
     ) -> Published:
-        """As `Publisher.publish`: returns when every stream in `expect` has acked.
+        """Like `Publisher.publish`: returns when every stream in `expect` has acked.
 
         Raises PublishRefused, PublishUnknown, NotPublished, OrderBroken (all PublishFailed),
-        InvalidArgument for what cannot be sent at all, and LiftlogError when it is not open.
+        InvalidArgument for a message that cannot be sent at all, and LiftlogError if it is not
+        open.
         """
         publishing = self._publisher.publish(
             subject, value, key=key, headers=headers, message_id=message_id, expect=expect
@@ -94,7 +95,7 @@ class SyncPublisher:
         try:
             return future.result()
         except BaseException:
-            future.cancel()  # the handler of a signal has ended the wait
+            future.cancel()  # a signal handler has ended the wait
             raise
 
     def __enter__(self) -> Self:
@@ -106,7 +107,7 @@ class SyncPublisher:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Wait for messages under way, unless an exception leaves the block."""
+        """Wait for messages in flight, unless an exception leaves the block."""
         try:
             if error is None:
                 self._wait(self._publisher.flush())
@@ -123,7 +124,7 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
 
 
 async def _end_tasks() -> None:
-    """What nats-py may have left."""
+    """Cancel tasks that nats-py may have left."""
     left = asyncio.all_tasks() - {asyncio.current_task()}
     for task in left:
         task.cancel()

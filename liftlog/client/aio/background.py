@@ -1,4 +1,4 @@
-"""Work beside its caller: in a task, over the connections of the client."""
+"""Runs work in the background of its caller: in a task, over the connections of the client."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ class Background(Generic[Result]):
 
     @property
     def ending(self) -> bool:
-        """The work has to end, since `stop` was called. A task is cancelled instead."""
+        """True if the work has to end, since `stop` was called. A task is cancelled instead."""
         return False
 
     async def pause(self, seconds: float) -> None:
-        """For the work itself: wait so long, or until `stop` is called."""
+        """For the work itself: wait for `seconds`, or until `stop` is called."""
         await asyncio.sleep(seconds)
 
     async def result(self) -> Result:
-        """Wait for the end of the work. Raises the error that ended it. When this is cancelled, the
-        work goes on."""
+        """Wait for the end of the work. Raises the error that ended it. If this call is cancelled,
+        the work continues."""
         assert self._task is not None
         await asyncio.wait([self._task])
         return self._task.result()
 
     async def stop(self, patience: float | None) -> None:
-        """Cancel the work and wait for its end. A thread is waited for `patience` seconds."""
+        """Cancel the work and wait for its end; for a thread, wait at most `patience` seconds."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -62,4 +62,4 @@ class BackgroundRouter:
         return self._session
 
     def close(self) -> None:
-        """The client closes its own."""
+        """Does nothing: the client closes its own connections."""

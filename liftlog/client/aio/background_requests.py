@@ -1,4 +1,5 @@
-"""Requests and connections of a member of a group, in the background: no record waits for them."""
+"""Requests and connections of a member of a group, in the background, so that no record waits for
+them."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from liftlog.protocol.messages import Message
 
 
 class BackgroundRequests:
-    """Sends requests one after the other, until one is refused. One such sequence at a time."""
+    """Sends requests one after the other, until one is refused. Only one such sequence runs at a
+    time."""
 
     def __init__(self, session: Router) -> None:
         self._router = BackgroundRouter(session)
@@ -43,8 +45,8 @@ class BackgroundRequests:
         return answered
 
     async def answered(self) -> list[Answered]:
-        """Wait for all answers, or up to the one that is an error. When this is cancelled, the
-        requests go on."""
+        """Return all answers, or those up to the first error. If this call is cancelled, the
+        requests continue."""
         assert self._background is not None
         return await self._background.result()
 
@@ -63,7 +65,8 @@ class ConnectionOpener:
         self._background: Background[Router] | None = None
 
     async def take(self) -> Router | None:
-        """A new one, once it is open; until then None. Raises what `Router.another` raises."""
+        """Return a new connection once it is open; until then None. Raises the errors of
+        `Router.another`."""
         if self._background is None:
             background: Background[Router] = Background("liftlog-connection")
             background.start(self._session.another)

@@ -35,8 +35,9 @@ class BatchReader(BaseReader):
         return batch
 
     async def next_within(self, seconds: float | None) -> RecordBatch | None:
-        """The next batch, or None if none arrives within `seconds`, not counting the time spent
-        reconnecting. With 0 it takes what has arrived. Raises StopAsyncIteration at the end."""
+        """Return the next batch, or None if none arrives within `seconds`, not counting the time
+        spent reconnecting. With 0 it returns a batch that has already arrived. Raises
+        StopAsyncIteration at the end."""
         ahead = self._ahead
         deadline = None if seconds is None else time.monotonic() + seconds
         while True:
@@ -64,13 +65,13 @@ class BatchReader(BaseReader):
 
 
 async def first_of(readers: Sequence[BatchReader], seconds: float) -> None:
-    """Wait until one of them may have a batch, or so long. None of them has one now."""
+    """Wait until one of them may have a batch, for at most `seconds`. None of them has one now."""
     await first_input([(reader._session.link, reader._ahead) for reader in readers], seconds)
 
 
 def together(reader: BatchReader) -> AsyncIterator[Batches]:
-    """The same reader, which from now on returns adjacent small batches together: for callers that
-    convert them to records or rows."""
+    """Return the same reader, which from now on returns adjacent small batches together: for
+    callers that convert them to records or rows."""
     merging: Any = reader
     merging._take = reader._ahead.next_some
     merged: AsyncIterator[Batches] = merging

@@ -1,4 +1,4 @@
-"""The asyncio client: reading, over a `Router` that sees to the connections."""
+"""The asyncio client: reads streams, over a `Router` that manages the connections."""
 
 from __future__ import annotations
 
@@ -140,16 +140,17 @@ class Client(Calls):
         metadata: str = "",
         **options: Unpack[ReadOptions],
     ) -> Consumer:
-        """The records of `stream` from the checkpoint of the consumer `name` on, at least once.
+        """Read the records of `stream` from the checkpoint of the consumer `name` on, at least
+        once.
 
         Without a checkpoint it begins at `start`. A checkpoint is stored after `checkpoint_every`
         records (None: not by number) or `checkpoint_interval` seconds (None: not by time), on
         request, and at the end. `metadata` is stored with each. With `exclusive` the iteration ends
-        with CheckpointMoved when another process has stored a checkpoint under this name.
+        with CheckpointMoved if another process has stored a checkpoint under this name.
 
-        `ReadOptions` describes the options; `on_reset` says what to do when the stream can no
-        longer be read from the checkpoint. Raises InvalidArgument. The iteration raises what
-        `fetch`, `fetch_checkpoint` and `commit_checkpoint` raise.
+        `ReadOptions` describes the options; `on_reset` applies if the stream can no longer be read
+        from the checkpoint. Raises InvalidArgument. The iteration raises the errors of `fetch`,
+        `fetch_checkpoint` and `commit_checkpoint`.
         """
         settings = ConsumerSettings(
             name,
@@ -241,7 +242,7 @@ class RecordReader:
     def __init__(self, batches: BatchReader) -> None:
         self._batches = batches
         self._arriving = together(batches)
-        self._waiting: list[Batches] = []  # arrived, their records are not made yet
+        self._waiting: list[Batches] = []  # arrived; their records are not made yet
         self._records: Iterator[Record] = iter(())
 
     def __aiter__(self) -> Self:
@@ -255,7 +256,8 @@ class RecordReader:
                 self._waiting = [await anext(self._arriving)]
             records, rest = take_records(self._waiting)
             made = iter(records)
-            # No call comes between the two, so no exception of a signal's handler either.
+            # There is no call between the two assignments, so no exception of a signal handler can
+            # separate them.
             self._records, self._waiting = made, rest
 
     async def aclose(self) -> None:

@@ -1,4 +1,4 @@
-"""The asyncio client's consumer: a stream read from a stored checkpoint on."""
+"""The asyncio client's consumer: reads a stream from a stored checkpoint on."""
 
 from __future__ import annotations
 
@@ -60,9 +60,10 @@ class Consumer(ConsumerState, ConsumingBlock[RecordBatch]):
         return record
 
     def batches(self) -> AsyncIterator[RecordBatch]:
-        """The same, batch by batch: all records of a batch count when the next one is asked for.
+        """Return the same records, batch by batch: all records of a batch count when the next one
+        is requested.
 
-        When single records of a batch were returned before, the rest of it comes first.
+        If single records of a batch were returned before, the rest of it comes first.
         """
         return Batches(self)
 
@@ -74,7 +75,7 @@ class Consumer(ConsumerState, ConsumingBlock[RecordBatch]):
         return batch
 
     async def _arrived_batch(self) -> RecordBatch:
-        """The next one. It counts as returned only once it is no longer `_arrived`."""
+        """Return the next batch. It counts as returned only once it is no longer `_arrived`."""
         if self._arrived is None:
             self._batch = None
             self._arrived = await self._next_batch()
@@ -110,10 +111,11 @@ class Consumer(ConsumerState, ConsumingBlock[RecordBatch]):
     # --- checkpoints ---
 
     async def checkpoint(self) -> int | None:
-        """Count all records returned so far as processed, and store that. Durable on return.
+        """Count all records returned so far as processed, and store a checkpoint. Durable on
+        return.
 
-        Returns the stored offset, None when there is nothing to store. Raises what
-        `commit_checkpoint` raises.
+        Returns the stored offset, None if there is nothing to store. Raises the errors of
+        `commit_checkpoint`.
         """
         self._count_in_hand()
         await self._commit()
@@ -145,8 +147,8 @@ class Consumer(ConsumerState, ConsumingBlock[RecordBatch]):
     # --- the end ---
 
     async def close(self) -> None:
-        """Stop reading and store the checkpoint. Raises what `commit_checkpoint` raises; calling it
-        again then tries again.
+        """Stop reading and store the checkpoint. Raises the errors of `commit_checkpoint`; another
+        call retries.
 
         The record or batch that was returned last does not count, unless `checkpoint` was called
         after it.

@@ -62,7 +62,7 @@ class DeadLetters(Lettering):
             try:
                 await work(record)
             except GroupFenced:
-                raise  # it is not the record's
+                raise  # an error that the record did not cause
             except self._errors as error:
                 if attempt > self._retries:
                     return await self._publish(records, record, error, attempt)

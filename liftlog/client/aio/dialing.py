@@ -1,4 +1,4 @@
-"""Addresses -> connected channels: plain sockets, or sockets with TLS."""
+"""Connects to addresses: makes channels over plain sockets, or sockets with TLS."""
 
 from __future__ import annotations
 

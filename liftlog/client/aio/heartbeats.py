@@ -15,7 +15,7 @@ _STOP_SECONDS = 1.0
 
 
 class Heartbeats(Heartbeat):
-    """Sends `beat` in the background, and each one again as soon as it is answered."""
+    """Sends `beat` in the background, and sends it again as soon as it is answered."""
 
     def __init__(self, session: Router, news: News) -> None:
         super().__init__(news)
@@ -44,7 +44,7 @@ class Heartbeats(Heartbeat):
             self._router.close()
 
     async def _send(self, router: Router) -> float:
-        """Send the heartbeat of now: the one before the connection was opened may be obsolete.
+        """Send the present heartbeat: one from before the connection was opened may be obsolete.
         Returns the seconds until the next one."""
         beat = self.beat
         if beat is None:
@@ -54,6 +54,6 @@ class Heartbeats(Heartbeat):
         return self._pause_after(beat, await router.ask(beat, timeout), sent)
 
     async def stop(self) -> None:
-        """Send no more of them."""
+        """Send no more heartbeats."""
         self.beat = None
         await self._background.stop(_STOP_SECONDS)

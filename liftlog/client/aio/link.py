@@ -1,5 +1,5 @@
-"""One connection of the asyncio client. It owns its socket: no transport, no stream reader, no
-copies. `session` puts a new one in the place of one that was lost."""
+"""One connection of the asyncio client. It uses its socket directly: no transport, no stream
+reader, no copies. `session` replaces a lost connection by a new one."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from liftlog.protocol.handshake import Credentials, State
 from liftlog.protocol.messages import Message
 
 WAKE_BYTES = 256 * 1024
-"""Of a body under way, so much is received at once: what each wake-up costs is then small beside
-the bytes, and these are still in the processor's cache when they are looked at."""
+"""While a body arrives, this much is received at once: the cost of a wake-up is then small, and the
+bytes are still in the processor's cache when they are examined."""
 
 LOOK_SECONDS = 5.0
 """How often a connection is checked for silence."""
@@ -36,7 +36,7 @@ class Link(BaseLink):
         self.on_lost: Callable[[], None] | None = None
         """Called once, when the connection is lost, before its requests end."""
         self.on_heard: Callable[[], None] | None = None
-        """Called when bytes have arrived, before they are looked at."""
+        """Called when bytes have arrived, before they are examined."""
         self._loop = asyncio.get_running_loop()
         self._fd = channel.fileno()
         self._waiter: asyncio.Future[None] | None = None
@@ -84,10 +84,9 @@ class Link(BaseLink):
     async def input_for(self, ahead: ReadAhead, deadline: float | None) -> bool:
         """Wait until `ahead` may have a batch; False at the deadline (time.monotonic).
 
-        The next input is left to this task: with many connections, each then looks at its bytes
-        right after it received them, while they are in the processor's cache, and not after all
-        others received theirs. If the task is cancelled instead, nothing is lost: the loop calls
-        again.
+        This task receives the next input: with many connections, each then examines its bytes right
+        after it received them, while they are in the processor's cache, and not after all others
+        received theirs. If the task is cancelled instead, nothing is lost: the loop calls again.
         """
         if deadline is not None and time.monotonic() >= deadline:
             return False
@@ -149,10 +148,10 @@ class Link(BaseLink):
                     self._opening = None
                 self._flush()
                 if received < len(room):
-                    break  # that was all; the loop calls again when there is more
+                    break  # all has been received; the loop calls again for more
                 budget -= received
             if self.error is None and self._channel.has_input:
-                # TLS holds more of what was received. The loop would not call again for that, so it
+                # TLS holds more received bytes. The loop does not call again for those, so they
                 # must not be left to a task that may be cancelled.
                 self._loop.call_soon(self.receive)
         except (BlockingIOError, InterruptedError):
@@ -173,15 +172,16 @@ class Link(BaseLink):
             self._loop.remove_writer(self._fd)
 
     def _look(self) -> None:
-        """A daemon that owes an answer and is silent for too long counts as gone."""
+        """Treat a daemon that owes an answer and is silent for too long as lost."""
         now = self._loop.time()
         late = now - self._looked_at > 2 * LOOK_SECONDS
         self._looked_at = now
         if late or not self.connection.in_flight:
-            # Nothing is owed; or the loop stood still, and what came meanwhile waits unread.
+            # No answer is due; or the loop was blocked, and the bytes that arrived meanwhile are
+            # unread.
             self._heard_at = now
         elif now - self._heard_at > LOOK_SECONDS:
-            self._channel.wake_at(1)  # on a slow way whatever has come is a sign of life
+            self._channel.wake_at(1)  # on a slow connection any byte is a sign of life
         allowed = self._allowed_silence()
         if now - self._heard_at > allowed:
             self.lose(f"it has been silent for {allowed:g} s")
@@ -190,7 +190,7 @@ class Link(BaseLink):
 
 
 async def first_input(reads: Sequence[tuple[Link, ReadAhead]], seconds: float) -> None:
-    """Wait until one of the reads may have a batch, or so long."""
+    """Wait until one of the reads may have a batch, for at most `seconds`."""
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[None] = loop.create_future()
     timer = loop.call_later(seconds, wake, ready)

@@ -1,4 +1,4 @@
-"""The asyncio client's way to the nodes of a cluster: which connection a request takes."""
+"""The asyncio client's connections to the nodes of a cluster: selects one for each request."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from liftlog.protocol.messages import DescribeStream, Message, StreamAnswer
 
 
 class Router:
-    """A session for each node that is asked something. With a single address it does what that one
-    does, until a node names another one."""
+    """A session for each node that receives requests. With a single address it behaves like that
+    session, until a node names another one."""
 
     def __init__(self, targets: Sequence[Target]) -> None:
         self.target = targets[0]
@@ -43,7 +43,7 @@ class Router:
         self._others: list[Router] = []
 
     async def open(self) -> None:
-        """The first connection: each address once. Raises the error of the last."""
+        """Open the first connection: try each address once. Raises the error of the last."""
         for left in reversed(range(len(self._routes.targets))):
             address = self._routes.address_of("")
             session = self._session_at(address)
@@ -68,13 +68,13 @@ class Router:
         return list(self._routes.targets.values())
 
     def learn(self, addresses: Sequence[str]) -> None:
-        """Other nodes of the cluster, as one of them has named them."""
+        """Add other nodes of the cluster, as named by one of them."""
         for address in addresses:
             self._routes.learn(address)
 
     @property
     def usable(self) -> bool:
-        """Whether that connection is."""
+        """True if that connection is usable."""
         return self._newest.usable
 
     def close(self, reason: str) -> None:
@@ -86,8 +86,8 @@ class Router:
             other.close(reason)
 
     async def another(self) -> Router:
-        """A router with connections of its own, which end with those of this one. Waits for the
-        daemon as long as a read does; then raises what `open` raises."""
+        """Return a router with connections of its own, which end with those of this one. Waits for
+        the daemon as long as a read does; then raises the errors of `open`."""
         other = Router(self.targets)
         self._others = [one for one in self._others if not one._is_closed]
         self._others.append(other)
@@ -106,15 +106,15 @@ class Router:
             await asyncio.sleep(pause)
 
     def route(self, stream: str, replica: str | None) -> ReadRoute:
-        """The way of one read."""
+        """Return the route of one read."""
         key = stream_key(stream, replica)
         return ReadRoute(self, key, self._session_at(self._routes.address_of(key)))
 
     async def ask(self, message: Message, timeout: float) -> Exchange:
         """Send one request to the node that answers it, and repeat it if that is harmless.
 
-        All of it within `timeout` seconds. Raises RequestTimeout; ConnectionLost when there is no
-        connection, or with `undecided` when the request may have taken effect.
+        All of it within `timeout` seconds. Raises RequestTimeout; ConnectionLost if there is no
+        connection, or with `undecided` if the request may have taken effect.
         """
         started = time.monotonic()
         ends = started + timeout
@@ -144,7 +144,8 @@ class Router:
     async def _ask_once(
         self, session: Session, key: str, message: Message, ends: float, deadline: float
     ) -> Exchange | None:
-        """At one of several nodes; None when there is no connection and time for another one."""
+        """Send it to one of several nodes; return None if there is no connection and time for
+        another one."""
         address = session.target.address.text
         try:
             link = await session.reach(self._routes.deadline_at(time.monotonic(), deadline))
@@ -166,14 +167,14 @@ class Router:
     # --- reads ---
 
     def is_alone(self, interruption: LiftlogError) -> bool:
-        """Whether the one session of this client has to see to it by itself."""
+        """True if the only session of this client has to handle the interruption."""
         return not self._routes.has_choice and not isinstance(interruption, NotLeader)
 
     async def move(
         self, key: str, session: Session, interruption: LiftlogError, deadline: float | None
     ) -> Session:
-        """A usable session for what was interrupted on another one. Raises ConnectionLost at the
-        deadline."""
+        """Return a usable session to continue an interrupted request or read. Raises ConnectionLost
+        at the deadline."""
         address = session.target.address.text
         self._routes.told(key, address, interruption)
         if isinstance(interruption, ConnectionLost | ShuttingDown):
@@ -222,11 +223,12 @@ class ReadRoute:
         self._session.request(message, exchange)
 
     def give_up(self, exchange: Exchange) -> None:
-        """Cancel a request that is under way."""
+        """Cancel a request that is in flight."""
         self._session.give_up(exchange)
 
     async def bound(self, ahead: ReadAhead) -> None:
-        """Ask the leader what a copy must have to answer this read. Raises what calls raise."""
+        """Ask the leader up to which offset a copy must reach to answer this read. Raises the
+        errors of calls."""
         timeout = self.target.request_timeout
         exchange = await self._router.ask(DescribeStream(ahead.stream), timeout)
         if exchange.error is not None:
@@ -238,7 +240,7 @@ class ReadRoute:
     async def go_on(self, ahead: ReadAhead, patience: ReadPatience) -> None:
         """Resume an interrupted read as soon as there is a connection to the right node.
 
-        Raises ConnectionLost when there is none for too long; it can be called again.
+        Raises ConnectionLost if there is none for too long; it can be called again.
         """
         interruption = ahead.interruption
         assert interruption is not None

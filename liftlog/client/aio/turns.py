@@ -1,4 +1,5 @@
-"""Calls that need a new connection: one of them makes it, and the others wait for it."""
+"""Coordinates calls that need a new connection: one of them makes it, and the others wait for
+it."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from contextlib import asynccontextmanager
 
 
 class Turns:
-    """Lets one task at a time into a block. When that one is cancelled, the next one enters."""
+    """Lets one task at a time into a block. If that task is cancelled, the next one enters."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
@@ -27,7 +28,7 @@ class Turns:
                 self._timeouts.discard(timeout)
 
     def end(self) -> None:
-        """End the turn under way and those that wait."""
+        """End the current turn and those that wait."""
         for timeout in self._timeouts:
             if not timeout.expired():
                 timeout.reschedule(asyncio.get_running_loop().time())

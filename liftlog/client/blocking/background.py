@@ -1,4 +1,4 @@
-"""Work beside its caller: in a thread, over a connection of its own."""
+"""Runs work in the background of its caller: in a thread, over a connection of its own."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Background(Generic[Result]):
         self._is_told = False
 
     def start(self, work: Callable[[], Result]) -> None:
-        """Raises RuntimeError when the system has no thread left; it can be called again."""
+        """Raises RuntimeError if the system has no thread left; it can be called again."""
         thread = threading.Thread(target=self._run, args=(work,), name=self._name, daemon=True)
         thread.start()
         self._thread = thread
@@ -48,11 +48,11 @@ class Background(Generic[Result]):
 
     @property
     def ending(self) -> bool:
-        """The work has to end, since `stop` was called."""
+        """True if the work has to end, since `stop` was called."""
         return self._ending.is_set()
 
     def pause(self, seconds: float) -> None:
-        """For the work itself: wait so long, or until `stop` is called."""
+        """For the work itself: wait for `seconds`, or until `stop` is called."""
         self._ending.wait(seconds)
 
     def result(self) -> Result:
@@ -65,8 +65,8 @@ class Background(Generic[Result]):
         return self._results[0]
 
     def stop(self, patience: float | None) -> None:
-        """Have the work end, and wait `patience` seconds for that, None for as long as it takes: a
-        thread cannot be cancelled. Logs a defect that nobody asked for."""
+        """Tell the work to end, and wait `patience` seconds for that, None for as long as it takes:
+        a thread cannot be cancelled. Logs a defect that was not raised to a caller."""
         self._ending.set()
         if self._thread is not None:
             self._thread.join(patience)
@@ -75,14 +75,14 @@ class Background(Generic[Result]):
 
 
 class BackgroundRouter:
-    """A connection for work in a thread: that of the client belongs to its caller."""
+    """A connection for work in a thread: the client's connection belongs to its caller."""
 
     def __init__(self, session: SyncRouter) -> None:
         self._targets = session.targets
         self._own: SyncRouter | None = None
 
     def opened(self) -> SyncRouter:
-        """Opens it first if need be. Raises what `SyncRouter.open` raises."""
+        """Open the connection first if necessary. Raises the errors of `SyncRouter.open`."""
         if self._own is None:
             own = SyncRouter(self._targets)
             own.open()
@@ -90,7 +90,7 @@ class BackgroundRouter:
         return self._own
 
     def close(self) -> None:
-        """The next `opened` opens another one."""
+        """Close the connection; the next `opened` opens another one."""
         if self._own is not None:
             self._own.close("it is not needed any more")
             self._own = None

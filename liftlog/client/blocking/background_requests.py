@@ -1,5 +1,6 @@
 # Made from liftlog/client/aio/background_requests.py by `make blocking`: edit that one.
-"""Requests and connections of a member of a group, in the background: no record waits for them."""
+"""Requests and connections of a member of a group, in the background, so that no record waits for
+them."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from liftlog.protocol.messages import Message
 
 
 class SyncBackgroundRequests:
-    """Sends requests one after the other, until one is refused. One such sequence at a time."""
+    """Sends requests one after the other, until one is refused. Only one such sequence runs at a
+    time."""
 
     def __init__(self, session: SyncRouter) -> None:
         self._router = BackgroundRouter(session)
@@ -44,8 +46,8 @@ class SyncBackgroundRequests:
         return answered
 
     def answered(self) -> list[Answered]:
-        """Wait for all answers, or up to the one that is an error. When this is cancelled, the
-        requests go on."""
+        """Return all answers, or those up to the first error. If this call is cancelled, the
+        requests continue."""
         assert self._background is not None
         return self._background.result()
 
@@ -64,7 +66,8 @@ class SyncConnectionOpener:
         self._background: Background[SyncRouter] | None = None
 
     def take(self) -> SyncRouter | None:
-        """A new one, once it is open; until then None. Raises what `SyncRouter.another` raises."""
+        """Return a new connection once it is open; until then None. Raises the errors of
+        `SyncRouter.another`."""
         if self._background is None:
             background: Background[SyncRouter] = Background("liftlog-connection")
             background.start(self._session.another)

@@ -39,8 +39,9 @@ class SyncBatchReader(BaseReader):
         return batch
 
     def next_within(self, seconds: float | None) -> RecordBatch | None:
-        """The next batch, or None if none arrives within `seconds`, not counting the time spent
-        reconnecting. With 0 it takes what has arrived. Raises StopAsyncIteration at the end."""
+        """Return the next batch, or None if none arrives within `seconds`, not counting the time
+        spent reconnecting. With 0 it returns a batch that has already arrived. Raises
+        StopAsyncIteration at the end."""
         ahead = self._ahead
         deadline = None if seconds is None else time.monotonic() + seconds
         while True:
@@ -68,13 +69,13 @@ class SyncBatchReader(BaseReader):
 
 
 def first_of(readers: Sequence[SyncBatchReader], seconds: float) -> None:
-    """Wait until one of them may have a batch, or so long. None of them has one now."""
+    """Wait until one of them may have a batch, for at most `seconds`. None of them has one now."""
     first_input([(reader._session.link, reader._ahead) for reader in readers], seconds)
 
 
 def together(reader: SyncBatchReader) -> Iterator[Batches]:
-    """The same reader, which from now on returns adjacent small batches together: for callers that
-    convert them to records or rows."""
+    """Return the same reader, which from now on returns adjacent small batches together: for
+    callers that convert them to records or rows."""
     merging: Any = reader
     merging._take = reader._ahead.next_some
     merged: Iterator[Batches] = merging

@@ -1,6 +1,6 @@
 # Made from liftlog/client/aio/calls.py by `make blocking`: edit that one.
-"""The calls of the blocking client that are one request and one answer: streams, leases,
-checkpoints, the daemon."""
+"""The calls of the blocking client with one request and one answer: streams, leases, checkpoints,
+the daemon."""
 
 from __future__ import annotations
 
@@ -101,17 +101,17 @@ class SyncCalls:
 
     @property
     def server(self) -> Welcome:
-        """What the daemon said about itself and its limits on the newest connection."""
+        """The daemon's description of itself and its limits, from the newest connection."""
         return self._session.link.connection.welcome
 
     def ping(self) -> None:
-        """Return when the daemon has answered. Raises what every call may raise."""
+        """Return when the daemon has answered. Raises the errors of every call."""
         self._call(Ping(), Pong)
 
     def metadata(self) -> DaemonInfo:
-        """Return what the daemon reports about itself. From then on the client also knows the
-        other nodes of its cluster, and asks them when this one does not answer. Raises what every
-        call may raise."""
+        """Return the daemon's description of itself. From then on the client also has the addresses
+        of the other nodes of its cluster, and asks them if this one does not answer. Raises the
+        errors of every call."""
         info = (self._call(Metadata(), DaemonAnswer)).info
         self._session.learn(info.nodes)
         return info
@@ -122,25 +122,25 @@ class SyncCalls:
         return [target.address.text for target in self._session.targets]
 
     def cluster(self) -> ClusterInfo:
-        """The nodes of the daemon's cluster, and its streams as far as the caller may read them.
-        Raises what every call may raise."""
+        """Return the nodes of the daemon's cluster, and the streams that the caller may read.
+        Raises the errors of every call."""
         return (self._call(DescribeCluster(), ClusterAnswer)).info
 
     def move_stream(self, stream: str, replicas: Sequence[str]) -> None:
-        """Begin to move a stream to these nodes, the preferred leader first; none: end a move under
-        way with the replicas from before it. `cluster` shows how far it is.
+        """Begin to move a stream to these nodes, the preferred leader first. Without nodes, cancel
+        a move and return to the previous replicas. `cluster` shows the progress.
 
-        The move goes on without this client. Raises StreamNotFound, InvalidArgument for unknown
-        nodes, Conflict while it is moved elsewhere or when a new node cannot take it.
+        The move continues without this client. Raises StreamNotFound, InvalidArgument for unknown
+        nodes, Conflict if it is being moved elsewhere or a new node cannot take it.
         """
         self._call(MoveStream(stream, list(replicas)), Done)
 
     def drain_node(self, node: str, *, ends: bool = False) -> None:
         """Place nothing more on a node, and move its replicas to others; with `ends`, place
-        replicas there again. `cluster` shows how far it is.
+        replicas there again. `cluster` shows the progress.
 
-        The moves go on without this client. Raises InvalidArgument for an unknown node, Conflict
-        when there are too few others.
+        The moves continue without this client. Raises InvalidArgument for an unknown node, Conflict
+        if there are too few others.
         """
         self._call(DrainNode(node, ends), Done)
 
@@ -152,22 +152,22 @@ class SyncCalls:
     def elect_leader(
         self, stream: str, node: str | None = None, *, lost: Sequence[str] = ()
     ) -> str:
-        """Have `node` lead a stream of a cluster, or the first of its replicas. Publishers and
-        consumers notice nothing. Returns the node, once it leads.
+        """Make `node`, or by default the first replica, the leader of a stream of a cluster,
+        without an interruption for publishers and consumers. Returns the node, once it leads.
 
         `lost`: no node can lead the stream, because all complete copies were on these nodes and are
-        gone for good. Then `node` is elected, and what its copy lacks is given up.
+        gone for good. Then `node` is elected, and the records that its copy lacks are abandoned.
 
-        Raises StreamNotFound, Conflict when the node is not in sync, or when another node could
-        lead without a loss, and StreamUnavailable when the stream could not be handed over; it is
-        led as before then.
+        Raises StreamNotFound, Conflict if the node is not in sync, or if another node could lead
+        without a loss, and StreamUnavailable if the handover failed; then the stream keeps its
+        leader.
         """
         return (self._call(ElectLeader(stream, node, list(lost)), LeaderAnswer)).node
 
     def restore_metadata(self, *, dry_run: bool = False) -> RestoreAnswer:
-        """Store the newest records that the nodes of the cluster have seen, where its metadata
-        store has older ones or none; with `dry_run`, only tell what that would be. Raises
-        Forbidden, MetadataUnavailable."""
+        """Store the newest records that the nodes of the cluster have seen, if its metadata store
+        has older ones or none; with `dry_run`, only report them. Raises Forbidden,
+        MetadataUnavailable."""
         return self._call(RestoreMetadata(dry_run), RestoreAnswer)
 
     # --- streams ---
@@ -184,32 +184,32 @@ class SyncCalls:
         return (self._call(create_request(name, subject, settings), StreamAnswer)).info
 
     def describe_stream(self, name: str) -> StreamInfo:
-        """One stream as it is now. Raises StreamNotFound."""
+        """Return the present description of a stream. Raises StreamNotFound."""
         return (self._call(DescribeStream(name), StreamAnswer)).info
 
     def list_streams(self) -> list[StreamInfo]:
-        """The streams that the principal may read. Raises what every call may raise."""
+        """Return the streams that the principal may read. Raises the errors of every call."""
         return (self._call(ListStreams(), StreamsAnswer)).infos
 
     def streams_for(self, subject: str) -> list[StreamInfo]:
-        """The streams that record `subject`; for a pattern, those that record any part of it.
-        Raises InvalidArgument."""
+        """Return the streams that record `subject`; for a pattern, those that record any part of
+        it. Raises InvalidArgument."""
         return (self._call(StreamsFor(subject), StreamsAnswer)).infos
 
     def delete_stream(self, name: str) -> None:
         """Delete the stream and its records.
 
         Raises StreamNotFound, Conflict for a stream of the configuration file, and
-        StreamUnavailable when its disk does not answer.
+        StreamUnavailable if its disk does not respond.
         """
         self._call(DeleteStream(name), Done)
 
     def compact_stream(self, name: str, *, wait: bool = False) -> StreamInfo:
-        """Ask for a compaction pass now, whatever the dirty ratio; the active segment is rolled
+        """Request a compaction pass now, whatever the dirty ratio; the active segment is rolled
         first. With `wait` it returns once the pass is over, however long that takes.
 
-        Raises StreamNotFound, InvalidArgument when the stream has no compaction, and with `wait`
-        StreamUnavailable when the pass failed.
+        Raises StreamNotFound, InvalidArgument if the stream has no compaction, and with `wait`
+        StreamUnavailable if the pass failed.
         """
         info = (self._call(CompactStream(name), StreamAnswer)).info
         watch = PassWatch(info)
@@ -227,13 +227,13 @@ class SyncCalls:
         allow_deletion: bool = False,
         **more: Any,
     ) -> StreamUpdate:
-        """Change the named settings of a stream, given as a mapping or as keywords with the keys
-        of the YAML file. Other settings stay. Durable on return.
+        """Change the named settings of a stream, given as a mapping or as keywords with the keys of
+        the YAML file. Other settings stay. Durable on return.
 
-        With `dry_run` nothing changes; the answer says what would. Raises StreamNotFound,
+        With `dry_run` nothing changes; the answer describes the change. Raises StreamNotFound,
         InvalidArgument for a bad value or a setting that cannot be changed, and Conflict for a
-        stream of the configuration file. Raises Conflict, too, when the new limits would remove
-        more than a tenth of the stream and `allow_deletion` is false (`details["removal"]`).
+        stream of the configuration file. Raises Conflict, too, if the new limits would remove more
+        than a tenth of the stream and `allow_deletion` is false (`details["removal"]`).
         """
         request = update_request(
             name, settings, more, dry_run=dry_run, allow_deletion=allow_deletion
@@ -241,11 +241,11 @@ class SyncCalls:
         return StreamUpdate.from_answer(self._call(request, Updated))
 
     def pause_stream(self, name: str) -> StreamInfo:
-        """Have the stream refuse new messages until it is resumed, also after a restart; publishers
+        """Make the stream refuse new messages until it is resumed, also after a restart; publishers
         that ask for an ack get a refusal.
 
         On return all messages that it received before are committed. Raises StreamNotFound, and
-        StreamUnavailable when the disk does not answer.
+        StreamUnavailable if the disk does not respond.
         """
         return (self._call(PauseStream(name), StreamAnswer)).info
 
@@ -254,8 +254,8 @@ class SyncCalls:
         return (self._call(ResumeStream(name), StreamAnswer)).info
 
     def set_read_only(self, name: str, read_only: bool = True) -> StreamInfo:
-        """Like pausing, but publishers are told not to try again; with False, accept messages
-        again. Raises StreamNotFound, and StreamUnavailable when the disk does not answer."""
+        """Like pausing, but the refusal tells publishers not to retry; with False, accept messages
+        again. Raises StreamNotFound, and StreamUnavailable if the disk does not respond."""
         return (self._call(SetReadOnly(name, read_only), StreamAnswer)).info
 
     def truncate_prefix(
@@ -306,7 +306,7 @@ class SyncCalls:
         theirs. Raises StreamNotFound, OffsetOutOfRange, StaleIncarnation, LimitExceeded (too many
         leases), and InvalidArgument (a lease lasts at most an hour).
         """
-        wish = for_export or None  # older daemons do not know it
+        wish = for_export or None  # older daemons do not have this field
         request = AcquireLease(stream, start, milliseconds(ttl), holder, incarnation, wish)
         return (self._call(request, LeaseAnswer)).info
 
@@ -337,12 +337,13 @@ class SyncCalls:
         return (self._call(request, LeaseAnswer)).info
 
     def release_lease(self, stream: str, lease_id: str) -> None:
-        """Give a lease back. One that has already ended is not an error. Raises StreamNotFound."""
+        """Release a lease. A lease that has already ended is not an error. Raises
+        StreamNotFound."""
         self._call(ReleaseLease(stream, lease_id), Done)
 
     def list_leases(self, stream: str) -> list[LeaseInfo]:
-        """The leases on a stream. Their ids are shown only to principals that may administer it.
-        Raises StreamNotFound."""
+        """Return the leases on a stream. Their ids are shown only to principals that may administer
+        it. Raises StreamNotFound."""
         return (self._call(ListLeases(stream), LeasesAnswer)).infos
 
     # --- checkpoints ---
@@ -361,10 +362,10 @@ class SyncCalls:
         """Store `offset` as the next one that `consumer` reads in `stream`. Durable on return.
 
         With `expected` it is stored only if that offset is stored now; 0 means none. `incarnation`
-        and `epoch` of the records that were read make sure that it is still the same stream: give
-        both if you can. `metadata` is text of your own.
+        and `epoch` of the records that were read ensure that it is still the same stream: give both
+        if you can. `metadata` is text of your own.
 
-        Raises CheckpointMoved (`details["offset"]` is what is stored), StreamNotFound,
+        Raises CheckpointMoved (`details["offset"]` is the stored offset), StreamNotFound,
         OffsetOutOfRange beyond the log end, StaleIncarnation, Diverged, InvalidArgument, and
         LimitExceeded while too many commits wait for the disk.
         """
@@ -374,12 +375,12 @@ class SyncCalls:
     def fetch_checkpoint(
         self, consumer: str, stream: str, *, check: bool = True
     ) -> Checkpoint | None:
-        """The stored checkpoint; None if there is none.
+        """Return the stored checkpoint; None if there is none.
 
         Raises an error for a checkpoint from which the stream can no longer be read:
         StreamNotFound, StaleIncarnation, OffsetOutOfRange (below the log start or beyond the log
-        end), Diverged. Raises CheckpointUncertain when there is none, but damage may have destroyed
-        it. With `check=False` the checkpoint is returned as it is, with its `problem`.
+        end), Diverged. Raises CheckpointUncertain if there is none, but damage may have destroyed
+        it. With `check=False` the checkpoint is returned unchecked, with its `problem`.
         """
         request = FetchCheckpoint(stream, consumer, not check)
         return (self._call(request, CheckpointAnswer)).info
@@ -387,8 +388,8 @@ class SyncCalls:
     def list_checkpoints(
         self, *, consumer: str | None = None, stream: str | None = None
     ) -> list[Checkpoint]:
-        """Checkpoints of the streams that the principal may read, with their lag, sorted by
-        consumer and stream. Raises what every call may raise."""
+        """Return checkpoints of the streams that the principal may read, with their lag, sorted by
+        consumer and stream. Raises the errors of every call."""
         found: list[Checkpoint] = []
         after: str | None = None
         while True:
@@ -399,20 +400,20 @@ class SyncCalls:
                 return found
 
     def delete_checkpoint(self, consumer: str, stream: str, expected: int | None = None) -> None:
-        """Forget a checkpoint, durably. A missing one is not an error. Raises CheckpointMoved when
-        `expected` is given and is not what is stored."""
+        """Delete a checkpoint, durably. A missing one is not an error. Raises CheckpointMoved if
+        `expected` is given and another offset is stored."""
         self._call(DeleteCheckpoint(stream, consumer, expected), Done)
 
     # --- consumer groups ---
 
     def describe_group(self, group: str, stream: str) -> GroupInfo | None:
-        """Members of a group, and owner and offset of each slot; None if there is no such group.
-        Raises what every call may raise."""
+        """Return the members of a group, and owner and offset of each slot; None if there is no
+        such group. Raises the errors of every call."""
         return (self._call(DescribeGroup(stream, group), GroupAnswer)).info
 
     def list_groups(self, *, stream: str | None = None) -> list[GroupInfo]:
-        """Groups of the streams that the principal may read, with their lag, sorted by name. Their
-        slots are not described. Raises what every call may raise."""
+        """Return groups of the streams that the principal may read, with their lag, sorted by name,
+        without a description of their slots. Raises the errors of every call."""
         found: list[GroupInfo] = []
         after: str | None = None
         while True:

@@ -1,5 +1,5 @@
 # Made from liftlog/client/aio/client.py by `make blocking`: edit that one.
-"""The blocking client: reading, over a `SyncRouter` that sees to the connections."""
+"""The blocking client: reads streams, over a `SyncRouter` that manages the connections."""
 
 from __future__ import annotations
 
@@ -141,16 +141,17 @@ class SyncClient(SyncCalls):
         metadata: str = "",
         **options: Unpack[ReadOptions],
     ) -> SyncConsumer:
-        """The records of `stream` from the checkpoint of the consumer `name` on, at least once.
+        """Read the records of `stream` from the checkpoint of the consumer `name` on, at least
+        once.
 
         Without a checkpoint it begins at `start`. A checkpoint is stored after `checkpoint_every`
         records (None: not by number) or `checkpoint_interval` seconds (None: not by time), on
         request, and at the end. `metadata` is stored with each. With `exclusive` the iteration ends
-        with CheckpointMoved when another process has stored a checkpoint under this name.
+        with CheckpointMoved if another process has stored a checkpoint under this name.
 
-        `ReadOptions` describes the options; `on_reset` says what to do when the stream can no
-        longer be read from the checkpoint. Raises InvalidArgument. The iteration raises what
-        `fetch`, `fetch_checkpoint` and `commit_checkpoint` raise.
+        `ReadOptions` describes the options; `on_reset` applies if the stream can no longer be read
+        from the checkpoint. Raises InvalidArgument. The iteration raises the errors of `fetch`,
+        `fetch_checkpoint` and `commit_checkpoint`.
         """
         settings = ConsumerSettings(
             name,
@@ -245,7 +246,7 @@ class SyncRecordReader:
     def __init__(self, batches: SyncBatchReader) -> None:
         self._batches = batches
         self._arriving = together(batches)
-        self._waiting: list[Batches] = []  # arrived, their records are not made yet
+        self._waiting: list[Batches] = []  # arrived; their records are not made yet
         self._records: Iterator[Record] = iter(())
 
     def __iter__(self) -> Self:
@@ -259,7 +260,8 @@ class SyncRecordReader:
                 self._waiting = [next(self._arriving)]
             records, rest = take_records(self._waiting)
             made = iter(records)
-            # No call comes between the two, so no exception of a signal's handler either.
+            # There is no call between the two assignments, so no exception of a signal handler can
+            # separate them.
             self._records, self._waiting = made, rest
 
     def close(self) -> None:

@@ -1,5 +1,5 @@
 # Made from liftlog/client/aio/consumer.py by `make blocking`: edit that one.
-"""The blocking client's consumer: a stream read from a stored checkpoint on."""
+"""The blocking client's consumer: reads a stream from a stored checkpoint on."""
 
 from __future__ import annotations
 
@@ -62,9 +62,10 @@ class SyncConsumer(ConsumerState, ConsumingBlock[RecordBatch]):
         return record
 
     def batches(self) -> Iterator[RecordBatch]:
-        """The same, batch by batch: all records of a batch count when the next one is asked for.
+        """Return the same records, batch by batch: all records of a batch count when the next one
+        is requested.
 
-        When single records of a batch were returned before, the rest of it comes first.
+        If single records of a batch were returned before, the rest of it comes first.
         """
         return Batches(self)
 
@@ -76,7 +77,7 @@ class SyncConsumer(ConsumerState, ConsumingBlock[RecordBatch]):
         return batch
 
     def _arrived_batch(self) -> RecordBatch:
-        """The next one. It counts as returned only once it is no longer `_arrived`."""
+        """Return the next batch. It counts as returned only once it is no longer `_arrived`."""
         if self._arrived is None:
             self._batch = None
             self._arrived = self._next_batch()
@@ -112,10 +113,11 @@ class SyncConsumer(ConsumerState, ConsumingBlock[RecordBatch]):
     # --- checkpoints ---
 
     def checkpoint(self) -> int | None:
-        """Count all records returned so far as processed, and store that. Durable on return.
+        """Count all records returned so far as processed, and store a checkpoint. Durable on
+        return.
 
-        Returns the stored offset, None when there is nothing to store. Raises what
-        `commit_checkpoint` raises.
+        Returns the stored offset, None if there is nothing to store. Raises the errors of
+        `commit_checkpoint`.
         """
         self._count_in_hand()
         self._commit()
@@ -147,8 +149,8 @@ class SyncConsumer(ConsumerState, ConsumingBlock[RecordBatch]):
     # --- the end ---
 
     def close(self) -> None:
-        """Stop reading and store the checkpoint. Raises what `commit_checkpoint` raises; calling it
-        again then tries again.
+        """Stop reading and store the checkpoint. Raises the errors of `commit_checkpoint`; another
+        call retries.
 
         The record or batch that was returned last does not count, unless `checkpoint` was called
         after it.

@@ -1,5 +1,5 @@
 # Made from liftlog/client/aio/consuming_block.py by `make blocking`: edit that one.
-"""What both consumers of the blocking client have: the end of their block, and batches."""
+"""Common part of both consumers of the blocking client: the end of their block, and batches."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ class ConsumingBlock(ABC, Generic[Batch]):
 
     @abstractmethod
     def close(self) -> None:
-        """Raises LiftlogError when what was processed could not be stored."""
+        """Raises LiftlogError if the processed records could not be stored."""
 
     @abstractmethod
     def _take_batch(self) -> Batch:
-        """The next one. Ends the iteration if there is none."""
+        """Return the next batch. Ends the iteration if there is none."""
 
     @abstractmethod
     def _log_failure(self, failure: LiftlogError) -> None:
-        """What `close` has raised, if nobody else will tell of it."""
+        """Log an error of `close` that is not raised to the caller."""
 
     def __exit__(
         self,
@@ -42,7 +42,7 @@ class ConsumingBlock(ABC, Generic[Batch]):
 
 
 class Batches(Generic[Batch]):
-    """What `batches` of a consumer returns. Not a generator, which would end with an exception."""
+    """Returned by `batches` of a consumer. Not a generator, which would end with an exception."""
 
     def __init__(self, consumer: ConsumingBlock[Batch]) -> None:
         self._consumer = consumer

@@ -63,7 +63,7 @@ class SyncDeadLetters(Lettering):
             try:
                 work(record)
             except GroupFenced:
-                raise  # it is not the record's
+                raise  # an error that the record did not cause
             except self._errors as error:
                 if attempt > self._retries:
                     return self._publish(records, record, error, attempt)

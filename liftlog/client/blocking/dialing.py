@@ -1,5 +1,5 @@
 # Made from liftlog/client/aio/dialing.py by `make blocking`: edit that one.
-"""Addresses -> connected channels: plain sockets, or sockets with TLS."""
+"""Connects to addresses: makes channels over plain sockets, or sockets with TLS."""
 
 from __future__ import annotations
 

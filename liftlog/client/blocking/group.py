@@ -30,7 +30,7 @@ from liftlog.protocol.messages import Done, Message
 from liftlog.records.decode import Record
 
 _OPENING_SECONDS = 0.005
-"""How often to look for a connection that is being opened while nothing else comes."""
+"""Interval of the checks for a connection that is being opened, while nothing else arrives."""
 
 
 class SyncGroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
@@ -79,8 +79,8 @@ class SyncGroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
         return record
 
     def batches(self) -> Iterator[list[Record]]:
-        """The same records, those of a batch together: they count when the next ones are asked
-        for."""
+        """Return the same records, those of a batch together: they count when the next ones are
+        requested."""
         return Batches(self)
 
     def _take_batch(self) -> list[Record]:
@@ -92,7 +92,8 @@ class SyncGroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
             self._fill()
 
     def _fill(self) -> None:
-        """Take what has come for the lanes; if that is nothing, wait for the first of them."""
+        """Take the records that have arrived for the lanes; if there are none, wait for the
+        first."""
         self._join_lanes()
         lanes = self._state.lanes
         if not lanes:
@@ -113,7 +114,7 @@ class SyncGroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
                     self._arrive(lane, reader, batch)
                     continue
             except LiftlogError:
-                self._unread.append(self._readers.pop(lane))  # it has ended, or is past the error
+                self._unread.append(self._readers.pop(lane))  # ended, or is past the error
                 raise
             self._pass(lane, reader)
             idle.append(reader)
@@ -121,7 +122,7 @@ class SyncGroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
             first_of(idle, pause)
 
     def _read(self, lane: Lane) -> SyncBatchReader | None:
-        """Begin to read it; None while a connection for that is being opened."""
+        """Begin to read the lane; return None while a connection for it is being opened."""
         way = self._way()
         if way is None:
             return None
@@ -135,9 +136,10 @@ class SyncGroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
         return reader
 
     def _way(self) -> SyncRouter | None:
-        """A connection for one lane. A daemon answers the fetches of one stream and connection in
-        their order, so one that waits for new records would hold up those of another lane. The
-        first one is waited for, others are opened beside the iteration."""
+        """Return a connection for one lane. A daemon answers the fetches of one stream and
+        connection in their order, so a fetch that waits for new records would delay those of
+        another lane. The iteration waits for the first connection; others are opened in the
+        background."""
         self._close_unread()
         if self._idle_ways:
             return self._idle_ways.pop()
@@ -146,7 +148,7 @@ class SyncGroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
         return self._session.another()
 
     def _close_unread(self) -> None:
-        """The reads of lanes that are gone."""
+        """Close the reads of lanes that are gone."""
         while self._unread:
             reader = self._unread.pop()
             self._idle_ways.append(self._ways.pop(reader))
@@ -155,7 +157,7 @@ class SyncGroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
     # --- membership ---
 
     def _attend(self) -> None:
-        """Between two records: what was returned counts, and slots come and go."""
+        """Between two records: count the returned ones as processed, and update the slots."""
         if self._closed:
             raise StopIteration
         self._settle()
@@ -178,7 +180,7 @@ class SyncGroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
             self._store_beside()
 
     def _join_when_possible(self) -> None:
-        """A daemon that is away is waited for as long as a read waits for it."""
+        """Retry as long as a read waits for an unreachable daemon."""
         patience = ReadPatience(self._session.target.reconnect_for)
         while True:
             try:
@@ -198,7 +200,7 @@ class SyncGroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
             time.sleep(pause)
 
     def _join(self) -> None:
-        """Become a member, perhaps again."""
+        """Become a member, possibly again."""
         if self._state.joined:
             self._lose(GroupFenced("its session has ended: it was not heard for too long"))
         start = 0
@@ -212,7 +214,7 @@ class SyncGroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
         self._heartbeats.start()
 
     def _say(self) -> None:
-        """Have the beats say what is true now."""
+        """Update the heartbeat to the present state."""
         state, beat = self._state, self._heartbeats.beat
         if state.joined == 0:
             self._heartbeats.beat = None
@@ -220,7 +222,7 @@ class SyncGroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
             self._heartbeats.beat = self._beat_request(self._wait)
 
     def _first_offset(self) -> int:
-        """Where a new group begins."""
+        """Return the first offset of a new group."""
         request = fetch_request(self.stream, self._settings.start, max_records=1)
         timeout = self._session.target.request_timeout
         return fetch_answer(request, self._session.ask(request, timeout)).header.offset
@@ -230,7 +232,7 @@ class SyncGroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
     def commit(self) -> None:
         """Count all records returned so far as processed, and store that. Durable on return.
 
-        Raises GroupFenced when the member has lost its slots; the iteration then joins again.
+        Raises GroupFenced if the member has lost its slots; the iteration then joins again.
         """
         self._settle()
         self._state.processed()
@@ -247,12 +249,12 @@ class SyncGroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
             self._log_failure(error)
 
     def _commit(self) -> None:
-        """Store what is new, and let go of slots that others are to have."""
+        """Store new offsets, and release slots that other members are to have."""
         try:
             self._end_storing()
         except LiftlogError as error:
             if not error.retriable:
-                raise  # else it is tried again here
+                raise  # otherwise it is retried here
         state = self._state
         offsets = self._begin_commit()
         if offsets:
@@ -267,7 +269,7 @@ class SyncGroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
             self._heartbeats.beat = self._beat_request(self._wait)
 
     def _store_beside(self) -> None:
-        """The same beside the iteration: no record waits for it."""
+        """Store new offsets in the background: no record waits for it."""
         messages = self._begin_storing()
         if messages:
             self._requests.begin(messages)
@@ -293,12 +295,12 @@ class SyncGroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
     # --- the end ---
 
     def leave(self) -> None:
-        """Commit and let the other members have the slots at once. Calling `close` is enough for a
-        member without a name of its own."""
+        """Commit, and release the slots to the other members at once. For a member without a name
+        of its own, `close` is enough."""
         self._settle()
         if self._state.joined:
             self._commit()
-            self._heartbeats.beat = None  # the one under way is answered when it has left
+            self._heartbeats.beat = None  # the one in flight is answered when it has left
             result_of(
                 self._session.ask(self._leave_request(), self._session.target.request_timeout),
                 Done,
@@ -308,7 +310,7 @@ class SyncGroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
 
     def close(self) -> None:
         """Stop reading and commit. A member with a name of its own stays a member for its session,
-        so that the same name finds its slots again; others leave the group.
+        so that the same name gets its slots again; others leave the group.
 
         The record or batch that was returned last does not count, unless `commit` was called after
         it.
@@ -321,13 +323,13 @@ class SyncGroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
                 self.leave()
             elif self._state.joined:
                 self._commit()
-                # Its session begins now; and the beat that waits for news is answered, so that
+                # Its session begins now. The heartbeat that waits for news is answered, so that
                 # nothing has to wait for it.
                 self._heartbeats.beat = None
                 with suppress(LiftlogError):
                     self._ask(self._beat_request(0.0))
         except GroupFenced:
-            self._state.lost()  # others have its slots already
+            self._state.lost()  # others already have its slots
         finally:
             self._end()
 

@@ -16,7 +16,7 @@ _STOP_SECONDS = 1.0
 
 
 class SyncHeartbeats(Heartbeat):
-    """Sends `beat` in the background, and each one again as soon as it is answered."""
+    """Sends `beat` in the background, and sends it again as soon as it is answered."""
 
     def __init__(self, session: SyncRouter, news: News) -> None:
         super().__init__(news)
@@ -45,7 +45,7 @@ class SyncHeartbeats(Heartbeat):
             self._router.close()
 
     def _send(self, router: SyncRouter) -> float:
-        """Send the heartbeat of now: the one before the connection was opened may be obsolete.
+        """Send the present heartbeat: one from before the connection was opened may be obsolete.
         Returns the seconds until the next one."""
         beat = self.beat
         if beat is None:
@@ -55,6 +55,6 @@ class SyncHeartbeats(Heartbeat):
         return self._pause_after(beat, router.ask(beat, timeout), sent)
 
     def stop(self) -> None:
-        """Send no more of them."""
+        """Send no more heartbeats."""
         self.beat = None
         self._background.stop(_STOP_SECONDS)

@@ -77,14 +77,14 @@ class SyncLink(BaseLink):
         return True
 
     def enter_into(self, poll: select.poll) -> None:
-        """Have it report when this connection can go on."""
+        """Register this connection for the event that lets it continue."""
         events = select.POLLIN | (select.POLLOUT if self._unsent else 0)
         poll.register(self._channel.fileno(), events)
 
     # --- the socket ---
 
     def _step(self, deadline: float | None) -> bool:
-        """Receive once and handle what came; False if nothing came before `deadline`."""
+        """Receive once and handle the bytes; False if none arrived before `deadline`."""
         if self.error is not None:
             raise self.error
         if self._mid_step:
@@ -108,17 +108,17 @@ class SyncLink(BaseLink):
         return True
 
     def _receive(self, view: memoryview, deadline: float | None) -> int:
-        """The number of bytes received, or -1 if none came before `deadline`."""
+        """Return the number of bytes received, or -1 if none arrived before `deadline`."""
         while True:
-            # An exception raised by a signal handler between here and the end of the step would
-            # lose bytes; the flag tells the next call, which then ends the connection.
+            # An exception of a signal handler between here and the end of the step would lose
+            # bytes; the flag tells the next call, which then ends the connection.
             self._mid_step = True
             try:
                 return self._channel.recv_into(view)
             except BlockingIOError:
                 self._mid_step = False
-            # While a request is partly sent, the daemon may be waiting until we take answers. So
-            # neither direction may wait for the other.
+            # While a request is partly sent, the daemon may be waiting until this side receives
+            # answers. So neither direction may wait for the other.
             came = (self._either if self._unsent else self._readable).poll(_milliseconds(deadline))
             if self._unsent:
                 self._flush()
@@ -127,7 +127,7 @@ class SyncLink(BaseLink):
 
 
 def first_input(reads: Sequence[tuple[SyncLink, ReadAhead]], seconds: float) -> None:
-    """Wait until one of the reads may have a batch, or so long."""
+    """Wait until one of the reads may have a batch, for at most `seconds`."""
     poll = select.poll()
     for link, _ in reads:
         if link.error is not None:

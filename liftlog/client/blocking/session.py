@@ -1,5 +1,5 @@
 # Made from liftlog/client/aio/session.py by `make blocking`: edit that one.
-"""The blocking client's connection to its daemon, and another one when it is lost."""
+"""The blocking client's connection to its daemon, which it replaces when it is lost."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class SyncSession:
         self._closed: LiftlogError | None = None
 
     def open(self) -> None:
-        """The first connection: one attempt, whose error is raised."""
+        """Open the first connection: one attempt, whose error is raised."""
         self._link = self._dial(None)
 
     @property
@@ -84,15 +84,15 @@ class SyncSession:
             exchange.finish(None, self._closed or link.error)
 
     def give_up(self, exchange: Exchange) -> None:
-        """Cancel a request that is under way."""
+        """Cancel a request that is in flight."""
         if self._link is not None:
             self._link.give_up(exchange)
 
     def ask(self, message: Message, timeout: float) -> Exchange:
         """Send one request, and repeat it on another connection if that is harmless.
 
-        All of it within `timeout` seconds. Raises RequestTimeout; ConnectionLost when there is no
-        connection, or with `undecided` when the request may have taken effect.
+        All of it within `timeout` seconds. Raises RequestTimeout; ConnectionLost if there is no
+        connection, or with `undecided` if the request may have taken effect.
         """
         started = time.monotonic()
         deadline = deadline_after(started, timeout, self.target.reconnect_for)
@@ -114,7 +114,7 @@ class SyncSession:
     def go_on(self, ahead: ReadAhead, patience: ReadPatience) -> None:
         """Resume an interrupted read as soon as there is a connection.
 
-        Raises ConnectionLost when there is none for too long; it can be called again.
+        Raises ConnectionLost if there is none for too long; it can be called again.
         """
         interruption = ahead.interruption
         assert interruption is not None
@@ -125,7 +125,7 @@ class SyncSession:
             patience.gave_up()
             raise interruption
         if self.usable:
-            time.sleep(pause)  # the daemon refuses, but its connection lives
+            time.sleep(pause)  # the daemon refuses, but the connection is alive
         try:
             self.connected(deadline)
         except ConnectionLost:
@@ -136,9 +136,9 @@ class SyncSession:
     # --- connecting ---
 
     def connected(self, deadline: float | None) -> SyncLink:
-        """The connection, or a new one. `deadline` is by time.monotonic().
+        """Return the connection, or a new one. `deadline` is by time.monotonic().
 
-        Raises ConnectionLost at the deadline, and at once an error that would come again.
+        Raises ConnectionLost at the deadline; permanent errors are raised at once.
         """
         link = self.link
         if self._closed is None and link.usable:
@@ -152,8 +152,8 @@ class SyncSession:
             raise self._closed or gave_up(link.address, self._failure or link.error) from None
 
     def reach(self, deadline: float | None) -> SyncLink:
-        """The connection, or a new one, perhaps the first: one attempt. Raises ConnectionLost at
-        the deadline, and the error of the attempt."""
+        """Return the connection, or a new one, possibly the first: one attempt. Raises
+        ConnectionLost at the deadline, and the error of the attempt."""
         try:
             with self._turns.turn(deadline):
                 if self._closed is not None:
@@ -172,7 +172,7 @@ class SyncSession:
         """
         lost = self.link
         if lost.usable:
-            return lost  # another call has connected again
+            return lost  # another call has reconnected
         address, clock = lost.address, time.monotonic
         if lost is not self._lost:
             self._lost, self._lost_at, self._failure = lost, clock(), None
@@ -203,7 +203,8 @@ class SyncSession:
             return link
 
     def _dial(self, deadline: float | None) -> SyncLink:
-        """One attempt, within `connect_timeout`. Raises ConnectionLost, also at the deadline."""
+        """Make one attempt, within `connect_timeout`. Raises ConnectionLost, also at the
+        deadline."""
         target = self.target
         text, now = target.address.text, time.monotonic()
         attempt_ends = now + target.connect_timeout

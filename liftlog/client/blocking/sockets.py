@@ -11,7 +11,7 @@ from typing import Any
 
 
 def resolve(host: str, port: int, deadline: float) -> list[tuple[int, Any]]:
-    """Family and socket address of each address of the host. The system limits the time."""
+    """Return family and socket address of each address of the host. The system limits the time."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [(family, where) for family, _, _, _, where in found]
 
@@ -22,13 +22,13 @@ def connect(sock: socket.socket, where: Any, deadline: float) -> None:
 
 
 def send(sock: socket.socket, data: bytes, deadline: float) -> None:
-    """Send all of it."""
+    """Send all of the data."""
     _limit(sock, deadline)
     sock.sendall(data)
 
 
 def receive(sock: socket.socket, most: int, deadline: float) -> bytes:
-    """The bytes that come next, at most so many; none at the end of the connection."""
+    """Return the next bytes, at most `most`; none at the end of the connection."""
     _limit(sock, deadline)
     return sock.recv(most)
 

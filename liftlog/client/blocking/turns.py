@@ -1,4 +1,4 @@
-"""The twin of `aio.turns`. A client belongs to one thread at a time, so nobody waits here."""
+"""The twin of `aio.turns`. A client belongs to one thread at a time, so no call waits here."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ class Turns:
 
     @contextmanager
     def turn(self, deadline: float | None) -> Iterator[None]:
-        """Those who wait in the block look at the deadline themselves."""
+        """Code in the block must check the deadline itself."""
         yield
 
     def end(self) -> None:
-        """Nobody waits."""
+        """Does nothing: no call waits."""

@@ -13,7 +13,7 @@ from liftlog.protocol.messages import NONCE_BYTES, Message
 
 
 class BaseLink:
-    """A connection from its open socket to its loss; `error` says what ended it."""
+    """A connection from its open socket to its loss; `error` is the reason for its end."""
 
     def __init__(
         self, channel: Channel, address: str, silence_seconds: float, pool: BufferPool
@@ -42,23 +42,23 @@ class BaseLink:
         self._flush()
 
     def give_up(self, exchange: Exchange) -> None:
-        """Cancel a request that is under way."""
+        """Cancel a request that is in flight."""
         self.connection.give_up(exchange)
         self._flush()
 
     def lose(self, reason: object) -> None:
-        """Close the socket; all requests under way end with ConnectionLost."""
+        """Close the socket; all requests in flight end with ConnectionLost."""
         if self.error is None:
             self.error = lost(self.address, reason)
             self._release(self.error)
             self.connection.close(self.error)
 
     def _allowed_silence(self) -> float:
-        """Seconds after which a daemon that owes an answer counts as lost."""
+        """Return the seconds after which a daemon that owes an answer counts as lost."""
         return self.connection.welcome.max_wait_ms / 1000 + self._silence_seconds
 
     def _flush(self) -> None:
-        """Send what the socket accepts now, and keep the rest."""
+        """Send the bytes that the socket accepts now, and keep the rest."""
         outgoing = self._unsent + self.connection.take_outgoing()
         self._unsent = b""
         if not outgoing or self.error is not None:

@@ -29,7 +29,7 @@ class BufferPool:
         self._held: list[bytearray] = []
 
     def allocate(self, length: int) -> memoryview:
-        """Writable memory of exactly `length` bytes; its contents are arbitrary."""
+        """Return writable memory of exactly `length` bytes; its contents are arbitrary."""
         if not _SMALLEST_BYTES <= length <= _LARGEST_BYTES:
             return memoryview(bytearray(length))
         held = self._held

@@ -1,4 +1,4 @@
-"""A connected socket as both clients use it, with or without TLS, and how they tune it."""
+"""A connected socket for both clients, with or without TLS, and its options."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from liftlog.errors import ConnectionLost
 from liftlog.tls import TlsSession, problem
 
 SOFTWARE = f"liftlog-python/{liftlog.__version__}"
-"""What a client calls itself in its hello."""
+"""The name of the client's software in its hello."""
 
 RECEIVE_BYTES = 2 * 1024 * 1024
-"""Received at once before the batches in it are looked at. Larger steps overflow the processor's
-cache, smaller ones cost a turn of Python each."""
+"""Bytes received at once before the batches in them are examined. Larger steps overflow the
+processor's cache, smaller ones cost a turn of Python each."""
 
 _HANDSHAKE_BYTES = 64 * 1024
 
@@ -38,12 +38,12 @@ _NOT_ACCEPTED = {  # by OpenSSL's X509_V_ERR_...
 class Channel(Protocol):
     """A connected socket that does not block: methods raise BlockingIOError, or another OSError.
 
-    After BlockingIOError from `send` the next call has to give the same bytes again.
+    After BlockingIOError from `send` the next call has to pass the same bytes again.
     """
 
     @property
     def has_input(self) -> bool:
-        """Whether `recv_into` can return more although the socket may not be readable."""
+        """True if `recv_into` can return more although the socket may not be readable."""
         ...
 
     @property
@@ -80,17 +80,17 @@ class PlainChannel:
         if count == self._wake_at:
             return
         self._wake_at = count
-        with suppress(OSError):  # only speed depends on it
+        with suppress(OSError):  # it only affects speed
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
 
 
 def tune(sock: socket.socket) -> None:
-    """Send small requests at once, and notice a peer that vanished."""
+    """Send small requests at once, and detect a peer that vanished."""
     if sock.family == socket.AF_UNIX:
         return
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    # The kernel sizes the receive buffer: it can make it larger than we may.
+    # The receive buffer is left to the kernel, which can make it larger than a process may.
 
 
 def refused(
@@ -110,5 +110,6 @@ def refused(
 
 
 def share(deadline: float, now: float, addresses_left: int) -> float:
-    """When to stop trying the next address: one that never answers leaves time to the others."""
+    """Return when to stop trying the next address: an address that never answers leaves time for
+    the others."""
     return now + (deadline - now) / addresses_left

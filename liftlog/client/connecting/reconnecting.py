@@ -1,9 +1,9 @@
-"""When to connect again, which requests to repeat, and the errors of connections. Without any I/O,
-for both clients.
+"""Decides when to reconnect and which requests to repeat, and makes the errors of connections.
+Without any I/O, for both clients.
 
-A request is repeated only if repeating it cannot do anything twice: its kind says so
-(`REPEATABLE`), it was never sent, or the daemon refused it because it is stopping. Any other ends
-with a ConnectionLost whose `undecided` is true.
+A request is repeated only if it cannot take effect twice: because of its kind (`REPEATABLE`),
+because it was never sent, or because the daemon refused it while stopping. Any other ends with a
+ConnectionLost whose `undecided` is true.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ LONGEST_PAUSE_SECONDS = 5.0
 
 
 def is_interruption(error: LiftlogError) -> bool:
-    """Whether the daemon or the connection went away, or the daemon has just begun to lead the
+    """Return True if the daemon or the connection was lost, or the daemon is just taking over the
     stream, so that the request may be repeated."""
     return isinstance(error, ConnectionLost | ShuttingDown | NotReady)
 
 
 def is_detour(error: LiftlogError) -> bool:
-    """Whether the request may be repeated, perhaps at another node."""
+    """Return True if the request may be repeated, possibly at another node."""
     return is_interruption(error) or isinstance(error, NotLeader)
 
 
@@ -48,23 +48,24 @@ class Backoff:
         self._ceiling = FIRST_PAUSE_SECONDS
 
     def next_pause(self) -> float:
-        """In seconds: between half of the present bound and all of it."""
+        """Return a pause in seconds: between half of the present limit and all of it."""
         pause = self._ceiling * (0.5 + self._spread() / 2)
         self._ceiling = min(2 * self._ceiling, LONGEST_PAUSE_SECONDS)
         return pause
 
     def reset(self) -> None:
-        """An attempt succeeded."""
+        """Call it when an attempt has succeeded."""
         self._ceiling = FIRST_PAUSE_SECONDS
 
 
 def deadline_after(now: float, seconds: float, reconnect_for: float | None) -> float:
-    """When a call gives up connecting."""
+    """Return when a call stops trying to connect."""
     return now + (seconds if reconnect_for is None else min(seconds, reconnect_for))
 
 
 class ReadPatience:
-    """How long a read without any answer keeps trying. Each answer starts the time again."""
+    """The time for which a read without any answer keeps trying. It starts again with each
+    answer."""
 
     def __init__(self, reconnect_for: float | None) -> None:
         self._reconnect_for = reconnect_for
@@ -73,7 +74,7 @@ class ReadPatience:
         self._deadline: float | None = None
 
     def interrupted(self, answer_count: int, now: float) -> tuple[float, float | None]:
-        """The pause before the next attempt, and when to give up (None: never)."""
+        """Return the pause before the next attempt, and when to stop trying (None: never)."""
         if answer_count != self._answer_count:
             self._answer_count = answer_count
             self._backoff.reset()
@@ -82,26 +83,26 @@ class ReadPatience:
         return self._backoff.next_pause(), self._deadline
 
     def gave_up(self) -> None:
-        """If the caller reads on, it gets the whole time again."""
+        """If the caller continues reading, it gets the whole time again."""
         self._answer_count = -1
 
 
 def may_repeat(message: Message, exchange: Exchange, *, refused: bool) -> bool:
-    """Whether a request that ended with an interruption can be asked again.
+    """Return True if a request that ended with an interruption can be repeated.
 
-    `refused`: the daemon answered it, rather than that the connection ended under it.
+    `refused`: the daemon answered it with a refusal; otherwise its connection ended.
     """
     return message.is_repeatable or refused or not exchange.sent
 
 
 def may_pass(error: LiftlogError) -> bool:
-    """Whether another attempt to connect may succeed. The bound on connections passes too: the
-    daemon may not have noticed yet that the old ones are gone."""
+    """Return True if another attempt to connect may succeed. A limit on connections may pass, too:
+    the daemon may not have noticed yet that the old ones are gone."""
     return error.retriable or isinstance(error, LimitExceeded)
 
 
 def undecided(message: Message, error: LiftlogError, address: str) -> ConnectionLost:
-    """The error of a request that may have taken effect."""
+    """Return the error of a request that may have taken effect."""
     return ConnectionLost(
         f"the connection to {address} was lost before the answer to {message.KIND!r} came; "
         f"whether it took effect is undecided: {error.message}",
@@ -112,7 +113,7 @@ def undecided(message: Message, error: LiftlogError, address: str) -> Connection
 
 
 def gave_up(address: str, last: LiftlogError | None) -> ConnectionLost:
-    """The error of a call or read that got no connection in time."""
+    """Return the error of a call or read that got no connection in time."""
     if isinstance(last, ConnectionLost):
         return ConnectionLost(last.message, hint=last.hint, address=address)
     reason = "no connection in time" if last is None else last.message
@@ -124,20 +125,20 @@ def gave_up(address: str, last: LiftlogError | None) -> ConnectionLost:
 
 
 def lost(address: str, reason: object) -> LiftlogError:
-    """The connection's last error, for everyone who still waits."""
+    """Return the connection's last error, for all waiting callers."""
     if isinstance(reason, LiftlogError):
         return reason
     return ConnectionLost(f"the connection to {address} is lost: {reason}", address=address)
 
 
 def unanswered(address: str, message: Message, seconds: float) -> RequestTimeout:
-    """The error of a request that has waited so long, which is less than the call may take if
-    attempts before this one took their part."""
+    """Return the error of a request that has waited for `seconds`, which is less than the time
+    limit of the call if earlier attempts took part of it."""
     return RequestTimeout(f"{address} has not answered {message.KIND!r} in {seconds:.1f} s")
 
 
 def never_greeted(error: ConnectionLost, address: Address) -> ConnectionLost:
-    """The error of a connection that was lost before it could be used."""
+    """Return the error of a connection that was lost before it could be used."""
     hint = "check that a liftlog daemon listens there"
     if not (address.tls or address.path):
         hint += "; if it asks for TLS, use tls://"

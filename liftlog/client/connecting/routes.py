@@ -1,7 +1,8 @@
-"""Which node of a cluster answers what, as far as a client knows. No I/O; for both clients.
+"""Selects the node of a cluster that answers a request, as far as the client has learnt it. No I/O;
+for both clients.
 
-A client begins at one of the addresses that it was given. A node that cannot answer names the one
-that can, in NOT_LEADER. So only what the nodes say is believed, and only until it turns out wrong.
+A client begins at one of the addresses that it was given. A node that cannot answer names the
+responsible one, in NOT_LEADER. Such information is used until it turns out to be wrong.
 """
 
 from __future__ import annotations
@@ -31,52 +32,55 @@ _CHECKPOINTS = (
 
 
 def key_of(message: Message) -> str:
-    """What a request is about: such requests have the same answerer. Empty: any node answers."""
+    """Return the topic of a request: requests with the same topic have the same answerer. Empty:
+    any node answers."""
     if isinstance(message, _CHECKPOINTS):
         return ""
     return stream_key(getattr(message, "stream", ""), getattr(message, "replica", None))
 
 
 def stream_key(stream: str, replica: str | None) -> str:
-    """What reads of a stream, or of one node's replica of it, are about."""
+    """Return the topic of reads of a stream, or of one node's replica of it."""
     return f"{stream} {replica}" if replica else stream
 
 
 class Routes:
-    """The addresses of a cluster, and where the leaders are. `targets` are tried in turn."""
+    """The addresses of a cluster, and the leaders' addresses. `targets` are tried in turn."""
 
     def __init__(self, targets: Sequence[Target]) -> None:
         self.targets = {target.address.text: target for target in targets}
         self._order = list(self.targets)
         self._leaders: dict[str, str] = {}
         self._declined: dict[str, set[str]] = {}
-        """Of reads that any node in sync may answer: where there is none, since the last answer."""
+        """For reads that any node in sync may answer: the nodes that are not in sync, since the
+        last answer."""
 
     @property
     def has_choice(self) -> bool:
-        """Whether there is another address to try when one does not answer."""
+        """True if there is another address to try if one does not answer."""
         return len(self._order) > 1
 
     def address_of(self, key: str) -> str:
-        """Where to ask next."""
+        """Return the address to ask next."""
         return self._leaders.get(key, self._order[0])
 
     def deadline_at(self, now: float, deadline: float | None) -> float | None:
-        """Until when to try one address. Without a choice that is all the time there is."""
+        """Return until when to try one address. If it is the only one, that is the whole time."""
         if not self.has_choice:
             return deadline
         soon = now + _ATTEMPT_SECONDS
         return soon if deadline is None else min(soon, deadline)
 
     def failed(self, key: str, address: str) -> None:
-        """There is no connection to this address: the next one is as good as any."""
+        """Note that a connection to this address is not possible: another one is tried next."""
         if self._leaders.get(key) == address:
             del self._leaders[key]
         if self._order[0] == address:
             self._order.append(self._order.pop(0))
 
     def told(self, key: str, address: str, error: LiftlogError) -> bool:
-        """The node there does not answer this. Whether another one is known to."""
+        """Note that the node there does not answer this; return True if the responsible node is
+        known."""
         if not isinstance(error, NotLeader):
             return False
         if key.endswith(f" {ANY_REPLICA}"):
@@ -86,7 +90,7 @@ class Routes:
             if near is not None:
                 self._leaders[key] = near
                 return True
-            del self._declined[key]  # none of them is in sync: the leader answers
+            del self._declined[key]  # no node is in sync: the leader answers
         other = str(error.details.get("address") or "")
         if not other or other == address or not self.learn(other):
             self.failed(key, address)
@@ -95,8 +99,8 @@ class Routes:
         return True
 
     def learn(self, text: str) -> bool:
-        """Another address of the cluster; returns whether it can be used. A client that asked for
-        TLS never goes on without."""
+        """Add another address of the cluster; return True if it can be used. A client that uses TLS
+        never continues without it."""
         if text in self.targets:
             return True
         first = next(iter(self.targets.values()))
@@ -117,14 +121,15 @@ class Routes:
 
 
 class Wandering:
-    """The pauses of one request, or one interruption, on its way to the right node."""
+    """The pauses of one request, or one interruption, until it reaches the right node."""
 
     def __init__(self) -> None:
         self._backoff = Backoff()
         self._followed: set[str] = set()
 
     def pause_before(self, address: str, *, is_named: bool) -> float:
-        """In seconds. A node that another one names is asked at once, the first time."""
+        """Return a pause in seconds. A node that another one names is asked at once, the first
+        time."""
         if is_named and address not in self._followed:
             self._followed.add(address)
             return 0.0

@@ -1,4 +1,4 @@
-"""Where to connect, and with what: the address of a daemon, a login, TLS and the time for each."""
+"""The targets of connections: the address of a daemon, a login, TLS and the time limits."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ class Address:
 
     @property
     def is_exposed(self) -> bool:
-        """Whether others on the network can read what is sent there."""
+        """Return True if others on the network can read the data sent there."""
         if self.path or self.tls or self.host == "localhost":
             return False
         try:
             return not ipaddress.ip_address(self.host.partition("%")[0]).is_loopback
         except ValueError:
-            return True  # a name may resolve to anything
+            return True  # a name may resolve to any address
 
     @classmethod
     def parse(cls, text: str) -> Address:
@@ -59,7 +59,7 @@ class Address:
             parts = urlsplit(text)
             if "@" in parts.netloc:
                 raise InvalidArgument(
-                    "the address of a daemon holds no login",  # and is shown in logs
+                    "the address of a daemon holds no login",  # logs show it
                     hint="give a token as token=, or in LIFTLOG_TOKEN_FILE",
                 )
             if parts.query or parts.fragment or parts.port == 0:
@@ -70,7 +70,7 @@ class Address:
                 port = parts.port or DEFAULT_PORT
                 return cls(text, host=parts.hostname, port=port, tls=parts.scheme == "tls")
         except ValueError:
-            pass  # a port that is not a number, or what an address does not have
+            pass  # an invalid port, or parts that an address must not have
         raise InvalidArgument(
             f"{text!r} is not the address of a liftlog daemon",
             hint="use tcp://host:port, tls://host:port or unix:///path",
@@ -79,7 +79,8 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where to connect and how. Times are in seconds; `reconnect_for` None: for ever, 0: never."""
+    """A daemon's address, with login, TLS and time limits. Times are in seconds; `reconnect_for`
+    None: forever, 0: never."""
 
     address: Address
     credentials: Credentials
@@ -99,7 +100,7 @@ class Target:
         request_timeout: float,
         reconnect_for: float | None,
     ) -> list[Self]:
-        """One for each of the addresses, which are separated by commas. As `of`."""
+        """Make one target for each of the addresses, which are separated by commas. Like `of`."""
         times = (connect_timeout, request_timeout, reconnect_for)
         texts = dict.fromkeys(one.strip() for one in addresses.split(","))
         return [cls.of(one, token, nkey, tls, *times) for one in texts]
@@ -115,8 +116,8 @@ class Target:
         request_timeout: float,
         reconnect_for: float | None,
     ) -> Self:
-        """From the arguments of `connect`. Reads the files that they name, once for all attempts
-        to connect. Raises InvalidArgument."""
+        """Make a target from the arguments of `connect`. Reads the files that they name, once for
+        all attempts to connect. Raises InvalidArgument."""
         where = Address.parse(address)
         context = context_for(where, tls)
         credentials = credentials_of(token, nkey, where)
@@ -124,10 +125,10 @@ class Target:
 
 
 def context_for(address: Address, tls: ClientTls) -> ssl.SSLContext | None:
-    """The context for connections to `address`; None when it asks for no TLS.
+    """Return the context for connections to `address`; None if it does not use TLS.
 
     Reads certificate files, so it is made once and used for every attempt to connect. Raises
-    InvalidArgument, also when `tls` is given for an address that does not ask for TLS.
+    InvalidArgument, also if `tls` is given for an address that does not use TLS.
     """
     if address.tls:
         return client_context(tls)
@@ -139,13 +140,14 @@ def context_for(address: Address, tls: ClientTls) -> ssl.SSLContext | None:
 
 
 def credentials_of(token: str | None, nkey: NkeyFile | None, address: Address) -> Credentials:
-    """Reads the file, once. Raises InvalidArgument, which never shows what is in it."""
+    """Reads the file, once. Raises InvalidArgument, which never contains the content of the
+    file."""
     if token is not None and address.is_exposed:
         _warn(address.text)
     return Credentials(token, None if nkey is None else _signer_in(nkey))
 
 
-@lru_cache(maxsize=64)  # once for each address, however many clients there are
+@lru_cache(maxsize=64)  # once for each address, whatever the number of clients
 def _warn(address: str) -> None:
     logger.warning("token-unencrypted address=%s", address)
 

@@ -1,4 +1,4 @@
-"""What a member of a group has received and not returned yet, and whose slots that is of. Pure."""
+"""Records that a member of a group has received and not returned yet, and their slots. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from liftlog.records.decode import Record
 
 
 def slots_of(records: Sequence[Record], count: int) -> list[int]:
-    """The slot of each record: its key decides, its subject if it has none."""
+    """Return the slot of each record: its key determines it, or its subject if it has no key."""
     return [
         crc32c(subject.encode() if key is None else key) * count >> 32
         for _, _, subject, key, _, _ in records
@@ -19,8 +19,8 @@ def slots_of(records: Sequence[Record], count: int) -> list[int]:
 
 
 class Arrived:
-    """Records of one batch that the lane owns, and where the batch ends. All before `index` were
-    returned, and the state knows of those before `counted`."""
+    """Records of one batch that the lane owns, and the end of the batch. All records before `index`
+    were returned, and those before `counted` are counted in the state."""
 
     def __init__(self, records: list[Record], slots: list[int] | None, end: int) -> None:
         self.records = records
@@ -30,7 +30,7 @@ class Arrived:
 
     @property
     def next_offset(self) -> int:
-        """Nothing is to be returned below."""
+        """The offset below which nothing more is to be returned."""
         return self.records[self.index].offset if self.index < len(self.records) else self.end
 
     @property
@@ -38,13 +38,13 @@ class Arrived:
         return self._slots is not None
 
     def slots(self, first: int, end: int, slot_count: int) -> list[int]:
-        """Of the records [first, end)."""
+        """Return the slots of the records [first, end)."""
         if self._slots is None:
             return slots_of(self.records[first:end], slot_count)
         return self._slots[first:end]
 
     def keep(self, lane: Lane, slot_count: int) -> None:
-        """Leave out what the lane no longer owns, of what was not returned yet."""
+        """Drop records that the lane no longer owns and that were not returned yet."""
         first, count = self.index, len(self.records)
         slots = self.slots(first, count, slot_count)
         pairs = zip(self.records[first:], slots, strict=True)

@@ -1,12 +1,13 @@
-"""What one member of a consumer group may read, how far it is, and what it has to tell. Pure.
+"""The state of one member of a consumer group: what it may read, its progress, and what it has to
+report. Pure.
 
 A member reads its slots in *lanes*. A lane is a read of the stream for some slots, from one offset
 on. Slots that are assigned later may be far behind the others: they get a lane of their own, so
-that the others go on, and join the other lane where both have read equally far.
+that the others continue, and join the other lane once both have read equally far.
 
-A slot that is to be given up is no longer returned. When no record of it is in the caller's hands,
-what was processed of it is committed, and only then it is left out of the beats: so the next owner
-begins after it.
+Records of a slot that is to be given up are no longer returned. Once the caller has finished those
+that were returned, its offset is committed, and only then it is left out of the heartbeats: so the
+next owner begins after it.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 UNKNOWN = -1
-"""Of a slot that is being given up: records of it are in the caller's hands."""
+"""The offset of a slot that is being given up while the caller still works on its records."""
 
 
 class Lane:
-    """`slots` maps each slot to the first offset that is to be returned of it. Everything below
-    `done` is processed; records below `end` may be in the caller's hands, of the slots `in_hand`.
+    """`slots` maps each slot to its first offset to return. Everything below `done` is processed;
+    the caller may be working on records below `end` in the slots `in_hand`.
     """
 
     def __init__(self, slots: dict[int, int]) -> None:
@@ -32,22 +33,22 @@ class Lane:
         """The stream's leader epoch up to `done`; 0 if it is not known."""
 
     def returns(self, slot: int, offset: int) -> bool:
-        """Whether the caller is to get this record."""
+        """Return True if the caller is to get this record."""
         start = self.slots.get(slot)
         return start is not None and offset >= start
 
     @property
     def latest_start(self) -> int:
-        """From here on everything of its slots is to be returned."""
+        """The offset from which everything in its slots is to be returned."""
         return max(self.slots.values(), default=0)
 
     def next_of(self, slot: int) -> int:
-        """The offset from which on nothing of this slot is processed."""
+        """Return the offset from which on nothing in this slot is processed."""
         return max(self.done, self.slots[slot])
 
 
 class _Leaving:
-    """A slot that is being given up, `offset` of it is where the next owner continues."""
+    """A slot that is being given up. The next owner continues at `offset`."""
 
     def __init__(self, lane: Lane, since: int, offset: int) -> None:
         self.lane = lane
@@ -64,17 +65,17 @@ class GroupMember:
         self.joined = 0
         self.generation = 0
         self.deadline = -math.inf
-        """Until then its session lasts."""
-        self._since: dict[int, int] = {}  # of the slots that it owns
-        self._left: dict[int, int] = {}  # slot -> `since` of the newest tenure that it gave up
+        """The time until which its session lasts."""
+        self._since: dict[int, int] = {}  # by slot that it owns
+        self._left: dict[int, int] = {}  # slot -> `since` of the last ownership that it gave up
         self._leaving: dict[int, _Leaving] = {}
-        self._stored: dict[int, int] = {}  # slot -> the offset that the daemon has
+        self._stored: dict[int, int] = {}  # slot -> the offset that the daemon has stored
 
     # --- membership ---
 
     @property
     def owned(self) -> list[int]:
-        """What its beats say: the slots that it reads or has not finished yet."""
+        """The slots in its heartbeats: those that it reads or has not finished yet."""
         return sorted(self._since)
 
     @property
@@ -84,19 +85,19 @@ class GroupMember:
 
     @property
     def is_moving(self) -> bool:
-        """Whether it is giving up slots."""
+        """True while it is giving up slots."""
         return bool(self._leaving)
 
     def may_return(self, now: float) -> bool:
-        """Whether its session lasts. Else other members may own its slots already."""
+        """True while its session lasts. Afterwards other members may own its slots already."""
         return now < self.deadline
 
     def heard(self, sent: float) -> None:
-        """The coordinator has answered what was sent then."""
+        """The coordinator has answered a request that was sent at that time."""
         self.deadline = max(self.deadline, sent + self._session)
 
     def lost(self) -> list[int]:
-        """It is no member any more. Returns the slots that it had."""
+        """It is no longer a member. Returns the slots that it had."""
         had = self.owned
         self.joined = self.generation = 0
         self.deadline = -math.inf
@@ -108,8 +109,8 @@ class GroupMember:
     def told(
         self, joined: int, generation: int, slots: Iterable[Sequence[int]], sent: float
     ) -> tuple[list[int], list[int]]:
-        """The answer to a join or a beat that was sent then: slots as (slot, since, offset).
-        Returns which slots it gains and which it has to give up."""
+        """Take the answer to a join or a heartbeat that was sent at that time: slots as (slot,
+        since, offset). Returns the slots that it gains and those that it has to give up."""
         if joined != self.joined:
             self.lost()
             self.joined = joined
@@ -139,7 +140,7 @@ class GroupMember:
         lane.in_hand, lane.end = frozenset(slots), end
 
     def processed(self) -> None:
-        """What the caller has is processed."""
+        """The caller has processed the records that it has."""
         for lane in self.lanes:
             if lane.in_hand:
                 for leaving in self._leaving.values():
@@ -149,12 +150,13 @@ class GroupMember:
         self._drop_empty()
 
     def passed(self, lane: Lane, offset: int) -> None:
-        """The lane has nothing to return below this offset; nothing of it is in hand."""
+        """The lane has nothing to return below this offset, and the caller has none of its
+        records."""
         if not lane.in_hand:
             lane.done = lane.end = max(lane.done, offset)
 
     def merge(self, one: Lane, other: Lane) -> bool:
-        """Go on with `one` for the slots of both, if the other is at least as far."""
+        """Continue with `one` for the slots of both, if the other has read at least as far."""
         if one.done > other.done or one.in_hand or other.in_hand or one is other:
             return False
         one.slots |= {slot: other.next_of(slot) for slot in other.slots}
@@ -178,7 +180,8 @@ class GroupMember:
         self.lanes = [lane for lane in self.lanes if lane.slots or lane.in_hand]
 
     def finished(self, offsets: Mapping[int, int] = MappingProxyType({})) -> list[int]:
-        """The slots being given up that are finished and committed, once `offsets` are stored."""
+        """Return the slots that are finished and committed, of those being given up, once `offsets`
+        are stored."""
         return [
             slot
             for slot, leaving in self._leaving.items()
@@ -187,7 +190,7 @@ class GroupMember:
         ]
 
     def give_up(self, slots: Iterable[int] | None = None) -> list[int]:
-        """Leave these out of the next beat, or all that are finished; returns them."""
+        """Leave these out of the next heartbeat, or all that are finished; return them."""
         given = self.finished() if slots is None else [one for one in slots if one in self._leaving]
         for slot in given:
             self._left[slot] = self._leaving.pop(slot).since
@@ -197,7 +200,7 @@ class GroupMember:
     # --- commits ---
 
     def uncommitted(self) -> dict[int, int]:
-        """Slot -> offset that the daemon does not have yet."""
+        """Return slot -> offset, for offsets that the daemon has not stored yet."""
         found = {slot: lane.next_of(slot) for lane in self.lanes for slot in lane.slots}
         for slot, leaving in self._leaving.items():
             if leaving.offset != UNKNOWN:
@@ -205,7 +208,7 @@ class GroupMember:
         return {slot: offset for slot, offset in found.items() if offset > self._stored[slot]}
 
     def committed(self, joined: int, offsets: dict[int, int], sent: float) -> None:
-        """The daemon has stored these, which were sent then, as the member that it was then."""
+        """The daemon has stored these offsets, sent at that time, for the membership `joined`."""
         if joined != self.joined:
             return
         self.heard(sent)

@@ -10,17 +10,19 @@ from liftlog.protocol.client_connection import Exchange
 from liftlog.protocol.groups import AssignmentAnswer, BeatGroup
 
 News: TypeAlias = deque[tuple[AssignmentAnswer | LiftlogError, int, float]]
-"""Answers, `joined` of their heartbeats, and when these were sent (monotonic seconds)."""
+"""Answers, `joined` of their heartbeats, and the times at which these were sent (monotonic
+seconds)."""
 
 IDLE_SECONDS = 0.05
-"""Pause between two looks at `beat` while there is none."""
+"""Pause between two checks of `beat` while there is none."""
 
 _UNHEARD_SECONDS = 0.2
-"""Pause after an answer that the member has not acted on: it would come again at once."""
+"""Pause after an answer that the member has not handled yet: the same answer would come again at
+once."""
 
 
 class Heartbeat:
-    """`beat` is the heartbeat that the member sends now; None while it is no member."""
+    """`beat` is the heartbeat that the member sends now; None while it is not a member."""
 
     def __init__(self, news: News) -> None:
         self.beat: BeatGroup | None = None

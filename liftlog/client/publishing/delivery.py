@@ -1,7 +1,7 @@
-"""One message on its way: which attempts were made, what was answered, and what that proves.
+"""One message on its way: its attempts, their answers, and the conclusions from them.
 
 Pure. A refusal proves something only about the attempt that it answers, and an attempt without an
-answer may have been stored. So a message counts as refused only where nothing else is possible.
+answer may have been stored. So a message counts as refused only if nothing else is possible.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from liftlog.client.publishing.results import (
 
 
 class NoResponders:
-    """NATS itself answered: no one is subscribed to the subject, so the message reached no one."""
+    """NATS itself answered: no client is subscribed to the subject, so the message reached none."""
 
 
 NO_RESPONDERS: Final = NoResponders()
@@ -38,9 +38,9 @@ Outcome = Ack | Refusal | NoResponders
 _ANY = ""
 
 _DEPENDS_ON_THE_MOMENT = frozenset({10077, 10109, 10167})
-"""Refusals that another attempt of the same message may have escaped: paused, disk full,
-read-only, overloaded. All others follow from the message itself, or (10070, 10071) are judged after
-duplicates are recognised: then no earlier attempt was stored either."""
+"""Refusals that another attempt of the same message may have avoided: paused, disk full, read-only,
+overloaded. All others follow from the message itself, or (10070, 10071) are judged after duplicates
+are recognised: then no earlier attempt was stored either."""
 
 
 class Delivery:
@@ -83,7 +83,7 @@ class Delivery:
         self.result: Published | PublishFailed | None = None
         self.attempts = 0
         self.first_sent: float | None = None
-        """When the first attempt was made, even if it did not reach the wire."""
+        """Time of the first attempt, even if it was not sent."""
         self.in_flight = False
         self.last_sequence: int | None = None
         """The last offset of the stream that the newest attempt states as its precondition."""
@@ -92,8 +92,8 @@ class Delivery:
         """Another stream, which answered that it is not the expected one."""
         self._acks: dict[str, Ack] = {}
         self._refusals: dict[str, Refusal] = {}
-        self._refused: dict[str, set[int]] = {}  # attempts that a stream answered without storing
-        self._unheard: set[int] = set()  # attempts that reached no one
+        self._refused: dict[str, set[int]] = {}  # attempts that a stream refused
+        self._unheard: set[int] = set()  # attempts that reached no subscriber
 
     @property
     def settled(self) -> bool:
@@ -102,7 +102,7 @@ class Delivery:
     # --- attempts and answers ---
 
     def start_attempt(self, now: float) -> int:
-        """The number of the new attempt, from 1."""
+        """Return the number of the new attempt, from 1."""
         if self.first_sent is None:
             self.first_sent = now
         self.attempts += 1
@@ -117,7 +117,7 @@ class Delivery:
     def take(self, attempt: int, answer: Outcome, *, passing: bool = False) -> None:
         """Note an answer; sets `result` once every stream has decided.
 
-        A `passing` refusal is one that says nothing about the message: it came too early.
+        A `passing` refusal says nothing about the message: it came too early.
         """
         if not self.expect and self.result is None and isinstance(answer, Ack):
             self._acks[_ANY] = answer  # the usual case
@@ -149,7 +149,7 @@ class Delivery:
         )
 
     def _is_final(self, name: str) -> bool:
-        """Whether the stream's refusal holds for all attempts."""
+        """Return True if the stream's refusal holds for all attempts."""
         refusal = self._refusals.get(name)
         if refusal is None or refusal.retriable:
             return False
@@ -176,8 +176,8 @@ class Delivery:
     # --- the end without acks ---
 
     def give_up(self, reason: str = "", *, broken: PublishFailed | None = None) -> None:
-        """Make no further attempt and settle with what is known. `broken` is the failure of an
-        earlier message after which the order forbids sending this one."""
+        """Make no further attempt and settle with the present knowledge. `broken` is the failure of
+        an earlier message after which the order forbids sending this one."""
         if self.result is None:
             self._settle(self._failure(reason, broken=broken))
 
@@ -232,7 +232,8 @@ class Delivery:
 
 
 def read_answer(payload: bytes, status: str | None = None) -> Outcome | None:
-    """None for an answer that comes from no stream, such as that of a service on the subject.
+    """Return None for an answer that comes from no stream, such as that of a service on the
+    subject.
 
     No input raises. `status` is the status line of the answer's header block, if it has one.
     """

@@ -1,7 +1,8 @@
-"""Headers as a caller gives them, and the lines that they become. Pure.
+"""Converts headers in the caller's form into lines. Pure.
 
-One representation, so that a record that is published again keeps every header: a list of name and
-value as bytes, in their order, with repeated names (`HeaderLine`). `build_block` makes the bytes.
+There is one representation, so that a record that is published again keeps every header: a list of
+name and value as bytes, in their order, with repeated names (`HeaderLine`). `build_block` makes the
+bytes.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ which names may repeat; or the headers of a record, all of which are published."
 
 ONE_LINE = "one line of text without blanks at its ends"
 
-_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")  # what every NATS client sends
+_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")  # names that every NATS client sends
 _BREAKS_LINE = re.compile(r"[\r\n\0\ud800-\udfff]")  # or cannot be encoded at all
 
 
 def lines_of(headers: Headers | None) -> list[HeaderLine]:
-    """The lines, in the caller's order.
+    """Return the lines, in the caller's order.
 
-    Text is checked for what every NATS client would read unchanged. Bytes may be anything that a
-    header block can carry: they are for what a record already has. Raises InvalidArgument.
+    Text must be such that every NATS client reads it unchanged. Bytes may be anything that a header
+    block can carry: they are for the headers of an existing record. Raises InvalidArgument.
     """
     if not headers:
         return []
@@ -92,7 +93,8 @@ def _does_not_fit(name: object) -> InvalidArgument:
 
 
 def fits_header(item: HeaderText) -> bool:
-    """True if every NATS client reads it unchanged, as UTF-8: they strip blanks around a value."""
+    """Return True if every NATS client reads the item unchanged, as UTF-8: clients strip blanks
+    around a value."""
     if isinstance(item, bytes):
         try:
             item = item.decode()

@@ -1,4 +1,4 @@
-"""One message to publish, checked, and the bytes that carry it. Pure."""
+"""One checked message to publish, and its bytes. Pure."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class OutgoingMessage(NamedTuple):
     def to_wire(
         self, reply: str, *, stream: str | None = None, last_sequence: int | None = None
     ) -> tuple[bytes, bytes]:
-        """Payload and header block of one attempt; the block is b"" without headers.
+        """Return payload and header block of one attempt; the block is b"" without headers.
 
         `stream` and `last_sequence` are preconditions: only that stream stores the message, and
         only if `last_sequence` is its last offset.
@@ -66,8 +66,8 @@ class OutgoingMessage(NamedTuple):
     def _enveloped(
         self, reply: str, lines: Sequence[HeaderLine], last: int | None
     ) -> tuple[bytes, bytes]:
-        """Headers that an envelope cannot hold stay in the header block, all of them: the order of
-        lines is kept."""
+        """If an envelope cannot hold the headers, all of them stay in the header block: the order
+        of lines is kept."""
         fitting = _enveloped_headers(lines)
         payload = envelope.encode(
             self.value,
@@ -81,7 +81,7 @@ class OutgoingMessage(NamedTuple):
 
 
 def _with(lines: Sequence[HeaderLine], own: list[HeaderLine]) -> Sequence[HeaderLine]:
-    """The lines, and ours in the place of those with the same names."""
+    """Return the lines, with ours in place of those with the same names."""
     if not lines or not own:
         return lines or own
     names = {name for name, _ in own}
@@ -89,8 +89,8 @@ def _with(lines: Sequence[HeaderLine], own: list[HeaderLine]) -> Sequence[Header
 
 
 def _enveloped_headers(lines: Sequence[HeaderLine]) -> dict[str, str] | None:
-    """The headers for an envelope; None if it cannot hold them: it has one text for each name, and
-    bounds."""
+    """Return the headers for an envelope; None if it cannot hold them: it has one text for each
+    name, and limits."""
     try:
         found = {name.decode(): value.decode() for name, value in lines}
     except UnicodeDecodeError:
@@ -108,7 +108,7 @@ def checked(
     message_id: str | None,
     use_envelope: bool,
 ) -> OutgoingMessage:
-    """A message. Raises InvalidArgument for what NATS or liftlog could not carry unchanged."""
+    """Return a message. Raises InvalidArgument if NATS or liftlog could not carry it unchanged."""
     if not _is_subject(subject):
         raise InvalidArgument(
             f"{subject!r} is not a subject to publish on",
@@ -141,7 +141,7 @@ def checked(
 
 @lru_cache(maxsize=256)
 def _is_subject(text: str) -> bool:
-    """Bytes that are not UTF-8 are there by `surrogateescape`."""
+    """Bytes that are not UTF-8 are encoded by `surrogateescape`."""
     try:
         text.encode(errors="surrogateescape")
     except UnicodeEncodeError:

@@ -1,6 +1,6 @@
-"""The connection to NATS under a publisher: the caller's own, or one opened here.
+"""The connection to NATS of a publisher: the caller's own, or one opened here.
 
-The only module of the client that knows nats-py. It imports nats-py when a publisher is opened.
+The only module of the client that uses nats-py, which it imports when a publisher is opened.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 NatsTarget: TypeAlias = "NatsClient | str | Sequence[str]"
 OnAnswer = Callable[[int, int, bytes, str | None], None]
-"""Called with the number of the message, of the attempt, the payload and the status line."""
+"""Called with the numbers of the message and of the attempt, the payload and the status line."""
 
 _PING_SECONDS = 10
 _RECONNECT_SECONDS = 0.25
@@ -121,12 +121,12 @@ class PublisherLink:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the connection is closed for good: it does not reconnect."""
+        """True if the connection is closed for good: it does not reconnect."""
         return bool(self._client.is_closed)
 
     @property
     def reconnects(self) -> int:
-        """Grows with each reconnect; what was under way before it may be lost."""
+        """Grows with each reconnect; messages in flight before it may be lost."""
         return int(self._client.stats["reconnects"])
 
     def check_size(self, payload: bytes, block: bytes) -> None:
@@ -143,7 +143,7 @@ class PublisherLink:
         return f"{self._inbox}.{number}.{attempt}"
 
     async def send(self, subject: str, payload: bytes, reply: str, block: bytes) -> bool:
-        """False when the message was certainly not sent; True says nothing certain."""
+        """Return False if the message was certainly not sent; True proves nothing."""
         if not self._client.is_connected:
             # nats-py would keep the message and send it after reconnecting, however late.
             return False
@@ -161,7 +161,7 @@ class PublisherLink:
 
     async def _send_whole(self, subject: str, payload: bytes, reply: str, block: bytes) -> None:
         """Publish with this header block. `Client.publish` takes a mapping, which cannot hold a
-        repeated name or bytes that are not UTF-8, and no such subject either."""
+        repeated name or bytes that are not UTF-8, and does not accept such a subject either."""
         import nats.errors
 
         client = self._client
@@ -188,14 +188,14 @@ class PublisherLink:
     async def confirm(self, since: float) -> None:
         """Return when NATS has received all messages sent since then.
 
-        Raises NatsUnavailable when that is uncertain, NatsRefused for an error that NATS reported.
+        Raises NatsUnavailable if that is uncertain, NatsRefused for an error that NATS reported.
         """
         import nats.errors
 
         try:
             await self._client.flush(_FLUSH_SECONDS)
-            # nats-py writes the PING ahead of the messages that it still holds: the second PING
-            # is behind them.
+            # nats-py writes the PING before the messages that it still holds: the second PING
+            # follows them.
             await self._client.flush(_FLUSH_SECONDS)
         except (nats.errors.Error, OSError) as error:
             reason = self.error_since(since) or error
@@ -223,7 +223,8 @@ class PublisherLink:
 
 
 def why_not_connected(error: Exception) -> str:
-    """In words. asyncio's TimeoutError has no text: the port accepts and sends no INFO."""
+    """Describe the error. asyncio's TimeoutError has no text: the port accepts connections and
+    sends no INFO."""
     if isinstance(error, TimeoutError) and not str(error):
         return "the process that listens there does not answer like a NATS server"
     return getattr(error, "strerror", None) or str(error) or type(error).__name__

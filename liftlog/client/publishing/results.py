@@ -1,4 +1,4 @@
-"""What can come of a published message."""
+"""The possible results of a published message."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Refusal(NamedTuple):
 
     @property
     def retriable(self) -> bool:
-        """Whether the message may be stored later: the stream is paused, full or overloaded."""
+        """True if the message may be stored later: the stream is paused, full or overloaded."""
         return self.code in (429, 503)
 
     def __str__(self) -> str:
@@ -50,11 +50,11 @@ class Published(NamedTuple):
 
     @property
     def duplicate(self) -> bool:
-        """Whether no stream stored anything new."""
+        """True if no stream stored the message anew."""
         return all(ack.duplicate for ack in self.acks)
 
     def ack(self, stream: str) -> Ack:
-        """The ack of `stream`. Raises KeyError for a stream that was not expected."""
+        """Return the ack of `stream`. Raises KeyError for a stream that was not expected."""
         for ack in self.acks:
             if ack.stream == stream:
                 return ack
@@ -64,7 +64,7 @@ class Published(NamedTuple):
 class PublishFailed(LiftlogError):
     """Not every expected stream has confirmed the message.
 
-    `acks` are those that did come, `refusals` holds the last refusal of each stream that refused,
+    `acks` are those that arrived, `refusals` holds the last refusal of each stream that refused,
     and `missing` names the expected streams that may or may not have stored the message.
     """
 
@@ -93,7 +93,7 @@ class PublishRefused(PublishFailed):
     """At least one stream refused the message, and nothing is uncertain: every expected stream
     either has an ack in `acks` or has not stored it.
 
-    Look at `err_code`: the message is wrong, or the stream accepts none for now.
+    Look at `err_code`: either the message is wrong, or the stream does not accept any at present.
     """
 
     name = "PUBLISH_REFUSED"
@@ -109,17 +109,17 @@ class PublishRefused(PublishFailed):
 
 
 class PublishUnknown(PublishFailed):
-    """No answer tells whether the message was stored.
+    """No answer shows whether the message was stored.
 
-    Publish it again with the same `message_id` while the stream's dedupe window lasts, or look
-    for it in the stream: records keep their message id in the header `Nats-Msg-Id`.
+    Publish it again with the same `message_id` while the stream's dedupe window lasts, or look for
+    it in the stream: records keep their message id in the header `Nats-Msg-Id`.
     """
 
     name = "PUBLISH_UNKNOWN"
 
 
 class NotPublished(PublishFailed):
-    """No stream received the message: no one listens on its subject, or NATS was out of reach.
+    """No stream received the message: its subject has no subscriber, or NATS was unreachable.
 
     Publish it again once there is a stream and a connection.
     """

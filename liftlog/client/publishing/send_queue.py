@@ -1,14 +1,15 @@
-"""Which message to send next, and when to send it again: in any order, or in that of the calls.
+"""Decides which message to send next, and when to send one again: in any order, or in that of the
+calls.
 
-Pure: deliveries, answers and the time go in; the deliveries to send come out. Times are seconds of
-any steady clock.
+Pure: its input is deliveries, answers and the time; its output the deliveries to send. Times are
+seconds of any steady clock.
 
 `Unordered` sends all messages at once and repeats each on its own. `Sequenced` keeps the order of
-one stream with many messages under way: each states after which offset it is to be stored
-(`Nats-Expected-Last-Sequence`), counting up from the last ack. When one is lost, the stream refuses
-all that were sent after it; the queue then waits until nothing is under way and goes back to the
-first message that is not settled. Streams answer duplicates before they judge preconditions, so a
-message that was stored is not refused then.
+one stream with many messages in flight: each states after which offset it is to be stored
+(`Nats-Expected-Last-Sequence`), counting up from the last ack. If one is lost, the stream refuses
+all that were sent after it; the queue then waits until nothing is in flight and returns to the
+first unsettled message. Streams answer duplicates before they check preconditions, so a message
+that was stored is not refused then.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ WRONG_LAST_SEQUENCE = 10071
 WRONG_STREAM = 10060
 
 _GRACE_SECONDS = 1.0
-"""How long the expected stream may take for its first ack once another stream has answered that it
+"""The time that the expected stream has for its first ack once another stream has answered that it
 is not the expected one: the expected one may belong to another daemon, which is slower."""
 
 
 class RetryPolicy(NamedTuple):
-    """A message is not sent again `retry_for` seconds after its first attempt.
+    """A message is not sent again once `retry_for` seconds have passed since its first attempt.
 
     After a temporary refusal the pause doubles from `first_pause` to `longest_pause`.
     """
@@ -52,7 +53,7 @@ class RetryPolicy(NamedTuple):
 
 
 class Unordered:
-    """Every message on its own."""
+    """Sends every message independently of the others."""
 
     def __init__(self, retry: RetryPolicy) -> None:
         self._retry = retry
@@ -61,11 +62,11 @@ class Unordered:
         self._tickets = itertools.count()
 
     def add(self, delivery: Delivery) -> None:
-        """Accept a new message; the caller bounds how many are inside."""
+        """Accept a new message; the caller limits their number."""
         self._ready.append(delivery)
 
     def next(self, now: float) -> Delivery | None:
-        """The message to send now. The caller starts an attempt and sends it."""
+        """Return the message to send now. The caller starts an attempt and sends it."""
         while self._later and self._later[0][0] <= now:
             self._ready.append(heapq.heappop(self._later)[2])
         while self._ready:
@@ -82,7 +83,7 @@ class Unordered:
         was_in_flight = delivery.in_flight
         delivery.take(attempt, answer)
         if delivery.result is None and was_in_flight and not delivery.in_flight:
-            # A temporary refusal, or no one listens. If the pause would reach past the end of
+            # A temporary refusal, or no subscriber. If the pause would extend past the end of
             # retrying, the failure is reported at once.
             at = now + self._retry.pause(delivery.attempts)
             if self._retry.is_over(delivery, at):
@@ -91,7 +92,7 @@ class Unordered:
                 heapq.heappush(self._later, (at, next(self._tickets), delivery))
 
     def expired(self, delivery: Delivery, attempt: int, now: float) -> None:
-        """No answer came in time. Does nothing for an attempt that is over already."""
+        """No answer came in time. Does nothing for an attempt that has already ended."""
         if delivery.in_flight and attempt == delivery.attempts:
             delivery.in_flight = False
             self._ready.append(delivery)
@@ -102,7 +103,8 @@ class Unordered:
         heapq.heappush(self._later, (at, next(self._tickets), delivery))
 
     def wake_at(self) -> float | None:
-        """When `next` may return a message that it does not return now; None: not by time alone."""
+        """Return when `next` may return a message that it does not return now; None: not by time
+        alone."""
         return self._later[0][0] if self._later else None
 
     def resume(self, last_sequence: int | None) -> None:
@@ -110,12 +112,12 @@ class Unordered:
 
 
 class Sequenced:
-    """One stream, one publisher; no gaps except for refused messages, and no message out of order.
+    """Keeps the order of one stream for one publisher: no gaps except for refused messages.
 
     `last_sequence` is the stream's last offset. None means that it is unknown: then the first
-    message is sent alone and its ack tells the offset. `on_broken` is called when no further
+    message is sent alone and its ack contains the offset. `on_broken` is called when no further
     message may be sent: the stream has another writer, or it is not certain whether a message was
-    stored. All messages that wait then fail.
+    stored. All waiting messages then fail.
     """
 
     def __init__(
@@ -126,16 +128,16 @@ class Sequenced:
     ) -> None:
         self._retry = retry
         self._on_broken = on_broken
-        self._queue: deque[Delivery] = deque()  # settled ones stay until those in front are
-        self._position = 0  # in the queue: where this round of sending is
+        self._queue: deque[Delivery] = deque()  # settled ones wait for those before
+        self._position = 0  # in the queue: the next one of this round of sending
         self._last = last_sequence  # offset of the newest record before the queue
-        self._tail = last_sequence  # the same after what was sent in this round
+        self._tail = last_sequence  # the same after the messages sent in this round
         self._going_back = False
         self._not_before = 0.0
         self._broken: PublishFailed | None = None
         self._stream_exists = False  # it has acked or refused a message
         self._absent_at: float | None = None  # when to conclude that it does not exist
-        self._unheard_since: float | None = None  # since then no attempt has reached anyone
+        self._unheard_since: float | None = None  # since then no attempt has reached a subscriber
 
     def add(self, delivery: Delivery) -> None:
         self._queue.append(delivery)
@@ -174,7 +176,7 @@ class Sequenced:
         return None
 
     def _pass_over(self, settled: Delivery) -> None:
-        """Its ack came before that of an earlier message."""
+        """Its ack arrived before that of an earlier message."""
         self._position += 1
         offset = _new_offset(settled)
         if offset is not None:
@@ -186,7 +188,7 @@ class Sequenced:
         is_newest = attempt == delivery.attempts and delivery.in_flight
         self._note_who_answers(delivery, answer, now)
         if isinstance(answer, Refusal) and self._is_chained(delivery, answer, is_newest):
-            # Refused because of an earlier message: that says nothing about this one.
+            # Refused because of an earlier message: that proves nothing about this one.
             delivery.take(attempt, answer, passing=True)
             self._going_back |= is_newest
             return
@@ -210,7 +212,7 @@ class Sequenced:
         self._shorten()
 
     def _note_who_answers(self, delivery: Delivery, answer: Outcome, now: float) -> None:
-        """Whether the stream exists, and whether anyone listens on the subject."""
+        """Note whether the stream exists, and whether the subject has a subscriber."""
         if isinstance(answer, NoResponders):
             if self._unheard_since is None:
                 self._unheard_since = now
@@ -220,19 +222,19 @@ class Sequenced:
             self._stream_exists, self._absent_at = True, None
         elif isinstance(answer, Refusal) and answer.err_code == WRONG_STREAM:
             delivery.wrong_stream = answer.stream
-            # Of messages under way only the first one decides, and only while it is unanswered.
+            # Only the first message in flight decides, and only while it is unanswered.
             if not self._stream_exists and self._absent_at is None and delivery is self._queue[0]:
                 self._absent_at = now + _GRACE_SECONDS
 
     def _is_unheard(self) -> bool:
-        """Whether no message has reached anyone for as long as one message is retried: the next
-        ones need not wait as long again. Each of them is still sent once."""
+        """True if no message has reached a subscriber for the time that one message is retried: the
+        next ones need not wait that long again. Each of them is still sent once."""
         since = self._unheard_since
         return since is not None and self._not_before - since >= self._retry.retry_for
 
     def _is_chained(self, delivery: Delivery, refusal: Refusal, is_newest: bool) -> bool:
-        """Whether the refusal may be due to earlier messages. It proves another writer only for the
-        first unsettled message, sent with the last offset that is known for certain."""
+        """Return True if the refusal may be due to earlier messages. It proves another writer only
+        for the first unsettled message, sent with the last offset that is certain."""
         if not _is_wrong_sequence(refusal) or delivery.last_sequence is None:
             return False
         is_first = delivery is self._queue[0] and delivery.last_sequence == self._last
@@ -273,7 +275,7 @@ class Sequenced:
         return any(delivery.in_flight for delivery in self._queue)
 
     def _end(self, delivery: Delivery) -> None:
-        """A message is not sent again."""
+        """Stop sending a message."""
         self._absent_at = None
         delivery.give_up()
         if isinstance(delivery.result, PublishFailed) and delivery.result.missing:
@@ -282,7 +284,7 @@ class Sequenced:
         self._shorten()
 
     def _break(self, failure: PublishFailed) -> None:
-        """Messages under way still get their answers; then all others fail."""
+        """Messages in flight still get their answers; then all others fail."""
         if self._broken is None:
             self._broken = failure
             self._on_broken(failure)
@@ -302,10 +304,10 @@ def _is_wrong_sequence(answer: Outcome) -> bool:
 
 
 def _new_offset(settled: Delivery) -> int | None:
-    """Its offset in the stream, if it was stored in its place."""
+    """Return its offset in the stream, if it was stored in its place."""
     if settled.result is None or isinstance(settled.result, PublishFailed):
         return None
     ack = settled.result.acks[0]
     if ack.duplicate and settled.last_sequence is None:
-        return None  # stored, but maybe long ago
+        return None  # stored, but possibly long ago
     return ack.offset

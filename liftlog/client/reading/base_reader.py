@@ -16,7 +16,7 @@ class BaseReader:
 
     @property
     def high_watermark(self) -> int | None:
-        """The stream's, as of the newest answer; None before the first."""
+        """The stream's high watermark in the newest answer; None before the first."""
         return self._ahead.high_watermark
 
     @property
@@ -42,5 +42,5 @@ class BaseReader:
 
 
 def ahead_of(reader: BaseReader) -> ReadAhead:
-    """The fetches of a reader, and the batches that have arrived for it."""
+    """Return the fetches of a reader, with the batches that have arrived for it."""
     return reader._ahead

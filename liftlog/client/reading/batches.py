@@ -28,7 +28,7 @@ _RARELY_BYTES = 64 * 1024
 
 
 class DamagedHeader(Exception):
-    """Where the batch of `offset` ends is unknown: its header is damaged, or another batch is in
+    """The end of the batch of `offset` is unknown: its header is damaged, or another batch is in
     its place. The answer ends at `next_offset`. Internal to this package."""
 
     def __init__(self, offset: int, position: int, next_offset: int) -> None:
@@ -41,11 +41,11 @@ class DamagedHeader(Exception):
 class ArrivingBatches:
     """The batches of a body that may still be arriving.
 
-    Before a batch is returned, its checksums are verified, and that it continues the previous one:
-    the batches of an answer tile the offsets that its header states. Records below the requested
-    offset or the log start, and at or above `stop_offset`, are dropped, and batches left without
-    records are skipped. A batch is decoded as soon as it is whole: its bytes have just been copied
-    and are still in the processor's cache.
+    A batch is returned only after its checksums are verified, and it is clear that it continues the
+    previous one: the batches of an answer tile the offsets that its header states. Records below
+    the requested offset or the log start, and at or above `stop_offset`, are dropped, and batches
+    left without records are skipped. A batch is decoded as soon as it is complete: its bytes have
+    just been copied and are still in the processor's cache.
     """
 
     __slots__ = ("_body", "_first_wanted", "_header", "_look_at", "_look_step", "_pending",
@@ -63,9 +63,9 @@ class ArrivingBatches:
         self._position = 0
         self._pending: list[RecordBatch] = []
         """Checked but not returned yet; the next one is last."""
-        self._reached = self.next_offset  # by the batches returned, while others are pending
-        # Where to look for small batches next. That needs numpy, whose import takes a tenth of a
-        # second: it is used only if the program has imported it.
+        self._reached = self.next_offset  # by the returned batches, while others are pending
+        # The position of the next search for small batches. It needs numpy, whose import takes a
+        # tenth of a second: it is used only if the program has imported it.
         self._look_at = 0 if "numpy" in sys.modules else sys.maxsize
         self._look_step = 1
         self.needed_bytes = 0
@@ -91,11 +91,11 @@ class ArrivingBatches:
         return self.next(arrived_bytes)
 
     def next(self, arrived_bytes: int) -> RecordBatch | None:
-        """The next batch, or None if there are no more or its bytes have not arrived.
+        """Return the next batch, or None if there are no more or its bytes have not arrived.
 
         Raises CorruptRange for a batch whose body fails its check (the next call continues after
-        it), and DamagedHeader for one whose header does or that is misplaced (this answer is then
-        exhausted). All batches before it have been returned.
+        it), and DamagedHeader if the header fails its check or the batch is misplaced (this answer
+        is then exhausted). All batches before it have been returned.
         """
         pending = self._pending
         if not pending and self._position >= self._look_at:
@@ -142,7 +142,7 @@ class ArrivingBatches:
         return None
 
     def _take_small_batches(self, arrived_bytes: int) -> SmallBatches | None:
-        """The next small batches without a fault; None: decode the next batch by itself."""
+        """Return the next small batches without a fault; None: decode the next batch by itself."""
         position = self._position
         if position < self._look_at or arrived_bytes - position < _LOOK_BYTES:
             return None
@@ -159,15 +159,15 @@ class ArrivingBatches:
         return some
 
     def _check_end(self) -> None:
-        """Raises DamagedHeader when the last batch does not reach to where the answer ends."""
+        """Raises DamagedHeader if the last batch does not reach the end of the answer."""
         reached = self.next_offset
         end = self._header.next_offset
         if reached < end and (self._stop is None or reached < self._stop):
             raise DamagedHeader(reached, len(self._body), end)
 
     def _is_whole(self, position: int, arrived_bytes: int) -> bool:
-        """Whether the batch at `position` has arrived. Its length is not checked yet,
-        so the worst that a wrong length can do is to wait for the rest of the body."""
+        """Return True if the batch at `position` has arrived. Its length is not checked yet; a
+        wrong length can at worst cause a wait for the rest of the body."""
         needed = position + HEADER_SIZE
         if needed <= arrived_bytes:
             (length,) = _LENGTH.unpack_from(self._body, position + LENGTH_POSITION)
@@ -176,7 +176,8 @@ class ArrivingBatches:
         return needed <= arrived_bytes
 
     def _header_at(self, position: int) -> BatchHeader | None:
-        """The header of a batch whose body is damaged; None unless it continues the answer."""
+        """Return the header of a batch whose body is damaged; None unless it continues the
+        answer."""
         try:
             header = parse_header(self._body, position)
         except CorruptBatch:
@@ -186,15 +187,16 @@ class ArrivingBatches:
 
 
 def checked_batches(stream: str, header: FetchHeader, body: memoryview) -> Iterator[RecordBatch]:
-    """The batches of a whole body. Raises CorruptRange."""
+    """Yield the batches of a whole body. Raises CorruptRange."""
     batches = ArrivingBatches(stream, header, body, None)
     while True:
         try:
             batch = batches.next(len(body))
         except DamagedHeader as damage:
             found = find_good_batch(body, damage.position, damage.offset, damage.next_offset)
-            # Without proof of where it ends only its first record is known to be damaged. The
-            # next fetch, after that record, learns the rest from the daemon, which has the index.
+            # If the end of the batch cannot be proved, only its first record is known to be
+            # damaged. The next fetch, after that record, gets the rest from the daemon, which has
+            # the index.
             following = damage.offset + 1 if found is None else found
             raise corrupt_range(stream, damage.offset, following) from damage
         if batch is None:
@@ -212,7 +214,7 @@ def corrupt_range(stream: str, first_offset: int, next_offset: int) -> CorruptRa
 
 
 def take_records(waiting: list[Batches]) -> tuple[list[Record], list[Batches]]:
-    """The records of the first item, and the items that follow it. Raises CorruptBatch.
+    """Return the records of the first item, and the items that follow it. Raises CorruptBatch.
 
     Small batches that were held together are separated if one of them is corrupt, so that the
     records before it are returned first.
@@ -220,7 +222,7 @@ def take_records(waiting: list[Batches]) -> tuple[list[Record], list[Batches]]:
     some, *rest = waiting
     if isinstance(some, RecordBatch):
         return some.records(), rest
-    from liftlog.records.columns.many import records_of  # numpy is there: these came together
+    from liftlog.records.columns.many import records_of  # numpy is loaded
 
     try:
         return records_of(some), rest
@@ -245,28 +247,30 @@ class FetchAnswer:
 
     @property
     def high_watermark(self) -> int:
-        """The stream's: everything below is committed."""
+        """The stream's high watermark: everything below is committed."""
         return self.header.high_watermark
 
     def __len__(self) -> int:
-        """Bytes of the body."""
+        """The number of bytes of the body."""
         return 0 if self._body is None else len(self._body)
 
     def batches(self) -> Iterator[RecordBatch]:
-        """Checked and trimmed. Raises CorruptRange; fetch on at its `next_offset`."""
+        """Yield checked and trimmed batches. Raises CorruptRange; continue fetching at its
+        `next_offset`."""
         if self._body is None:
             return iter(())
         return checked_batches(self._stream, self.header, self._body)
 
 
 def find_good_batch(body: memoryview, position: int, offset: int, end_offset: int) -> int | None:
-    """The offset of the first good batch after `position`, where the batch of `offset` is damaged.
+    """Return the offset of the first good batch after `position`, if the batch of `offset` is
+    damaged.
 
-    `end_offset` is where the answer ends, as the daemon said; it is the result when there is no
-    good batch before it. A chain of headers, each continuing the one before, that leads to the end
-    of the answer and to that offset is the proof. A batch from which no chain leads there may be
-    one of the log with more damage after it, or bytes in the value of a record: then the result is
-    None, and the daemon has to be asked.
+    `end_offset` is the end of the answer by the daemon; it is the result if there is no good batch
+    before it. The proof is a chain of headers, each continuing the previous one, that leads to the
+    end of the answer and to that offset. A batch from which no chain leads there may be one of the
+    log with more damage after it, or bytes in the value of a record: then the result is None, and
+    the daemon has to be asked.
     """
     raw = body.tobytes()
     at = raw.find(MAGIC, position + ALIGNMENT)

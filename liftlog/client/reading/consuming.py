@@ -1,7 +1,7 @@
-"""The part of a consumer that does not wait, shared by both kinds: how far it has come, and when to
-store that.
+"""The part of a consumer that does not wait, shared by both kinds: its progress, and when to store
+it.
 
-A record counts as processed when the next one is asked for. A checkpoint is the offset after the
+A record counts as processed when the next one is requested. A checkpoint is the offset after the
 last processed record, so a record that the consumer was working on when it ended is read again.
 
 With `exclusive` every commit states which checkpoint it expects to be stored. A commit whose answer
@@ -77,7 +77,7 @@ class Progress:
     # --- what counts as processed ---
 
     def advance(self, position: int | None, count: int) -> None:
-        """All records below `position` are processed, `count` more than before."""
+        """Count all records below `position` as processed, `count` more than before."""
         if position is not None:
             self.position = position
             self._uncounted += count
@@ -91,8 +91,8 @@ class Progress:
             self.incarnation, self.epoch = incarnation, epoch
 
     def hear(self, incarnation: str | None, epoch: int | None) -> None:
-        """The stream that the following records were read from. A checkpoint among them has to name
-        this epoch: the previous one may have ended below them."""
+        """Note the stream from which the following records were read. A checkpoint among them has
+        to name this epoch: the previous one may have ended below them."""
         self.incarnation, self.epoch = incarnation, epoch
 
     def move(self, position: int, incarnation: str) -> None:
@@ -113,7 +113,7 @@ class Progress:
         return True
 
     def seconds_left(self, now: float) -> float | None:
-        """How long to wait for records before asking `is_due` again."""
+        """Return the time to wait for records before `is_due` is checked again."""
         return None if self._due_at is None else max(self._due_at - now, 0.0)
 
     @property
@@ -132,7 +132,8 @@ class Progress:
         self._tries = 0
 
     def next_commit(self) -> int | None:
-        """The offset to commit; None if it is stored, or if another process has committed."""
+        """Return the offset to commit; None if it is stored, or if another process has
+        committed."""
         if self._lost or not self._is_new:
             return None
         self._tries += 1
@@ -148,7 +149,7 @@ class Progress:
         self._undecided.add(offset)
 
     def refused(self, offset: int, error: LiftlogError) -> bool:
-        """Whether to ask for `next_commit` again instead of raising the error."""
+        """Return True if `next_commit` is to be called again, instead of raising the error."""
         if isinstance(error, CheckpointMoved):
             stored = error.details.get("offset")
             if stored in self._undecided:
@@ -177,19 +178,19 @@ class ConsumerSettings:
     options: ReadOptions = field(default_factory=ReadOptions)
 
     def may_go_on_after(self, error: LiftlogError) -> bool:
-        """Whether the iteration continues although a checkpoint could not be stored: the next one
-        makes up for it, or the read is about to continue at another position."""
+        """Return True if the iteration continues although a checkpoint could not be stored: the
+        next one includes it, or the read is about to continue at another position."""
         resets = self.options.get("on_reset", "error") != "error"
         return error.retriable or (resets and isinstance(error, RESETTABLE))
 
 
 def reads_from(settings: ConsumerSettings, found: Checkpoint | None) -> tuple[Start, ReadOptions]:
-    """Where the read begins, and its options. With a checkpoint they state what was read before, so
-    that the daemon reports when the position is gone or the stream is another one.
+    """Return where the read begins, and its options. With a checkpoint they state what was read
+    before, so that the daemon reports if the position is gone or the stream is another one.
 
     If the daemon has lost checkpoints to damage, an older one only means that records are read
     again. Without any, a start after the first record would skip records that were never read: then
-    this raises CheckpointUncertain, unless `on_reset` says where to continue.
+    this raises CheckpointUncertain, unless `on_reset` defines where to continue.
     """
     options = settings.options.copy()
     if found is None:
@@ -218,7 +219,7 @@ def reads_from(settings: ConsumerSettings, found: Checkpoint | None) -> tuple[St
 
 def with_reset_noted(options: ReadOptions, progress: Progress) -> ReadOptions:
     """A reset moves the consumer, too, unless the caller's own callback raises. The checkpoint then
-    stays where it was, and the next run meets the same error."""
+    stays unchanged, and the next run gets the same error."""
     callback = options.get("reset_callback")
 
     def moved(reset: Reset) -> None:
@@ -231,7 +232,7 @@ def with_reset_noted(options: ReadOptions, progress: Progress) -> ReadOptions:
 
 
 class ConsumerState:
-    """Which records a consumer has returned, which of them count, and its position.
+    """The records that a consumer has returned, those of them that count, and its position.
 
     The two consumers add the loops that wait for records and for the daemon to store a checkpoint.
     """
@@ -246,10 +247,10 @@ class ConsumerState:
         self._batch: RecordBatch | None = None  # its records are being returned
         self._records: list[Record] = []
         self._index = 0
-        self._in_hand = 0  # records returned that do not count yet
+        self._in_hand = 0  # returned records that do not count yet
         self._closed = False
 
-    # --- where it stands ---
+    # --- its position ---
 
     @property
     def position(self) -> int | None:
@@ -277,7 +278,8 @@ class ConsumerState:
         self._records, self._index, self._batch, self._arrived = records, 0, batch, None
 
     def _rest_of_batch(self) -> RecordBatch | None:
-        """The records of the batch that the iteration has not returned; it gives them up."""
+        """Return the records of the batch that the iteration has not returned, and drop them from
+        the iteration."""
         batch, records, index = self._batch, self._records, self._index
         if batch is None or index == len(records):
             return None
@@ -288,12 +290,12 @@ class ConsumerState:
         return rest
 
     def _count_all(self, reader: BaseReader) -> None:
-        """Count as processed all records returned and all that the read passed over."""
+        """Count as processed all returned records and everything that the read passed over."""
         self._progress.arrive(reader.position, reader.incarnation, reader.epoch, self._in_hand)
         self._in_hand = 0
 
     def _count_in_hand(self) -> None:
-        """Count as processed all records returned, also in the middle of a batch."""
+        """Count all returned records as processed, even in the middle of a batch."""
         if self._in_hand:
             if 0 < self._index < len(self._records):
                 self._progress.advance(self._records[self._index - 1].offset + 1, self._in_hand)
@@ -314,7 +316,7 @@ class ConsumerState:
     # --- checkpoints ---
 
     def _begin(self, found: Checkpoint | None, now: float) -> tuple[Start, ReadOptions]:
-        """Where the read begins, and its options; `found` is the stored checkpoint."""
+        """Return where the read begins, and its options; `found` is the stored checkpoint."""
         start, options = reads_from(self._settings, found)
         self._progress.begin(found, now)
         return start, with_reset_noted(options, self._progress)

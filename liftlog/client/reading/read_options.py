@@ -1,5 +1,5 @@
-"""The options of a read, as callers write them: which records and what of them, where it starts and
-ends, and what it does about damage and about a position that is gone."""
+"""The options of a read: records and columns, start and end, and the handling of damage and of a
+position that is gone."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ COLUMNS: tuple[str, ...] = get_args(Column)
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which records to read; all conditions given must hold. The daemon applies them, so what is
-    left out does not travel.
+    """Which records to read; all given conditions must hold. The daemon applies them, so that other
+    records are not transferred.
 
     `subject` is a pattern with NATS wildcards, `key` the exact key of a record; of several, any may
     match. `header` is `"Name"` (there is such a header) or `"Name=value"`; of several, all must be
@@ -39,7 +39,8 @@ class Filter:
     header: str | Sequence[str] | None = None
 
     def fields(self) -> dict[str, Any]:
-        """The fields of a `Fetch`. Raises InvalidArgument; the daemon checks patterns and names."""
+        """Return the fields of a `Fetch`. Raises InvalidArgument; the daemon checks patterns and
+        names."""
         given = {
             "filter_subjects": _entries("subject", self.subject, str),
             "filter_keys": _entries("key", self.key, bytes),
@@ -49,7 +50,7 @@ class Filter:
 
 
 def selection_fields(selected: Filter | None, columns: Sequence[Column] | None) -> dict[str, Any]:
-    """The fields of a `Fetch` that select records and columns. Raises InvalidArgument."""
+    """Return the fields of a `Fetch` that select records and columns. Raises InvalidArgument."""
     fields = {} if selected is None else selected.fields()
     if columns is not None:
         unknown = [repr(name) for name in columns if name not in COLUMNS]
@@ -62,7 +63,7 @@ def selection_fields(selected: Filter | None, columns: Sequence[Column] | None) 
 
 
 def not_selected(asked: bool, header: FetchHeader) -> LiftlogError | None:
-    """What to tell when a daemon that knows no filters has answered with everything."""
+    """Return the error if a daemon without support for filters has answered with everything."""
     if not asked or header.selected:
         return None
     return UnsupportedVersion(
@@ -90,11 +91,11 @@ Until: TypeAlias = int | Literal["end"] | None
 END = "end"
 
 OnCorrupt: TypeAlias = Literal["raise", "skip"] | Callable[[CorruptRange], None]
-"""What a read does about damaged records: end with CorruptRange, log a warning and continue after
-them, or call the callable and continue (unless it raises)."""
+"""Handling of damaged records: end with CorruptRange, log a warning and continue after them, or
+call the callable and continue (unless it raises)."""
 
 Prefer: TypeAlias = Literal["leader", "nearest"]
-"""Which copy of a replicated stream a read uses."""
+"""The copy of a replicated stream that a read uses."""
 
 OnReset: TypeAlias = Literal["error", "earliest", "latest"]
 """End with the error, or continue at the log start or at the high watermark."""
@@ -190,7 +191,7 @@ def _check_prefer(prefer: Prefer, replica: str | None) -> None:
 
 
 def start_fields(start: Start) -> dict[str, Any]:
-    """The fields of a `Fetch` that give its start. Raises InvalidArgument."""
+    """Return the fields of a `Fetch` for its start. Raises InvalidArgument."""
     if isinstance(start, datetime):
         # A time without a zone is local time, as everywhere in Python.
         since = start.astimezone(UTC) - _EPOCH
