@@ -110,8 +110,8 @@ class Ack(NamedTuple):
     ack_error: int = OK
 
 
-# In the order of the tuples above.
-_PUBLISH: Table = {
+# Number, name and type of each field, in the order of the tuples above.
+PUBLISH: Table = {
     1: ("offset", INT64),
     2: ("key", BYTES),
     3: ("value", BYTES),
@@ -125,7 +125,7 @@ _PUBLISH: Table = {
     11: ("correlation_id", TEXT),
     12: ("ack_policy", INT32),
 }
-_ACK: Table = {
+ACK: Table = {
     1: ("stream", TEXT),
     2: ("partition_subject", TEXT),
     3: ("msg_subject", TEXT),
@@ -140,7 +140,7 @@ _ACK: Table = {
 
 
 _OFFSET_TAG, _INBOX_TAG, _CORRELATION_TAG = b"\x20", b"\x2a", b"\x32"
-_PUBLISH_TAGS = protobuf.known_tags(_PUBLISH)
+PUBLISH_TAGS = protobuf.known_tags(PUBLISH)
 _NOTHING = list(Publish())
 _new = tuple.__new__
 
@@ -152,29 +152,29 @@ def decode_publish(data: bytes) -> Publish | None:
         return None
     known = _NOTHING.copy()
     try:
-        if protobuf.decode_known(body, _PUBLISH_TAGS, known):
+        if protobuf.decode_known(body, PUBLISH_TAGS, known):
             return _new(Publish, known)
     except (ValueError, IndexError):  # as in `protobuf.decode`
         return None
-    fields = protobuf.decode(body, _PUBLISH)
+    fields = protobuf.decode(body, PUBLISH)
     return None if fields is None else Publish(**fields)
 
 
 def decode_ack(data: bytes) -> Ack | None:
     """Return the ack in `data`, or None if `data` is not an ack. Never raises."""
     body = _open(data, TYPE_ACK)
-    fields = None if body is None else protobuf.decode(body, _ACK)
+    fields = None if body is None else protobuf.decode(body, ACK)
     return None if fields is None else Ack(**fields)
 
 
 def encode_publish(publish: Publish, *, crc: bool = True) -> bytes:
     """Encode one envelope, ready to publish."""
-    return _close(protobuf.encode(publish, _PUBLISH), TYPE_PUBLISH, crc=crc)
+    return _close(protobuf.encode(publish, PUBLISH), TYPE_PUBLISH, crc=crc)
 
 
 def encode_ack(ack: Ack, *, crc: bool = False) -> bytes:
     """Encode one ack, by default without a checksum, like Liftbridge."""
-    return _close(protobuf.encode(ack, _ACK), TYPE_ACK, crc=crc)
+    return _close(protobuf.encode(ack, ACK), TYPE_ACK, crc=crc)
 
 
 def encode_acks(acks: Iterable[tuple[Ack, int]], *, commit_timestamp: int) -> Iterator[bytes]:
@@ -196,7 +196,7 @@ def encode_acks(acks: Iterable[tuple[Ack, int]], *, commit_timestamp: int) -> It
         if rest != (policy, reception, error):
             rest = (policy, reception, error)
             last = Ack("", "", "", 0, "", "", policy, reception, commit_timestamp, error)
-            end = protobuf.encode(last, _ACK)
+            end = protobuf.encode(last, ACK)
         yield join(
             (
                 start,
@@ -227,7 +227,7 @@ def encode_alike_acks(
     start = encode_ack(Ack(*first[:3])) + _OFFSET_TAG
     rest = Ack("", "", "", 0, "", "", first.ack_policy, first.reception_timestamp, commit_timestamp,
                first.ack_error)  # fmt: skip
-    end = protobuf.encode(rest, _ACK)
+    end = protobuf.encode(rest, ACK)
     columns: list[Sequence[bytes]] = [[start] * len(acks), numbers]
     between = b""
     for tag, text in zip((_INBOX_TAG, _CORRELATION_TAG), texts, strict=True):

@@ -9,6 +9,7 @@ import socket
 import sys
 import time
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -192,18 +193,7 @@ class _Demo:
             await client.close()
 
     def _check(self, node: str, records: list[Record]) -> None:
-        stored = {record.offset: record.value for record in records}
-        wrong = [
-            f"node {node}: offset {offset:,} does not hold message {number:,}"
-            for number, offset in self._acked.items()
-            if stored.get(offset) != b"order %d" % number
-        ]
-        times = Counter(record.value for record in records)
-        wrong += [
-            f"node {node}: message {value!r} is there {count} times"
-            for value, count in times.items()
-            if count > 1
-        ]
+        wrong = find_lost(node, self._acked, records)
         self._problems += wrong
         if not wrong:
             self._story.good(
@@ -294,3 +284,20 @@ def _longest_gap(acked_at: list[float], since: float) -> float:
 
 def _quoted(servers: list[str]) -> str:
     return "[" + ", ".join(f'"{one}"' for one in servers) + "]"
+
+
+def find_lost(node: str, acked: Mapping[int, int], records: Sequence[Record]) -> list[str]:
+    """What a replica lacks or has twice, in words. `acked` has the offset of each message that was
+    acked, by its number."""
+    stored = {record.offset: record.value for record in records}
+    wrong = [
+        f"node {node}: offset {offset:,} does not hold message {number:,}"
+        for number, offset in acked.items()
+        if stored.get(offset) != b"order %d" % number
+    ]
+    times = Counter(record.value for record in records)
+    return wrong + [
+        f"node {node}: message {value!r} is there {count} times"
+        for value, count in times.items()
+        if count > 1
+    ]

@@ -231,7 +231,7 @@ def _go_on_elsewhere(old: Cluster, server: NatsServer, backup: Path, place: Path
         other.stop("a")
         other.assert_sound()
     finally:
-        other._end()
+        other.end()
 
 
 def _refuse_each_other(old: Cluster, other: Cluster) -> None:

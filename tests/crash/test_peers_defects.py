@@ -22,7 +22,6 @@ from support.daemons.nats_server import NatsServer
 from support.disks.stored_logs import (
     FIRST_SEGMENT,
     STAMP_NS,
-    STREAM,
     StoredLog,
     batch_positions,
     flip,
@@ -216,7 +215,7 @@ def test_rot_below_the_recovery_point_is_noticed(tmp_path: Path) -> None:
     stored = StoredLog(tmp_path)
     for i in range(1, 10):
         stored.append([b"%d" % i])
-    stored._dir.write_recovery_points({STREAM: stored.log.checkpoint()})
+    stored.save_recovery_point()
     stored.append([b"behind it"])
     position, _ = stored.positions()[4]
     stored.crash()

@@ -14,18 +14,15 @@ from support.clients.ingesting import describe, publish, until
 from support.clients.raw_nats import RawNats
 from support.daemons.daemon import Daemon
 from support.daemons.nats_server import NatsServer
-from support.disks.stored_logs import STREAM, StoredLog
+from support.disks.stored_logs import StoredLog
 
 from liftlog.client import connect_sync
-from liftlog.log import DataDir, LogConfig, LogEnvironment
-from liftlog.log.environment import SystemClock
 from liftlog.log.files.filesystem import OsFile, OsFileSystem
 from liftlog.log.files.manifest import read_manifest
 
 MIB = 1 << 20
 SEGMENT_BYTES = 256 * MIB
 SEGMENTS = 40
-CONFIG = LogConfig(segment_max_bytes=SEGMENT_BYTES, segment_max_age_ns=None)
 
 
 class CountingFile(OsFile):
@@ -45,8 +42,9 @@ class CountingFileSystem(OsFileSystem):
         made = super().open(path, create=create, writable=writable)
         if path.suffix not in (".log", ".index"):
             return made
-        fd, made._fd = made._fd, -1
-        return CountingFile(path, fd)
+        counting = CountingFile(path, os.dup(made.fileno()))
+        made.close()
+        return counting
 
 
 def ten_gibibytes(data_dir: Path) -> StoredLog:
@@ -75,13 +73,7 @@ def open_counted(data_dir: Path) -> tuple[float, int, StoredLog]:
     """Seconds, bytes read, and what was opened."""
     CountingFile.read_bytes = 0
     started = time.perf_counter()
-    again = StoredLog.__new__(StoredLog)
-    again.data_dir = data_dir
-    again.directory = data_dir / "streams" / STREAM
-    again.environment = LogEnvironment.create(CountingFileSystem(), SystemClock())
-    again._dir = DataDir(data_dir, again.environment)
-    again._dir.open()
-    again.log, again.report = again._dir.open_log(STREAM, CONFIG)
+    again = StoredLog(data_dir, segment_max_bytes=SEGMENT_BYTES, fs=CountingFileSystem())
     return time.perf_counter() - started, CountingFile.read_bytes, again
 
 
@@ -106,8 +98,7 @@ def test_an_unclean_stop_reads_from_the_recovery_point(tmp_path: Path) -> None:
     value = os.urandom(MIB)
     for _ in range(60):
         stored.append([value])
-    point = stored.log.checkpoint()
-    stored._dir.write_recovery_points({STREAM: point})
+    point = stored.save_recovery_point()
     for _ in range(4):
         stored.append([value])
     end, active = stored.log.log_end_offset, stored.log.segments[-1].path

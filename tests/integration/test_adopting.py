@@ -24,7 +24,7 @@ def cluster(server: NatsServer) -> Iterator[Cluster]:
     """Nothing runs yet."""
     cluster = Cluster(server.url, cluster={"session": "6s"})
     yield cluster
-    cluster._end()
+    cluster.end()
 
 
 def adopt(cluster: Cluster) -> Result:

@@ -340,7 +340,7 @@ def new_cluster(server: NatsServer, place: Path) -> Iterator[Cluster]:
     try:
         yield other
     finally:
-        other._end()
+        other.end()
 
 
 def test_a_node_that_lost_its_disk_continues_with_the_backup(

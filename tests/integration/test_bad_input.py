@@ -205,8 +205,8 @@ def test_hostile_envelopes_are_plain_messages(raw: RawNats, daemon: Daemon) -> N
     assert [r.value for r in stored_since(daemon, start, len(payloads))] == payloads
     raw.send(b"UNSUB %d\r\n" % spy)
     raw.ping()
-    seen = [message.subject for message in raw._messages]
-    raw._messages.clear()
+    seen = [message.subject for message in raw.messages]
+    raw.messages.clear()
     assert seen == [b"in.e"] * len(payloads), "no ack left for anywhere"
 
 
@@ -260,8 +260,8 @@ def test_hostile_reply_subjects_get_nothing(reply: bytes, raw: RawNats, daemon: 
     metric = "liftlog_acks_suppressed_total"
     until(lambda: daemon.metric(metric, stream="in") == suppressed + 2)
     raw.ping()
-    assert [message.subject for message in raw._messages] == [b"in.r", b"in.r"]
-    raw._messages.clear()
+    assert [message.subject for message in raw.messages] == [b"in.r", b"in.r"]
+    raw.messages.clear()
 
 
 # --- sizes ---

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from support.clients.ingesting import publish, publish_until_acked, until
+from support.clients.opened_client import router_of
 from support.clients.raw_nats import RawNats
 from support.clients.raw_pull import BlockingPull, frame
 from support.daemons.cluster import NODES, Cluster
@@ -164,7 +165,7 @@ def test_a_copy_that_hangs_behind_sends_the_reader_to_the_leader(cluster: Cluste
     end = len(EXPECTED) + 1
     with connect_sync(cluster.nodes[near].pull_address) as client:
         fetch = Fetch("orders", 1, replica=ANY_REPLICA, at_least=end + 1)
-        exchange = client._session._session_at(client.address).ask(fetch, 30)
+        exchange = router_of(client)._session_at(client.address).ask(fetch, 30)
         assert isinstance(exchange.error, NotLeader)
         assert exchange.error.details["address"] == cluster.nodes[leader].pull_address
     assert len(values(cluster, near, prefer="nearest")) == len(EXPECTED)

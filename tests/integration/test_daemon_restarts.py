@@ -72,6 +72,11 @@ class Program:
         self._process.send_signal(signal.SIGINT)
         return self.end()
 
+    def kill(self) -> None:
+        """Unless it has ended."""
+        if self._process.poll() is None:
+            self._process.kill()
+
     def end(self) -> int:
         try:
             return self._process.wait(20)
@@ -95,8 +100,7 @@ def programs(address: str) -> Iterator[tuple[Program, Program]]:
         yield consume, consumer
     finally:
         for program in (consume, consumer):
-            if program._process.poll() is None:
-                program._process.kill()
+            program.kill()
             program.end()
 
 

@@ -102,16 +102,15 @@ async def test_a_taken_port_is_told(tmp_path: Path, caplog: pytest.LogCaptureFix
             await server.stop()
 
 
-async def test_a_given_port_that_is_taken_is_reported(tmp_path: Path) -> None:
-    first = EmbeddedNats(tmp_path / "1")
-    port = int((await first.start()).rpartition(":")[2])
-    second = EmbeddedNats(tmp_path / "2")
-    second._port = port
-    with pytest.raises(NatsUnavailable, match="ended with status") as caught:
-        await second.start()
+async def test_a_port_that_was_taken_meanwhile_is_reported(tmp_path: Path) -> None:
+    server = EmbeddedNats(tmp_path)
+    port = int((await server.start()).rpartition(":")[2])
+    await server.stop()
+    with socket.create_server(("127.0.0.1", port)):
+        with pytest.raises(NatsUnavailable, match="ended with status") as caught:
+            await server.start()
     assert "address already in use" in caught.value.hint
-    assert second.pid is None
-    await first.stop()
+    assert server.pid is None
 
 
 async def test_a_killed_server_comes_back_on_its_port(tmp_path: Path) -> None:

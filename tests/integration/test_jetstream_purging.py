@@ -69,12 +69,23 @@ async def new_bucket(js: JetStreamContext, **config: Any) -> KeyValue:
     return await js.create_key_value(bucket=f"b{secrets.token_hex(4)}", **config)
 
 
+def stream_of(bucket: KeyValue) -> str:
+    """nats-py has no public name for it."""
+    return bucket._stream
+
+
+def subject_of(bucket: KeyValue, key: str) -> str:
+    return f"{bucket._pre}{key}"
+
+
 def asked(raw: RawNats, method: str, **body: Any) -> Any:
     return raw.request(f"$JS.API.{method}", json.dumps(body).encode()).json()
 
 
 def purged(raw: RawNats, bucket: KeyValue, pattern: str, **more: int) -> Any:
-    found = asked(raw, f"STREAM.PURGE.{bucket._stream}", filter=f"{bucket._pre}{pattern}", **more)
+    found = asked(
+        raw, f"STREAM.PURGE.{stream_of(bucket)}", filter=subject_of(bucket, pattern), **more
+    )
     return found.get("purged", found.get("error"))
 
 
@@ -114,10 +125,10 @@ async def test_a_subject_is_purged_and_stays_so(
     answers(server)
     assert await shown(bucket) == {"b": b"2"}
     assert await is_gone(bucket, "a.y")
-    found = asked(raw, f"STREAM.INFO.{bucket._stream}", subjects_filter=">", deleted_details=True)[
-        "state"
-    ]
-    assert found["subjects"] == {f"{bucket._pre}b": min(history, 2)}
+    found = asked(
+        raw, f"STREAM.INFO.{stream_of(bucket)}", subjects_filter=">", deleted_details=True
+    )["state"]
+    assert found["subjects"] == {subject_of(bucket, "b"): min(history, 2)}
     assert found["num_subjects"] == 1
     assert found["messages"] == min(history, 2)
     if history == 1:
@@ -160,7 +171,7 @@ async def test_a_part_of_a_history_is_purged(
     daemon.start()
     answers(server)
     assert await kept() == revisions[3:]
-    assert asked(raw, f"STREAM.INFO.{bucket._stream}")["state"]["messages"] == 1
+    assert asked(raw, f"STREAM.INFO.{stream_of(bucket)}")["state"]["messages"] == 1
     latest = await bucket.update("a", b"4", last=revisions[3])
     assert await kept() == [revisions[3], latest]
     assert purged(raw, bucket, "a", seq=latest + 1) == 2
@@ -191,10 +202,10 @@ async def test_markers_of_deleted_keys_are_purged(
     assert await shown(bucket) == {"a": b"", "b": b"", "c": b"x"}
     await bucket.purge_deletes()  # of these, which are young, only the markers stay
     assert await shown(bucket) == {"a": b"", "b": b"", "c": b"x"}
-    assert asked(raw, f"STREAM.INFO.{bucket._stream}")["state"]["messages"] == 3
+    assert asked(raw, f"STREAM.INFO.{stream_of(bucket)}")["state"]["messages"] == 3
     await bucket.purge_deletes(olderthan=-1)
     assert await shown(bucket) == {"c": b"x"}
-    assert asked(raw, f"STREAM.INFO.{bucket._stream}")["state"]["messages"] == 1
+    assert asked(raw, f"STREAM.INFO.{stream_of(bucket)}")["state"]["messages"] == 1
 
 
 async def test_a_watcher_waits_for_changes_after_a_purge(
@@ -223,8 +234,8 @@ async def test_readers_of_the_log_see_tombstones(
     await bucket.put("a", b"1")
     purged(raw, bucket, "a")
     with connect_sync(daemon.pull_address) as client:
-        found = list(client.read(bucket._stream, start="earliest", until="end"))
-    key = f"{bucket._pre}a"
+        found = list(client.read(stream_of(bucket), start="earliest", until="end"))
+    key = subject_of(bucket, "a")
     assert [(one.subject, one.key, one.value) for one in found] == [
         (key, key.encode(), b"1"),
         (key, key.encode(), None),
@@ -242,7 +253,7 @@ async def test_what_is_too_old_is_not_there(js: JetStreamContext, raw: RawNats) 
     with pytest.raises(KeyNotFoundError):
         await bucket.get("a", revision=first)
     assert await shown(bucket) == {"a": b"anew", "b": b"2"}
-    state = asked(raw, f"STREAM.INFO.{bucket._stream}")["state"]
+    state = asked(raw, f"STREAM.INFO.{stream_of(bucket)}")["state"]
     assert state["messages"] == 2
     assert state["first_seq"] > first
 
@@ -254,7 +265,7 @@ async def test_a_part_that_was_purged_leaves_the_last_value_of_a_shorter_history
     for value in (b"1", b"2", b"3"):
         await bucket.put("a", value)
     assert purged(raw, bucket, "a", keep=1) == 2
-    config = (await js.stream_info(bucket._stream)).config
+    config = (await js.stream_info(stream_of(bucket))).config
     config.max_msgs_per_subject = 1
     await js.update_stream(config)
     assert await shown(bucket) == {"a": b"3"}

@@ -294,7 +294,7 @@ def test_alive_but_not_ready_while_it_recovers(server: NatsServer, tmp_path: Pat
         manifest.unlink()
         os.mkfifo(manifest)  # opening it blocks until a writer opens it too
         daemon.spawn()
-        daemon._addresses = {"http": f"127.0.0.1:{port}"}  # announced once it serves
+        daemon.addresses = {"http": f"127.0.0.1:{port}"}  # announced once it serves
         # _offsets and a
         until(lambda: answers(daemon) and daemon.metric("liftlog_streams") == 2, timeout=60)
         assert json.loads(daemon.get("/livez")[1])["phase"] == "recovering"

@@ -153,8 +153,8 @@ def test_acks_that_would_be_obeyed_are_not_sent(raw: RawNats, daemon: Daemon) ->
     assert raw.no_message() is False
     raw.send(b"UNSUB %d\r\n" % spy)
     raw.ping()
-    seen = [message.subject for message in raw._messages]
-    raw._messages.clear()
+    seen = [message.subject for message in raw.messages]
+    raw.messages.clear()
     assert seen == [b"race"] * len(hostile), "no ack left for anywhere"
     assert daemon.metric("liftlog_acks_suppressed_total", stream="race") >= len(hostile)
 

@@ -117,7 +117,7 @@ def test_a_renewed_certificate_is_used(tmp_path: Path) -> None:
             server.start()
             until(lambda: "UNKNOWN_CA" in daemon.get("/readyz")[1])
             (tmp_path / "new").mkdir()
-            second._directory = tmp_path / "new"
+            second.directory = tmp_path / "new"
             renewed = second.issue("client")
             shutil.copy(renewed.key, client.key)  # for a moment they do not fit
             shutil.copy(renewed.cert, client.cert)

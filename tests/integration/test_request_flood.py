@@ -32,7 +32,7 @@ from support.clients.request_flood import (
     pull_plan,
     pull_requests,
 )
-from support.daemons.http_port import http_port
+from support.daemons.http_port import http_port, routes_of
 from support.daemons.nats_server import NatsServer
 from support.daemons.pull_broker import LogBroker, pull_server
 
@@ -107,11 +107,7 @@ async def _routes(directory: Path) -> list[tuple[str, str]]:
     """(method, path) of each route of the HTTP port, from the port itself."""
     broker = LogBroker(directory)
     async with pull_server(broker) as (pull, _), http_port(pull) as (server, _, _):
-        found = [
-            (route.method, route.resource.canonical)
-            for route in server._runner.app.router.routes()
-            if route.method != "HEAD" and route.resource is not None
-        ]
+        found = routes_of(server)
     broker.close()
     return found
 

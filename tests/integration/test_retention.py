@@ -180,7 +180,7 @@ async def test_an_answer_from_an_expiring_segment_is_finished(daemon: Daemon, ra
     for number in range(25):
         assert publish(raw, "expiring", b"%04d" % number + value)["seq"] == number + 1
     first = segment_files(daemon, "expiring")[0]
-    async with await RawPull.connect(str(daemon._addresses["pull"][1])) as peer:
+    async with await RawPull.connect(str(daemon.addresses["pull"][1])) as peer:
         peer.send({"k": "fetch", "i": 1, "s": "expiring", "o": 1, "m": 8 << 20})
         (length,) = struct.unpack("<I", await peer.reader.readexactly(4))
         answer = msgpack.unpackb(await peer.reader.readexactly(length))

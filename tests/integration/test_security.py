@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import yaml
 from support.clients.ingesting import assert_no_traceback, until
+from support.clients.opened_client import router_of
 from support.clients.raw_nats import RawNats, pub_frame
 from support.daemons.certificates import Authority
 from support.daemons.daemon import Daemon
@@ -304,7 +305,7 @@ def test_nothing_secret_in_what_a_daemon_shows(guarded: tuple[Daemon, Path]) -> 
         shown: list[Any] = [client.metadata(), client.server, client.describe_stream("orders")]
         assert SECRET not in repr(shown)
         assert SECRET not in repr(client.__dict__)
-        assert SECRET not in repr(client._session.target)
+        assert SECRET not in repr(router_of(client).target)
     for path in ("/metrics", "/readyz", "/livez"):
         text = daemon.get(path)[1]
         assert SECRET not in text

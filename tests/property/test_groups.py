@@ -12,6 +12,7 @@ import os
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from support.worlds.group_world import SESSION, Faults, GroupWorld, Process, Violation
@@ -90,28 +91,33 @@ def test_another_coordinator_changes_no_assignment() -> None:
     assert world.state.offsets > before.offsets
 
 
+def tenures(*members: Any) -> dict[int, int]:
+    """The generation since which they own each of their slots, as they know it."""
+    return {slot: since for one in members for slot, since in one.member._since.items()}
+
+
 def test_the_slots_of_a_killed_member_are_read_by_others_within_its_session() -> None:
     world, (victim, *others) = calm_group(3)
     slots = victim.member.slots
-    kept = {slot: since for one in others for slot, since in one.member._since.items()}
+    kept = tenures(*others)
     world.kill(victim)
     world.run(SESSION + 0.5)
     assert {slot for one in others for slot in one.member.slots} == set(range(world.slots))
     assert len(slots) == 4
     # Those that did not move are the same tenures as before.
-    now = {slot: since for one in others for slot, since in one.member._since.items()}
+    now = tenures(*others)
     assert {slot: now[slot] for slot in kept} == kept
 
 
 def test_a_member_that_joins_gets_its_share_and_nothing_else_moves() -> None:
     world, (first, second) = calm_group(2)
-    kept = first.member._since | second.member._since
+    kept = tenures(first, second)
     third = world.start()
     world.run(SESSION)
     moved = set(third.member.slots)
     assert len(moved) == 4
     assert {len(one.member.slots) for one in (first, second)} == {4}
-    now = first.member._since | second.member._since
+    now = tenures(first, second)
     assert now == {slot: since for slot, since in kept.items() if slot not in moved}
     assert world.moves == 4
 

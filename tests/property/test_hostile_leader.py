@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.disks.logs import Promises, append, create
 from support.disks.simfs import SimFileSystem
 from support.rounds import examples
-from support.worlds.followed import CONFIG, Host, Link, followed
+from support.worlds.followed import CONFIG, Host, Link, end_pause, followed
 from support.worlds.log_model import readable
 
 from liftlog.errors import LiftlogError
@@ -117,7 +117,7 @@ async def _follow(told: list[tuple[dict[str, Any], str, int]]) -> None:
         assert log.high_watermark <= log.log_end_offset
         assert all(isinstance(one, LiftlogError) for one in host.errors), host.errors
         if link.asked is None and not host.failure:
-            stream._resume()  # the pause after a refusal is over
+            end_pause(stream)
     if not host.failure:
         await _catch_up(stream, link, leader)
     stream.close()
@@ -145,5 +145,5 @@ async def _catch_up(stream: FollowedStream, link: Link, leader: Log) -> None:
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         if link.asked is None and not host.failure:
-            stream._resume()
+            end_pause(stream)
     raise AssertionError("it does not catch up")

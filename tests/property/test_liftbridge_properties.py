@@ -156,15 +156,15 @@ def test_what_is_decoded_at_once_is_what_is_decoded_by_field(
     publish: Publish, data: st.DataObject
 ) -> None:
     """Also after damage, where both may find another message in it, or none."""
-    body = bytearray(protobuf.encode(publish._replace(headers={}), liftbridge._PUBLISH))
+    body = bytearray(protobuf.encode(publish._replace(headers={}), liftbridge.PUBLISH))
     for _ in range(data.draw(st.integers(0, 2)) if body else 0):
         body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
     raw = bytes(body[: data.draw(st.integers(0, len(body)))])
-    fields = protobuf.decode(raw, liftbridge._PUBLISH)
+    fields = protobuf.decode(raw, liftbridge.PUBLISH)
     by_field = None if fields is None else Publish(**fields)
     found = list(Publish())
     try:
-        if protobuf.decode_known(raw, liftbridge._PUBLISH_TAGS, found):
+        if protobuf.decode_known(raw, liftbridge.PUBLISH_TAGS, found):
             assert Publish(*found) == by_field
     except (ValueError, IndexError):
         assert by_field is None
@@ -175,6 +175,6 @@ def test_ordinary_messages_are_decoded_at_once() -> None:
         key=b"k", value=b"v" * 10_000, ack_inbox="_INBOX.1", correlation_id="c", ack_policy=1
     )
     found = list(Publish())
-    body = protobuf.encode(publish, liftbridge._PUBLISH)
-    assert protobuf.decode_known(body, liftbridge._PUBLISH_TAGS, found)
+    body = protobuf.encode(publish, liftbridge.PUBLISH)
+    assert protobuf.decode_known(body, liftbridge.PUBLISH_TAGS, found)
     assert Publish(*found) == publish

@@ -13,7 +13,14 @@ from pyspark.errors import IllegalArgumentException
 from support.disks.simfs import SimFileSystem
 from support.disks.stored_logs import batch_positions, flip
 from support.repository import REPOSITORY
-from support.spark.spark_jar import ALL_COLUMNS, jar_rows, python_rows
+from support.spark.spark_jar import (
+    ALL_COLUMNS,
+    executed_plan,
+    hadoop_of,
+    jar_rows,
+    partition_count,
+    python_rows,
+)
 from support.worlds.rewriting import (
     DIRECTORY,
     Row,
@@ -261,7 +268,7 @@ def test_columns_compact_sql_and_another_file_system(spark: SparkSession, tmp_pa
     assert "Python" not in plan
     assert spark.sql("SELECT count(*) FROM by_jar").collect()[0][0] == len(everything)
     # Another file system, as far as Hadoop knows.
-    hadoop: Any = spark._jsc.hadoopConfiguration()  # type: ignore[attr-defined]
+    hadoop = hadoop_of(spark)
     hadoop.set("fs.viewfs.mounttable.elsewhere.link./logs", tmp_path.as_uri())
     assert jar_rows(spark, path="viewfs://elsewhere/logs/orders") == everything
     with pytest.raises(Exception, match=r"INVALID_ARGUMENT.*is not a directory on this host"):
@@ -357,8 +364,7 @@ def test_sketches_leave_no_row_out(spark: SparkSession, tmp_path: Path) -> None:
             "subject = 'none' OR key = X'6E6F6E65' AND subject = 'neither'",
             "timestamp < '2000-01-01'",
         ):
-            planned = frame.where(condition)._jdf.queryExecution().toRdd()
-            assert planned.getNumPartitions() == 0, condition
+            assert partition_count(frame.where(condition)) == 0, condition
 
 
 def test_metrics_of_a_read(spark: SparkSession, tmp_path: Path) -> None:
@@ -366,7 +372,7 @@ def test_metrics_of_a_read(spark: SparkSession, tmp_path: Path) -> None:
     count = len(python_rows(**where))
     frame: Any = spark.read.format("liftlog").options(**where).load().where("value IS NULL")
     frame.collect()
-    plan: Any = frame._jdf.queryExecution().executedPlan()
+    plan = executed_plan(frame)
     while plan.children().size():
         plan = plan.children().apply(0)
     metrics = plan.metrics()

@@ -25,7 +25,14 @@ from support.daemons.served_logs import ServedLogs
 from support.disks.stored_logs import batch_positions, flip
 from support.spark.exporting import ExportedStreams, Put
 from support.spark.session import run_to_end
-from support.spark.spark_jar import ALL_COLUMNS, JarOfSession, jar_rows, python_rows
+from support.spark.spark_jar import (
+    ALL_COLUMNS,
+    JarOfSession,
+    executed_plan,
+    jar_rows,
+    partition_count,
+    python_rows,
+)
 from support.worlds.rewriting import sketch_segments
 
 from acl.nkeys import SigningKey, find_seed
@@ -150,7 +157,7 @@ def test_a_daemon_with_sketches_is_asked_for_few_records(
     [last] = frame.where("key = X'6E6F6E65'").selectExpr("count(*)").collect()
     assert last[0] == 0
     few = frame.where(f"timestamp < {moment} AND key = X'6E6F6E65'")
-    assert few._jdf.queryExecution().toRdd().getNumPartitions() <= 1
+    assert partition_count(few) <= 1
 
 
 def test_conditions_beyond_what_a_daemon_takes(spark: SparkSession, logs: ServedLogs) -> None:
@@ -209,7 +216,7 @@ def test_values_that_a_query_does_not_use_are_not_sent(
     assert counted.collect()[0] == (end - 1, end * (end - 1) // 2)
     slim = frame.select("offset")
     slim.collect()
-    plan = slim._jdf.queryExecution().executedPlan()
+    plan = executed_plan(slim)
     while plan.children().size():
         plan = plan.children().apply(0)
     # Some batches are fetched as they are stored, to see how large they are.
@@ -292,7 +299,7 @@ def test_a_daemon_that_leaves_out_records_is_asked_by_fewer_tasks(
     def tasks(condition: str = "", **more: str) -> int:
         frame: Any = spark.read.format("liftlog").options(**where, **more).load()
         chosen = frame.where(condition) if condition else frame
-        return int(chosen._jdf.queryExecution().toRdd().getNumPartitions())
+        return partition_count(chosen)
 
     whole = tasks()
     assert whole in (12, 14), "a multiple of the two that run at once"

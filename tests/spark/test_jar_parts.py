@@ -13,7 +13,7 @@ from support.disks.logs import create
 from support.disks.logs import flip as sim_flip
 from support.disks.simfs import SimFileSystem
 from support.disks.stored_logs import batch_positions, flip
-from support.spark.spark_jar import ALL_COLUMNS, jar_rows, python_rows
+from support.spark.spark_jar import ALL_COLUMNS, hadoop_of, jar_rows, partition_count, python_rows
 from support.worlds.rewriting import (
     DIRECTORY,
     Row,
@@ -360,7 +360,7 @@ def test_subjects_that_look_alike_are_told_apart_by_reading_all(
 def test_another_file_system(spark: SparkSession, tmp_path: Path) -> None:
     where = {"path": str(sketched_log(random.Random(77), tmp_path / "orders"))}
     rows = python_rows(**where)
-    hadoop: Any = spark._jsc.hadoopConfiguration()  # type: ignore[attr-defined]
+    hadoop = hadoop_of(spark)
     hadoop.set("fs.viewfs.mounttable.parts.link./logs", tmp_path.as_uri())
     elsewhere = {"path": "viewfs://parts/logs/orders"}
     assert jar_rows(spark, f"subject = '{RARE}'", **elsewhere) == [
@@ -458,12 +458,7 @@ def test_there_are_as_many_tasks_as_bytes_are_read_for(spark: SparkSession, tmp_
 
     def tasks(condition: str = "", **more: str) -> int:
         frame: Any = spark.read.format("liftlog").options(**where, **more).load()
-        return int(
-            (frame.where(condition) if condition else frame)
-            ._jdf.queryExecution()
-            .toRdd()
-            .getNumPartitions()
-        )
+        return partition_count(frame.where(condition) if condition else frame)
 
     assert tasks() == tasks(subject=RARE, compact="true") == 12
     assert tasks(f"subject = '{RARE}'") == tasks(subject=RARE) == 2

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.spark.exporting import ExportedStreams, Put
-from support.spark.spark_jar import JarOfSession
+from support.spark.spark_jar import JarOfSession, partition_count
 
 from liftlog.server.streams.retention import decide_retention, remove_decided
 from liftlog.spark.options import parse_options
@@ -43,7 +43,7 @@ def by_jar(spark: SparkSession, options: dict[str, str]) -> Callable[[], list[in
     """Plans a read; returns what carries it out."""
     with JarOfSession(spark).used():
         frame: Any = spark.read.format("liftlog").options(**options).load().select("offset")
-        assert frame._jdf.queryExecution().toRdd().getNumPartitions() > PARTS
+        assert partition_count(frame) > PARTS
     return lambda: frame.toArrow().column(0).to_pylist()
 
 

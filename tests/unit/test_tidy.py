@@ -70,3 +70,17 @@ def test_no_patch_is_for_what_is_not_there() -> None:
     silent = "raising=" + "False"
     paths = sorted((ROOT / "tests").rglob("*.py"))
     assert [str(one.relative_to(ROOT)) for one in paths if silent in one.read_text()] == []
+
+
+def test_the_map_of_helpers_names_each_module() -> None:
+    """And no other, below the heading of its folder."""
+    support = ROOT / "tests/support"
+    named = set()
+    folder = ""
+    for line in (support / "README.md").read_text().splitlines():
+        if heading := re.match(r"## (?:`(\w+/)`|Here)", line):
+            folder = heading[1] or ""
+        elif row := re.match(r"\| `([\w/]+)` \|", line):
+            named.add(folder + row[1])
+    modules = {str(one.relative_to(support).with_suffix("")) for one in support.rglob("*.py")}
+    assert named == {one for one in modules if not one.endswith("__init__")}

@@ -20,7 +20,8 @@ LOGIN = "login"
 
 log = logging.getLogger(AUDIT_LOGGER)
 
-_PER_PRINCIPAL = Rate(60, 1)
+PER_PRINCIPAL = Rate(60, 1)
+"""Lines of the audit log: so many at once, and so many each second."""
 _ALTOGETHER = Rate(1000, 20)
 _MAX_CHARACTERS = 300
 _MAX_PRINCIPALS = 4096
@@ -31,7 +32,7 @@ class Audit:
     """Belongs to one event loop."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        self._buckets: Buckets[str] = Buckets(_PER_PRINCIPAL, now, _MAX_PRINCIPALS)
+        self._buckets: Buckets[str] = Buckets(PER_PRINCIPAL, now, _MAX_PRINCIPALS)
         self._whole: Buckets[str] = Buckets(_ALTOGETHER, now)
         self._suppressed: Counter[str] = Counter()
         self.denied_total: Counter[tuple[str, str]] = Counter()

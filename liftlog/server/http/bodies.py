@@ -44,12 +44,13 @@ _PIECE = 500
 _UNRESERVED = "!#$&'()*+,/:;=?@[]^`{|}~ \""  # not encoded in a header value, beside letters
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _Item = TypeVar("_Item")
-_FIELDS = frozenset(
+FIELDS = frozenset(
     {
         "subject", "key", "key_encoding", "value", "value_encoding", "headers", "message_id",
         "expected_last_offset", "headers_base64",
     }
 )  # fmt: skip
+"""Of a message in the body of a request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,10 +160,10 @@ def message_from_json(body: bytes) -> PostedMessage:
         raise InvalidArgument("the body is not JSON in UTF-8") from None
     if not isinstance(found, dict):
         raise InvalidArgument("expected a JSON object")
-    unknown = sorted(found.keys() - _FIELDS)
+    unknown = sorted(found.keys() - FIELDS)
     if unknown:
         raise InvalidArgument(
-            f"unknown field {_shown(unknown[0])}", hint=f"known are {', '.join(sorted(_FIELDS))}"
+            f"unknown field {_shown(unknown[0])}", hint=f"known are {', '.join(sorted(FIELDS))}"
         )
     if "value" not in found:
         raise InvalidArgument(

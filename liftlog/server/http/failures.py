@@ -47,7 +47,7 @@ class NotRepresentable(LiftlogError):
     name = "NOT_REPRESENTABLE"
 
 
-_STATUS: dict[type[LiftlogError], int] = {
+STATUS: dict[type[LiftlogError], int] = {
     BadRequest: 400,
     InvalidArgument: 400,
     UnsupportedVersion: 400,
@@ -81,7 +81,7 @@ def status_of(error: LiftlogError) -> int:
     may succeed, else 409; 500 if it is not meant for clients."""
     if isinstance(error, PublishRefused):
         return _status_of_refusal(error)
-    known = _STATUS.get(type(error))
+    known = STATUS.get(type(error))
     if known is not None:
         return known
     if error.code:

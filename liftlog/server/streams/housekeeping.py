@@ -30,16 +30,26 @@ _DECIDERS = 4
 
 
 class Housekeeping:
-    """Runs on the event loop; log calls and decisions run in threads."""
+    """Runs on the event loop; log calls and decisions run in threads.
 
-    def __init__(self, broker: Broker, data_dir: DataDir, reserve: DiskReserve) -> None:
+    A stream that takes longer than `patience_seconds` gives its place to the next one.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        data_dir: DataDir,
+        reserve: DiskReserve,
+        *,
+        patience_seconds: float = 1.0,
+    ) -> None:
         self._broker = broker
         self._data_dir = data_dir
         self._reserve = reserve
         # Threads of its own, as a decision may read from a disk that stalls.
         self._deciders = ThreadPoolExecutor(_DECIDERS, "liftlog-retention")
-        self._retention = SideBySide("retention")
-        self._recovery_points = SideBySide("recovery-point")
+        self._retention = SideBySide("retention", patience_seconds=patience_seconds)
+        self._recovery_points = SideBySide("recovery-point", patience_seconds=patience_seconds)
         self._states: dict[StreamHost, ActiveState] = {}
 
     async def close(self) -> None:

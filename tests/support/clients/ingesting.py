@@ -162,7 +162,7 @@ class AckedPublisher(threading.Thread):
                 self._stop_asked.wait(0.02)
             try:
                 self._take(client.next_message(0.3), waiting)
-                while client._messages:
+                while client.messages:
                     self._take(client.next_message(), waiting)
             except TimeoutError:
                 waiting.clear()

@@ -19,6 +19,11 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.001)
 
 
+def router_of(owner: Any) -> Any:
+    """The connections of a client of either kind, or of a member of a group that it made."""
+    return owner._session
+
+
 class Opened:
     def __init__(self, client: Any) -> None:
         self.client = client

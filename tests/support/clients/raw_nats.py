@@ -49,7 +49,7 @@ class RawNats:
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._timeout = timeout
         self._received = bytearray()
-        self._messages: deque[RawMessage] = deque()
+        self.messages: deque[RawMessage] = deque()
         self._next_sid = itertools.count(1)
         self._inbox: bytes | None = None
         self._request_ids = itertools.count(1)
@@ -116,12 +116,12 @@ class RawNats:
             if got == b"PONG":
                 return
             if isinstance(got, RawMessage):
-                self._messages.append(got)
+                self.messages.append(got)
 
     def next_message(self, timeout: float | None = None) -> RawMessage:
         """The next message on any subscription; TimeoutError when the server falls silent."""
-        if self._messages:
-            return self._messages.popleft()
+        if self.messages:
+            return self.messages.popleft()
         self.socket.settimeout(self._timeout if timeout is None else timeout)
         try:
             while True:
@@ -160,12 +160,12 @@ class RawNats:
                     return message
                 others.append(message)
         finally:
-            self._messages.extendleft(reversed(others))
+            self.messages.extendleft(reversed(others))
 
     def no_message(self) -> bool:
         """True when nothing was delivered up to now, a round trip with the server included."""
         self.ping()
-        return not self._messages
+        return not self.messages
 
     def _read_operation(self) -> RawMessage | bytes:
         line = self._line()

@@ -112,7 +112,7 @@ class IdPublisher(SteadyPublisher):
                 self.duplicates += bool(found.get("duplicate"))
                 self.acked[number] = found["seq"]
                 self._waiting.pop(number, None)
-                if not client._messages:
+                if not client.messages:
                     return
                 answer = client.next_message()
         except TimeoutError:

@@ -26,7 +26,7 @@ class Authority:
     """Signs certificates; `ca` is the file to trust."""
 
     def __init__(self, directory: Path, name: str = "test CA") -> None:
-        self._directory = directory
+        self.directory = directory
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = _name(name)
         usage = x509.KeyUsage(
@@ -62,7 +62,7 @@ class Authority:
                 critical=False,
             )
         )
-        pair = Pair(self._directory / f"{name}.pem", self._directory / f"{name}.key")
+        pair = Pair(self.directory / f"{name}.pem", self.directory / f"{name}.key")
         pair.cert.write_bytes(_pem(builder.sign(self._key, hashes.SHA256())))
         pair.key.write_bytes(
             key.private_bytes(

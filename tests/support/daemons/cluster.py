@@ -121,7 +121,7 @@ class Cluster:
             self._make_bucket()
             self.start()
         except BaseException:
-            self._end()
+            self.end()
             raise
         return self
 
@@ -138,7 +138,7 @@ class Cluster:
                 for name, daemon in self.nodes.items():
                     sys.stderr.write(f"--- node {name}, {daemon.log_path}\n{daemon.log_tail()}\n")
         finally:
-            self._end()
+            self.end()
 
     def _make_bucket(self) -> None:
         """As `liftlog cluster init` does."""
@@ -147,7 +147,7 @@ class Cluster:
             settings = NatsSettings(**written["nats"])
             asyncio.run(make_store(settings, written["cluster"]["name"], 3))
 
-    def _end(self) -> None:
+    def end(self) -> None:
         self.kill()
         self._stack.close()
 
@@ -467,7 +467,7 @@ class RetryingPublisher(TimedPublisher):
             client.send(b"".join(self._frame(one, inbox + b".%d" % one) for one in due))
             try:
                 self._take(client.next_message(0.02), waiting)
-                while client._messages:
+                while client.messages:
                     self._take(client.next_message(), waiting)
             except TimeoutError:
                 pass

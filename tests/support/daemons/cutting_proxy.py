@@ -23,7 +23,7 @@ class CuttingProxy:
         self.address = ""
         self._open: set[asyncio.StreamWriter] = set()
         self._frozen: set[asyncio.StreamWriter] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self.tasks: set[asyncio.Task[None]] = set()
 
     def cut(self) -> None:
         """Every connection, now."""
@@ -50,8 +50,8 @@ class CuttingProxy:
         self._open |= ends
         try:
             forth = asyncio.create_task(self._pump(reader, upstream, None))
-            self._tasks.add(forth)
-            forth.add_done_callback(self._tasks.discard)
+            self.tasks.add(forth)
+            forth.add_done_callback(self.tasks.discard)
             await self._pump(upstream_reader, writer, budget)
             forth.cancel()
         finally:
@@ -97,7 +97,7 @@ async def cutting_proxy(target: str | None, port: int = 0) -> AsyncIterator[Cutt
         yield proxy
     finally:
         server.close()
-        pending = tasks | proxy._tasks
+        pending = tasks | proxy.tasks
         for task in pending:
             task.cancel()
         await asyncio.gather(*pending, return_exceptions=True)

@@ -89,7 +89,7 @@ class Daemon:
             self.settings["nats"] = {"servers": [nats_url]}
         _merge(self.settings, settings or {})
         self._process: Process | None = None
-        self._addresses: dict[str, Any] = {}
+        self.addresses: dict[str, Any] = {}
         self._finalizer: weakref.finalize[Any, Any] | None = None
 
     # --- life -----------------------------------------------------------------
@@ -105,7 +105,7 @@ class Daemon:
         self.directory.mkdir(parents=True, exist_ok=True)
         self.config_path.write_text(yaml.safe_dump(self.settings, sort_keys=False))
         self.addresses_path.unlink(missing_ok=True)
-        self._addresses = {}
+        self.addresses = {}
         tree = self._tree or REPOSITORY
         python_path = os.pathsep.join(filter(None, (str(tree), os.getenv("PYTHONPATH"))))
         environ = {**os.environ, "PYTHONPATH": python_path, **self.environ}
@@ -156,7 +156,7 @@ class Daemon:
 
     def wait_listening(self, timeout: float = READY_TIMEOUT_SECONDS) -> None:
         """Returns when the daemon has written its addresses (ready or not)."""
-        self._await(self._read_addresses, timeout, "wrote no addresses.json")
+        self._await(self.read_addresses, timeout, "wrote no addresses.json")
 
     def wait_ready(self, timeout: float = READY_TIMEOUT_SECONDS) -> None:
         deadline = time.monotonic() + timeout
@@ -244,7 +244,7 @@ class Daemon:
 
     @property
     def pull_address(self) -> str:
-        return str(self._addresses["pull"][0])
+        return str(self.addresses["pull"][0])
 
     @property
     def pull_port(self) -> int:
@@ -255,7 +255,7 @@ class Daemon:
     @property
     def http_address(self) -> str:
         """host:port"""
-        return str(self._addresses["http"]).removeprefix("http://").rstrip("/")
+        return str(self.addresses["http"]).removeprefix("http://").rstrip("/")
 
     @property
     def ready(self) -> bool:
@@ -315,9 +315,9 @@ class Daemon:
 
     # --- inner ----------------------------------------------------------------------
 
-    def _read_addresses(self) -> bool:
+    def read_addresses(self) -> bool:
         try:
-            self._addresses = json.loads(self.addresses_path.read_text())
+            self.addresses = json.loads(self.addresses_path.read_text())
         except (OSError, ValueError):
             return False
         return True

@@ -105,3 +105,12 @@ async def http_port(
         yield server, f"http://{address}", changed
     finally:
         await server.close()
+
+
+def routes_of(server: HttpServer) -> list[tuple[str, str]]:
+    """(method, path) of each route, from the port itself."""
+    return [
+        (route.method, route.resource.canonical)
+        for route in server._runner.app.router.routes()
+        if route.method != "HEAD" and route.resource is not None
+    ]

@@ -55,11 +55,16 @@ class OffsetClock(SystemClock):
 
 class Running:
     def __init__(
-        self, directory: Path, *, clock: OffsetClock | None = None, **streams: Any
+        self,
+        directory: Path,
+        *,
+        clock: OffsetClock | None = None,
+        fs: OsFileSystem | None = None,
+        **streams: Any,
     ) -> None:
         self.fs = FailingFileSystem()
         self.clock = clock = clock or OffsetClock()
-        self.data_dir = DataDir(directory, LogEnvironment.create(self.fs, clock))
+        self.data_dir = DataDir(directory, LogEnvironment.create(fs or self.fs, clock))
         self.data_dir.open()
         settings = Settings.model_validate({"data_dir": directory, "streams": streams})
         self.broker = Broker(settings, self.data_dir, clock)

@@ -56,11 +56,11 @@ class Machine:
 
     @property
     def listening(self) -> bool:
-        return self.daemon._read_addresses()
+        return self.daemon.read_addresses()
 
     @property
     def ready(self) -> bool:
         try:
-            return self.daemon._read_addresses() and self.daemon.ready
+            return self.daemon.read_addresses() and self.daemon.ready
         except KeyError:  # not of this life of it: nothing was read yet
             return False

@@ -73,7 +73,7 @@ class Promises:
         self.end = 1  # nothing below it may be assigned again, whether it is still there or not
         self.after_kill: dict[int, bytes] = {}  # must survive if only the process dies
         self.other: Promises | None = None  # what holds instead once the change under way is made
-        self._serial = itertools.count()
+        self.serial = itertools.count()
 
     def copy(self) -> Promises:
         twin = Promises()
@@ -81,7 +81,7 @@ class Promises:
         twin.acked = dict(self.acked)
         twin.start, twin.end = self.start, self.end
         twin.after_kill = dict(self.after_kill)
-        twin._serial = self._serial
+        twin.serial = self.serial
         return twin
 
     def without(self, offset: int) -> Promises:
@@ -101,7 +101,7 @@ class Promises:
 
     def value(self, offset: int, size: int = 40) -> bytes:
         """Never the same twice; many end in zeros."""
-        serial = next(self._serial)
+        serial = next(self.serial)
         tail = (b"\0" * 7, b".", b"", b"\0", b"\0" * 16)[serial % 5]
         raw = b"%d/%d/" % (offset, serial)
         value = raw + b"x" * max(size + serial % 11 - len(raw) - len(tail), 0) + tail

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 from support.disks.logs import DIRECTORY, Promises, commit, create
@@ -13,7 +14,7 @@ from liftlog.errors import StorageError
 from liftlog.log import Log
 from liftlog.sequencing import DedupeWindow
 from liftlog.sequencing.subject_sequences import SubjectSequences
-from liftlog.server.cleaning.next_segments import ScrubRound, ScrubSchedule
+from liftlog.server.cleaning.next_segments import ScrubSchedule
 from liftlog.server.commits.subjects import restore_subject_snapshot, write_subject_snapshot
 from liftlog.server.metadata.known_records import KnownRecords
 from liftlog.server.metadata.membership import NodeFile, read_node_file, write_node_file
@@ -109,8 +110,8 @@ class Scrub(SmallFile):
 
     def write(self, number: int) -> None:
         schedule = ScrubSchedule(self.fs, DATA_DIR, 1)
-        schedule._rounds["orders"] = ScrubRound("incarnation", number)
-        schedule._changed = True
+        log: Any = SimpleNamespace(name="orders", incarnation="i", segments=(), quarantined=())
+        assert schedule.next_job(log, number) is None  # the round begins
         schedule.save(["orders"])
 
     def read(self) -> int | None:

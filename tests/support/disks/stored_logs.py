@@ -9,7 +9,8 @@ from pathlib import Path
 
 from liftlog.log import DataDir, EncodedBatch, Log, LogConfig, LogEnvironment
 from liftlog.log.environment import SystemClock
-from liftlog.log.files.filesystem import OsFileSystem
+from liftlog.log.files.filesystem import FileSystem, OsFileSystem
+from liftlog.log.segment.tail import ActiveState
 from liftlog.records.encode import encode_batch
 from liftlog.records.header import BatchHeader, parse_header
 from liftlog.server.commits.writing import compressed
@@ -23,11 +24,16 @@ class StoredLog:
     """Append batches, then `close` (a clean stop) or `crash` (the process is gone)."""
 
     def __init__(
-        self, data_dir: Path, *, segment_max_bytes: int = 1 << 20, replicated: bool = False
+        self,
+        data_dir: Path,
+        *,
+        segment_max_bytes: int = 1 << 20,
+        replicated: bool = False,
+        fs: FileSystem | None = None,
     ) -> None:
         self.data_dir = data_dir
         self.directory = data_dir / "streams" / STREAM
-        self.environment = LogEnvironment.create(OsFileSystem(), SystemClock())
+        self.environment = LogEnvironment.create(fs or OsFileSystem(), SystemClock())
         self.config = LogConfig(
             segment_max_bytes=segment_max_bytes, segment_max_age_ns=None, replicated=replicated
         )
@@ -53,6 +59,17 @@ class StoredLog:
         if commit:
             self.log.sync()
             self.log.advance_high_watermark(self.log.log_end_offset)
+
+    def save_recovery_point(self) -> ActiveState:
+        point = self.log.checkpoint()
+        self._dir.write_recovery_points({STREAM: point})
+        return point
+
+    def delete(self) -> None:
+        """After `close`."""
+        self._dir.open()
+        self._dir.delete_log(STREAM)
+        self._dir.close(None)
 
     def close(self) -> None:
         state = self.log.close()

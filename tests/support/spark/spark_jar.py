@@ -30,6 +30,21 @@ def require_jar() -> str:
     return jar()
 
 
+def hadoop_of(spark: SparkSession) -> Any:
+    """Hadoop's configuration, which pyspark does not show."""
+    return spark._jsc.hadoopConfiguration()  # type: ignore[attr-defined]
+
+
+def executed_plan(frame: Any) -> Any:
+    """The plan of Spark, as its JVM has it."""
+    return frame._jdf.queryExecution().executedPlan()
+
+
+def partition_count(frame: Any) -> int:
+    """In how many partitions it is read."""
+    return int(frame._jdf.queryExecution().toRdd().getNumPartitions())
+
+
 class JarOfSession:
     """Puts the jar on the class path, as `ADD JAR` does; it counts only inside `used`."""
 

@@ -71,6 +71,11 @@ class Link:
         self.asked = message, exchange
 
 
+def end_pause(stream: FollowedStream) -> None:
+    """The pause after a failed fetch is over."""
+    stream._resume()
+
+
 def followed(
     host: Host,
     link: Link,

@@ -96,7 +96,7 @@ class GroupWorld:
         self._make, self._make_member = coordinator, member
         self._shell = (process or Shell)(self)
         self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self._numbers = itertools.count()
+        self.numbers = itertools.count()
         self.records: list[list[int]] = [[] for _ in range(slots)]
         """Of each slot, the offsets of its records."""
         self.log: list[int] = []
@@ -120,7 +120,7 @@ class GroupWorld:
     # --- time and network ---------------------------------------------------------------
 
     def at(self, delay: float, do: Callable[[], None]) -> None:
-        heapq.heappush(self._events, (self.now + delay, next(self._numbers), do))
+        heapq.heappush(self._events, (self.now + delay, next(self.numbers), do))
 
     def chance(self, part: float) -> bool:
         return not self.calm and self.random.random() < part
@@ -177,7 +177,7 @@ class GroupWorld:
 
     def start(self, name: str | None = None) -> Process:
         self.stats["starts"] += 1
-        number = next(self._numbers)
+        number = next(self.numbers)
         process = Process(name or f"m{number}", self._make_member(SESSION), f"t{number}")
         self.processes.append(process)
         return process
@@ -506,7 +506,7 @@ class Shell:
     def _fenced(self, process: Process, error: GroupFenced) -> None:
         self.world.stats["lost"] += 1
         self.world.doubt(process.member.lost())
-        process.token = f"t{next(self.world._numbers)}"
+        process.token = f"t{next(self.world.numbers)}"
         process.superseded = 0
         if error.details.get("replaced") and not process.dead:
             self.world.end(process)

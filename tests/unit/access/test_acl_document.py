@@ -75,8 +75,8 @@ def test_the_limits() -> None:
         f"{PRINCIPAL.burst}, then two a second",
     ]
     assert (PLACE.per_second, PRINCIPAL.per_second) == (1, 2)
-    assert f"at most {audit._PER_PRINCIPAL.burst:g} lines at once" in PAGE
-    assert audit._PER_PRINCIPAL.per_second == 1
+    assert f"at most {audit.PER_PRINCIPAL.burst:g} lines at once" in PAGE
+    assert audit.PER_PRINCIPAL.per_second == 1
     assert f"beyond {document.MAX_DEPTH} levels" in PAGE
     assert f"{document.MAX_VALUES:,} values" in PAGE.replace("\n", " ")
     assert f"{document.MAX_CHARACTERS >> 20} MiB" in PAGE

@@ -13,6 +13,7 @@ import pytest
 from support.clients.raw_pull import RawPull
 from support.daemons.logins import OPS, QUICK, SECRET, SEED, SHOP, policy, principal_at
 from support.daemons.pull_broker import LogBroker, pull_server
+from support.daemons.pull_inside import in_flight_of
 
 from acl.policy import Policy
 from acl.tokens import Algorithm, hash_token
@@ -53,18 +54,17 @@ async def test_a_credential_that_is_withdrawn_ends_its_connections(
 
 async def test_an_acl_that_changes_while_a_token_is_checked(broker: LogBroker) -> None:
     old, checking = policy(SHOP), asyncio.Event()
-    go_on = asyncio.Event()
+    go_on, loop = threading.Event(), asyncio.get_running_loop()
+    check = old.authenticate_token
 
+    def slowly(token: str) -> str | None:
+        found = check(token)
+        loop.call_soon_threadsafe(checking.set)
+        assert go_on.wait(20)
+        return found
+
+    old.authenticate_token = slowly  # type: ignore[method-assign]
     async with pull_server(broker, limits=QUICK, policy=old) as (server, address):
-        check = server.services.authenticator._by_token
-
-        async def slowly(*arguments: Any) -> str:
-            found = await check(*arguments)
-            checking.set()
-            await go_on.wait()
-            return found
-
-        server.services.authenticator._by_token = slowly  # type: ignore[method-assign]
         opening = asyncio.create_task(principal_at(address, token=f"shop.{SECRET}"))
         async with asyncio.timeout(10):
             await checking.wait()
@@ -162,13 +162,25 @@ async def test_strangers_do_not_keep_out_a_token_that_was_checked(broker: LogBro
     limits = PullLimits(auth_failure_delay_seconds=0, max_pending_auths=1)
     async with pull_server(broker, limits=limits, policy=policy(SHOP)) as (server, address):
         assert await principal_at(address, token=f"shop.{SECRET}") == "shop"
-        authenticator = server.services.authenticator
-        authenticator.pending += 1
-        authenticator._pending_of["loopback"] += 4
+        rules, release = server.services.gate.policy, threading.Event()
+        assert isinstance(rules, Policy)
+
+        def held(token: str) -> str | None:
+            assert release.wait(20)
+            return None
+
+        rules.authenticate_token = held  # type: ignore[method-assign]
+        guess = server.services.authenticator.identify_bearer
+        strangers = [
+            asyncio.create_task(guess(rules, "loopback", "http:here", f"shop.{n}"))
+            for n in range(4)
+        ]
+        await asyncio.sleep(0)
         assert await principal_at(address, token=f"shop.{SECRET}") == "shop"
         with pytest.raises(LimitExceeded, match="at once"):
             await principal_at(address, token="shop.something-else")
-        authenticator.pending -= 1
+        release.set()
+        await asyncio.gather(*strangers, return_exceptions=True)
 
 
 async def test_guesses_from_many_places_do_not_shut_out_a_first_login(broker: LogBroker) -> None:
@@ -197,7 +209,7 @@ async def test_guesses_from_many_places_do_not_shut_out_a_first_login(broker: Lo
         await asyncio.sleep(0)
         login = asyncio.create_task(principal_at(address, token=f"shop.{SECRET}"))
         async with asyncio.timeout(20):
-            while server.services.authenticator._pending_of["loopback"] == 0:
+            while server.services.authenticator.pending == 8 + 9 * 4:
                 await asyncio.sleep(0.001)
             await asyncio.sleep(2 * limits.hello_timeout_seconds)
             release.set()
@@ -229,7 +241,7 @@ async def test_connections_of_one_principal_are_bounded(broker: LogBroker) -> No
         async with asyncio.timeout(10):
             while server.connection_count:
                 await asyncio.sleep(0.001)
-        assert server._uses == {}
+        assert in_flight_of(server) == {}
 
 
 async def test_requests_in_flight_of_one_principal_are_bounded(broker: LogBroker) -> None:
@@ -252,9 +264,9 @@ async def test_requests_in_flight_of_one_principal_are_bounded(broker: LogBroker
             assert (await one.receive())["n"] == "CANCELLED"
             two.send({"k": "ping", "i": 3})
             assert (await two.receive())["k"] == "pong"
-            assert server._uses["anonymous"].in_flight.count == 2
+            assert in_flight_of(server)["anonymous"].count == 2
             await one.close()
             async with asyncio.timeout(10):
                 while server.connection_count > 1:
                     await asyncio.sleep(0.001)
-            assert server._uses["anonymous"].in_flight.count == 1
+            assert in_flight_of(server)["anonymous"].count == 1

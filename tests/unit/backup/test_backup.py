@@ -237,9 +237,7 @@ def test_whatever_the_daemon_does_meanwhile(
 def test_a_stream_that_is_deleted_or_made_anew_meanwhile(tmp_path: Path) -> None:
     def delete() -> None:
         stored.close()
-        stored._dir.open()
-        stored._dir.delete_log(STREAM)
-        stored._dir.close(None)
+        stored.delete()
 
     stored = filled(tmp_path / "data")
     fs = Meddling(".log", delete, 1)

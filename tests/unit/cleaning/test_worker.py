@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.clients.ingesting import until
@@ -162,17 +163,16 @@ async def test_the_idle_rate_holds_once_the_daemon_is_idle(running: Running) -> 
 async def test_a_grant_is_renewed_in_time_and_taken_back_at_once(running: Running) -> None:
     log = await sealed_log(running)
     idle = True
-    worker = Worker(daemon_is_idle=lambda: idle)
     told: list[tuple[float, float]] = []
-    tell = worker._tell
 
-    def note(line: dict[str, float]) -> bool:
-        done = tell(line)
-        if done:
-            told.append((time.monotonic(), line["idle_seconds"]))
-        return done
+    class Noting(Worker):
+        def _tell(self, line: dict[str, Any]) -> bool:
+            done = super()._tell(line)
+            if done:
+                told.append((time.monotonic(), line["idle_seconds"]))
+            return done
 
-    worker._tell = note  # type: ignore[method-assign]
+    worker = Noting(daemon_is_idle=lambda: idle)
     job = scrub_job(log).to_dict()
     task = asyncio.create_task(worker.run(SCRUB, job, rates=Rates(1, 2), on_progress=nothing))
     while len(told) < 5:
@@ -204,8 +204,7 @@ async def test_a_process_that_does_not_read_is_not_told_more_and_more(running: R
     task = asyncio.create_task(worker.run(SCRUB, job, rates=Rates(1, 2), on_progress=nothing))
     while not worker.has_grant:
         await asyncio.sleep(0.001)
-    process = worker._process
-    assert process is not None
+    process = process_of(worker)
     assert process.stdin is not None
     os.kill(process.pid, signal.SIGSTOP)
     pipe = process.stdin
@@ -222,15 +221,19 @@ async def test_a_process_that_does_not_read_is_not_told_more_and_more(running: R
     await worker.close()
 
 
+def process_of(worker: Worker) -> asyncio.subprocess.Process:
+    assert worker._process is not None
+    return worker._process
+
+
 async def test_it_ends_when_there_is_nothing_to_do(running: Running) -> None:
     log = await sealed_log(running)
     worker = Worker(idle_seconds=0.05)
     await worker.run(SCRUB, scrub_job(log).to_dict(), rates=RATE, on_progress=nothing)
-    process = worker._process
-    assert process is not None
+    process = process_of(worker)
     assert await asyncio.wait_for(process.wait(), 30) == 0
     await worker.run(SCRUB, scrub_job(log).to_dict(), rates=RATE, on_progress=nothing)
-    assert worker._process is not process
+    assert process_of(worker) is not process
     await worker.close()
 
 

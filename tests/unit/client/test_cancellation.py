@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.clients.opened_client import router_of
 from support.daemons.certificates import Authority
 from support.daemons.pull_broker import LogBroker, pull_server
 
@@ -71,7 +72,7 @@ async def test_cancelling_at_every_turn_of_the_loop(large: LogBroker, name: str)
         assert cancelled > turns // 4
         assert await read_all(client) == 40
         async with asyncio.timeout(10):
-            while client._session.link.connection.in_flight:
+            while router_of(client).link.connection.in_flight:
                 await client.ping()
         assert server.connection_count == 1
 
@@ -196,7 +197,7 @@ async def test_a_cancelled_long_poll_is_cancelled_at_the_daemon(broker: LogBroke
             task.cancel()
             while not all(future.cancelled() for _, future in stream.waiters):
                 await asyncio.sleep(0.001)
-            while client._session.link.connection.in_flight:
+            while router_of(client).link.connection.in_flight:
                 await asyncio.sleep(0.001)
 
 
@@ -210,7 +211,7 @@ async def test_reads_that_wait_leave_the_connection_to_others(broker: LogBroker)
         readers = [client.read(name) for name in names]
         reads = [asyncio.ensure_future(anext(reader)) for reader in readers]
         async with asyncio.timeout(10):
-            while client._session.link.connection.in_flight < 2:
+            while router_of(client).link.connection.in_flight < 2:
                 await asyncio.sleep(0.001)
             await client.ping()
             for reader in readers[:2]:
@@ -232,7 +233,7 @@ async def test_a_forgotten_reader_stops_asking(broker: LogBroker) -> None:
             assert record.offset == 100
             break
         async with asyncio.timeout(10):
-            while client._session.link.connection.in_flight or any(
+            while router_of(client).link.connection.in_flight or any(
                 not f.done() for _, f in stream.waiters
             ):
                 await asyncio.sleep(0.001)

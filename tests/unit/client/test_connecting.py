@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.clients.opened_client import router_of
 from support.daemons.pull_broker import LogBroker, pull_server
+from support.daemons.pull_inside import connections_of
 
 from liftlog import errors
 from liftlog.client import connect, connect_sync
@@ -209,7 +211,7 @@ async def test_the_daemon_goes_away(opener: Opener, broker: LogBroker) -> None:
     async with pull_server(broker) as (server, address):
         client = await opener(address, reconnect_for=0)
         await ping(client)
-        for connection in list(server._connections):
+        for connection in connections_of(server):
             connection.close()
         for _ in range(2):
             with pytest.raises(errors.ConnectionLost, match=address):
@@ -275,7 +277,7 @@ def test_a_signal_in_the_middle_of_a_step_ends_the_connection(
             def receive() -> bool:
                 raise KeyboardInterrupt
 
-            connection = client._session.link.connection
+            connection = router_of(client).link.connection
             original = connection.receive
             connection.receive = receive  # type: ignore[method-assign]
             with pytest.raises(KeyboardInterrupt):

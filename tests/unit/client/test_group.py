@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 from crc32c import crc32c
 from support.clients.group_by_hand import GroupByHand, ReadByHand
-from support.clients.opened_client import Opened
+from support.clients.opened_client import Opened, router_of
 from support.daemons.local_checkpoints import LocalOffsets
 from support.daemons.pull_broker import LogBroker
 
 from liftlog.client import connect
 from liftlog.client.groups.arrived import slots_of
+from liftlog.client.groups.group_member import Lane
 from liftlog.client.groups.grouping import MOST_LANES
 from liftlog.errors import (
     Conflict,
@@ -350,7 +351,7 @@ async def test_slots_that_stay_do_not_wait_for_a_connection_for_those_that_come(
     stream = broker.stream("orders")
     group = client.client.group("billing", "orders", start=101, session=60)
     await client.take(group, len(KEYS))
-    opened, another = threading.Event(), group._session.another
+    opened, another = threading.Event(), router_of(group).another
 
     def wait_for_it() -> Any:
         opened.wait(60)
@@ -369,7 +370,7 @@ async def test_slots_that_stay_do_not_wait_for_a_connection_for_those_that_come(
         theirs = next(key for key in KEYS if crc32c(key) * 64 >> 32 in other.slots)
         stream.append([b""] * 2, keys=[theirs, key])
         await asyncio.gather(joining, rest)
-        group._session.another = wait_for_it if client.blocking else await_it
+        router_of(group).another = wait_for_it if client.blocking else await_it
         waiting = asyncio.ensure_future(client.take(group, 1))
         await other.commit()
         await other.leave()
@@ -418,12 +419,12 @@ async def test_the_read_of_slots_that_stay_goes_on_while_others_come_and_go(
         await other.commit()
         await other.leave()
         await publish_until(lambda: served.slots(read)[-1] == 64)
-        await publish_until(lambda: len(group._state.lanes) == 1)
+        await publish_until(lambda: len(lanes_of(group)) == 1)
 
     async with connect(address) as two:
         for _ in range(3):
             await come_and_go(two.group("billing", "orders", session=60))
-    await until(lambda: group._state.lanes[0].end == 101 + rounds * len(KEYS))
+    await until(lambda: lanes_of(group)[0].end == 101 + rounds * len(KEYS))
     before_the_end = set(served.cancelled)
     group.stop()
     mine = await taking
@@ -444,6 +445,12 @@ async def test_the_read_of_slots_that_stay_goes_on_while_others_come_and_go(
     for fetch, header in zip(fetches[1:], answers, strict=False):
         assert fetch.start == header.next_offset
     assert read not in before_the_end
+
+
+def lanes_of(group: Any) -> list[Lane]:
+    """The reads that it has under way."""
+    lanes: list[Lane] = group._state.lanes
+    return lanes
 
 
 class Served:

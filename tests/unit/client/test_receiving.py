@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from support.clients.opened_client import router_of
 from support.daemons.cutting_proxy import cutting_proxy
 from support.daemons.pull_broker import LogBroker, pull_server
 
@@ -63,13 +64,13 @@ async def test_a_slow_way_is_not_taken_for_a_silent_daemon(
     monkeypatch.setattr(link, "LOOK_SECONDS", 0.02)
     async with pull_server(large) as (_, target), cutting_proxy(target) as proxy:
         client = await connect(proxy.address, request_timeout=0.3)
-        first = client._session.link
+        first = router_of(client).link
         object.__setattr__(first.connection.welcome, "max_wait_ms", 0)
         proxy.piece_bytes, proxy.pause_seconds = 2048, 0.005  # 128 KiB take longer than that
         async with asyncio.timeout(20):
             reader = client.read_batches("large", until=3)
             assert [len(one) async for one in reader] == [1, 1]
-        assert client._session.link is first
+        assert router_of(client).link is first
         await client.close()
 
 
@@ -89,13 +90,13 @@ async def test_readers_that_wait_take_their_input_in_turn(
 
             async def follow(client: Any) -> None:
                 async for _ in client.read_batches("large", "latest"):
-                    events.append(("looked", client._session.link))
+                    events.append(("looked", router_of(client).link))
                     return
 
             tasks = [asyncio.create_task(follow(client)) for client in (first, second)]
             async with asyncio.timeout(20):
                 while any(
-                    client._session.link.connection.in_flight == 0 for client in (first, second)
+                    router_of(client).link.connection.in_flight == 0 for client in (first, second)
                 ):
                     await asyncio.sleep(0.001)
                 await first.ping()

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
-from support.clients.opened_client import Opened, until
+from support.clients.opened_client import Opened, router_of, until
 from support.daemons.cutting_proxy import CuttingProxy, cutting_proxy
 from support.daemons.pull_broker import LogBroker, pull_server
 
@@ -153,7 +153,7 @@ async def test_another_history_is_told(kind: str, broker: LogBroker, proxy: Cutt
     await until(lambda: all(future.done() for _, future in stream.waiters))
     log = stream.real_log
     log.truncate_suffix(91)
-    log._writer.note_epochs((*log.epochs, (2, 91)))
+    log.begin_epoch(2)
     stream.append([b"other data"] * 20)
     proxy.target = target
     with pytest.raises(errors.Diverged) as raised:
@@ -204,9 +204,9 @@ async def test_a_call_that_was_never_sent_is_sent(
     client = await Opened.to(kind, proxy.address)
     proxy.cut()
     if kind == "async":
-        await until(lambda: not client.client._session.usable)
+        await until(lambda: not router_of(client.client).usable)
     else:
-        client.client._session.link.lose("as if it had been noticed")
+        router_of(client.client).link.lose("as if it had been noticed")
     await client.call("delete_stream", "orders")
     assert "orders" not in broker.streams
     broker.add("orders")
@@ -281,7 +281,7 @@ async def test_cancelling_at_every_turn_of_a_reconnect(proxy: CuttingProxy) -> N
         cancelled = 0
         for turn in range(60):
             proxy.cut()
-            await until(lambda: not client._session.usable)
+            await until(lambda: not router_of(client).usable)
             first = asyncio.ensure_future(client.ping())
             second = asyncio.ensure_future(client.describe_stream("orders"))
             for _ in range(turn):
@@ -293,7 +293,7 @@ async def test_cancelling_at_every_turn_of_a_reconnect(proxy: CuttingProxy) -> N
                 cancelled += 1
             async with asyncio.timeout(10):
                 assert (await second).high_watermark == 101
-            assert not client._session._newest._turns._timeouts
+            assert not router_of(client)._newest._turns._timeouts
         assert cancelled > 10
 
 
@@ -316,7 +316,7 @@ async def test_a_silent_daemon_is_taken_for_gone(
     """The connection stands, but nothing comes: a machine that lost its power, a frozen process."""
     monkeypatch.setattr(link, "LOOK_SECONDS", 0.02)
     client = await Opened.to(kind, proxy.address, request_timeout=0.3)
-    welcome = client.client._session.link.connection.welcome
+    welcome = router_of(client.client).link.connection.welcome
     object.__setattr__(welcome, "max_wait_ms", 0)
     proxy.freeze()
     async with asyncio.timeout(10):
@@ -330,8 +330,8 @@ async def test_a_read_whose_fetch_a_signal_kept_from_leaving_goes_on(
 ) -> None:
     """No caller waits for an answer then; the silence of the connection shows it."""
     client = await asyncio.to_thread(connect_sync, address, request_timeout=0.1)
-    object.__setattr__(client._session.link.connection.welcome, "max_wait_ms", 0)
-    session = client._session._newest
+    object.__setattr__(router_of(client).link.connection.welcome, "max_wait_ms", 0)
+    session = router_of(client)._newest
     request, interrupted = session.request, []
 
     def interrupt_once(*asked: Any) -> None:
@@ -362,11 +362,11 @@ async def test_an_idle_connection_is_not_taken_for_gone(
 ) -> None:
     monkeypatch.setattr(link, "LOOK_SECONDS", 0.005)
     async with connect(address, request_timeout=0.05) as client:
-        before = client._session.link
+        before = router_of(client).link
         object.__setattr__(before.connection.welcome, "max_wait_ms", 0)
         await asyncio.sleep(0.2)
         await client.ping()
-        assert client._session.link is before
+        assert router_of(client).link is before
 
 
 def test_pauses_grow_to_a_bound_and_differ() -> None:

@@ -297,12 +297,12 @@ async def test_a_closed_stream_ends_its_scan(
     monkeypatch.setattr(subjects_module, "_PAUSE_SECONDS", 0.05)
     host.subjects.request()
     await asyncio.sleep(0)
-    task = host.subjects._task
+    task = scan_of(host)
     assert task is not None
     host.subjects.close()
     await asyncio.wait_for(task, 5)
     host.subjects.request()
-    assert host.subjects._task is None
+    assert scan_of(host) is None
 
 
 async def test_a_failing_read_is_told(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -383,6 +383,11 @@ async def test_a_snapshot_of_another_state_is_not_used(
     await last.broker.close()
 
 
+def scan_of(host: StreamHost) -> asyncio.Task[None] | None:
+    """The scan that is under way."""
+    return host.subjects._task
+
+
 async def test_no_snapshot_while_a_scan_is_due(
     running: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -404,7 +409,7 @@ async def test_a_snapshot_knows_what_had_to_be_let_go(running: Running, tmp_path
     await store(running.broker.hosts["s"], [b"in.a", b"in.b", b"in.c"])
     again, host = await reopened(running, tmp_path, snapshot=True)
     assert known(host, [b"in.a", b"in.b", b"in.c"]) == [None, 2, 3]
-    assert host.subjects._task is None, "no scan would know more"
+    assert scan_of(host) is None, "no scan would know more"
     await again.broker.administration.update_stream("s", {"subject_sequences": {"max_subjects": 3}})
     await until(lambda: table_of(host).is_complete)
     assert known(host, [b"in.a", b"in.b", b"in.c"]) == [1, 2, 3]

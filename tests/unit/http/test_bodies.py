@@ -100,7 +100,7 @@ json_values: st.SearchStrategy[Any] = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
     max_leaves=10,
 )
-fields = st.sampled_from(sorted(bodies._FIELDS))
+fields = st.sampled_from(sorted(bodies.FIELDS))
 
 
 @given(st.dictionaries(fields, json_values, max_size=8))
@@ -150,6 +150,6 @@ def test_a_header_that_stands_there_twice() -> None:
 )
 def test_headers_of_a_json_answer_sent_back_are_the_same(lines: list[tuple[bytes, bytes]]) -> None:
     shown = shown_as_json(made(b"", None, "a", build_block(lines)))
-    known = {name: shown[name] for name in shown if name in bodies._FIELDS}
+    known = {name: shown[name] for name in shown if name in bodies.FIELDS}
     message = bodies.message_from_json(json.dumps(known).encode())
     assert lines_of(message.headers) == lines

@@ -20,7 +20,7 @@ def test_every_route() -> None:
 
 
 def test_every_field_and_header() -> None:
-    for name in bodies._FIELDS:
+    for name in bodies.FIELDS:
         assert f"`{name}`" in PAGE
     for name in (bodies.OFFSET, bodies.TIMESTAMP, bodies.SUBJECT, bodies.KEY, bodies.TOMBSTONE,
                  bodies.EXPECTED_LAST_OFFSET, bodies.MESSAGE_ID):  # fmt: skip
@@ -35,7 +35,7 @@ def test_every_error_with_its_status() -> None:
         if row.startswith("| ")
         for status in row.split("|")[1].split(",")
     }
-    for kind, status in failures._STATUS.items():
+    for kind, status in failures.STATUS.items():
         if kind.name in ("UNSUPPORTED_VERSION",):
             continue
         assert f"`{kind.name}`" in rows[str(status)], kind.name

@@ -56,23 +56,23 @@ class Recorder:
     ) -> None:
         self.rows.append(Row(sid, bytes(subject), bytes(reply), headers or b"", data))
 
-    async def _event(self, name: str) -> None:
+    async def event(self, name: str) -> None:
         self.events.append(name)
         if self.gate is not None:
             await self.gate.wait()
 
     async def _process_ping(self) -> None:
-        await self._event("PING")
+        await self.event("PING")
 
     async def _process_pong(self) -> None:
-        await self._event("PONG")
+        await self.event("PONG")
 
     async def _process_err(self, text: str) -> None:
-        await self._event("ERR " + text)
+        await self.event("ERR " + text)
 
     async def _process_info(self, info: Any) -> None:
         self.infos.append(info)
-        await self._event("INFO")
+        await self.event("INFO")
 
 
 async def no_pressure() -> None:
@@ -291,7 +291,8 @@ def test_garbage_is_a_protocol_error_or_nothing(parts: list[bytes], sizes: list[
     data = b"".join(parts)
 
     async def scenario() -> None:
-        parser = make(Recorder())
+        recorder = Recorder()
+        parser = make(recorder)
         try:
             for chunk in cut(data, cycle(sizes)):
                 await parser.parse(chunk)
@@ -299,15 +300,19 @@ def test_garbage_is_a_protocol_error_or_nothing(parts: list[bytes], sizes: list[
             parser.reset()
         # And it goes on with the next connection.
         parser.reset()
-        after = Recorder()
-        parser._sink = after
+        recorder.rows.clear()
         await parser.parse(b"MSG a 1 2\r\nok\r\n")
-        assert after.rows == [Row(1, b"a", b"", b"", b"ok")]
+        assert recorder.rows == [Row(1, b"a", b"", b"", b"ok")]
 
     asyncio.run(scenario())
 
 
 # --- the fast path ---
+
+
+def shape_of(parser: Any) -> object:
+    """What it expects each further message of a run to look like; None outside of one."""
+    return parser._uniform
 
 
 def rows_of(count: int, size: int = 20, reply: bytes = b"_INBOX.x", sid: int = 3) -> list[Row]:
@@ -321,7 +326,7 @@ async def test_uniform_runs_are_whole(reply: bytes) -> None:
     chunk = b"".join(map(frame, rows_of(100, reply=reply)))
     for _ in range(3):
         await parser.parse(chunk)
-    assert parser._uniform is not None, "the fast path was taken"
+    assert shape_of(parser) is not None, "the fast path was taken"
     assert recorder.rows == rows_of(100, reply=reply) * 3
     assert [len(run) for run in recorder.runs] == [100, 100, 100]
     assert recorder.chunk_ends == 3
@@ -379,7 +384,7 @@ async def test_headers_and_several_sizes_are_on_the_fast_path(
     blocks = [b"NATS/1.0\r\nKey: %b\r\n\r\n" % (b"k" * (i % 4)) for i in range(30)]
     rows = [Row(3, b"s", b"_INBOX.x", block, b"v" * n) for block in blocks for n in sizes]
     await parser.parse(b"".join(map(frame, rows)))
-    shape, take_any = parser._uniform, parser._take_any
+    shape, take_any = shape_of(parser), parser._take_any
     assert shape is not None
     calls = 0
 
@@ -394,7 +399,7 @@ async def test_headers_and_several_sizes_are_on_the_fast_path(
     odd = Row(3, b"s", b"_INBOX.x", b"", b"of another size")
     await parser.parse(b"".join(map(frame, [*rows, odd, *rows])))
     assert recorder.rows == [*rows, odd, *rows]
-    assert parser._uniform is shape
+    assert shape_of(parser) is shape
     assert calls == 1
 
 
@@ -522,7 +527,7 @@ async def test_cancelling_at_any_await_loses_nothing() -> None:
     data = b"".join(pieces) + b"MSG tail 3 4\r\nta"
     for n in range(1, 5):
         recorder = Recorder()
-        parser = make(recorder, pressure=lambda r=recorder: r._event("pressure"))
+        parser = make(recorder, pressure=lambda r=recorder: r.event("pressure"))
         recorder.gate = asyncio.Event()
         task = asyncio.create_task(parser.parse(data))
         await asyncio.sleep(0)

@@ -34,38 +34,38 @@ class Connection:
         self.ending = None
         self.cluster_name = "c"
         self._subscribed: set[LinkSubscription] = set()
-        self._handlers: dict[LinkSubscription, RunHandler] = {}
+        self.handlers: dict[LinkSubscription, RunHandler] = {}
 
-    def _later(self, seconds: float, what: Callable[..., object], *arguments: Any) -> None:
+    def later(self, seconds: float, what: Callable[..., object], *arguments: Any) -> None:
         asyncio.get_running_loop().call_later(seconds, what, *arguments)
 
     def send(self, commands: bytes) -> bool:
-        self._later(self.there, self._take, commands)
+        self.later(self.there, self._take, commands)
         return True
 
     def _take(self, commands: bytes) -> None:
         for message in published(commands):
             for other in self.others:  # not to ourselves: no_echo
                 # There, a publisher waits for it; what is sent first arrives first.
-                self._later(self.between, other.publish, message)
+                self.later(self.between, other.publish, message)
 
     def publish(self, message: Sent) -> None:
         subject, reply, headers, payload = message
         run = MessageRun([subject], [reply], [payload], [headers] if headers else None)
         for one in self._subscribed:
             if any(matches(pattern, subject.decode()) for pattern in one.subjects):
-                self._later(self.back, self._arrive, one, run)
+                self.later(self.back, self._arrive, one, run)
 
     def _arrive(self, one: LinkSubscription, run: MessageRun) -> None:
-        if one in self._handlers:
-            self._handlers[one](run)
+        if one in self.handlers:
+            self.handlers[one](run)
 
     async def confirm(self, seconds: float = 10.0) -> None:
         if self.there + self.back > seconds:
             await asyncio.sleep(seconds)
             raise NatsUnavailable("no answer")
         answered = asyncio.Event()
-        self._later(self.there, self._later, self.back, answered.set)
+        self.later(self.there, self.later, self.back, answered.set)
         await answered.wait()
 
     async def subscribe(
@@ -75,20 +75,20 @@ class Connection:
     ) -> dict[LinkSubscription, dict[str, str]]:
         for one in wanted:
             self.sids[one] = dict.fromkeys(one.subjects, 1)
-            self._handlers[one] = handler_of(one)
-            self._later(self.there, self._subscribed.add, one)
+            self.handlers[one] = handler_of(one)
+            self.later(self.there, self._subscribed.add, one)
         await self.confirm()
         return {}
 
     async def drain(self, wanted: Sequence[LinkSubscription], seconds: float) -> None:
         for one in wanted:
-            self._later(self.there, self._subscribed.discard, one)
+            self.later(self.there, self._subscribed.discard, one)
         await self.confirm(seconds)
         for one in wanted:
-            del self.sids[one], self._handlers[one]
+            del self.sids[one], self.handlers[one]
 
     def set_handler(self, one: LinkSubscription, handler: RunHandler) -> None:
-        self._handlers[one] = handler
+        self.handlers[one] = handler
 
 
 class Witness:
@@ -178,7 +178,7 @@ async def test_no_stream_stores_what_we_have_sent(
     new.publish(Sent(b"_INBOX.b", b"", b"", b"of another"))
     await asyncio.sleep(back + 0.01)
     assert witness.payloads == [b"of another"]
-    assert new._handlers[witness.subscription] == witness.subscription.handler, "nothing between"
+    assert new.handlers[witness.subscription] == witness.subscription.handler, "nothing between"
 
 
 async def test_an_old_server_that_takes_nothing_is_not_left() -> None:
@@ -225,7 +225,7 @@ async def test_a_server_that_is_far_behind_is_not_gone_to(monkeypatch: pytest.Mo
     with pytest.raises(NatsUnavailable):
         await handover_of(old, new, witness).run()
     assert new.sids == {}
-    assert old._handlers[witness.subscription] == witness.subscription.handler
+    assert old.handlers[witness.subscription] == witness.subscription.handler
 
 
 async def test_what_is_late_comes_during_the_next_handover(
@@ -242,8 +242,8 @@ async def test_what_is_late_comes_during_the_next_handover(
     handover._end()
     [late] = published(commands)
     handover = handover_of(second, third, witness, handover.echoes)
-    second._later(0.05, second.publish, late)
-    third._later(0.08, third.publish, late)
+    second.later(0.05, second.publish, late)
+    third.later(0.08, third.publish, late)
     await handover.run()
     await asyncio.sleep(2 * PAIR_SECONDS)
     assert witness.payloads == []

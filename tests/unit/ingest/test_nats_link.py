@@ -11,6 +11,7 @@ import pytest
 from liftlog.errors import NatsRefused, NatsUnavailable
 from liftlog.sequencing import MessageRun
 from liftlog.server.ingest import nats_link
+from liftlog.server.ingest.connection import NatsConnection
 from liftlog.server.ingest.nats_link import NatsLink
 from liftlog.server.ingest.subscriptions import LinkSubscription
 from liftlog.settings import NatsSettings
@@ -80,6 +81,7 @@ class Harness:
         self.gaps: list[str] = []
         self.runs: list[MessageRun] = []
         self.chunk_ends = 0
+        self.wanted: list[LinkSubscription] = []
         self._seam = seam
         self.link: NatsLink
 
@@ -111,6 +113,7 @@ class Harness:
 
     async def attach(self, *subjects: str) -> LinkSubscription:
         wanted = self.link.want(subjects, None, self.runs.append, self.gaps.append)
+        self.wanted.append(wanted)
         await self.link.attach(wanted)
         return wanted
 
@@ -119,10 +122,19 @@ class Harness:
         return [payload for run in self.runs for payload in run.payloads]
 
 
+def connection_of(harness: Harness) -> NatsConnection:
+    """The one that it has now."""
+    assert connection_of(harness) is not None
+    return harness.link._connection
+
+
 def client_of(harness: Harness) -> Any:
-    connection = harness.link._connection
-    assert connection is not None
-    return connection._client
+    return connection_of(harness)._client
+
+
+def changes_of(harness: Harness) -> asyncio.Lock:
+    """Whoever holds it changes subscriptions or the connection; others wait for their turn."""
+    return harness.link._lock
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -251,7 +263,7 @@ async def test_wanted_while_there_was_no_connection(start: Start) -> None:
     with pytest.raises(NatsUnavailable):
         await harness.attach("a.>")
     await harness.server.start()
-    await until(lambda: harness.link._book.wanted[0].confirmed)
+    await until(lambda: harness.wanted[0].confirmed)
     assert harness.server.subscriptions == [b"a.>"]
     assert harness.gaps == [], "nothing can have been missed before the first connection"
 
@@ -263,7 +275,7 @@ async def test_wanted_between_two_connections(start: Start) -> None:
     with pytest.raises(NatsUnavailable):
         await harness.attach("late.>")
     await harness.server.start()
-    await until(lambda: harness.link._book.wanted[0].confirmed)
+    await until(lambda: harness.wanted[0].confirmed)
     assert harness.server.subscriptions == [b"late.>"]
 
 
@@ -273,12 +285,12 @@ async def test_a_forbidden_subject_is_told_to_who_asks(start: Start) -> None:
     with pytest.raises(NatsRefused, match=r"refused the subscription to secret\.>"):
         await harness.attach("secret.>")
     await harness.attach("a.>")
-    assert [wanted.confirmed for wanted in harness.link._book.wanted] == [False, True]
+    assert [wanted.confirmed for wanted in harness.wanted] == [False, True]
     # Permission is given, and the next connection finds it.
     harness.server.refuse_subjects.clear()
     harness.server.drop()
     await until(lambda: harness.server.connections == 2)
-    await until(lambda: all(wanted.confirmed for wanted in harness.link._book.wanted))
+    await until(lambda: all(wanted.confirmed for wanted in harness.wanted))
 
 
 async def test_hundreds_of_changes_at_once_take_a_few_round_trips(start: Start) -> None:
@@ -305,15 +317,14 @@ async def test_what_was_given_up_before_its_turn_is_not_subscribed_to_in_the_end
     start: Start,
 ) -> None:
     harness = await start()
-    async with harness.link._lock:
+    async with changes_of(harness):
         link, handler = harness.link, harness.runs.append
         left, kept = (link.want((subject,), None, handler) for subject in ("left", "kept"))
         leaving = asyncio.create_task(link.unwant(left))
         attaching = [asyncio.create_task(link.attach(one)) for one in (left, kept)]
         await asyncio.sleep(0)
     await asyncio.gather(leaving, *attaching)
-    assert link._connection is not None
-    assert list(link._connection.sids) == [kept]
+    assert list(connection_of(harness).sids) == [kept]
 
 
 async def test_one_that_is_cancelled_costs_those_that_end_with_it_no_messages(
@@ -322,11 +333,10 @@ async def test_one_that_is_cancelled_costs_those_that_end_with_it_no_messages(
     harness = await start()
     link, server = harness.link, harness.server
     one, other = [await harness.attach(subject) for subject in ("one", "other")]
-    assert link._connection is not None
-    (sid,) = link._connection.sids[other].values()
+    (sid,) = connection_of(harness).sids[other].values()
     server.mute = True
     server.lines.clear()
-    async with link._lock:  # another change is under way
+    async with changes_of(harness):  # another change is under way
         leaving = [asyncio.create_task(link.unwant(each)) for each in (one, other)]
         await asyncio.sleep(0)
     await until(lambda: server.lines[-1:] == [b"PING\r\n"])
@@ -336,7 +346,7 @@ async def test_one_that_is_cancelled_costs_those_that_end_with_it_no_messages(
     server.send(b"MSG other %d 2\r\nhi\r\nPONG\r\n" % sid)
     assert await leaving[1]
     assert harness.payloads == [b"hi"]
-    assert not link._connection.sids
+    assert not connection_of(harness).sids
 
 
 async def test_one_that_is_cancelled_before_its_turn_is_ended_before_its_successor_begins(
@@ -345,9 +355,8 @@ async def test_one_that_is_cancelled_before_its_turn_is_ended_before_its_success
     harness = await start()
     link, lines = harness.link, harness.server.lines
     one = await harness.attach("one")
-    assert link._connection is not None
-    (sid,) = link._connection.sids[one].values()
-    async with link._lock:  # another change is under way, and the next one waits already
+    (sid,) = connection_of(harness).sids[one].values()
+    async with changes_of(harness):  # another change is under way, and the next one waits already
         attaching = [asyncio.create_task(harness.attach("other"))]
         await asyncio.sleep(0)
         leaving = asyncio.create_task(link.unwant(one))
@@ -357,8 +366,8 @@ async def test_one_that_is_cancelled_before_its_turn_is_ended_before_its_success
         attaching.append(asyncio.create_task(harness.attach("one")))
         await asyncio.sleep(0)
     attached = await asyncio.gather(*attaching)
-    await until(lambda: link._connection and len(link._connection.sids) == 2)
-    assert list(link._connection.sids) == attached
+    await until(lambda: link.connected and len(connection_of(harness).sids) == 2)
+    assert list(connection_of(harness).sids) == attached
     assert lines.index(b"UNSUB %d\r\n" % sid) < lines.index(b"SUB one %d\r\n" % (sid + 2))
 
 
@@ -366,9 +375,9 @@ async def test_what_ends_while_nats_is_away_is_not_made_again_and_not_said_to_be
     start: Start,
 ) -> None:
     harness = await start()
-    link, lock = harness.link, cast(Any, harness.link._lock)
+    link, lock = harness.link, cast(Any, changes_of(harness))
     one = await harness.attach("one")
-    async with link._lock:
+    async with changes_of(harness):
         harness.server.drop()
         await until(lambda: lock._waiters)  # the next connection is to be used
         leaving = asyncio.create_task(link.unwant(one))
@@ -396,7 +405,7 @@ async def test_a_part_that_nats_refuses_is_asked_for_again(start: Start) -> None
     harness.server.refuse_subjects.add(b"secret")
     with pytest.raises(NatsRefused, match=r"refused the subscription to secret: .*secret"):
         await harness.attach("a.>", "secret", "b")
-    (wanted,) = harness.link._book.wanted
+    (wanted,) = harness.wanted
     assert not wanted.confirmed
     harness.server.send(b"MSG a.b 1 1\r\n1\r\nMSG b 3 1\r\n2\r\n")
     await until(lambda: harness.payloads == [b"1", b"2"])
@@ -463,14 +472,14 @@ async def test_an_answer_that_came_too_late_does_not_subscribe_twice(
 ) -> None:
     harness = await start()
     monkeypatch.setattr("liftlog.server.ingest.connection.CONFIRM_SECONDS", 0.05)
-    confirm = harness.link._connection.confirm  # type: ignore[union-attr]
-    monkeypatch.setattr(harness.link._connection, "confirm", lambda seconds=0.05: confirm(seconds))
+    confirm = connection_of(harness).confirm  # type: ignore[union-attr]
+    monkeypatch.setattr(connection_of(harness), "confirm", lambda seconds=0.05: confirm(seconds))
     harness.server.mute = True
     with pytest.raises(NatsUnavailable):
         await harness.attach("a.>", "b")
     harness.server.mute = False
     harness.server.send(b"PONG\r\n" * harness.server.lines.count(b"PING\r\n"))
-    (wanted,) = harness.link._book.wanted
+    (wanted,) = harness.wanted
     await until(lambda: wanted.confirmed)
     assert harness.server.subscriptions == [b"a.>", b"b"]
 

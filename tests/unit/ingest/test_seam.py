@@ -207,13 +207,19 @@ async def test_an_error_ends_the_connection_and_feeds_no_more() -> None:
 async def test_only_a_finished_future_is_replaced() -> None:
     client = Client()
     waiting: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-    client._pongs = [waiting]
+    pongs = client._pongs = [waiting]
     replace_done_pongs(client)
-    assert client._pongs == [waiting]
+    assert pongs == [waiting]
     waiting.cancel()
     replace_done_pongs(client)
-    assert not client._pongs[0].done()
+    assert len(pongs) == 1
+    assert not pongs[0].done()
     replace_done_pongs(Client())
+
+
+async def received(client: Client, data: bytes) -> None:
+    """As the read loop of nats-py hands over what it has read."""
+    await client._ps.parse(data)
 
 
 class Owner:
@@ -256,7 +262,7 @@ async def test_the_fallback_delivers_raw_bytes_in_runs() -> None:
         b"MSG a 1 5\r\nthree\r\n"
         b"HMSG a 1 8 8\r\nNATS/1.0\r\n"
     )
-    await client._ps.parse(data)
+    await received(client, data)
     await asyncio.sleep(0)
     assert [(sid, len(run)) for sid, run in sink.runs] == [(1, 3), (2, 1)]
     assert sink.chunk_ends == 1
@@ -276,7 +282,7 @@ async def test_the_fallback_separates_at_blanks_only() -> None:
         b"HMSG a 1 6 %d\r\n" % (6 + len(forged)) + b"3\r\n\r\n\r" + forged + b"\r\n"
         b"MSG a\x0bb 1 r\x0c 2\r\nok\r\n"
     )
-    await client._ps.parse(data)
+    await received(client, data)
     await asyncio.sleep(0)
     [(_, run)] = sink.runs
     assert list(run.subjects) == [b"a", b"a\x0bb"]
@@ -288,7 +294,7 @@ async def test_what_nats_says_is_told_to_the_owner(seam: str) -> None:
     owner = Owner()
     client, _ = make_client(seam, "nats", Sink(), no_pressure, lambda: False, owner)
     refused = b"-ERR 'Permissions Violation for Publish to \"a\"'\r\n"
-    await client._ps.parse(refused * 2 + b"-ERR 'Stale Connection'\r\n")
+    await received(client, refused * 2 + b"-ERR 'Stale Connection'\r\n")
     told = ['permissions violation for publish to "a"'] * 2 + ["stale connection"]
     assert [words.lower() for words in owner.words] == told
     await client._process_op_err(ProtocolError())
@@ -303,8 +309,8 @@ async def test_refusals_between_messages() -> None:
     data = (b"MSG a 1 1\r\nx\r\n" + refused) * 10_000
     cut = len(data) // 2 + 7
     began = time.process_time()
-    await client._ps.parse(data[:cut])
-    await client._ps.parse(data[cut:])
+    await received(client, data[:cut])
+    await received(client, data[cut:])
     assert time.process_time() - began < 2, "quadratic"
     assert len(owner.words) == 10_000
     assert sum(len(run) for _, run in sink.runs) == 10_000

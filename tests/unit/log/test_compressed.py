@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 from support.disks.logs import BASE_NS, DIRECTORY, flip, reopen
 from support.disks.simfs import SimFileSystem
+from support.packages import uninstalled
 from support.worlds.rewriting import (
     Row,
     Rows,
@@ -27,7 +26,7 @@ from liftlog.log import Log
 from liftlog.log.read.measuring import RecordCounts
 from liftlog.log.rewrite import ScrubJob, needs_rebatch, scrub
 from liftlog.log.rewrite.rebatch import SMALL_BATCH_BYTES
-from liftlog.records import codecs, iter_batches
+from liftlog.records import iter_batches
 from liftlog.records.format import CODEC_MASK
 from liftlog.records.header import parse_header
 
@@ -119,7 +118,7 @@ def test_compaction_keeps_the_newest_of_each_key(name: str) -> None:
     assert compact_once(log, fs, compression=name) is None or stored(log)
 
 
-def test_retention_by_number_needs_no_codec(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retention_by_number_needs_no_codec(name: str) -> None:
     """A little less exact, but a disk must not fill up for want of a package."""
     fs = SimFileSystem()
     log = keyed(fs)
@@ -130,12 +129,8 @@ def test_retention_by_number_needs_no_codec(name: str, monkeypatch: pytest.Monke
     exact = sorted(stored(log))[7]
     assert log.offset_of_record(segment, 7) == exact > segment.base_offset + 7
     log._counts = RecordCounts(log.environment.pool)
-    codecs._codec.cache_clear()
-    monkeypatch.setitem(sys.modules, {"lz4": "lz4", "zstd": "zstandard"}[name], None)
-    try:
+    with uninstalled({"lz4": "lz4", "zstd": "zstandard"}[name]):
         assert segment.base_offset <= log.offset_of_record(segment, 7) <= exact
-    finally:
-        codecs._codec.cache_clear()
 
 
 @pytest.mark.parametrize("inside", [3, 20, 62, 66, 70, 80])

@@ -532,9 +532,9 @@ class TestSparseIndex:
 
     def test_entries_that_do_not_ascend_are_not_trusted(self) -> None:
         index = SparseIndex(1)
-        index._relative.extend([0, 5, 5])
-        index._positions.extend([0, 5000, 10_000])
-        index._stamps.extend([1, 1, 1])
+        for offset, position in ((1, 0), (6, 5000), (6, 10_000)):
+            index.maybe_add(offset, position, 1)
+        assert len(index) == 3
         named = SegmentEntry(1, size_bytes=20_000), "history"
         assert SparseIndex.from_bytes(index.to_bytes(*named), *named) is None
 

@@ -29,7 +29,7 @@ class Line:
             send=lambda frame: self.sent.append(frame) or True,
             end=self.ended.append,
         )
-        self.link._connection = connection
+        self.connection = self.link._connection = connection
 
     def ask(self) -> asyncio.Task[bytes]:
         return asyncio.ensure_future(self.link.ask("q", b"", bytes, seconds=30))
@@ -39,8 +39,7 @@ class Line:
         self.link._receive(MessageRun([inbox], [b""], [b"yes"]))
 
     def judge(self) -> None:
-        assert self.link._connection is not None
-        self.link._judge(self.link._connection)
+        self.link._judge(self.connection)
 
 
 @pytest.fixture

@@ -348,21 +348,17 @@ async def test_many_streams_are_recorded_with_one_write(tmp_path: Path) -> None:
             type(self).renames += target.name == "records"
             super().rename(source, target)
 
-    def counted(running: Running) -> Running:
-        running.broker.records._store._file._fs = Counting()
-        return running
-
     streams = {f"s{i}": {"subject": f"s{i}"} for i in range(40)}
     for renames in (2, 0):
         Counting.renames = 0
-        running = counted(Running(tmp_path, **streams))
+        running = Running(tmp_path, fs=Counting(), **streams)
         await running.start()
         await running.broker.close()
         assert Counting.renames == renames
     for lost, renames in (("records", 2), ("clean", 1)):  # all are adopted; all epochs are raised
         (tmp_path / lost).unlink()
         Counting.renames = 0
-        running = counted(Running(tmp_path, **streams))
+        running = Running(tmp_path, fs=Counting(), **streams)
         await running.start()
         await running.broker.close()
         assert Counting.renames == renames
@@ -390,45 +386,45 @@ class Photographer(OsFileSystem):
         self.album = album
         self.pictures: list[Picture] = []
         self.answered: dict[str, Any] = {}
+        self.is_on = False
 
-    def _take(self) -> None:
+    def take(self) -> None:
+        if not self.is_on:
+            return
         target = self.album / str(len(self.pictures))
         shutil.copytree(self.directory, target)
         self.pictures.append(Picture(target, dict(self.answered)))
 
     def open(self, path: Path, *, create: bool = False, writable: bool = True) -> OsFile:
         if create:
-            self._take()
+            self.take()
         return super().open(path, create=create, writable=writable)
 
     def rename(self, source: Path, target: Path) -> None:
-        self._take()
+        self.take()
         super().rename(source, target)
 
     def unlink(self, path: Path) -> None:
-        self._take()
+        self.take()
         super().unlink(path)
 
     def make_directory(self, path: Path) -> None:
-        self._take()
+        self.take()
         super().make_directory(path)
 
     def remove_directory(self, path: Path) -> None:
-        self._take()
+        self.take()
         super().remove_directory(path)
 
 
 async def photographed(tmp_path: Path) -> list[Picture]:
     """A stream's whole life; `answered` has what its users were told."""
     directory = tmp_path / "data"
-    async with opened(directory) as running:
+    camera = Photographer(directory, tmp_path / "album")
+    async with opened(directory, fs=camera) as running:
         await create(running, "orders")
         await running.publish("orders", *[b"x"] * 9)
-        camera = Photographer(directory, tmp_path / "album")
-        environment = running.data_dir.environment
-        object.__setattr__(environment, "fs", camera)
-        environment.pool._fs = camera
-        running.broker.records._store._file._fs = camera
+        camera.is_on = True
         admin = running.broker.administration
         told = camera.answered
         told["orders"] = {"acks": "on", "start": 1}
@@ -440,7 +436,8 @@ async def photographed(tmp_path: Path) -> list[Picture]:
         told["orders"] = {"acks": "on", "start": 5}
         told["made"] = None  # from here on it may be gone
         await running.broker.delete_stream("made")
-        camera._take()
+        camera.take()
+        camera.is_on = False
     return camera.pictures
 
 

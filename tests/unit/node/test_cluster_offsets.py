@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from support.daemons.local_broker import Running
+from support.daemons.node_inside import succession_of
 
 from liftlog.cluster import transitions
 from liftlog.cluster.election import Patience
@@ -275,8 +276,7 @@ async def test_a_leader_without_a_session_answers_no_look_ups(
     kept = node.broker.checkpoints
     session: Any = SimpleNamespace(deadline=asyncio.get_running_loop().time() + 3600)
     node.streams.stand(session, Patience(veto=0.2, session=3600))
-    succession = node.streams._succession
-    assert succession is not None
+    succession = succession_of(node.streams)
     succession.look()
     assert node.broker.checkpoints is kept
     succession._elections._deadline = 0.0  # it has ended

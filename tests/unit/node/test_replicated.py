@@ -17,6 +17,14 @@ from typing import Any
 import pytest
 from support.clients.ingesting import until
 from support.daemons.local_broker import Running
+from support.daemons.node_inside import (
+    forget_gone,
+    give_up,
+    is_asking,
+    link_by,
+    replica_of,
+    succession_of,
+)
 
 from liftlog.cli.clustering.cluster import _state
 from liftlog.cluster import transitions
@@ -260,7 +268,7 @@ async def test_a_copy_that_is_dropped_is_not_written_to_any_more(
     streams, broker = node.streams, node.running.broker
     await streams.mirror.create(new_record("s", leader="a"))
     await wait(lambda: "s" in streams.led)
-    streams._replicas["s"].copy_again()
+    replica_of(streams, "s").copy_again()
     await streams.mirror.change(
         "s",
         lambda record: replace(
@@ -316,12 +324,12 @@ async def test_a_copy_is_dropped_only_while_that_of_the_leader_is_whole(
         StreamInfo(**{"incarnation": "s-1", "leader_epoch": 1, "state": "recording", **state})
     )
     node.link_to = lambda node: link  # type: ignore[method-assign]
-    object.__setattr__(streams._node, "link_to", node.link_to)
+    link_by(streams, node.link_to)
     await streams.mirror.create(new_record("s", leader="b"))
     await wait(lambda: "s" in streams.followed)
     manifest = (copy_of(tmp_path / "a") / "manifest").stat().st_ino
     with caplog.at_level("WARNING"):
-        streams._replicas["s"].copy_again()
+        replica_of(streams, "s").copy_again()
         await wait(lambda: "copy-kept" in caplog.text or "copy-dropped" in caplog.text)
     assert ("a" in streams.mirror.records["s"].isr) == bool(reason)
     assert reason in caplog.text
@@ -350,10 +358,10 @@ async def test_a_copy_stays_if_there_is_another_leader_than_the_one_that_was_ask
     info = StreamInfo(incarnation="s-1", leader_epoch=1, state="recording")
     link: Any = DeposedMeanwhile(info)
     node.link_to = lambda node: link  # type: ignore[method-assign]
-    object.__setattr__(streams._node, "link_to", node.link_to)
+    link_by(streams, node.link_to)
     await streams.mirror.create(new_record("s", leader="b"))
     await wait(lambda: "s" in streams.followed)
-    streams._replicas["s"].copy_again()
+    replica_of(streams, "s").copy_again()
     await wait(lambda: "leads no longer" in caplog.text or "copy-dropped" in caplog.text)
     await wait(lambda: "s" in streams.followed and streams.mirror.records["s"].leader == "c")
     assert "a" in streams.mirror.records["s"].isr
@@ -394,10 +402,10 @@ async def test_a_node_goes_over_to_another_history_with_an_empty_copy(
     assert entry is not None
     await store.cas("stream.s", fork.to_json(), entry.revision)
     with caplog.at_level("INFO"):
-        streams._give_up("s", replace(fork, version=7))
+        give_up(streams, replace(fork, version=7))
         await wait(lambda: "following stream=s" in caplog.text)
         assert "replica-removed" not in caplog.text, "the store has changed since that was found"
-        streams._give_up("s", fork)
+        give_up(streams, fork)
         await wait(lambda: "copy-given-up" in caplog.text and "s" in streams.followed)
     record = streams.mirror.records["s"]
     assert record == streams.mirror.known["s"]
@@ -440,7 +448,7 @@ async def test_a_copy_counts_for_what_it_was_while_its_node_cannot_go_over(
     monkeypatch.setattr(Log, "note_incomplete", note)
     monkeypatch.setattr(streams.mirror, "go_over", fail)
     with caplog.at_level("INFO"):
-        streams._give_up("s", record)
+        give_up(streams, record)
         await wait(lambda: "following stream=s" in caplog.text)
     assert marks == [copies.GIVEN_UP, before]
     assert "replica-created" not in caplog.text, "the copy was dropped"
@@ -931,7 +939,7 @@ async def test_a_leader_that_was_replaced_unheard_tells_no_client_that_its_recor
     await wait(lambda: streams.led)
 
     async def asked() -> None:
-        await wait(lambda: not streams.successors._asking)
+        await wait(lambda: not is_asking(streams.successors))
 
     with pytest.raises(NotLeader):
         streams.successors.check_epoch("s", 3)
@@ -943,7 +951,7 @@ async def test_a_leader_that_was_replaced_unheard_tells_no_client_that_its_recor
     await asked()
     elected = await change(store, lambda one: transitions.failover(one, {"a"}, "b"))
     assert streams.led["s"].leader.epoch < elected.leader_epoch == 2, "it has not heard of it"
-    streams.successors._gone.clear()
+    forget_gone(streams.successors)
     with pytest.raises(NotLeader):
         streams.successors.check_epoch("s", 2)
     await wait(lambda: streams.followed)
@@ -967,7 +975,7 @@ async def test_a_leader_of_a_stream_that_was_created_again_unheard_sends_its_rea
     check, present = streams.successors.check_incarnation, old.incarnation
 
     async def asked() -> None:
-        await wait(lambda: not streams.successors._asking)
+        await wait(lambda: not is_asking(streams.successors))
 
     check("s", present, "older")
     with pytest.raises(NotLeader):
@@ -979,7 +987,7 @@ async def test_a_leader_of_a_stream_that_was_created_again_unheard_sends_its_rea
     await asked()
     check("s", present, "unknown")
     check("s", present, "new")
-    streams.successors._gone.clear()
+    forget_gone(streams.successors)
     other = Mirror(store, on_record=lambda record: None, on_nodes=lambda: None)
     await other.change("s", transitions.delete)
     new = await other.create(replace(new_record("s", leader="b"), incarnation="new"))
@@ -1255,8 +1263,7 @@ async def test_a_leader_that_is_heard_leads_on_though_the_store_has_forgotten_it
     tmp_path: Path, store: Store
 ) -> None:
     node = await led_by_unknown(tmp_path / "a", store)
-    succession = node.streams._succession
-    assert succession is not None
+    succession = succession_of(node.streams)
     for _ in range(100):
         node.streams.hearing.heard("b")
         succession.look()
@@ -1327,7 +1334,7 @@ async def test_a_copy_whose_record_is_not_believed_keeps_no_opinion_from_others(
     assert (node.streams.mirror.records, node.streams.mirror.known) == ({}, {"s": known})
     session = await store.session("live.a", b"{}", 15)
     node.streams.stand(session, Patience())
-    node.streams._give_up("s", replace(known, version=7))  # which is not what is stored
+    give_up(node.streams, replace(known, version=7))  # which is not what is stored
     assert node.streams.peers.opinion("b").logs == {}
     await session.close()
     await node.close()
@@ -1475,7 +1482,7 @@ async def test_one_that_disappears_while_the_node_runs_is_not_begun_again(
     node = await begun(tmp_path / "a", store, 1)
     await node.streams.mirror.create(alone)
     await wait(lambda: node.streams.led)
-    replica = node.streams._replicas["s"]
+    replica = replica_of(node.streams, "s")
     (tmp_path / "a" / "streams" / "s").rename(tmp_path / "aside")
     await replica.role.end()
     replica.wake()

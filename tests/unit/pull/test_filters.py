@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from support.clients.raw_pull import RawPull
 from support.daemons.pull_broker import LogBroker, LoggedStream, pull_server
+from support.daemons.pull_inside import connections_of, unsent_bytes_of
 
 from liftlog.errors import CorruptRange, UnsupportedFormat
 from liftlog.log import Log
@@ -410,7 +411,7 @@ async def test_what_lies_in_memory_unsent_is_bounded(
     real = filtering.scan_log
 
     def watched(*arguments: Any) -> Any:
-        unsent.extend([one._queue.unsent_bytes for one in server._connections])
+        unsent.extend(map(unsent_bytes_of, connections_of(server)))
         return real(*arguments)
 
     monkeypatch.setattr("liftlog.server.pull.fetches.scan_log", watched)
@@ -419,9 +420,9 @@ async def test_what_lies_in_memory_unsent_is_bounded(
     async with pull_server(broker) as (server, address), await RawPull.connect(address) as peer:
         for request_id in range(1, 41):
             peer.send(fetch(request_id, 101, m=8 << 20, fs=[">"]))
-        await until(lambda: server._connections)
-        (connection,) = server._connections
-        await until(lambda: connection._queue.unsent_bytes >= limits.ENCODED_UNSENT_BYTES)
+        await until(lambda: server.connection_count)
+        (connection,) = connections_of(server)
+        await until(lambda: unsent_bytes_of(connection) >= limits.ENCODED_UNSENT_BYTES)
         for request_id in range(1, 41):  # and all are answered once the client reads
             answer = await peer.receive()
             assert answer["i"] == request_id

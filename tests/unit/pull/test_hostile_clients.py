@@ -15,6 +15,7 @@ from support.clients.raw_pull import AUTH, HELLO, RawPull, frame
 from support.daemons.local_checkpoints import serve_checkpoints
 from support.daemons.logins import policy
 from support.daemons.pull_broker import LogBroker, pull_server
+from support.daemons.pull_inside import connections_of, in_flight_of, is_reading
 
 from acl.policy import Policy
 from liftlog.log import Log
@@ -33,7 +34,7 @@ async def until(condition: Callable[[], Any]) -> None:
 
 
 def newest(server: PullServer) -> PullConnection:
-    return list(server._connections)[-1]
+    return connections_of(server)[-1]
 
 
 async def still_served(witness: RawPull) -> None:
@@ -140,7 +141,7 @@ async def test_a_flood_of_small_requests_of_a_deaf_client_is_bounded(broker: Log
             deaf.flood(10)
             await until(lambda: connection.memory_bytes >= HELD_FRAMES_BYTES)
             await still_served(witness)
-            assert not connection._reading
+            assert not is_reading(connection)
             assert connection.memory_bytes < HELD_FRAMES_BYTES + 1000
             assert server.services.memory.used_bytes == connection.memory_bytes
             assert len(connection._queue._items) < HELD_FRAMES_BYTES / 64
@@ -358,7 +359,7 @@ async def test_waiting_requests_of_a_principal_are_bounded_over_its_connections(
         address,
     ):
         peers = [await RawPull.connect(address) for _ in range(4)]
-        use = server._uses["anonymous"].in_flight
+        use = in_flight_of(server)["anonymous"]
         peers[0].send(waiting(1, 850_000))
         await until(lambda: use.count == 1)
         peers[1].send({**waiting(1, 0), "fk": small})

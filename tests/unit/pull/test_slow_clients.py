@@ -12,6 +12,7 @@ import msgpack
 import pytest
 from support.clients.raw_pull import RawPull, frame
 from support.daemons.pull_broker import LogBroker, pull_server
+from support.daemons.pull_inside import connections_of, is_reading, unsent_bytes_of
 
 from liftlog.protocol.limits import MIB
 from liftlog.server.pull import PullLimits
@@ -66,12 +67,12 @@ async def test_a_client_that_stops_reading_costs_bounded_memory_and_is_cut_off(
             await deaf.greet()
             await deaf.ask(60)
             await until(lambda: log.unreleased)
-            (connection,) = [one for one in server._connections if one._queue.unsent_bytes]
+            (connection,) = filter(unsent_bytes_of, connections_of(server))
             witness.send({"k": "fetch", "i": 1, "s": "orders", "o": 101})
             answer = await witness.receive()
             assert answer["c"] == 4
             # The bound may be passed by one answer, and slices beyond it are not even opened.
-            assert connection._queue.unsent_bytes < 2 * MIB + 1.1 * MIB
+            assert unsent_bytes_of(connection) < 2 * MIB + 1.1 * MIB
             assert len(log.unreleased) <= 4
             await until(lambda: server.connection_count == 1)
             assert not log.unreleased
@@ -269,7 +270,7 @@ async def test_a_reset_behind_a_request_is_noticed(broker: LogBroker, held_back:
         for number in range(3, 12):
             client.sock.send(frame(asked | {"i": number, "w": 600_000}))
         if held_back:
-            await until(lambda: not next(iter(server._connections))._reading)
+            await until(lambda: not is_reading(connections_of(server)[0]))
         # Both arrive before the daemon's loop looks at its sockets again.
         client.sock.send(frame({"k": "cancel", "i": 3}))
         client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

@@ -13,6 +13,7 @@ import pytest
 from support.clients.raw_pull import AUTH, HELLO, RawPull, frame
 from support.daemons.certificates import Authority
 from support.daemons.pull_broker import LogBroker, pull_server
+from support.daemons.pull_inside import connections_of, unsent_bytes_of
 
 from liftlog.errors import ConfigError
 from liftlog.protocol.limits import MIB
@@ -215,8 +216,8 @@ async def test_a_client_that_stops_reading_costs_bounded_memory_and_is_cut_off(
         async with asyncio.timeout(10):
             while not log.unreleased:
                 await asyncio.sleep(0.001)
-        (connection,) = server._connections
-        assert connection._queue.unsent_bytes < 2 * MIB + 1.1 * MIB
+        (connection,) = connections_of(server)
+        assert unsent_bytes_of(connection) < 2 * MIB + 1.1 * MIB
         await until_idle(server)
         assert not log.unreleased
         await peer.close()

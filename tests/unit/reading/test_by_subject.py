@@ -216,6 +216,11 @@ def test_the_runs_hold_each_record_once(seed: int) -> None:
         assert len(index) == len({name for _, name in expected})
 
 
+def forget_indexes(log: Log) -> None:
+    """Those that were read from their files."""
+    log.environment.subject_indexes._found.clear()
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_an_index_that_is_damaged_or_old_changes_nothing(seed: int, found: list[bool]) -> None:
     rng, asked = random.Random(seed), SELECTIONS[3]
@@ -242,7 +247,7 @@ def test_an_index_that_is_damaged_or_old_changes_nothing(seed: int, found: list[
     ]
     for content in contents:
         write_derived(fs, path, [content])
-        log.environment.subject_indexes._found.clear()
+        forget_indexes(log)
         assert read_all(log, asked) == expected
     assert not all(found)
 
@@ -269,7 +274,7 @@ def test_entries_that_contradict_the_runs_are_not_believed(found: list[bool]) ->
             check = crc32c(bytes(made[48:tables_end]), crc32c(bytes(made[:44])))
             struct.pack_into("<I", made, 44, check)
             write_derived(fs, path, [bytes(made)])
-            log.environment.subject_indexes._found.clear()
+            forget_indexes(log)
             found.clear()
             records = read_all(log, asked)
             if field >= 6:  # others say which runs there are

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import struct
-import sys
 import tracemalloc
 from typing import Any
 
@@ -14,11 +13,11 @@ from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 from support.disks.golden_log import BATCHES, GOLDEN, from_json
+from support.packages import uninstalled
 
 from liftlog.errors import CorruptBatch, UnsupportedFormat
 from liftlog.records import (
     RecordBatch,
-    codecs,
     decode_batch,
     encode_batch,
     iter_batches,
@@ -221,14 +220,10 @@ def test_no_body_does_anything_but_fail(name: str, packed: bytes, raw_length: in
 
 
 @pytest.mark.parametrize(("name", "package"), [("lz4", "lz4"), ("zstd", "zstandard")])
-def test_without_its_package(name: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_its_package(name: str, package: str) -> None:
     small = compressed(make(), name)
-    codecs._codec.cache_clear()
-    monkeypatch.setitem(sys.modules, package, None)
-    try:
+    with uninstalled(package):
         with pytest.raises(UnsupportedFormat, match=f"{name} need {package}") as raised:
             decode_batch(small)
         assert "liftlog[compression]" in raised.value.hint
         verify_body(small, parse_header(small))  # to find and to check it takes no package
-    finally:
-        codecs._codec.cache_clear()

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from support.disks.logs import Promises, append, create, reopen
 from support.disks.simfs import Fault, SimFileSystem
-from support.worlds.followed import CONFIG, Host, Link, followed
+from support.worlds.followed import CONFIG, Host, Link, end_pause, followed
 
 from liftlog.log import Log, LogSlice
 from liftlog.protocol.replication import Replica
@@ -60,7 +60,7 @@ def test_what_a_failed_sync_lost_is_not_confirmed(inline: bool, faults: list[Fau
         for _ in range(10):
             await asyncio.sleep(0)
             if link.asked is None:
-                stream._resume()  # the pause after a failure is over
+                end_pause(stream)
             assert link.asked is not None
             confirmed = link.asked[0].offset
             again, report = reopen(fs.power_cut("none"), boot="boot-2", config=CONFIG)

@@ -17,7 +17,7 @@ import pytest
 from support.clients.raw_pull import RawPull
 from support.clients.request_examples import SECRET, example_of
 from support.daemons.catalogs import cluster_catalog
-from support.daemons.http_port import http_port
+from support.daemons.http_port import http_port, routes_of
 from support.daemons.pull_broker import LogBroker, pull_server
 
 from acl.policy import Policy
@@ -187,11 +187,7 @@ async def test_a_route_that_nothing_allows_reaches_nothing(trapped: Trapped) -> 
 
 
 async def every_route(server: HttpServer, base: str) -> None:
-    routes = [
-        (route.method, route.resource.canonical)
-        for route in server._runner.app.router.routes()
-        if route.method != "HEAD" and route.resource is not None
-    ]
+    routes = routes_of(server)
     assert len(routes) > len(OPEN_ROUTES)
     assert {path for _, path in routes} >= SHOWING_ROUTES | {"/livez", "/readyz", "/metrics"}
     async with aiohttp.ClientSession() as session:

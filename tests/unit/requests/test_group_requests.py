@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from support.clients.opened_client import router_of
 from support.daemons.local_broker import Running
 from support.daemons.pull_broker import pull_server
 
@@ -55,7 +56,7 @@ async def test_a_member_reads_and_commits(running: Running) -> None:
             with pytest.raises(Forbidden, match=f"'{name}' may not {missing}"):
                 await anext(group)
             beat = BeatGroup("s", "billing", "w1", 1, 1, [])
-            exchange = await clients[name]._session.ask(beat, 5)
+            exchange = await router_of(clients[name]).ask(beat, 5)
             assert isinstance(exchange.error, Forbidden)
         assert await clients["looker"].list_groups() == []
         async with clients["worker"].group("billing", "s") as records:

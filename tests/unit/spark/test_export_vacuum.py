@@ -59,7 +59,7 @@ def test_by_age_and_by_number(lake: str) -> None:
     assert before - _bytes(lake) == done.size_bytes > 0
     assert _manifests(lake) == [3, 4, 5, 6]
     assert len(os.listdir(f"{lake}/_runs")) == 4
-    old = ManifestTable(lake, open_store(lake))._read(3)  # type: ignore[arg-type]
+    old = snapshot_of(lake, 3)
     assert all(Path(lake, file.path).exists() for file in old.all_files)
     vacuum(lake, keep_seconds=0, now_ns=_later(8))
     assert _manifests(lake) == [5, 6]
@@ -102,6 +102,11 @@ def test_what_a_stopped_run_left(streams: ExportedStreams, export: Export, lake:
 
 
 @pytest.mark.usefixtures("snapshots")
+def snapshot_of(lake: str, number: int) -> Any:
+    """As its manifest describes it."""
+    return ManifestTable(lake, open_store(lake))._read(number)  # type: ignore[arg-type]
+
+
 def test_a_vacuum_that_stops_anywhere(lake: str) -> None:
     before = table(lake)
     for step in range(40):
@@ -111,7 +116,7 @@ def test_a_vacuum_that_stops_anywhere(lake: str) -> None:
         except Stopped:
             assert table(lake) == before
             for number in _manifests(lake):  # what is left can be read
-                snapshot = ManifestTable(lake, open_store(lake))._read(number)  # type: ignore[arg-type]
+                snapshot = snapshot_of(lake, number)
                 assert all(Path(lake, file.path).exists() for file in snapshot.all_files)
             continue
         break

@@ -39,8 +39,7 @@ def latest(logs: ServedLogs, start: dict[str, Any]) -> dict[str, Any]:
 def begin_epoch(logs: ServedLogs) -> None:
     """As every start of a daemon does."""
     log = logs.broker.stream("orders").real_log
-    epoch = (log.leader_epoch + 1, log.log_end_offset)
-    logs.call(lambda: log._writer.note_epochs((*log.epochs, epoch)))
+    logs.call(lambda: log.begin_epoch(log.leader_epoch + 1))
 
 
 def test_an_epoch_may_begin_behind_a_position(logs: ServedLogs) -> None:

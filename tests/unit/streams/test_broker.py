@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from support.daemons.administered import restarted
 from support.daemons.catalogs import cluster_catalog
 from support.daemons.local_broker import Running
+from support.packages import uninstalled
 
 from liftlog.errors import (
     ConfigError,
@@ -26,7 +24,6 @@ from liftlog.errors import (
 )
 from liftlog.log.files.manifest import COPY_NAME, MANIFEST_NAME
 from liftlog.protocol.described import StreamInfo
-from liftlog.records import codecs
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.ingest.subscriptions import LinkSubscription
 from liftlog.server.streams import broker as broker_module
@@ -243,15 +240,6 @@ async def test_settings_of_another_version_do_not_keep_the_daemon_from_starting(
     with pytest.raises(ConfigError, match="tenth"):  # settings that cannot be parsed are no consent
         await refused.start()
     await refused.broker.close()
-
-
-@contextmanager
-def uninstalled(package: str) -> Iterator[None]:
-    codecs._codec.cache_clear()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, package, None)
-        yield
-    codecs._codec.cache_clear()
 
 
 @pytest.mark.parametrize("now", ["zstd", "none"])

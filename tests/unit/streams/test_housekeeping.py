@@ -11,18 +11,32 @@ from typing import Any
 import pytest
 from support.daemons.local_broker import Running
 
-from liftlog.server.streams.housekeeping import Housekeeping, SideBySide
-from liftlog.server.streams.retention import grant_lease
+from liftlog.log.data_dir import RECOVERY_POINTS_NAME, read_states
+from liftlog.server.streams.housekeeping import Housekeeping
+from liftlog.server.streams.retention import decide_retention, grant_lease
 
 
 @pytest.fixture
 async def housekeeping(running: Running) -> AsyncIterator[Housekeeping]:
+    """Waits for each stream, however slow the machine is at the moment."""
     broker = running.broker
-    made = Housekeeping(broker, running.data_dir, broker.hosted.reserve)
-    made._recovery_points = SideBySide("recovery-point", patience_seconds=0.05)
-    made._retention = SideBySide("retention", patience_seconds=0.05)
+    made = Housekeeping(broker, running.data_dir, broker.hosted.reserve, patience_seconds=60)
     yield made
     await made.close()
+
+
+@pytest.fixture
+async def hasty(running: Running) -> AsyncIterator[Housekeeping]:
+    """Does not wait for streams that stall."""
+    broker = running.broker
+    made = Housekeeping(broker, running.data_dir, broker.hosted.reserve, patience_seconds=0.05)
+    yield made
+    await made.close()
+
+
+def recovery_points(running: Running) -> set[str]:
+    """The streams that have one on disk."""
+    return {*read_states(running.fs, running.data_dir.path, RECOVERY_POINTS_NAME)}
 
 
 async def streams(running: Running, *names: str, **settings: object) -> None:
@@ -32,14 +46,11 @@ async def streams(running: Running, *names: str, **settings: object) -> None:
 
 
 async def retain(housekeeping: Housekeeping) -> None:
-    """To its end, however slow the machine is at the moment."""
     await housekeeping.apply_retention(by_time=True)
-    while housekeeping._retention.stalled:
-        await asyncio.sleep(0.01)
 
 
 async def test_a_stalled_stream_does_not_hold_up_recovery_points(
-    running: Running, housekeeping: Housekeeping, monkeypatch: pytest.MonkeyPatch
+    running: Running, hasty: Housekeeping, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await streams(running, "a", "stuck", "z")
     gate = threading.Event()
@@ -53,21 +64,21 @@ async def test_a_stalled_stream_does_not_hold_up_recovery_points(
     monkeypatch.setattr(stuck.log, "checkpoint", stalled)
     async with asyncio.timeout(15):
         # On a busy disk the others may be late as well, and are found in the next round.
-        while not {"a", "z"} <= set(running.data_dir._recovery_points):
-            await housekeeping.save_recovery_points()
+        while not {"a", "z"} <= recovery_points(running):
+            await hasty.save_recovery_points()
             await asyncio.sleep(0.01)
-    assert set(running.data_dir._recovery_points) == {"a", "z"}
+    assert recovery_points(running) == {"a", "z"}
     assert stuck.recovery_point_offset == 1
     gate.set()
-    while housekeeping._recovery_points.stalled:
-        await asyncio.sleep(0.01)
-    await housekeeping.save_recovery_points()
-    assert set(running.data_dir._recovery_points) == {"a", "stuck", "z"}
+    async with asyncio.timeout(15):
+        while recovery_points(running) != {"a", "stuck", "z"}:
+            await hasty.save_recovery_points()
+            await asyncio.sleep(0.01)
     assert stuck.recovery_point_offset == 21
 
 
 async def test_a_stalled_stream_does_not_hold_up_retention(
-    running: Running, housekeeping: Housekeeping
+    running: Running, hasty: Housekeeping
 ) -> None:
     await streams(running, "a", "stuck", "z", retention={"max_messages": 5}, dedupe_window="0s")
     gate = threading.Event()
@@ -75,28 +86,43 @@ async def test_a_stalled_stream_does_not_hold_up_retention(
     hosts = running.broker.hosts
     async with asyncio.timeout(15):
         while min(hosts["a"].log.log_start_offset, hosts["z"].log.log_start_offset) == 1:
-            await housekeeping.apply_retention(by_time=True)
+            await hasty.apply_retention(by_time=True)
             await asyncio.sleep(0.01)
     starts = {name: host.log.log_start_offset for name, host in hosts.items()}
     assert starts == {"a": 16, "stuck": 1, "z": 16}
     gate.set()
     await held
-    while housekeeping._retention.stalled:
-        await asyncio.sleep(0.01)
-    assert running.broker.hosts["stuck"].log.log_start_offset == 16
+    async with asyncio.timeout(15):
+        while hosts["stuck"].log.log_start_offset != 16:
+            await asyncio.sleep(0.01)
 
 
 async def test_a_stream_deleted_meanwhile_gets_no_recovery_point(
-    running: Running, housekeeping: Housekeeping
+    running: Running, housekeeping: Housekeeping, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await streams(running, "a", "b")
-    hosts = list(running.broker.hosts.values())
-    for host in hosts:
-        await housekeeping._take_recovery_point(host)
+    gate, taken = threading.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    logs = {name: host.log for name, host in running.broker.hosts.items()}
+    checkpoints = {name: log.checkpoint for name, log in logs.items()}
+
+    def first() -> object:
+        loop.call_soon_threadsafe(taken.set)
+        return checkpoints["a"]()
+
+    def second() -> object:
+        assert gate.wait(20)
+        return checkpoints["b"]()
+
+    monkeypatch.setattr(logs["a"], "checkpoint", first)
+    monkeypatch.setattr(logs["b"], "checkpoint", second)
+    saving = asyncio.create_task(housekeeping.save_recovery_points())
+    await asyncio.wait_for(taken.wait(), 20)
     await running.broker.delete_stream("a")
     await running.broker.create_stream("a", {"subject": "in"})
-    await housekeeping._write({host: housekeeping._states[host] for host in hosts})
-    assert set(running.data_dir._recovery_points) == {"b"}
+    gate.set()
+    await saving
+    assert recovery_points(running) == {"b"}
 
 
 async def test_streams_without_limits_are_not_looked_at(
@@ -136,15 +162,14 @@ async def test_limits_that_were_lifted_remove_nothing_any_more(
     log = running.broker.hosts["s"].log
     decided, updated = asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()
-    original = housekeeping._decide
 
     def decide(*arguments: Any, **options: Any) -> Any:
-        found = original(*arguments, **options)
+        found = decide_retention(*arguments, **options)
         loop.call_soon_threadsafe(decided.set)
         updated.wait(20)
         return found
 
-    monkeypatch.setattr(housekeeping, "_decide", decide)
+    monkeypatch.setattr("liftlog.server.streams.housekeeping.decide_retention", decide)
     task = asyncio.create_task(retain(housekeeping))
     await decided.wait()
     admin = running.broker.administration

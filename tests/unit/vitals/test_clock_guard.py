@@ -148,7 +148,7 @@ def test_what_is_stored_is_read_again(tmp_path: Path, clock: HandSetClock) -> No
 @pytest.mark.parametrize(
     "failure", failures(LOOKS, (CLOCK_NAME,), (*OTHER_ERRORS, *SECTOR_ERRORS)), ids=str
 )
-def test_an_error_of_the_read_ends_no_doubt(failure: Failure, clock: HandSetClock) -> None:
+async def test_an_error_of_the_read_ends_no_doubt(failure: Failure, clock: HandSetClock) -> None:
     """Nothing is deleted for its age, nor stored in the place of the file, until it can be read."""
     fs = SimFileSystem()
     make_durable_directory(fs, DATA_DIR)
@@ -163,7 +163,7 @@ def test_an_error_of_the_read_ends_no_doubt(failure: Failure, clock: HandSetCloc
     keeper = ClockKeeper(guard, {}, cast(Any, place(fs, clock)))
     keeper.recall()
     clock.pass_seconds(7200)
-    keeper._look([])
+    await keeper.look()
     keeper.store()
     assert not guard.wall_clock_is_trusted()
     [condition] = keeper.conditions()
@@ -171,7 +171,7 @@ def test_an_error_of_the_read_ends_no_doubt(failure: Failure, clock: HandSetCloc
     assert fs.read(DATA_DIR / CLOCK_NAME) == stored
     clock.wall += 3600 * SECOND  # and another step meanwhile
     fs.faults = []
-    keeper._look([])
+    await keeper.look()
     assert guard.doubt_seconds == 86_400 + 3600
     assert guard.now_ns() == before + 7200 * SECOND
     assert not guard.wall_clock_is_trusted()
@@ -193,16 +193,18 @@ def test_an_operator_who_confirms_the_clock_does_not_wait_for_the_file(clock: Ha
     assert list(keeper.conditions()) == []
 
 
-def test_the_other_nodes_end_the_doubt_about_a_clock_that_was_set_back(clock: HandSetClock) -> None:
+async def test_the_other_nodes_end_the_doubt_about_a_clock_that_was_set_back(
+    clock: HandSetClock,
+) -> None:
     fs = SimFileSystem()
     make_durable_directory(fs, DATA_DIR)
     guard = ClockGuard(clock, boot_id="one")
     keeper = ClockKeeper(guard, {}, cast(Any, place(fs, clock)))
     clock.wall -= 3600 * SECOND
-    keeper._look([])
+    await keeper.look()
     assert not guard.wall_clock_is_trusted()
     keeper.is_confirmed = lambda: True
-    keeper._look([])
+    await keeper.look()
     assert guard.wall_clock_is_trusted()
     assert list(keeper.conditions()) == []
 

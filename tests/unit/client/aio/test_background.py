@@ -9,6 +9,8 @@ from typing import Any, NoReturn
 
 import pytest
 
+from liftlog.client.aio import background_requests
+from liftlog.client.aio import heartbeats as heartbeats_module
 from liftlog.client.aio.background_requests import BackgroundRequests, ConnectionOpener
 from liftlog.client.aio.heartbeats import Heartbeats
 from liftlog.errors import ConnectionLost, Unauthenticated
@@ -70,22 +72,25 @@ async def test_a_connection_that_cannot_be_opened_is_an_error_of_any_kind() -> N
             await taken(opener)
 
 
-async def test_a_request_that_ends_with_a_defect_raises_it() -> None:
+async def test_a_request_that_ends_with_a_defect_raises_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     session: Any = NoRoom()
+    monkeypatch.setattr(background_requests, "BackgroundRouter", lambda session: session)
     requests = BackgroundRequests(session)
-    requests._router = session
     requests.begin([ListStreams()])
     for _ in range(2):
         with pytest.raises(MemoryError, match="no room"):
             await requests.answered()
 
 
-async def test_heartbeats_go_on_after_any_error_of_the_connection() -> None:
-    session: Any = NoRoom()
+async def test_heartbeats_go_on_after_any_error_of_the_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     router: Any = Answering([Unauthenticated("an old token"), ConnectionLost("it is lost")])
     news: deque[Any] = deque()
-    heartbeats = Heartbeats(session, news)
-    heartbeats._router = router
+    monkeypatch.setattr(heartbeats_module, "BackgroundRouter", lambda session: session)
+    heartbeats = Heartbeats(router, news)
     heartbeats.beat = BeatGroup("orders", "billing", "w1", 7, 7, [0])
     heartbeats.start()
     for _ in range(10_000):

@@ -10,6 +10,8 @@ from typing import Any, NoReturn
 
 import pytest
 
+from liftlog.client.blocking import background_requests
+from liftlog.client.blocking import heartbeats as heartbeats_module
 from liftlog.client.blocking.background_requests import SyncBackgroundRequests, SyncConnectionOpener
 from liftlog.client.blocking.heartbeats import SyncHeartbeats
 from liftlog.errors import ConnectionLost, Unauthenticated
@@ -71,22 +73,25 @@ def test_a_connection_that_cannot_be_opened_is_an_error_of_any_kind() -> None:
             taken(opener)
 
 
-def test_a_request_that_ends_with_a_defect_raises_it() -> None:
+def test_a_request_that_ends_with_a_defect_raises_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     session: Any = NoRoom()
+    monkeypatch.setattr(background_requests, "BackgroundRouter", lambda session: session)
     requests = SyncBackgroundRequests(session)
-    requests._router = session
     requests.begin([ListStreams()])
     for _ in range(2):
         with pytest.raises(MemoryError, match="no room"):
             requests.answered()
 
 
-def test_heartbeats_go_on_after_any_error_of_the_connection() -> None:
-    session: Any = NoRoom()
+def test_heartbeats_go_on_after_any_error_of_the_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     router: Any = Answering([Unauthenticated("an old token"), ConnectionLost("it is lost")])
     news: deque[Any] = deque()
-    heartbeats = SyncHeartbeats(session, news)
-    heartbeats._router = router
+    monkeypatch.setattr(heartbeats_module, "BackgroundRouter", lambda session: session)
+    heartbeats = SyncHeartbeats(router, news)
     heartbeats.beat = BeatGroup("orders", "billing", "w1", 7, 7, [0])
     heartbeats.start()
     for _ in range(10_000):

@@ -1,0 +1,42 @@
+"""What a node does by itself at moments that a test chooses, and what it keeps meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from liftlog.cluster.record import StreamRecord
+from liftlog.server.node.replica import Replica
+from liftlog.server.node.replicated import ReplicatedStreams
+from liftlog.server.node.successors import Successors
+from liftlog.server.replication.succession import Succession
+
+
+def replica_of(streams: ReplicatedStreams, name: str) -> Replica:
+    return streams._replicas[name]
+
+
+def give_up(streams: ReplicatedStreams, record: StreamRecord) -> None:
+    """As when its copy turns out to be of another history than this record."""
+    streams._give_up(record.name, record)
+
+
+def succession_of(streams: ReplicatedStreams) -> Succession:
+    """Of a node that stands for election."""
+    assert streams._succession is not None
+    return streams._succession
+
+
+def link_by(streams: ReplicatedStreams, link_to: Callable[[str], Any]) -> None:
+    """Reach the other nodes so from now on."""
+    object.__setattr__(streams._node, "link_to", link_to)
+
+
+def is_asking(successors: Successors) -> bool:
+    """Whether the metadata store is being asked for the successor of a leader."""
+    return bool(successors._asking)
+
+
+def forget_gone(successors: Successors) -> None:
+    """What it has learned of streams and epochs that are over."""
+    successors._gone.clear()
