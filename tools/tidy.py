@@ -270,8 +270,8 @@ ALLOWED: Mapping[str, int] = {
     'docstrings that begin with "What"': 26,
     'docstrings that begin with "Of"': 6,
     'docstrings that begin with "Whether"': 15,
-    "lines of tests that use private names": 219,
-    "lines of tests that import or patch private names": 139,
+    "lines of tests that use private names": 222,
+    "lines of tests that import or patch private names": 141,
 }
 """The most of each figure; 0 where none is named."""
 

@@ -287,8 +287,8 @@ def _quoted(servers: list[str]) -> str:
 
 
 def find_lost(node: str, acked: Mapping[int, int], records: Sequence[Record]) -> list[str]:
-    """What a replica lacks or has twice, in words. `acked` has the offset of each message that was
-    acked, by its number."""
+    """List, in words, the acked messages that a replica lacks and those that it has twice. `acked`
+    has the offset of each message by its number."""
     stored = {record.offset: record.value for record in records}
     wrong = [
         f"node {node}: offset {offset:,} does not hold message {number:,}"

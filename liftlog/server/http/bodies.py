@@ -50,7 +50,7 @@ FIELDS = frozenset(
         "expected_last_offset", "headers_base64",
     }
 )  # fmt: skip
-"""Of a message in the body of a request."""
+"""Fields of a message in the body of a request."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,8 +124,9 @@ class Harness:
 
 def connection_of(harness: Harness) -> NatsConnection:
     """The one that it has now."""
-    assert connection_of(harness) is not None
-    return harness.link._connection
+    connection = harness.link._connection
+    assert connection is not None
+    return connection
 
 
 def client_of(harness: Harness) -> Any:
@@ -472,7 +473,7 @@ async def test_an_answer_that_came_too_late_does_not_subscribe_twice(
 ) -> None:
     harness = await start()
     monkeypatch.setattr("liftlog.server.ingest.connection.CONFIRM_SECONDS", 0.05)
-    confirm = connection_of(harness).confirm  # type: ignore[union-attr]
+    confirm = connection_of(harness).confirm
     monkeypatch.setattr(connection_of(harness), "confirm", lambda seconds=0.05: confirm(seconds))
     harness.server.mute = True
     with pytest.raises(NatsUnavailable):

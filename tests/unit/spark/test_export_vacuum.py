@@ -101,12 +101,12 @@ def test_what_a_stopped_run_left(streams: ExportedStreams, export: Export, lake:
     assert len(os.listdir(f"{lake}/_runs")) == 2
 
 
-@pytest.mark.usefixtures("snapshots")
 def snapshot_of(lake: str, number: int) -> Any:
     """As its manifest describes it."""
     return ManifestTable(lake, open_store(lake))._read(number)  # type: ignore[arg-type]
 
 
+@pytest.mark.usefixtures("snapshots")
 def test_a_vacuum_that_stops_anywhere(lake: str) -> None:
     before = table(lake)
     for step in range(40):
