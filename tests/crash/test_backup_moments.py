@@ -179,7 +179,7 @@ def cluster_cli(*words: str) -> Result:
 
 def test_at_random_moments(server: NatsServer, tmp_path: Path) -> None:
     chance = chance_of("backups at random moments")
-    count = rounds(3)
+    count = rounds(2)
     with Cluster(server.url, STREAMS, cluster={"session": "6s"}) as cluster:
         for stream in STREAMS:
             cluster.wait_recorded(stream)

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from support.clients.raw_nats import RawMessage, RawNats, header_block, hpub_frame, pub_frame
 from support.daemons.daemon import Daemon
+from support.rounds import is_torture
 
 from liftlog.client import connect_sync
 from liftlog.records.decode import Record
@@ -98,6 +99,11 @@ def number_of(value: bytes | None) -> int:
     return int((value or b"-1").rstrip(b"\0"))
 
 
+MOST_PER_SECOND = 1500
+"""Messages of one publisher in `make test`. This load finds the same faults as a higher one, and
+leaves the processor to the tests beside it. Campaigns publish as fast as acks come."""
+
+
 class AckedPublisher(threading.Thread):
     """Publishes numbered messages, many in flight, and keeps the books.
 
@@ -132,7 +138,7 @@ class AckedPublisher(threading.Thread):
         self._value_of = value_of or (lambda number: numbered(number, pad))
         self._stop_asked = threading.Event()
         self.easy = False
-        """Some hundred messages a second instead of as many as can be."""
+        """Some hundred messages a second instead of the usual rate."""
         self.unheard = 0
         """How often NATS reported that there is no subscriber."""
 
@@ -157,6 +163,8 @@ class AckedPublisher(threading.Thread):
                 waiting.add(number)
                 frames.append(self._frame(number, inbox + b".%d" % number))
             client.send(b"".join(frames))
+            if not is_torture():
+                self._stop_asked.wait(len(frames) / MOST_PER_SECOND)
             if self.unheard > unheard:  # do not fill the time with messages that no one receives
                 unheard = self.unheard
                 self._stop_asked.wait(0.02)

@@ -24,6 +24,7 @@ from support.clients.raw_nats import RawMessage, RawNats, header_block, hpub_fra
 from support.daemons.daemon import Daemon
 from support.daemons.ports import lasting_ports
 from support.repository import REPOSITORY
+from support.rounds import is_torture
 from support.worlds.history import History, Reading, Stored
 
 from liftlog.client import connect_sync
@@ -432,8 +433,9 @@ class RetryingPublisher(TimedPublisher):
     """
 
     RETRY_SECONDS = 0.25
+    USUAL_RATE = 500.0 if is_torture() else 200.0
 
-    def __init__(self, port: int, subject: str, *, rate: float = 500.0, **more: Any) -> None:
+    def __init__(self, port: int, subject: str, *, rate: float = USUAL_RATE, **more: Any) -> None:
         super().__init__(port, subject, **more)
         self._rate = rate
         self._is_given_up = False
