@@ -1,4 +1,4 @@
-"""Are `envelope`, `compaction` and `acl` the packages that were installed with liftlog?
+"""Checks that `envelope`, `compaction` and `acl` are the packages that were installed with liftlog.
 
 Their short names exist on the public index too, and a distribution that is installed later
 overwrites them silently. The client distribution has none of them and lacks this module.
@@ -15,7 +15,7 @@ _MARK = 'PART_OF = "liftlog"'
 
 
 def check() -> None:
-    """Raises ImportError with what to do. The packages are found and not imported: that would take
+    """Raises ImportError with the remedy. The packages are found and not imported: that would take
     longer than all the rest of `import liftlog`."""
     for name in NAMES:
         spec = importlib.util.find_spec(name)

@@ -20,7 +20,7 @@ from liftlog.errors import ConfigError, InvalidArgument
 
 FileName = str | PathLike[str]
 ClientTls = ssl.SSLContext | FileName | None
-"""What clients accept: a context, a file of CA certificates, or None for the CAs of the system."""
+"""TLS of a client: a context, a file of CA certificates, or None for the CAs of the system."""
 
 MIN_VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 

@@ -1,4 +1,4 @@
-"""The demo of a cluster: three NATS servers, three daemons, and the death of the one that leads."""
+"""The demo of a cluster: three NATS servers, three daemons, and the death of the leader."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ streams:
 
 
 def run_demo(messages: int, *, keep: bool) -> ExitCode:
-    """The whole demo. Raises Problem, ConfigError or another LiftlogError if it cannot continue."""
+    """Run the demo. Raises Problem, ConfigError or another LiftlogError if it cannot continue."""
     return run_in_directory(lambda where, stack: _Demo(where, messages, stack).run(), keep=keep)
 
 
@@ -52,7 +52,7 @@ class _Demo:
         self._problems: list[str] = []
         self._daemons: dict[str, DemoDaemon] = {}
         self._servers: list[str] = []
-        self._acked: dict[int, int] = {}  # by number of the message: its offset
+        self._acked: dict[int, int] = {}  # number of the message -> its offset
         self._acked_at: list[float] = []
 
     async def run(self) -> ExitCode:
@@ -141,7 +141,7 @@ class _Demo:
         return leader
 
     async def _publish(self, victim: DemoDaemon) -> float:
-        """Returns when the daemon was killed."""
+        """Return when the daemon was killed."""
         killed_at = 0.0
         async with Publisher(self._servers[0], ack_timeout=0.5, max_in_flight=4096) as publisher:
 
@@ -204,7 +204,7 @@ class _Demo:
     # --- the commands that an operator types ---
 
     async def _init(self) -> None:
-        """The servers elect a leader first."""
+        """Retried, since the servers have to elect a leader first."""
         command = ("cluster", "init", "-c", str(self._directory / "a" / "liftlog.yaml"))
         self._story.command("liftlog cluster init -c liftlog.yaml")
         deadline = time.monotonic() + _SETTLE_SECONDS
@@ -222,7 +222,7 @@ class _Demo:
         _, text = await _liftlog("cluster", "status", server=self._alive().pull_address)
         self._story.show(text)
 
-    # --- what the cluster says ---
+    # --- the state of the cluster ---
 
     def _alive(self) -> DemoDaemon:
         return next(daemon for daemon in self._daemons.values() if daemon.is_running)
@@ -268,7 +268,8 @@ async def _liftlog(*arguments: str, server: str = "") -> tuple[int, str]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Of the loopback interface; another process may take them meanwhile."""
+    """Return free ports of the loopback interface; another process may take them before they are
+    used."""
     probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [int(probe.getsockname()[1]) for probe in probes]
     for probe in probes:
@@ -277,7 +278,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def _longest_gap(acked_at: list[float], since: float) -> float:
-    """The longest time between two acks from then on."""
+    """Return the longest time between two acks from then on."""
     times = [since, *sorted(at for at in acked_at if at >= since)]
     return max((b - a for a, b in pairwise(times)), default=0.0)
 

@@ -1,5 +1,5 @@
 """The demo's publishers, plain nats-py and nothing of liftlog except `envelope`; and the check,
-record by record, that the demo keeps its promise.
+record by record, that nothing is missing or changed.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _MOST_NAMED = 10
 
 
 async def acked_seconds(nc: NatsClient, subject: str, count: int, payload: bytes) -> float | None:
-    """How long it takes to publish so many messages, all in flight, and get all acks; None if they
-    do not come in time."""
+    """Return the time to publish `count` messages, all in flight, and to get all acks; None if they
+    do not arrive in time."""
     left, done = count, asyncio.Event()
 
     async def on_ack(_: Msg) -> None:
@@ -66,7 +66,7 @@ async def acked_seconds(nc: NatsClient, subject: str, count: int, payload: bytes
 
 @dataclass(slots=True)
 class Shown:
-    """One row of the story: what was published, by which call, what came back."""
+    """One row of the story: the published message, the call, and the answer."""
 
     what: str
     call: str
@@ -75,7 +75,7 @@ class Shown:
 
 @dataclass(slots=True)
 class Introduction:
-    """How the first messages were answered, and what must be found later."""
+    """The answers to the first messages, and the records that must be found later."""
 
     shown: list[Shown] = field(default_factory=list)
     expected: list[Expected] = field(default_factory=list)
@@ -84,7 +84,7 @@ class Introduction:
 
 
 async def introduce(nc: NatsClient) -> Introduction:
-    """One message of each kind."""
+    """Publish one message of each kind."""
     story = Introduction()
     js = nc.jetstream()
     await _plain(nc, story)
@@ -113,7 +113,8 @@ async def _with_headers(nc: NatsClient, story: Introduction) -> None:
 
 
 async def _enveloped(nc: NatsClient, story: Introduction) -> None:
-    """A publisher that cannot set headers. The ack goes to a subject that it chooses."""
+    """Publish without headers, with an envelope. The ack goes to a subject that the publisher
+    chooses."""
     inbox = nc.new_inbox()
     acks = await nc.subscribe(inbox)
     data = envelope.encode(
@@ -135,7 +136,7 @@ async def _enveloped(nc: NatsClient, story: Introduction) -> None:
 
 
 async def _by_jetstream(js: JetStreamContext, story: Introduction) -> None:
-    """JetStream's call, with deduplication."""
+    """Publish with JetStream's call and deduplication."""
     value, headers = b"8 cherries", {"Nats-Msg-Id": MESSAGE_ID}
     first = await js.publish(SUBJECT, value, headers=headers)
     again = await js.publish(SUBJECT, value, headers=headers)
@@ -163,7 +164,7 @@ async def _refused(js: JetStreamContext, story: Introduction) -> None:
 
 
 async def _unacked(nc: NatsClient, story: Introduction) -> None:
-    """Fire and forget, as most core NATS publishers do; one acked message ends the series."""
+    """Publish without acks, as most core NATS publishers do; one acked message ends the series."""
     for number in range(UNACKED):
         await nc.publish("orders.log", b"event %d" % number)
     closing = b"the last one"
@@ -179,7 +180,7 @@ async def _unacked(nc: NatsClient, story: Introduction) -> None:
 
 
 def show_ack(ack: PubAck) -> str:
-    """What `js.publish()` returned, without the fields that are not set."""
+    """Format the result of `js.publish()` without its unset fields."""
     duplicate = ", duplicate=True" if ack.duplicate else ""
     return f"PubAck(stream={ack.stream!r}, seq={ack.seq}{duplicate})"
 
@@ -231,7 +232,8 @@ class Burst:
                 group.create_task(publisher())
 
     async def publish_unacked_again(self) -> None:
-        """With the same ids, so that what was stored already is not stored twice."""
+        """Publish with the same ids, so that messages that are stored already are not stored
+        twice."""
         for number in sorted(self.unacked):
             await self._publish(number)
 
@@ -250,7 +252,7 @@ class Burst:
 
 
 class Expected(NamedTuple):
-    """A message that must be found, at this offset, as it was published."""
+    """A message that must be found, at this offset, unchanged."""
 
     offset: int
     subject: str
@@ -260,7 +262,7 @@ class Expected(NamedTuple):
 
 
 def find_problems(expected: Iterable[Expected], records: Sequence[Record]) -> list[str]:
-    """What is missing or different, in words; empty if everything is there."""
+    """Describe missing and different records; empty if there are none."""
     found = {record.offset: record for record in records}
     problems = []
     for one in expected:
@@ -281,7 +283,7 @@ def find_problems(expected: Iterable[Expected], records: Sequence[Record]) -> li
 
 
 def find_repeats(values: Iterable[bytes], records: Sequence[Record]) -> list[str]:
-    """One text for each of `values` that was not stored exactly once."""
+    """Return a text for each of `values` that was not stored exactly once."""
     counts = Counter(record.value for record in records)
     problems = []
     for value in values:
@@ -292,7 +294,8 @@ def find_repeats(values: Iterable[bytes], records: Sequence[Record]) -> list[str
 
 
 def find_disorder(records: Sequence[Record]) -> list[str]:
-    """Where offsets do not ascend by one: nothing here was compacted or expired."""
+    """Return the places where offsets do not ascend by one: nothing here was compacted or
+    expired."""
     offsets = [record.offset for record in records]
     return [
         f"offset {after} follows {before}"
@@ -302,7 +305,7 @@ def find_disorder(records: Sequence[Record]) -> list[str]:
 
 
 def summarise(problems: Sequence[str]) -> list[str]:
-    """The first few, and how many more there are."""
+    """Return the first few problems, and the number of others."""
     shown = list(problems[:_MOST_NAMED])
     if len(problems) > _MOST_NAMED:
         shown.append(f"... and {len(problems) - _MOST_NAMED} more")

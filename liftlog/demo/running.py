@@ -1,5 +1,5 @@
-"""How a demo runs: the story that it tells (chapters, paragraphs, small tables), how it ends, and
-its daemon, a process of its own that it starts, kills and starts again.
+"""Runs a demo: prints its story (chapters, paragraphs, small tables), ends it, and starts, kills
+and restarts its daemon, a process of its own.
 """
 
 from __future__ import annotations
@@ -55,19 +55,19 @@ class Story:
         self._print(["", click.style(f"{self._chapter}  {text}", bold=True, fg="cyan")])
 
     def tell(self, *sentences: str) -> None:
-        """A paragraph."""
+        """Print a paragraph."""
         text = " ".join(sentences)
         wrapper = textwrap.TextWrapper(self._width, break_long_words=False, break_on_hyphens=False)
         wrapper.initial_indent = wrapper.subsequent_indent = _INDENT
         self._print(wrapper.wrap(text) or [""])
 
     def show(self, text: str) -> None:
-        """Verbatim text: a file, an answer."""
+        """Print verbatim text: a file, an answer."""
         lines = text.rstrip().splitlines()
         self._print(["", *(f"{_INDENT}  {line}".rstrip() for line in lines), ""])
 
     def command(self, text: str) -> None:
-        """A command, as it is typed."""
+        """Print a command in the form in which it is typed."""
         self._print(["", f"{_INDENT}$ {click.style(text, bold=True)}"])
 
     def table(self, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -135,7 +135,8 @@ async def until_signal(run: Callable[[contextlib.AsyncExitStack], Awaitable[Exit
 
 
 def conclude(story: Story, problems: list[str], done: str) -> ExitCode:
-    """Say how it went. Anything missing makes the demo fail; `done` says what success means."""
+    """Print the result. Any missing record makes the demo fail; `done` is the message of
+    success."""
     story.tell("")
     for problem in summarise(problems):
         story.bad(problem)
@@ -207,7 +208,7 @@ class DemoDaemon:
         return await _answers_ready(str(addresses["http"]))
 
     def kill(self) -> None:
-        """SIGKILL: the daemon can neither write anything nor close its connections."""
+        """Send SIGKILL: the daemon can neither write anything nor close its connections."""
         self._signal(signal.SIGKILL)
 
     async def wait(self) -> int:
@@ -216,7 +217,8 @@ class DemoDaemon:
         return await self._process.wait()
 
     async def stop(self) -> int | None:
-        """SIGTERM, then SIGKILL if it takes too long. None if the daemon is not running."""
+        """Send SIGTERM, then SIGKILL if it takes too long. Returns None if the daemon is not
+        running."""
         process = self._process
         if process is None or not self.is_running:
             return None
@@ -236,7 +238,7 @@ class DemoDaemon:
 
 
 async def _answers_ready(address: str) -> bool:
-    """Whether `/readyz` answers 200."""
+    """Return True if `/readyz` answers 200."""
     host, _, port = address.rpartition(":")
     try:
         reader, writer = await asyncio.open_connection(host, int(port))

@@ -49,7 +49,7 @@ streams:
 
 
 def run_demo(burst_size: int, *, keep: bool) -> ExitCode:
-    """The whole demo. Raises Problem, ConfigError or another LiftlogError if it cannot continue."""
+    """Run the demo. Raises Problem, ConfigError or another LiftlogError if it cannot continue."""
     return run_in_directory(lambda where, stack: _Demo(where, burst_size, stack).run(), keep=keep)
 
 
@@ -221,7 +221,7 @@ class _Demo:
             )
 
     async def _measure(self, nc: NatsClient) -> None:
-        """In a stream of its own: what was counted before stays as it was."""
+        """Measure in a stream of its own, so that the numbers counted before stay unchanged."""
         async with connect(self._daemon.pull_address) as client:
             await client.create_stream(_SPEED, subject=_SPEED)
             seconds = await acked_seconds(nc, _SPEED, _MANY, bytes(_MANY_BYTES))

@@ -158,7 +158,7 @@ class Foreign(NamedTuple):
 
     name: str
     hint: str
-    """What the caller should do."""
+    """The advice to the caller."""
 
 
 _HTTP = Foreign(

@@ -245,7 +245,7 @@ class Daemon:
         return broker
 
     def _keep_clean(self, broker: Broker) -> Cleaner:
-        """Give the broker what compacts and scrubs its streams."""
+        """Give the broker the objects that compact and scrub its streams."""
         broker.hosted.compactor = cleaner = Cleaner(
             broker.hosts,
             broker.now_ns,
@@ -272,8 +272,8 @@ class Daemon:
     async def _join_cluster(
         self, stack: contextlib.AsyncExitStack, broker: Broker
     ) -> ClusterNode | None:
-        """None without a section `cluster`. Returns early when the daemon is to stop: the metadata
-        store may be away for long."""
+        """Return None without a section `cluster`. Returns early when the daemon is to stop: the
+        metadata store may be unreachable for long."""
         if self.settings.cluster is None:
             await asyncio.to_thread(refuse_node, self._data_dir)
             return None
@@ -308,7 +308,7 @@ class Daemon:
         )
 
     def _make_reloadable(self, pull: PullServer) -> None:
-        """What SIGHUP reads again."""
+        """Register the parts that SIGHUP reads again."""
         with storage_errors(f"removing {OUTCOME_NAME}"):
             self.reloads.tell_in(self._data_dir.path)
         self.reloads.add("nats", lambda: None, lambda nothing: self._ask_again())
@@ -324,7 +324,7 @@ class Daemon:
             link.ask_again()
 
     def _compare_settings(self, written: Settings) -> None:
-        """Settings hold from the start to the end: report which have been changed in their
+        """Settings apply from the start to the end: report those that have been changed in their
         source."""
         self.reloads.restart_needed = differing_keys(self.settings, written)
         if self.reloads.restart_needed:
@@ -380,7 +380,7 @@ class Daemon:
     async def _serve(
         self, housekeeping: Housekeeping, broker: Broker, cleaner: Cleaner, health: Health
     ) -> None:
-        """Runs until the daemon is asked to stop."""
+        """Run until the daemon is asked to stop."""
         self._manager.ready(self._serving_status(broker))
         async with asyncio.TaskGroup() as group:
             work = {
@@ -434,7 +434,7 @@ class Daemon:
         logger.info("listening pull=%s http=%s", ",".join(pull), http)
 
     async def _open_checkpoints(self, broker: Broker) -> None:
-        """If that fails, streams are recorded and read without checkpoints."""
+        """If this fails, streams are recorded and read without checkpoints."""
         try:
             broker.serve_checkpoints(await open_checkpoints(broker, self._clock.now_ns))
         except LiftlogError as error:
@@ -443,7 +443,7 @@ class Daemon:
     # --- the end ---
 
     async def _drain(self, broker: Broker, pull: PullServer) -> int:
-        """Stop intake, commit, ack, close. The exit stack closes the rest, in its order."""
+        """Stop the intake, commit, ack, close. The exit stack closes the rest, in its order."""
         code = _EXIT_OK
         try:
             async with asyncio.timeout(self.settings.drain_timeout_seconds):
@@ -461,7 +461,7 @@ class Daemon:
 
 def _calm_garbage_collector() -> None:
     """Objects that exist by now stay until the end, and messages create no cycles. A collection
-    every 700 objects would walk the same heap again and again, in the middle of commits."""
+    every 700 objects would scan the same heap again and again, in the middle of commits."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(_GC_THRESHOLD)

@@ -1,5 +1,5 @@
-"""What is asked of the lake, in plain Spark SQL, the answers against the shop's books, and a
-picture of them.
+"""The queries on the lake, in plain Spark SQL, a comparison of their answers with the shop's books,
+and a chart of them.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _INCHES, _DPI = (11.0, 5.0), 110
 
 
 class Sales(NamedTuple):
-    """The shop's revenue with the orders that were placed on that day."""
+    """The shop's revenue from the orders that were placed on that day."""
 
     day: date
     country: str
@@ -63,7 +63,7 @@ class InState(NamedTuple):
 
 
 class Findings(NamedTuple):
-    """What Spark found in one state of the lake."""
+    """The answers of Spark for one state of the lake."""
 
     orders: dict[str, Order]
     sales: list[Sales]
@@ -76,7 +76,7 @@ def ask(spark: SparkSession, lake: DataFrame) -> Findings:
     spark.sql(ORDERS)
     sales = [Sales(*row) for row in spark.sql(REVENUE_BY_DAY).collect()]
     states = {row.state: InState(row.orders, row.cents) for row in spark.sql(BY_STATE).collect()}
-    # A timestamp would come back without its zone, in the local time of this process.
+    # A timestamp would be returned without its zone, in the local time of this process.
     known = spark.sql(
         "SELECT number, country, unix_seconds(placed_at) AS placed, state, cents FROM orders"
     )
@@ -94,7 +94,7 @@ def ask(spark: SparkSession, lake: DataFrame) -> Findings:
 
 
 def find_differences(books: Mapping[str, Order], found: Findings) -> list[str]:
-    """Where the lake differs from the books, in words; empty if it does not."""
+    """Describe the differences between the lake and the books; empty if there are none."""
     problems = []
     for number in sorted(books.keys() | found.orders.keys()):
         wanted, got = books.get(number), found.orders.get(number)
@@ -115,7 +115,7 @@ def find_differences(books: Mapping[str, Order], found: Findings) -> list[str]:
 
 
 def sales_of(books: Mapping[str, Order]) -> list[Sales]:
-    """Revenue by day and country, sorted."""
+    """Return revenue by day and country, sorted."""
     sums: Counter[tuple[date, str]] = Counter()
     for order in books.values():
         if order.state in REVENUE:

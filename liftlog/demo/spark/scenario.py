@@ -67,8 +67,8 @@ streams:
 def run_demo(
     orders: int, *, chart: Path | None, keep: bool, spark: SparkSession | None = None
 ) -> ExitCode:
-    """The whole demo. The picture is written to `chart`. `spark` is the session of this process, if
-    it has one; it stays open. Raises LiftlogError, PublishFailed."""
+    """Run the demo. The chart is written to `chart`. `spark` is the session of this process, if it
+    has one; it stays open. Raises LiftlogError, PublishFailed."""
     directory = Path(tempfile.mkdtemp(prefix="liftlog-demo-spark-"))
     try:
         return asyncio.run(
@@ -82,7 +82,7 @@ def run_demo(
 
 
 class _Demo:
-    """Everything runs in one thread, even what blocks: Spark finds its session, and the sinks
+    """Everything runs in one thread, even blocking work: Spark finds its session, and the sinks
     registered with it, by the calling thread; and nothing else has to run meanwhile."""
 
     def __init__(
@@ -283,7 +283,7 @@ class _Demo:
     # --- steps of the chapters ---
 
     def _export(self, lake: Path) -> Snapshot:
-        """Runs the command itself, which uses the existing session."""
+        """Run the command itself, which uses the existing session."""
         from liftlog.cli.exports.export import export
         from liftlog.spark.export import newest
 
@@ -327,15 +327,15 @@ async def publish(nc: NatsClient, changes: Sequence[Change], last_offset: int) -
             for one in settled:
                 last_offset = (await one).offset
     finally:
-        for one in settled:  # the first failure speaks for all
+        for one in settled:  # the first failure is representative
             if one.done() and not one.cancelled():
                 one.exception()
     return last_offset
 
 
 def _interrupt_at_once() -> None:
-    """From now on signals interrupt blocking calls."""
-    logging.getLogger().addHandler(logging.NullHandler())  # py4j would log where it happened
+    """Let signals interrupt blocking calls from now on."""
+    logging.getLogger().addHandler(logging.NullHandler())  # otherwise py4j logs where it happened
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt
@@ -355,7 +355,7 @@ def _cancelled(part: Sequence[Change]) -> set[str]:
 def _life_of(
     part: Sequence[Change], length: int = 2, *, cancelled: bool = False
 ) -> list[tuple[str, str, str]]:
-    """The messages of the first order that was cancelled, or that changed more than `length`
+    """Return the messages of the first order that was cancelled, or that changed more than `length`
     times."""
     lives: dict[str, list[Change]] = {}
     for change in part:
@@ -371,7 +371,7 @@ def _life_of(
 
 
 def _rows_of(lake: Path) -> object:
-    """All rows of a lake, in the order of their offsets."""
+    """Return all rows of a lake, in the order of their offsets."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

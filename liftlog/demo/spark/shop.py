@@ -1,7 +1,7 @@
 """Three weeks of a shop: every order in all of its states, the same in every run. Pure.
 
 At each change the shop publishes the whole order, with its number as the key. So the newest message
-of an order says all about it, and that is what compaction keeps.
+of an order contains its complete state, and compaction keeps that message.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from typing import NamedTuple
 FIRST_DAY = date(2026, 3, 2)  # a Monday
 DAYS = 21
 FIRST_EXPORT = date(2026, 3, 16)
-"""The first export covers what was published before this day."""
+"""The first export covers changes published before this day."""
 
 COUNTRIES: Mapping[str, float] = {"de": 0.30, "fr": 0.25, "nl": 0.18, "es": 0.16, "pl": 0.11}
 PLACED, PAID, SHIPPED, DELIVERED, RETURNED = "placed", "paid", "shipped", "delivered", "returned"
 CANCELLED = "cancelled"
 STATES = (PLACED, PAID, SHIPPED, DELIVERED, RETURNED)
 REVENUE = (PAID, SHIPPED, DELIVERED)
-"""The states in which the shop has the money."""
+"""The states in which the shop has received the money."""
 
 _WEEKDAYS = (0.85, 0.80, 0.85, 0.95, 1.10, 1.35, 1.20)
 _GROWTH_A_DAY = 0.012
 
 
 class Order(NamedTuple):
-    """An order as the shop's books have it."""
+    """An order in the shop's books."""
 
     number: str
     country: str
@@ -39,7 +39,7 @@ class Order(NamedTuple):
 
 
 class Change(NamedTuple):
-    """A message: an order as it is from this moment on. A cancelled order is a tombstone."""
+    """A message: the state of an order from this moment on. A cancelled order is a tombstone."""
 
     at: datetime
     order: Order
@@ -69,7 +69,7 @@ class Change(NamedTuple):
 
 
 def changes(orders: int, *, seed: int = 7) -> list[Change]:
-    """All messages of about this many orders, in the order of publishing."""
+    """Return all messages of about this many orders, in the order of publishing."""
     chance = random.Random(seed)
     end = _midnight(FIRST_DAY + timedelta(days=DAYS))
     found = [
@@ -82,7 +82,7 @@ def changes(orders: int, *, seed: int = 7) -> list[Change]:
 
 
 def split_at(found: Iterable[Change], day: date) -> tuple[list[Change], list[Change]]:
-    """The changes published before `day`, and those published from then on."""
+    """Return the changes published before `day`, and those published from then on."""
     border = _midnight(day)
     parts: tuple[list[Change], list[Change]] = ([], [])
     for change in found:
@@ -91,7 +91,7 @@ def split_at(found: Iterable[Change], day: date) -> tuple[list[Change], list[Cha
 
 
 def books(found: Iterable[Change]) -> dict[str, Order]:
-    """What the shop knows after these changes, by order number. Cancelled orders are gone."""
+    """Return the shop's books after these changes, by order number. Cancelled orders are gone."""
     known: dict[str, Order] = {}
     for change in found:
         if change.order.state == CANCELLED:
@@ -115,7 +115,7 @@ def _placed(orders: int, chance: random.Random) -> Iterator[Order]:
 
 
 def _life(order: Order, chance: random.Random) -> Iterator[Change]:
-    """Its changes from its placing on: mostly paid, shipped, delivered."""
+    """Yield the changes of an order from its placing on: mostly paid, shipped, delivered."""
     moment = order.placed_at
     yield Change(moment, order)
     at_once = chance.random() < 0.85

@@ -57,11 +57,11 @@ STREAMS = _per(
     _gauge("pending_bytes", "Received but not yet committed"),
     _gauge(
         "commit_in_flight_seconds",
-        "How long the commit that is under way waits for the disk; 0 when none is",
+        "Time that the current commit has waited for the disk; 0 if there is none",
     ),
     _gauge(
         "ack_wait_seconds",
-        "How long the oldest message that is not answered yet has waited; 0 when there is none",
+        "Time that the oldest unanswered message has waited; 0 if there is none",
     ),
     _gauge("stream_attached", "1 while NATS delivers to the stream"),
     _gauge("failed", "1 when the stream's storage failed"),
@@ -84,7 +84,7 @@ STREAMS = _per(
     _counter("acks_suppressed", "Acks not sent because their subject is not allowed"),
     _counter(
         "possible_loss_events",
-        "Times messages may have passed the stream by; `stream info` has the offsets",
+        "Events in which the stream may have missed messages; `stream info` has the offsets",
     ),
     _gauge("quarantined_ranges", "Damaged offset ranges"),
     _gauge("quarantined_offsets", "Offsets in damaged ranges"),
@@ -99,14 +99,14 @@ CLEANING = (
     ),
     *_per(
         ("stream",),
-        _gauge("cleaned_below", "Compaction has looked at everything below this offset"),
+        _gauge("cleaned_below", "Compaction has examined everything below this offset"),
         _gauge(
             "compaction_dirty_ratio",
-            "Part of the sealed bytes that was never compacted, when last looked at",
+            "Part of the sealed bytes that was never compacted, at the last check",
         ),
         _gauge("compaction_dirty_bytes", "Sealed bytes that were never compacted"),
         _gauge("compaction_running", "1 while a pass is under way"),
-        _gauge("compaction_progress_ratio", "How much of the present phase of a pass is done"),
+        _gauge("compaction_progress_ratio", "Completed part of the present phase of a pass"),
         _counter("compaction_passes", "Compaction passes"),
         _counter("compaction_records_removed", "Records that compaction removed"),
         _counter("compaction_freed_bytes", "Bytes that compaction freed"),
@@ -135,13 +135,13 @@ CONSUMERS = (
         ),
         _gauge(
             "consumer_checkpoint_unreadable",
-            "1 when the consumer will get an error: the checkpoint fits the stream no longer",
+            "1 when the consumer will get an error: the checkpoint no longer matches the stream",
         ),
     ),
     _gauge("checkpoints", "Checkpoints stored"),
     _gauge(
         "checkpoints_uncertain",
-        "Checkpoints that may be older than what was confirmed: damage has cost newer ones",
+        "Checkpoints that may be older than confirmed ones, which were lost to damage",
     ),
     _gauge("checkpoints_not_shown", "Checkpoints beyond the bound of this page (10,000)"),
     _counter("checkpoint_commits", "Checkpoints committed or deleted"),
@@ -163,7 +163,7 @@ GROUPS = (
         _gauge("group_member_lag", "Lag of its slot that is farthest behind", "member"),
         _gauge(
             "group_slot_lag",
-            "Offsets between what is committed of a slot and the high watermark; members and "
+            "Offsets between the committed offset of a slot and the high watermark; members and "
             "slots are shown of the first groups by name, 10,000 of both in all",
             "slot",
         ),
@@ -183,7 +183,7 @@ PULL = (
     _counter("pull_records", "Records sent to consumers, at most"),
     _counter("pull_body_bytes", "Bytes of batches sent to consumers"),
     _counter("pull_refusals", "Requests answered with an error", "error"),
-    _gauge("pull_unsent_bytes", "Answers in memory that their clients do not take"),
+    _gauge("pull_unsent_bytes", "Answers in memory that their clients do not receive"),
     _counter(
         "pull_held_back_seconds",
         "Time for which consumers had to wait because the processor was short and NATS had more",
@@ -197,16 +197,17 @@ NATS = (
     _counter("nats_protocol_errors", "Input that nats-py could not parse"),
     _counter(
         "nats_slow_consumer_errors",
-        "Times NATS called us a slow consumer, or closed the connection while we were behind",
+        "Times NATS reported a slow consumer, or closed the connection while the daemon was behind",
     ),
     _counter("nats_watchdog_reconnects", "Reconnects because the read loop had ended"),
     _counter("nats_disconnects_by_cause", "Connections to NATS that were lost", "cause"),
     _counter(
-        "nats_handovers", "Moves to another NATS server because ours was about to stop; none lost"
+        "nats_handovers",
+        "Moves to another NATS server because the first was about to stop; none lost",
     ),
     _gauge("nats_refused_subjects", "Subscriptions that NATS refuses now; `/readyz` names them"),
     _counter("nats_subscriptions_refused", "Attempts at a subscription that NATS refused"),
-    _counter("acks_dropped", "Acks that had no connection to leave by"),
+    _counter("acks_dropped", "Acks dropped for lack of a connection"),
     _counter("acks_oversized", "Answers larger than the `max_payload` of NATS, which are not sent"),
     _counter("acks_refused", "Acks that NATS refused to publish"),
 )
@@ -215,7 +216,7 @@ JETSTREAM_API = (
     _counter(
         "jetstream_api_requests",
         "Requests of JetStream's clients that this node took, by `result`: ok, refused, failed, or "
-        "too many (not looked at)",
+        "too many (not processed)",
         "method",
         "result",
     ),
@@ -245,7 +246,7 @@ HTTP = (
 ACCESS = (
     _counter(
         "denied",
-        "What the ACL denied, by operation (or `login`: refused) and way in (`pull`, `http`)",
+        "Requests denied by the ACL, by operation (or `login`: refused) and port (`pull`, `http`)",
         "operation",
         "way_in",
     ),
@@ -256,8 +257,7 @@ DAEMON = (
     _gauge("ready", "1 while /readyz answers 200"),
     _gauge(
         "conditions",
-        "What is wrong, as [Conditions](conditions.md) lists it: how many conditions of each kind "
-        "are present",
+        "Present problems, as listed in [Conditions](conditions.md): their number, by kind",
         "condition",
         "severity",
     ),
@@ -270,7 +270,7 @@ DAEMON = (
     _gauge("writer_queue_jobs", "Commits that wait for a writer thread"),
     _histogram(
         "event_loop_lag_seconds",
-        "How late the event loop was, looked at four times a second",
+        "Delay of the event loop, measured four times a second",
         LATENCY_BOUNDS,
     ),
     _gauge("disk_free_bytes", "Room left for the data directory"),
@@ -303,7 +303,7 @@ REPLICATION = (
         _gauge("under_replicated", "1 if a replica is not in sync; only from the leader"),
         _gauge(
             "under_min_isr",
-            "1 if too few replicas are in sync to commit what wants an ack; only from the leader",
+            "1 if too few replicas are in sync to commit acked messages; only from the leader",
         ),
         _gauge(
             "replica_lag",
@@ -315,8 +315,8 @@ REPLICATION = (
     ),
     _counter(
         "elections",
-        "Elections that this node won, by `reason`: leader-lost (most replicas did not hear it), "
-        "no-leader (it had given the lead up) or unclean (no complete copy was left, "
+        "Elections that this node won, by `reason`: leader-lost (most replicas did not hear "
+        "from it), no-leader (it had resigned) or unclean (no complete copy was left, "
         "and `cluster.unclean` is balanced)",
         "reason",
     ),
@@ -330,7 +330,7 @@ REPLICATION = (
         ("node",),
         _gauge(
             "peer_clock_ahead_seconds",
-            "How far the clock of another node is ahead of this node's; negative: behind",
+            "Time by which the clock of another node is ahead of this node's; negative: behind",
         ),
         _gauge(
             "peer_clock_error_seconds",
