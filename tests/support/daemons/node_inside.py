@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from liftlog.cluster.record import StreamRecord
+from liftlog.cluster.record import StreamMetadata
 from liftlog.server.node.replica import Replica
 from liftlog.server.node.replicated import ReplicatedStreams
 from liftlog.server.node.successors import Successors
@@ -16,7 +16,7 @@ def replica_of(streams: ReplicatedStreams, name: str) -> Replica:
     return streams._replicas[name]
 
 
-def give_up(streams: ReplicatedStreams, record: StreamRecord) -> None:
+def give_up(streams: ReplicatedStreams, record: StreamMetadata) -> None:
     """As when its copy turns out to be of another history than this record."""
     streams._give_up(record.name, record)
 
