@@ -51,7 +51,6 @@ class Forwarding:
         max_waiting_bytes: int = _MAX_WAITING_BYTES,
     ) -> None:
         self.forwarded_total = 0
-        self.failed_total = 0
         self._link_to = link_to
         self._not_leader = not_leader
         self._seconds = seconds
@@ -154,13 +153,11 @@ class Forwarding:
         """Return the client's error for an error of the leader, or of the connection to it."""
         if not isinstance(error, ConnectionLost | ShuttingDown | UnknownRequest):
             return error
-        self.failed_total += 1
         if isinstance(error, ConnectionLost) and was_sent and not message.is_repeatable:
             return self._undecided(node, message, f"the connection to it was lost: {error.message}")
         return self._not_leader(stream)
 
     def _too_late(self, node: str, message: Message) -> LiftlogError:
-        self.failed_total += 1
         return self._undecided(node, message, "it did not answer in time")
 
     def _undecided(self, node: str, message: Message, reason: str) -> LiftlogError:
