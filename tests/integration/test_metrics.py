@@ -220,10 +220,10 @@ def test_file_descriptors_and_connections(daemon: Daemon) -> None:
     with connect_sync(daemon.pull_address) as one, connect_sync(daemon.pull_address) as two:
         one.ping()
         two.ping()
-        # Other parts of the daemon open files at any time.
+        # Other parts of the daemon open files at any time, and the scrape itself has some open.
         until(lambda: samples(daemon, "process_open_fds")[()] >= before + 2)
-        opened = Path(f"/proc/{daemon.pid}/fd")
-        until(lambda: samples(daemon, "process_open_fds")[()] == len(list(opened.iterdir())))
+        found = samples(daemon, "process_open_fds")[()]
+        assert abs(found - len(list(Path(f"/proc/{daemon.pid}/fd").iterdir()))) < 10
         assert samples(daemon, "liftlog_pull_connections")[()] == 2
     assert samples(daemon, "process_max_fds")[()] > before
 
