@@ -12,7 +12,7 @@ export PIP_NO_INPUT := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup tidy demo demo-cluster demo-spark test test-cluster test-install test-upgrade test-bare torture storage-faults request-flood kv-torture cluster-torture identity-torture clock-torture fuzz simulate simulate-groups round-trips group-torture descriptors lint type bench bench-cluster bench-streams bench-web bench-over-nats bench-api-flood bench-spark jetstream-clients natscli jar docs pages blocking screenshot recording lock ci clean
+.PHONY: help setup tidy demo demo-cluster demo-spark test test-cluster test-install test-upgrade test-bare torture storage-faults request-flood kv-torture cluster-torture identity-torture clock-torture fuzz simulate simulate-groups round-trips group-torture descriptors lint type bench bench-cluster bench-streams bench-web bench-over-nats bench-api-flood bench-spark jetstream-clients natscli jar test-jar docs pages blocking screenshot recording lock ci clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -187,6 +187,11 @@ jetstream-clients: setup ## Run the tests of JetStream's clients against liftlog
 
 jar: setup ## Compile the Spark connector into liftlog/spark/jars, for wheels (needs a JDK)
 	$(BIN)/python -m tools.spark_jar
+
+# Maven fetches JUnit and the API of Spark when it runs first.
+test-jar: jar ## Run the tests of the Spark connector in Java, and package it with Maven (needs mvn)
+	mvn --batch-mode --quiet --file spark-connector/pom.xml package $(ARGS)
+	$(BIN)/python -m tools.spark_jar build/spark-connector/liftlog-spark.jar
 
 docs: setup ## Build the documentation into build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir build/site

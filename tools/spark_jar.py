@@ -1,4 +1,5 @@
-"""Compile `spark-connector/` into the jar that the wheel contains: `make jar`.
+"""Compile `spark-connector/` into the jar that the wheel contains: `make jar`. With the path of
+another jar, as Maven makes it (`make test-jar`), check that both hold the same classes.
 
 It is compiled against the jars that PySpark brings, by plain `javac`. The jar is a build product:
 it is not in the repository, and it is built again only when a source has changed. The same sources
@@ -22,6 +23,7 @@ JAR = REPOSITORY / "liftlog/spark/jars/liftlog-spark.jar"
 
 _RELEASE = "17"
 _STAMP = "META-INF/liftlog.sources"
+_OF_ITS_MAKER = ("META-INF/MANIFEST.MF", _STAMP)
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _NEEDED = (
     "spark-",
@@ -100,15 +102,36 @@ def _pack(classes: Path, stamp: str) -> None:
     fresh.replace(JAR)
 
 
-def main() -> int:
+def differences(one: Path, other: Path) -> list[str]:
+    """Return the names of the entries, other than manifest and stamp, that are not the same in both
+    jars."""
+    contents = []
+    for path in (one, other):
+        with zipfile.ZipFile(path) as jar:
+            names = [name for name in jar.namelist() if not name.endswith("/")]
+            contents.append({name: jar.read(name) for name in names})
+    some, others = contents
+    return sorted(
+        name
+        for name in some.keys() | others.keys()
+        if name not in _OF_ITS_MAKER and some.get(name) != others.get(name)
+    )
+
+
+def main(*others: str) -> int:
     try:
         built = build()
     except CannotCompile as error:
         print(error, file=sys.stderr)
         return 1
     print(f"{JAR.relative_to(REPOSITORY)}: {'built' if built else 'up to date'}")
+    for other in others:
+        if found := differences(JAR, Path(other)):
+            print(f"{other} differs in {', '.join(found)}", file=sys.stderr)
+            return 1
+        print(f"{other}: the same classes")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(*sys.argv[1:]))

@@ -53,7 +53,7 @@ public record Manifest(
         private Manifest manifest;
     }
 
-    /** Throws Failure CORRUPT_METADATA, UNSUPPORTED_FORMAT or STORAGE_ERROR. */
+    /** Throws Failure CORRUPT_METADATA, NEWER_FORMAT or STORAGE_ERROR. */
     public static Manifest read(FileStore store, String directory) {
         return read(store, directory, new Last());
     }
@@ -67,7 +67,7 @@ public record Manifest(
             }
         } catch (Failure error) {
             boolean isDamaged =
-                    error.is(Failure.CORRUPT_METADATA) || error.is(Failure.UNSUPPORTED_FORMAT);
+                    error.is(Failure.CORRUPT_METADATA) || error.is(Failure.NEWER_FORMAT);
             if (!isDamaged) {
                 throw error;
             }
@@ -158,8 +158,9 @@ public record Manifest(
             throw new Failure(Failure.CORRUPT_METADATA, path + " is not a manifest");
         }
         if (!first.group(1).equals("1")) {
-            throw new Failure(Failure.UNSUPPORTED_FORMAT,
-                    path + " has version " + first.group(1) + ", which is not known");
+            throw new Failure(Failure.NEWER_FORMAT,
+                    path + " has version " + first.group(1) + ", which is not known",
+                    "upgrade this liftlog: `liftlog docs how-to/upgrade`");
         }
         int body = line + 1;
         int crc = Bytes.crc32c(raw, body, raw.length - body);

@@ -20,6 +20,7 @@ public class Failure extends IllegalArgumentException {
     public static final String INVALID_ARGUMENT = "INVALID_ARGUMENT";
     public static final String LEASE_GONE = "LEASE_GONE";
     public static final String LIMIT_EXCEEDED = "LIMIT_EXCEEDED";
+    public static final String NEWER_FORMAT = "NEWER_FORMAT";
     public static final String NOT_LEADER = "NOT_LEADER";
     public static final String NOT_READY = "NOT_READY";
     public static final String OFFSET_OUT_OF_RANGE = "OFFSET_OUT_OF_RANGE";

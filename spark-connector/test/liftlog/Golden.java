@@ -1,0 +1,90 @@
+package liftlog;
+
+import com.fasterxml.jackson.databind.JsonNode;
+import com.fasterxml.jackson.databind.ObjectMapper;
+import java.io.IOException;
+import java.io.UncheckedIOException;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.util.HexFormat;
+import java.util.stream.Stream;
+import java.util.stream.StreamSupport;
+import org.junit.jupiter.api.DynamicTest;
+
+/**
+ * The golden files of the storage format. The tests in Python write and read the same ones:
+ * tests/support/disks/golden_log.py and golden_reads.py.
+ */
+public final class Golden {
+    /** Where the streams are in a {@link MemoryFiles}. */
+    public static final String DIRECTORY = "/logs/orders";
+
+    private static final Path ROOT = Path.of(System.getProperty("golden"));
+
+    private Golden() {}
+
+    public static JsonNode json(String name) {
+        return read(() -> new ObjectMapper().readTree(ROOT.resolve(name + ".json").toFile()));
+    }
+
+    /** A test for each case of a file, by its name. */
+    public static Stream<DynamicTest> cases(String name, Check<JsonNode> check) {
+        return StreamSupport.stream(json(name).spliterator(), false).map(one -> {
+            String title = (one.has("name") ? one.get("name") : one.get("codec")).asText();
+            return DynamicTest.dynamicTest(title, () -> check.accept(one));
+        });
+    }
+
+    /** The bytes that are written as {@code {"hex": ...}}; null for null. */
+    public static byte[] bytes(JsonNode of) {
+        return of == null || of.isNull() ? null : HexFormat.of().parseHex(of.get("hex").asText());
+    }
+
+    public static String hex(byte[] bytes) {
+        return bytes == null ? null : HexFormat.of().formatHex(bytes);
+    }
+
+    /**
+     * The files of a stream below {@link #DIRECTORY}: those of {@code data}, unless {@code over}
+     * has another one of that name.
+     */
+    public static MemoryFiles stream(String over) {
+        MemoryFiles files = new MemoryFiles();
+        if (!over.equals("sketched")) {
+            add(files, "data");
+        }
+        add(files, over);
+        return files;
+    }
+
+    private static void add(MemoryFiles files, String name) {
+        Path place = ROOT.resolve(name).resolve("streams/orders");
+        read(() -> {
+            try (Stream<Path> paths = Files.list(place)) {
+                for (Path one : paths.toList()) {
+                    files.put(DIRECTORY + "/" + one.getFileName(), Files.readAllBytes(one));
+                }
+            }
+            return null;
+        });
+    }
+
+    /** A check that may fail in any way. */
+    @FunctionalInterface
+    public interface Check<T> {
+        void accept(T of) throws Throwable;
+    }
+
+    @FunctionalInterface
+    private interface Reading<T> {
+        T get() throws IOException;
+    }
+
+    private static <T> T read(Reading<T> what) {
+        try {
+            return what.get();
+        } catch (IOException error) {
+            throw new UncheckedIOException(error);
+        }
+    }
+}
