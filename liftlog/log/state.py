@@ -21,7 +21,7 @@ import uuid
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from liftlog.errors import StorageError
 from liftlog.log.active_segment import ActiveSegment, LogEnd
@@ -37,9 +37,6 @@ from liftlog.log.files.manifest import (
 from liftlog.log.segment.derived import files_of
 from liftlog.log.segment.index import IndexEntry, SparseIndex
 from liftlog.log.segment.segment import Segment
-
-if TYPE_CHECKING:
-    from liftlog.log.read.slices import LogSlice
 
 logger = logging.getLogger("liftlog.log")
 
@@ -74,11 +71,6 @@ class ReadView(NamedTuple):
         if at < 0 or not segment.sealed or segment.next_offset <= offset or self.damaged(segment):
             return None
         return segment
-
-    def sealed_segment_of(self, piece: LogSlice) -> Segment | None:
-        """Return the same for the segment of a slice, if its file is still the same."""
-        segment = self.sealed_segment_at(piece.first_offset)
-        return segment if segment is not None and segment.path == piece.path else None
 
     def damaged(self, segment: Segment) -> list[QuarantinedRange]:
         return self.manifest.quarantined_in(segment.path.name)

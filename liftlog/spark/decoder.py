@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from acl.subjects import matches
-from liftlog.records.columns.arrow import rows_of, subject_names
+from liftlog.records.columns.arrow_rows import rows_of, subject_names
 from liftlog.records.columns.positions import Batches
 from liftlog.records.decode import RecordBatch
 from liftlog.records.message_headers import header_lines

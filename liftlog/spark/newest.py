@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from liftlog.records.columns.arrow import rows_of
+from liftlog.records.columns.arrow_rows import rows_of
 from liftlog.records.columns.positions import Batches, count_batches, one_by_one
 from liftlog.records.decode import RecordBatch, decode_batch
 from liftlog.records.format import CODEC_MASK

@@ -17,7 +17,7 @@ from liftlog.protocol.messages import FetchHeader
 from liftlog.records import Place, RecordBatch, decode_batch, encode_batch
 from liftlog.records.codecs import codec_named, compress_batch
 from liftlog.records.columns import small_batches
-from liftlog.records.columns.arrow import ROWS_SCHEMA, rows_of
+from liftlog.records.columns.arrow_rows import ROWS_SCHEMA, rows_of
 from liftlog.records.columns.many import decode_many
 from liftlog.records.columns.positions import Batches
 from liftlog.records.columns.small_batches import SmallBatches, take_small_batches

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from liftlog.errors import CorruptBatch, UnsupportedFormat
 from liftlog.log.files.filesystem import storage_errors
-from liftlog.log.read.slices import LogSlice
+from liftlog.log.read.slices import LogSlice, sealed_segment_of
 from liftlog.log.read.sparse import SPARSE_VALUE_BYTES
 from liftlog.log.segment.derived import subject_index_path
 from liftlog.log.segment.segment import Segment
@@ -84,7 +84,7 @@ def read_by_subject(
 ) -> SubjectRuns | None:
     """See `Log.read_by_subject`."""
     view = state.view
-    segment = view.sealed_segment_of(piece)
+    segment = sealed_segment_of(view, piece)
     if segment is None or index.about != (segment.entry(), view.manifest.lineage):
         return None
     borders = index.runs_of(wanted, _MOST_SUBJECTS)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from liftlog.errors import CorruptBatch
 from liftlog.log.files.filesystem import storage_errors
-from liftlog.log.read.slices import LogSlice
+from liftlog.log.read.slices import LogSlice, sealed_segment_of
 from liftlog.log.segment.parts import NO_CHECKS
 from liftlog.log.segment.sketched import SegmentParts
 from liftlog.log.state import LogState
@@ -33,7 +33,7 @@ only if the batch has more than this for each of them."""
 def read_partially(state: LogState, piece: LogSlice, *, load: bool) -> PartialPiece | None:
     """See `Log.read_partially`."""
     view = state.view
-    segment = view.sealed_segment_of(piece)
+    segment = sealed_segment_of(view, piece)
     if segment is None:
         return None
     end_position = piece.position + piece.length

@@ -121,6 +121,13 @@ class LogSlice:
         self.release()
 
 
+def sealed_segment_of(view: ReadView, piece: LogSlice) -> Segment | None:
+    """Return the sealed segment of a slice, if `view` lists it with the same file and without
+    damage."""
+    segment = view.sealed_segment_at(piece.first_offset)
+    return segment if segment is not None and segment.path == piece.path else None
+
+
 def slice_segment(
     view: ReadView,
     environment: LogEnvironment,

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from liftlog.errors import CorruptBatch
 from liftlog.log.files.filesystem import storage_errors
-from liftlog.log.read.slices import LogSlice
+from liftlog.log.read.slices import LogSlice, sealed_segment_of
 from liftlog.log.segment.parts import NO_CHECKS
 from liftlog.log.segment.sketched import SegmentParts
 from liftlog.log.state import LogState
@@ -42,7 +42,7 @@ _UNUSUAL = 0xFFFF & ~KNOWN_ATTRIBUTES | CODEC_MASK | ESCAPED_SUBJECTS
 def read_sparsely(state: LogState, piece: LogSlice, *, values: bool) -> SparsePiece | None:
     """See `Log.read_sparsely`."""
     view = state.view
-    segment = view.sealed_segment_of(piece)
+    segment = sealed_segment_of(view, piece)
     if segment is None:
         return None
     end_position = piece.position + piece.length

@@ -30,7 +30,7 @@ import struct
 from array import array
 from bisect import bisect_left, bisect_right
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from crc32c import crc32c
@@ -40,13 +40,6 @@ from liftlog.log.files.filesystem import File, FileSystem, is_full, write_all
 from liftlog.log.files.unreadable import read_small_file, read_zeroed
 from liftlog.records.format import HEADER_SIZE
 from liftlog.records.header import parse_header
-
-if TYPE_CHECKING:
-    from liftlog.log.files.manifest import SegmentEntry
-    from liftlog.log.segment.segment import Segment
-
-    Indexed: TypeAlias = SegmentEntry | Segment
-    """The segment of an index, from the manifest or in memory."""
 
 logger = logging.getLogger("liftlog.log")
 
@@ -63,6 +56,17 @@ _ENTRY_TYPE = np.dtype([("relative", "<u4"), ("position", "<u4"), ("stamp", "<i8
 class IndexEntry(NamedTuple):
     offset: int
     position: int
+
+
+class Indexed(Protocol):
+    """The segment of an index: a `SegmentEntry` of the manifest, or a `Segment` in memory."""
+
+    @property
+    def base_offset(self) -> int: ...
+    @property
+    def generation(self) -> int: ...
+    @property
+    def size_bytes(self) -> int: ...
 
 
 class SparseIndex:

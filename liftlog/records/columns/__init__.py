@@ -10,5 +10,6 @@ heads          records of batches whose values were not read
 scattered      records left in their batches, for code that copies some of them
 slots          the slot of each record in a consumer group
 selection      the records, and their columns, that a reader selects
-arrow          batches for Arrow; imports pyarrow
+arrow          one batch for Arrow; imports pyarrow
+arrow_rows     many batches for Arrow, as one
 """

@@ -1,23 +1,16 @@
-"""Record batches as a `pyarrow.RecordBatch`. Importing this module imports pyarrow.
+"""One record batch as a `pyarrow.RecordBatch`. Importing this module imports pyarrow.
 
-`to_arrow` is for one batch. Binary columns have the layout of Arrow, so keys, headers and values
-are not copied: the arrays refer to the bytes that came from the socket or the file, and keep them
-alive. Offsets and timestamps are computed; the subject becomes a dictionary array.
-
-`rows_of` is for callers that pass on many rows at a time: Spark, exports. All batches are decoded
-together, so the cost of a row does not depend on the size of its batch. The result does not refer
-to the buffers of the batches.
+Binary columns have the layout of Arrow, so keys, headers and values are not copied: the arrays
+refer to the bytes that came from the socket or the file, and keep them alive. Offsets and
+timestamps are computed; the subject becomes a dictionary array.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import lru_cache
-from itertools import accumulate, compress
+from collections.abc import Sequence
 from typing import Any
 
 from liftlog.errors import CorruptBatch, InvalidArgument, MissingDependency
-from liftlog.records.decode import RecordBatch
 from liftlog.records.format import KEYS, MAX_BATCH_RECORDS, SUBJECT_IDS, TOMBSTONES
 from liftlog.records.header import BatchHeader
 from liftlog.records.layout import Binary, Layout, size_of
@@ -27,9 +20,7 @@ try:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-    from liftlog.records.columns.column_set import BinaryColumn, offsets_of, timestamps_of
-    from liftlog.records.columns.many import ManyBatches
-    from liftlog.records.columns.positions import Batches
+    from liftlog.records.columns.column_set import offsets_of, timestamps_of
 except ImportError as error:
     raise MissingDependency(
         f"Arrow record batches need {error.name}, which is not installed",
@@ -47,13 +38,6 @@ SCHEMA = pa.schema(
         pa.field("value", pa.binary()),
     ]
 )
-_SUBJECT = pa.field("subject", pa.utf8(), nullable=False)
-ROWS_SCHEMA = pa.schema([_SUBJECT if field.name == "subject" else field for field in SCHEMA])
-"""SCHEMA with subjects as plain text, since every batch has a dictionary of its own."""
-
-_FEW_NAMES = 8
-"""With this many records for each dictionary entry, it is faster to detect that all have the same
-subject, and to repeat it, than to look up each one."""
 _ZEROS = pa.py_buffer(bytes(4 * (MAX_BATCH_RECORDS + 1)))
 
 
@@ -150,113 +134,3 @@ class _Arrays:
 
 def _fixed(kind: pa.DataType, items: NDArray[Any]) -> pa.Array:
     return pa.Array.from_buffers(kind, len(items), [None, pa.py_buffer(items)])
-
-
-# --- many batches as one ---
-
-
-def rows_of(batches: Sequence[Batches], columns: Sequence[str]) -> pa.RecordBatch:
-    """Return the records of all batches in order, with these columns of ROWS_SCHEMA.
-
-    The batches are verified and together hold less than 2 GiB. Raises InvalidArgument for a column
-    that does not exist, CorruptBatch when the columns of a batch contradict each other.
-    """
-    names = tuple(columns)
-    schema = _schema_of(names)
-    sizes = list(map(len, batches))
-    found = list(compress(batches, sizes))
-    if not found:
-        return pa.RecordBatch.from_arrays([pa.array([], one.type) for one in schema], schema=schema)
-    try:
-        records = ManyBatches(found)
-        arrays = [_MAKERS[name](records) for name in names]
-    except pa.ArrowException as error:
-        raise CorruptBatch(f"the columns of a batch contradict each other: {error}") from error
-    if sum(sizes) != len(records):  # some batches were trimmed
-        places = _places(found)
-        arrays = [_cut(made, places) for made in arrays]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-@lru_cache(maxsize=64)
-def _schema_of(names: tuple[str, ...]) -> pa.Schema:
-    if not names or not set(names) <= set(ROWS_SCHEMA.names):
-        raise InvalidArgument(
-            f"records have no columns {list(names)!r}",
-            hint=f"choose from {', '.join(ROWS_SCHEMA.names)}",
-        )
-    return pa.schema([ROWS_SCHEMA.field(name) for name in names])
-
-
-def subject_names(batch: RecordBatch) -> list[str]:
-    """Return each subject of the batch once, including those of trimmed records."""
-    return batch._subject_names()
-
-
-def _places(found: Sequence[Batches]) -> NDArray[np.intp]:
-    """Return the indexes of the records among those of the untrimmed batches."""
-    extents = [
-        (some._lo, some._hi, some.header.record_count)
-        if isinstance(some, RecordBatch)
-        else (0, len(some), len(some))
-        for some in found
-    ]
-    before = accumulate([count for _, _, count in extents], initial=0)
-    pairs = zip(extents, before, strict=False)
-    return np.concatenate([np.arange(at + first, at + end) for (first, end, _), at in pairs])
-
-
-def _cut(made: pa.Array, places: NDArray[np.intp]) -> pa.Array:
-    first, count = int(places[0]), len(places)
-    if int(places[-1]) - first == count - 1:
-        return made.slice(first, count)
-    return made.take(pa.array(places))
-
-
-def _offsets(records: ManyBatches) -> pa.Array:
-    return pa.array(records.offsets())
-
-
-def _timestamps(records: ManyBatches) -> pa.Array:
-    return pa.array(records.timestamps_ns()).view(_TIMESTAMP)
-
-
-def _subjects(records: ManyBatches) -> pa.Array:
-    entries, places = records.subjects()
-    names = _array(pa.utf8(), entries)
-    names.validate(full=True)  # checks that they are UTF-8
-    if _FEW_NAMES * len(names) < len(places):
-        distinct = names.unique()
-        if len(distinct) == 1:
-            return pa.repeat(distinct[0], len(places))
-    return names.take(pa.array(places))
-
-
-def _keys(records: ManyBatches) -> pa.Array:
-    return _array(pa.binary(), records.keys())
-
-
-def _headers(records: ManyBatches) -> pa.Array:
-    return _array(pa.binary(), records.headers())
-
-
-def _values(records: ManyBatches) -> pa.Array:
-    return _array(pa.binary(), records.values())
-
-
-def _array(kind: pa.DataType, column: BinaryColumn) -> pa.Array:
-    bitmap = None
-    if column.valid is not None:
-        bitmap = pa.py_buffer(np.packbits(column.valid, bitorder="little"))
-    buffers = [bitmap, pa.py_buffer(column.ends), pa.py_buffer(column.data)]
-    return pa.Array.from_buffers(kind, len(column), buffers)
-
-
-_MAKERS: dict[str, Callable[[ManyBatches], Any]] = {
-    "offset": _offsets,
-    "timestamp": _timestamps,
-    "subject": _subjects,
-    "key": _keys,
-    "headers": _headers,
-    "value": _values,
-}

@@ -14,13 +14,13 @@ from collections import Counter
 from collections.abc import Iterable
 
 from liftlog.errors import StreamUnavailable
-from liftlog.groups import state as group_state
-from liftlog.server.checkpoints import checkpoint
+from liftlog.groups.state import VERSION as GROUP_VERSION
+from liftlog.server.checkpoints.checkpoint import VERSION as CHECKPOINT_VERSION
 
 _SEPARATOR = b":"
 GROUP = "group"
 CHECKPOINT = "checkpoint"
-_KNOWN = {GROUP: group_state.VERSION, CHECKPOINT: checkpoint.VERSION}
+_KNOWN = {GROUP: GROUP_VERSION, CHECKPOINT: CHECKPOINT_VERSION}
 
 
 def kind_of(key: bytes) -> str:

@@ -28,7 +28,7 @@ from liftlog import errors
 from liftlog.errors import LiftlogError, StorageError
 from liftlog.spark.batch import calm_garbage_collector
 from liftlog.spark.columns import OFFSET
-from liftlog.spark.export import interrupts
+from liftlog.spark.export.interrupts import run_cancellable
 from liftlog.spark.export.opening import newest, nothing_in, paths_of
 from liftlog.spark.export.store import is_url
 from liftlog.spark.export.tasks import Task, TaskResult, Tell, perform, results
@@ -58,7 +58,7 @@ class SparkEngine:
         self._registered = False
 
     def run(self, phase: str, tasks: Sequence[Task], tell: Tell) -> list[TaskResult]:
-        return interrupts.run(lambda: self._run(phase, tasks, tell), self.cancel)
+        return run_cancellable(lambda: self._run(phase, tasks, tell), self.cancel)
 
     def _run(self, phase: str, tasks: Sequence[Task], tell: Tell) -> list[TaskResult]:
         with self._watched(phase, tell):

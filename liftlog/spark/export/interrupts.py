@@ -52,7 +52,7 @@ class _Call(Generic[T]):
         return self._results[0]
 
 
-def start(create: Callable[[], T], is_connected: Callable[[], bool]) -> T:
+def start_jvm(create: Callable[[], T], is_connected: Callable[[], bool]) -> T:
     """Return the result of `create`. A signal that arrives before `is_connected` is held back until
     then: from then on the JVM ends with this process.
 
@@ -77,7 +77,7 @@ def start(create: Callable[[], T], is_connected: Callable[[], bool]) -> T:
     return call.result()
 
 
-def run(call: Callable[[], T], cancel: Callable[[], None]) -> T:
+def run_cancellable(call: Callable[[], T], cancel: Callable[[], None]) -> T:
     """Return the result of `call`. If this thread is interrupted meanwhile, `cancel` makes `call`
     end, and the exception is raised when it has ended, or after ten seconds."""
     if not _is_main_thread():

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from liftlog.errors import MissingDependency
-from liftlog.spark.export import interrupts
+from liftlog.spark.export.interrupts import start_jvm
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -86,7 +86,7 @@ def open_session(master: str | None) -> SparkSession:
                 builder = builder.config(name, value)
     elif master is not None:
         builder = builder.master(master)
-    spark = interrupts.start(builder.getOrCreate, _has_gateway)
+    spark = start_jvm(builder.getOrCreate, _has_gateway)
     spark.conf.set("spark.sql.session.timeZone", "UTC")
     return spark
 

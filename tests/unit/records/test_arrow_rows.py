@@ -15,7 +15,7 @@ from support.clients.values import binary
 from liftlog.errors import CorruptBatch, InvalidArgument
 from liftlog.records import RecordBatch, decode_batch, encode_batch
 from liftlog.records.columns import positions
-from liftlog.records.columns.arrow import ROWS_SCHEMA, rows_of
+from liftlog.records.columns.arrow_rows import ROWS_SCHEMA, rows_of
 from liftlog.records.encode import fill_header
 from liftlog.records.format import HEADER_SIZE
 

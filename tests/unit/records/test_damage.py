@@ -19,7 +19,7 @@ from liftlog.records import (
     layout,
     parse_header,
 )
-from liftlog.records.columns.arrow import rows_of
+from liftlog.records.columns.arrow_rows import rows_of
 from liftlog.records.columns.batch_columns import decode_columns
 from liftlog.records.format import HEADER_SIZE, OFFSET_DELTAS, SUBJECT_IDS
 

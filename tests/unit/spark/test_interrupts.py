@@ -40,9 +40,9 @@ def the_handler() -> Iterator[None]:
 
 
 def test_a_start_that_is_not_disturbed() -> None:
-    assert interrupts.start(lambda: "made", lambda: False) == "made"
+    assert interrupts.start_jvm(lambda: "made", lambda: False) == "made"
     with pytest.raises(KeyError):
-        interrupts.start(lambda: {}["nothing"], lambda: False)
+        interrupts.start_jvm(lambda: {}["nothing"], lambda: False)
 
 
 def test_a_signal_waits_until_the_jvm_is_known() -> None:
@@ -54,7 +54,7 @@ def test_a_signal_waits_until_the_jvm_is_known() -> None:
         return len(asked) > 4
 
     with pytest.raises(KeyboardInterrupt):
-        interrupts.start(gate, is_connected)
+        interrupts.start_jvm(gate, is_connected)
     assert len(asked) == 5
     assert asked[-1] - asked[0] > 0.15
     assert not gate.ended.is_set()  # it waits no longer than that
@@ -68,14 +68,14 @@ def test_a_signal_waits_until_the_start_has_failed() -> None:
         raise KeyError("no JVM")
 
     with pytest.raises(KeyboardInterrupt):
-        interrupts.start(fail, lambda: False)
+        interrupts.start_jvm(fail, lambda: False)
 
 
 def test_a_signal_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interrupts, "_LONGEST_START_SECONDS", 0.1)
     gate = Gate(interrupt)
     with pytest.raises(KeyboardInterrupt):
-        interrupts.start(gate, lambda: False)
+        interrupts.start_jvm(gate, lambda: False)
     gate.opened.set()
 
 
@@ -91,7 +91,7 @@ def test_a_handler_of_the_caller_is_asked() -> None:
             assert not seen
             return "made"
 
-        assert interrupts.start(make, lambda: False) == "made"
+        assert interrupts.start_jvm(make, lambda: False) == "made"
         assert seen == [signal.SIGTERM]
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -107,7 +107,7 @@ def test_work_is_cancelled_and_awaited() -> None:
             gate.opened.set()
 
     with pytest.raises(KeyboardInterrupt):
-        interrupts.run(gate, cancel)
+        interrupts.run_cancellable(gate, cancel)
     assert gate.ended.is_set()
     assert len(cancels) == 2
     assert threading.main_thread().name not in cancels  # a further Ctrl-C does not hit this call
@@ -117,9 +117,9 @@ def test_work_that_is_not_disturbed() -> None:
     def never() -> None:
         raise AssertionError
 
-    assert interrupts.run(lambda: "done", never) == "done"
+    assert interrupts.run_cancellable(lambda: "done", never) == "done"
     with pytest.raises(KeyError):
-        interrupts.run(lambda: {}["nothing"], never)
+        interrupts.run_cancellable(lambda: {}["nothing"], never)
 
 
 def test_in_another_thread() -> None:
@@ -127,8 +127,10 @@ def test_in_another_thread() -> None:
     found: list[str] = []
 
     def work() -> None:
-        found.append(interrupts.start(lambda: "made", lambda: False))
-        found.append(interrupts.run(lambda: threading.current_thread().name, lambda: None))
+        found.append(interrupts.start_jvm(lambda: "made", lambda: False))
+        found.append(
+            interrupts.run_cancellable(lambda: threading.current_thread().name, lambda: None)
+        )
 
     thread = threading.Thread(target=work, name="other")
     thread.start()
