@@ -6,13 +6,14 @@ One stream's log; `log` is what others see of it. Imports run one way, downwards
     rewrite          compaction, re-batching, scrubbing; in a process of its own
     data_dir         all streams of a data directory, and the files that they share
     recovery/        opens a log after a stop
-    log              one stream's log: the only class that other packages use
+    log              one stream's log, with its writer, its structure and its view
     read/            reads, on a view of the log
     truncation       cuts either end
     structure        retention, swaps of rewritten segments, quarantine
     writing          appends, syncs, acks, rolls to a new segment
     state            the immutable view that readers take, and how it is replaced
     active_segment   the one file that is being written, its index and its ends
+    copied_batches   checks batches that come from another log
     environment      shared by all logs: clock, open files, indexes
     segment/         one segment and the files made from it
     files/           the files beneath

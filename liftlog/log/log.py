@@ -8,20 +8,17 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from liftlog.errors import StorageError
-from liftlog.log import structure, truncation
 from liftlog.log.active_segment import LogEnd
 from liftlog.log.environment import LogConfig, LogEnvironment
 from liftlog.log.files.acked_end import AckedEndFile
-from liftlog.log.files.filesystem import Buffer, storage_errors
+from liftlog.log.files.filesystem import storage_errors
 from liftlog.log.files.leases import Leases
 from liftlog.log.files.manifest import (
-    QuarantinedRange,
-    SegmentEntry,
     end_of_epoch,
     epoch_before,
 )
@@ -39,6 +36,13 @@ from liftlog.log.segment.subject_index import SubjectIndex
 from liftlog.log.segment.tail import ActiveState
 from liftlog.log.segment.walk import is_covered
 from liftlog.log.state import LogState, ReadView
+from liftlog.log.structure import LogStructure
+from liftlog.log.truncation import (
+    leave_active_segment,
+    start_over,
+    truncate_prefix,
+    truncate_suffix,
+)
 from liftlog.log.writing import LogWriter
 from liftlog.records.columns.heads import WantedSubjects
 
@@ -48,9 +52,8 @@ logger = logging.getLogger("liftlog.log")
 class Log:
     """One stream's log, made by `create` or by `liftlog.log.recovery.opening.open_log`.
 
-    Other packages use this class only. Its parts are `state.py` (the view that readers take, and
-    how it changes), `writing.py` (the end of the log), `structure.py`, `truncation.py` and
-    `reading.py`.
+    `view` is the newest state that readers may see, `writer` the end of the log, and `structure`
+    changes its segments and metadata. The log itself reads, truncates and closes.
     """
 
     def __init__(
@@ -68,11 +71,12 @@ class Log:
         self._state = state
         lineage = state.view.manifest.lineage
         slot = AckedEndFile(environment.fs, state.directory, lineage, boot_id=boot_id)
-        self._writer = writer = LogWriter(state, slot, commit_group=commit_group, appended=appended)
-        # See `LogWriter`. Publishers wait for these three: bound without a wrapping method.
+        self.writer = writer = LogWriter(state, slot, commit_group=commit_group, appended=appended)
+        # Publishers wait for these three: bound without a wrapping method.
         self.append = writer.append
         self.sync = writer.sync
         self.commit_up_to = writer.commit_up_to
+        self.structure = LogStructure(state)
         self._counts = RecordCounts(environment.pool)
         self.leases = Leases(environment.fs, state.directory)
         self.arrivals = Arrivals()
@@ -130,12 +134,6 @@ class Log:
         return self._state.view.manifest.log_start_offset
 
     @property
-    def first_stored_offset(self) -> int:
-        """First offset of the oldest segment, or of a gap before it; not above the log start."""
-        view = self._state.view
-        return min(view.segments[0].base_offset, view.manifest.log_start_offset)
-
-    @property
     def log_end_offset(self) -> int:
         """The next offset to assign."""
         return self._state.active.end.offset
@@ -151,57 +149,17 @@ class Log:
         return self._state.active.durable.offset
 
     @property
-    def leader_epoch(self) -> int:
-        return self._state.view.manifest.leader_epoch
-
-    @property
-    def epochs(self) -> tuple[tuple[int, int], ...]:
-        """(leader epoch, its first offset), ascending."""
-        return self._state.view.manifest.epochs
-
-    @property
-    def last_epoch(self) -> int:
-        """The leader epoch of the last record; 0 when there was none yet."""
-        return self.epoch_before(self.log_end_offset)
-
-    @property
     def incarnation(self) -> str:
         return self._state.view.manifest.incarnation
 
     @property
-    def lineage(self) -> str:
-        """Identifies one history of offsets. Changes with the incarnation, and when a truncation
-        makes offsets available again."""
-        return self._state.view.manifest.lineage
+    def leader_epoch(self) -> int:
+        return self._state.view.manifest.leader_epoch
 
     @property
-    def incomplete(self) -> str:
-        """Reason why records that this replica confirmed may be missing; empty if none are. Stays
-        until `note_complete`, over any number of starts."""
-        return self._state.view.manifest.incomplete
-
-    @property
-    def metadata(self) -> dict[str, Any]:
-        return self._state.view.manifest.metadata
-
-    @property
-    def quarantined(self) -> tuple[QuarantinedRange, ...]:
-        return self._state.view.manifest.quarantined
-
-    @property
-    def damaged_files(self) -> frozenset[str]:
-        """Names of segment files that hold quarantined bytes; they are never rewritten."""
-        return self._state.view.damaged_files
-
-    @property
-    def cleaned_below(self) -> int:
-        """The offset below which compaction has processed everything."""
-        return self._state.view.manifest.cleaned_below
-
-    @property
-    def tombstones_removed_below(self) -> int:
-        """The offset below which compaction may have removed tombstones."""
-        return self._state.view.manifest.tombstones_removed_below
+    def last_epoch(self) -> int:
+        """The leader epoch of the last record; 0 when there was none yet."""
+        return epoch_before(self.view.manifest.epochs, self.log_end_offset)
 
     @property
     def segments(self) -> tuple[Segment, ...]:
@@ -212,52 +170,7 @@ class Log:
     def segment_count(self) -> int:
         return len(self._state.view.segments)
 
-    @property
-    def size_bytes(self) -> int:
-        return sum(segment.size_bytes for segment in self._state.view.segments)
-
-    @property
-    def record_count(self) -> int:
-        """Number of readable records; an upper bound if a compacted segment is damaged or cut."""
-        return self._state.view.record_count
-
-    @property
-    def max_timestamp_ns(self) -> int:
-        return max(segment.max_timestamp_ns for segment in self._state.view.segments)
-
-    @property
-    def commit_group(self) -> int:
-        """The number that batches encoded for the next append must carry."""
-        return self._writer.commit_group
-
-    @property
-    def fsync_count(self) -> int:
-        return self._writer.fsync_count
-
-    @property
-    def last_sync_seconds(self) -> float:
-        return self._writer.last_sync_seconds
-
     # --- writing: by the current writer ---
-
-    def append_raw(self, data: Buffer) -> None:
-        """Append whole batches of another log without changing their bytes.
-
-        Only the first batch may begin below the log end, since the other log may have joined
-        batches. Then its records from the log end on are appended as a batch of their own.
-
-        Checks first that each batch is whole, has correct checksums and continues the offsets, and
-        that no leader epoch is older than the one before. Appends all or none; durable after
-        `sync`. An epoch that is new here is stored durably before its first batch is written.
-
-        The commit groups of another log state which batches were committed together there, not
-        here. So after a power cut a torn tail that was never synced may be quarantined;
-        `truncate_suffix` removes it, and the replica can fetch it again.
-
-        Raises CorruptBatch, UnsupportedFormat, ValueError when they do not continue the log,
-        DiskFull, StorageError.
-        """
-        self._writer.append_raw(data)
 
     def arrived_now(self, offset: int, stamp_ns: int) -> None:
         """Record that the records from `offset` on (the former log end) are new, with `stamp_ns` as
@@ -265,81 +178,6 @@ class Log:
         now_ns = self.environment.clock.monotonic_ns()
         self.arrivals.note(offset, stamp_ns, now_ns)
         self._state.active.segment.is_timed = True
-
-    def begin_epoch(self, epoch: int) -> None:
-        """Record that leader epoch `epoch` begins at the log end, before its first append.
-
-        Durable on return; writes nothing if it is recorded already. Raises ValueError if the log
-        has a later epoch, StorageError, DiskFull.
-        """
-        self._writer.begin_epoch(epoch)
-
-    def advance_high_watermark(self, offset: int) -> None:
-        """`commit_up_to` under its former name."""
-        self._writer.commit_up_to(offset)
-
-    def note_acked(self, offset: int) -> None:
-        """Store, so that a killed process keeps it, that all below `offset` may have been acked.
-
-        With a durability below fsync, acks are sent before their records are durable. The manifest
-        records this before the first such ack, because after a power cut the end of the acks is
-        unknown. While that write fails, no ack may be sent. Raises StorageError, DiskFull.
-        """
-        self._writer.note_acked(offset)
-
-    def admit_early_acks(self) -> None:
-        """Record, durably, that acks may be sent before their records are durable.
-
-        With a durability below fsync, call it before an append: if it fails, nothing was written
-        yet. Costs nothing once recorded. Raises StorageError, DiskFull.
-        """
-        self._writer.admit_early_acks()
-
-    def skip_to(self, offset: int) -> None:
-        """Continue at a later offset in a new segment; the manifest must already hold the reason.
-        Everything below counts as committed. Raises StorageError, DiskFull."""
-        self._writer.skip_to(offset)
-
-    def append_gap(
-        self,
-        next_offset: int,
-        reason: str,
-        *,
-        is_loss: bool,
-        epochs: tuple[tuple[int, int], ...] = (),
-    ) -> None:
-        """Continue at `next_offset`, because the log that this one copies has a `Gap` up to there.
-
-        `epochs` are the epochs of that log that begin in the gap: (leader epoch, first offset).
-        Durable on return, and committed like an append. Raises ValueError unless `next_offset` lies
-        past the log end, SyncFailed, StorageError, DiskFull.
-        """
-        self._writer.append_gap(next_offset, reason, is_loss=is_loss, epochs=epochs)
-
-    def abandon_tail(self, *, keep_offsets: bool) -> None:
-        """After a failed sync: continue in a new segment from the last durable position.
-
-        With `keep_offsets` the abandoned offsets were acked (durability below fsync); they are
-        recorded as lost and never used again. Raises StorageError, DiskFull if the new segment
-        fails too. Then nothing changed and the caller may retry. But without `keep_offsets` the log
-        ends at the last durable position in any case, and the next append retries.
-        """
-        self._writer.abandon_tail(keep_offsets=keep_offsets)
-
-    def is_roll_due(self) -> bool:
-        """Return True if the age of the active segment exceeds the limit."""
-        return self._writer.is_roll_due()
-
-    def roll(self) -> bool:
-        """Seal the active segment unless it is empty. Returns True if it sealed one.
-
-        Syncs first. Raises SyncFailed, StorageError, DiskFull.
-        """
-        return self._writer.roll()
-
-    def roll_if_due(self) -> bool:
-        """Roll an idle active segment whose age is over the limit. Raises as `roll`."""
-        return self._writer.is_roll_due() and self._writer.roll()
 
     def truncate_suffix(self, offset: int, *, below_high_watermark: bool = False) -> int:
         """Cut off everything from `offset` on; returns the new log end. Durable on return.
@@ -362,7 +200,7 @@ class Log:
                 f"a replica of {self.name} would be cut at {offset}, below its high watermark "
                 f"{self.high_watermark}"
             )
-        return truncation.truncate_suffix(self._writer, offset)
+        return truncate_suffix(self.writer, offset)
 
     def leave_active_segment(self) -> None:
         """Continue at the log end in a new segment and lineage.
@@ -371,7 +209,7 @@ class Log:
         refer to these no longer apply. Durable on return; a stop before that changes nothing.
         Raises StorageError, DiskFull.
         """
-        truncation.leave_active_segment(self._writer)
+        leave_active_segment(self.writer)
 
     def truncate_prefix(self, offset: int) -> None:
         """Make `offset` the log start and drop every segment below it. Durable on return.
@@ -381,7 +219,7 @@ class Log:
         must begin at `offset`. In between it raises ValueError, since the log does not know where a
         batch of the uncommitted tail begins. Raises StorageError, DiskFull.
         """
-        truncation.truncate_prefix(self._writer, offset)
+        truncate_prefix(self.writer, offset)
 
     def start_over(
         self, offset: int, *, epoch_before: int = 0, tombstones_removed_below: int = 0
@@ -389,122 +227,14 @@ class Log:
         """Drop everything and continue, empty, at `offset`, to copy another replica from there.
 
         `epoch_before` is the leader epoch of that replica's record before `offset`
-        (`Log.epoch_before`): if this log leads later, another replica that ends there can compare
-        itself with it. The replica may have removed tombstones below `tombstones_removed_below`.
+        (`manifest.epoch_before`): if this log leads later, another replica that ends there can
+        compare itself with it. The replica may have removed tombstones below
+        `tombstones_removed_below`.
 
         Durable on return; a stop before that leaves the log as it was. The offsets are assigned
         again, so it is another lineage. Raises StorageError, DiskFull; then nothing changed.
         """
-        truncation.start_over(self._writer, offset, epoch_before, tombstones_removed_below)
-
-    # --- structure: by any thread, beside the writer ---
-
-    def set_metadata(self, metadata: dict[str, Any]) -> None:
-        """Replace the metadata that the layer above stores in the manifest; durable on return."""
-        structure.set_metadata(self._state, metadata)
-
-    def note_incomplete(self, reason: str) -> None:
-        """Record that this copy may lack confirmed records, for example after a loss. Durable on
-        return. Raises StorageError, DiskFull."""
-        structure.note_incomplete(self._state, reason)
-
-    def note_complete(self) -> None:
-        """Clear the `incomplete` mark. Call it when the other replicas no longer rely on the
-        records that this one had confirmed. Durable on return. Raises StorageError, DiskFull."""
-        structure.note_complete(self._state)
-
-    def remove_before(
-        self, log_start_offset: int, delete_segments: int, *, delete_below: int | None = None
-    ) -> int:
-        """Move the log start and drop the oldest sealed segments; returns the bytes freed.
-
-        Removes at most `delete_segments`, and only those that end at or below the new log start and
-        `delete_below`, because segments may have been merged since the caller counted them. A
-        reader of a removed file keeps it until its answer is sent. Raises StorageError, DiskFull.
-        """
-        return structure.remove_before(self._state, log_start_offset, delete_segments, delete_below)
-
-    def replace_segments(
-        self,
-        old_files: Sequence[str],
-        new: Sequence[SegmentEntry],
-        *,
-        horizons: Mapping[str, int | None] | None = None,
-        cleaned_below: int | None = None,
-        tombstones_removed_below: int | None = None,
-        lineage: str | None = None,
-    ) -> int:
-        """Replace segments by rewritten ones; returns the bytes freed. Durable on return.
-
-        `old_files` are consecutive sealed segments. `new` covers the same offsets without a gap, in
-        files of a higher generation, which are on disk and fsynced with their indexes and the
-        directory. If the log's lineage is no longer `lineage`, the log was truncated since the job
-        began, and SegmentsChanged is raised. `horizons` sets or clears the delete horizon of sealed
-        segments that stay; names that are no longer listed are ignored. `cleaned_below` and
-        `tombstones_removed_below` only ever rise. Without files, only these three are stored. All
-        of this is one write of the manifest.
-
-        Raises SegmentsChanged if the files are not (or no longer) listed like this, hold
-        quarantined bytes, or hold records that are not committed yet: then nothing changed. Call
-        `discard_files` for the new files then, and also after StorageError or DiskFull: it removes
-        only what is safe to remove. Raises ValueError if `new` cannot replace the old ones.
-        """
-        return structure.replace_segments(
-            self._state,
-            old_files,
-            new,
-            horizons=horizons or {},
-            cleaned_below=cleaned_below or 0,
-            tombstones_removed_below=tombstones_removed_below or 0,
-            lineage=lineage,
-        )
-
-    def mend_segment(
-        self, old_file: str, new: Sequence[SegmentEntry], *, lineage: str | None = None
-    ) -> int:
-        """Replace a damaged segment by one that was written again from another replica.
-
-        Returns the number of damaged ranges that this ends. Durable on return. `new` is as for
-        `replace_segments`, and verified to its end: everything that was quarantined in the old file
-        is readable. Compaction processes the offsets from there on again, since the other replica
-        may have kept records that were removed here.
-
-        Raises SegmentsChanged if the file is no longer listed or holds uncommitted records: discard
-        the new files then. Raises ValueError if `new` cannot replace it, StorageError, DiskFull.
-        """
-        return structure.mend_segment(self._state, old_file, new, lineage=lineage)
-
-    def discard_files(self, names: Sequence[str]) -> None:
-        """Unlink segment files, and their indexes, that a job wrote and the manifest does not list.
-
-        After a failed `replace_segments` the manifest on disk may list them although the view does
-        not. Then the manifest is written again first, and while that fails nothing is removed.
-        Raises StorageError, DiskFull; the next start removes the files that stay.
-        """
-        structure.discard_files(self._state, names)
-
-    def quarantine(self, file_name: str, ranges: Sequence[QuarantinedRange]) -> None:
-        """Record damaged ranges of a segment; readers skip them from now on. Durable on return.
-
-        In the active segment the ranges lie below the high watermark. Ranges that are recorded
-        already change nothing; one that overlaps a recorded range widens it. Raises SegmentsChanged
-        if the segment is gone, StorageError, DiskFull.
-        """
-        structure.quarantine(self._state, file_name, ranges)
-
-    def lift_quarantine(
-        self,
-        file_name: str,
-        lifted: Sequence[QuarantinedRange],
-        still: Sequence[QuarantinedRange] = (),
-    ) -> int:
-        """End the quarantine of ranges of a segment that are readable again.
-
-        A walk over the whole segment has shown that (`readable_again`); `still` are the parts of
-        these ranges that are damaged. Returns the number of ranges lifted. Durable on return.
-        Raises StorageError, DiskFull.
-        """
-        return structure.lift_quarantine(self._state, file_name, lifted, still)
+        start_over(self.writer, offset, epoch_before, tombstones_removed_below)
 
     # --- reading: by any thread ---
 
@@ -547,7 +277,7 @@ class Log:
 
     def is_quarantined(self, first_offset: int, next_offset: int) -> bool:
         """Return True if all of these offsets are recorded as damaged or lost."""
-        return is_covered(first_offset, next_offset, self.quarantined)
+        return is_covered(first_offset, next_offset, self.view.manifest.quarantined)
 
     def quarantine_damage(self, first_offset: int, next_offset: int) -> None:
         """Verify the stored bytes of [first_offset, next_offset) and quarantine the damaged parts.
@@ -658,11 +388,7 @@ class Log:
         Returns the log end for the newest epoch, and for one that this log never had.
         """
         end = self.log_end_offset
-        return next((start for known, start in self.epochs if known > epoch), end)
-
-    def epoch_before(self, offset: int) -> int:
-        """Return the leader epoch of the record before `offset`; 0 if none is recorded."""
-        return epoch_before(self.epochs, offset)
+        return next((start for known, start in self.view.manifest.epochs if known > epoch), end)
 
     def end_of_epoch(self, epoch: int) -> tuple[int, int]:
         """Return the newest recorded leader epoch up to `epoch`, and the first offset after it.
@@ -686,8 +412,8 @@ class Log:
                 record_count=durable.record_count,
                 max_timestamp_ns=segment.max_timestamp_ns,
                 created_ns=segment.created_ns,
-                leader_epoch=epoch_before(self.epochs, durable.offset),
-                commit_group=self._writer.commit_group,
+                leader_epoch=epoch_before(self.view.manifest.epochs, durable.offset),
+                commit_group=self.writer.commit_group,
                 generation=segment.generation,
                 high_watermark=self.high_watermark if self.config.replicated else 0,
             )
@@ -722,7 +448,7 @@ class Log:
 
     def close_files(self) -> None:
         """Close the files without syncing, as the end of the process does."""
-        self._writer.slot.close()
+        self.writer.slot.close()
         self._state.active.file.close()
 
     def _forget_early_acks(self) -> None:

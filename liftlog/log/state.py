@@ -82,6 +82,19 @@ class ReadView(NamedTuple):
         return cache.get(segment, file, self.manifest.incarnation, self.damaged(segment))
 
     @property
+    def first_stored_offset(self) -> int:
+        """First offset of the oldest segment, or of a gap before it; not above the log start."""
+        return min(self.segments[0].base_offset, self.manifest.log_start_offset)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(segment.size_bytes for segment in self.segments)
+
+    @property
+    def max_timestamp_ns(self) -> int:
+        return max(segment.max_timestamp_ns for segment in self.segments)
+
+    @property
     def record_count(self) -> int:
         """Number of readable records; an upper bound if a compacted segment is damaged or cut."""
         segments, manifest = self.segments, self.manifest
@@ -106,7 +119,7 @@ class ReadView(NamedTuple):
 
     @property
     def damaged_files(self) -> frozenset[str]:
-        """Names of segment files that hold quarantined bytes."""
+        """Names of segment files that hold quarantined bytes; they are never rewritten."""
         found: set[str] = set()
         for bad in self.manifest.quarantined:
             base_offset = int(bad.segment.partition(".")[0])

@@ -2,8 +2,8 @@
 
 Every change is one write of the manifest. All files that the new manifest lists are on disk before
 it is written; files that it no longer lists are removed afterwards, and after a stop in between the
-next start removes them. Unless a function says otherwise, another thread may append meanwhile:
-nothing here touches the active segment.
+next start removes them. Another thread may append meanwhile: nothing here touches the active
+segment.
 """
 
 from __future__ import annotations
@@ -24,147 +24,275 @@ from liftlog.log.state import LogState, lies_behind
 logger = logging.getLogger("liftlog.log")
 
 
-def set_metadata(state: LogState, metadata: dict[str, Any]) -> None:
-    """See `Log.set_metadata`."""
-    with state.lock, storage_errors(f"updating {state.name}"):
-        state.store(state.view.manifest.with_changes(metadata=metadata))
+class LogStructure:
+    """Changes the segments and metadata of one log. Any thread may call it, also while another one
+    appends."""
 
+    def __init__(self, state: LogState) -> None:
+        self._state = state
 
-def note_incomplete(state: LogState, reason: str) -> None:
-    """See `Log.note_incomplete`."""
-    with state.lock, storage_errors(f"updating {state.name}"):
-        state.store(state.view.manifest.with_changes(incomplete=reason))
+    def set_metadata(self, metadata: dict[str, Any]) -> None:
+        """Replace the metadata that the layer above stores in the manifest; durable on return."""
+        state = self._state
+        with state.lock, storage_errors(f"updating {state.name}"):
+            state.store(state.view.manifest.with_changes(metadata=metadata))
 
+    def note_incomplete(self, reason: str) -> None:
+        """Record that this copy may lack confirmed records, for example after a loss. Durable on
+        return. Raises StorageError, DiskFull."""
+        state = self._state
+        with state.lock, storage_errors(f"updating {state.name}"):
+            state.store(state.view.manifest.with_changes(incomplete=reason))
 
-def note_complete(state: LogState) -> None:
-    """See `Log.note_complete`."""
-    with state.lock, storage_errors(f"updating {state.name}"):
-        if state.view.manifest.incomplete:
-            state.store(state.view.manifest.with_changes(incomplete=""))
+    def note_complete(self) -> None:
+        """Clear the `incomplete` mark. Call it when the other replicas no longer rely on the
+        records that this one had confirmed. Durable on return. Raises StorageError, DiskFull."""
+        state = self._state
+        with state.lock, storage_errors(f"updating {state.name}"):
+            if state.view.manifest.incomplete:
+                state.store(state.view.manifest.with_changes(incomplete=""))
 
+    def remove_before(
+        self, log_start_offset: int, delete_segments: int, *, delete_below: int | None = None
+    ) -> int:
+        """Move the log start and drop the oldest sealed segments; returns the bytes freed.
 
-def remove_before(
-    state: LogState, log_start_offset: int, delete_segments: int, delete_below: int | None
-) -> int:
-    """See `Log.remove_before`."""
-    with state.lock, storage_errors(f"retention of {state.name}"):
-        view = state.view
-        manifest, segments = view.manifest, view.segments
-        start = max(log_start_offset, manifest.log_start_offset)
-        if start > view.committed.offset:
-            raise ValueError("the log start cannot pass the high watermark")
-        limit = start if delete_below is None else min(start, delete_below)
-        count = 0
-        for segment in segments[: min(delete_segments, len(segments) - 1)]:
-            if not segment.sealed or segment.next_offset > limit:
-                break
-            count += 1
-        gone, kept = segments[:count], segments[count:]
-        names = {segment.path.name for segment in kept}
-        # Other replicas read from the first stored batch on, and are compared by the epoch of the
-        # record before it.
-        known_from = kept[0].base_offset - 1 if state.config.replicated else start
-        manifest = manifest.with_changes(
-            log_start_offset=start,
-            high_watermark=view.committed.offset,
-            segments=tuple(segment.entry() for segment in kept),
-            # Ranges below the log start stay too, while the damaged bytes are there: a job that
-            # rewrites or scans the file needs them.
-            quarantined=tuple(
+        Removes at most `delete_segments`, and only those that end at or below the new log start and
+        `delete_below`, because segments may have been merged since the caller counted them. A
+        reader of a removed file keeps it until its answer is sent. Raises StorageError, DiskFull.
+        """
+        state = self._state
+        with state.lock, storage_errors(f"retention of {state.name}"):
+            view = state.view
+            manifest, segments = view.manifest, view.segments
+            start = max(log_start_offset, manifest.log_start_offset)
+            if start > view.committed.offset:
+                raise ValueError("the log start cannot pass the high watermark")
+            limit = start if delete_below is None else min(start, delete_below)
+            count = 0
+            for segment in segments[: min(delete_segments, len(segments) - 1)]:
+                if not segment.sealed or segment.next_offset > limit:
+                    break
+                count += 1
+            gone, kept = segments[:count], segments[count:]
+            names = {segment.path.name for segment in kept}
+            # Other replicas read from the first stored batch on, and are compared by the epoch of
+            # the record before it.
+            known_from = kept[0].base_offset - 1 if state.config.replicated else start
+            manifest = manifest.with_changes(
+                log_start_offset=start,
+                high_watermark=view.committed.offset,
+                segments=tuple(segment.entry() for segment in kept),
+                # Ranges below the log start stay too, while the damaged bytes are there: a job that
+                # rewrites or scans the file needs them.
+                quarantined=tuple(
+                    bad
+                    for bad in manifest.quarantined
+                    if bad.next_offset > start or bad.segment in names
+                ),
+                epochs=epochs_from(manifest.epochs, known_from),
+            )
+            # From here on no new reader gets below the log start, and no start of the daemon finds
+            # the old files listed. A reader that has one open keeps it until it closes it.
+            state.store(manifest, kept)
+            return sum([state.remove_files(segment) for segment in gone])
+
+    def replace_segments(
+        self,
+        old_files: Sequence[str],
+        new: Sequence[SegmentEntry],
+        *,
+        horizons: Mapping[str, int | None] | None = None,
+        cleaned_below: int | None = None,
+        tombstones_removed_below: int | None = None,
+        lineage: str | None = None,
+    ) -> int:
+        """Replace segments by rewritten ones; returns the bytes freed. Durable on return.
+
+        `old_files` are consecutive sealed segments. `new` covers the same offsets without a gap, in
+        files of a higher generation, which are on disk and fsynced with their indexes and the
+        directory. If the log's lineage is no longer `lineage`, the log was truncated since the job
+        began, and SegmentsChanged is raised. `horizons` sets or clears the delete horizon of sealed
+        segments that stay; names that are no longer listed are ignored. `cleaned_below` and
+        `tombstones_removed_below` only ever rise. Without files, only these three are stored. All
+        of this is one write of the manifest.
+
+        Raises SegmentsChanged if the files are not (or no longer) listed like this, hold
+        quarantined bytes, or hold records that are not committed yet: then nothing changed. Call
+        `discard_files` for the new files then, and also after StorageError or DiskFull: it removes
+        only what is safe to remove. Raises ValueError if `new` cannot replace the old ones.
+        """
+        state, horizons = self._state, horizons or {}
+        with state.lock, storage_errors(f"replacing segments of {state.name}"):
+            view = state.view
+            manifest = view.manifest
+            at, old = _listed(state, old_files, lineage)
+            if damaged := view.damaged_files.intersection(old_files):
+                raise SegmentsChanged(f"{', '.join(sorted(damaged))} holds quarantined bytes")
+            _check_replacement(state, old, new)
+            now_ns = state.environment.clock.monotonic_ns()
+            fresh = _rewritten(state, old, new)
+            segments = [*view.segments[:at], *fresh, *view.segments[at + len(old) :]]
+            for i, segment in enumerate(segments):
+                if segment.sealed and segment.path.name in horizons:
+                    entry = replace(segment.entry(), delete_horizon_ns=horizons[segment.path.name])
+                    segments[i] = Segment(state.directory, entry, sealed=True)
+                    # A horizon counts from now: this pass is the first that keeps its tombstones.
+                    segments[i].take_times([segment], listed_since_ns=now_ns)
+            # The new files cover the offsets of the old ones and are durable, so a start that finds
+            # either manifest finds every live record. Readers that took their view before stay in
+            # the old files, which remain readable while they hold them open. A reader that has not
+            # opened its file yet finds it gone, takes the new view and retries.
+            state.store(
+                manifest.with_changes(
+                    segments=tuple(segment.entry() for segment in segments),
+                    high_watermark=view.committed.offset,
+                    quarantined=_moved(manifest.quarantined, old, new),
+                    cleaned_below=max(manifest.cleaned_below, cleaned_below or 0),
+                    tombstones_removed_below=max(
+                        manifest.tombstones_removed_below, tombstones_removed_below or 0
+                    ),
+                ),
+                tuple(segments),
+            )
+            freed = sum([state.remove_files(segment) for segment in old])
+            return freed - sum(segment.size_bytes for segment in fresh)
+
+    def mend_segment(
+        self, old_file: str, new: Sequence[SegmentEntry], *, lineage: str | None = None
+    ) -> int:
+        """Replace a damaged segment by one that was written again from another replica.
+
+        Returns the number of damaged ranges that this ends. Durable on return. `new` is as for
+        `replace_segments`, and verified to its end: everything that was quarantined in the old file
+        is readable. Compaction processes the offsets from there on again, since the other replica
+        may have kept records that were removed here.
+
+        Raises SegmentsChanged if the file is no longer listed or holds uncommitted records: discard
+        the new files then. Raises ValueError if `new` cannot replace it, StorageError, DiskFull.
+        """
+        state = self._state
+        with state.lock, storage_errors(f"mending a segment of {state.name}"):
+            view = state.view
+            manifest = view.manifest
+            at, old = _listed(state, [old_file], lineage)
+            _check_replacement(state, old, new)
+            fresh = _rewritten(state, old, new)
+            ended = [
                 bad
                 for bad in manifest.quarantined
-                if bad.next_offset > start or bad.segment in names
-            ),
-            epochs=epochs_from(manifest.epochs, known_from),
-        )
-        # From here on no new reader gets below the log start, and no start of the daemon finds the
-        # old files listed. A reader that has one open keeps it until it closes it.
-        state.store(manifest, kept)
-        return sum([state.remove_files(segment) for segment in gone])
-
-
-# --- rewritten segments ---
-
-
-def replace_segments(
-    state: LogState,
-    old_files: Sequence[str],
-    new: Sequence[SegmentEntry],
-    *,
-    horizons: Mapping[str, int | None],
-    cleaned_below: int,
-    tombstones_removed_below: int,
-    lineage: str | None,
-) -> int:
-    """See `Log.replace_segments`."""
-    with state.lock, storage_errors(f"replacing segments of {state.name}"):
-        view = state.view
-        manifest = view.manifest
-        at, old = _listed(state, old_files, lineage)
-        if damaged := view.damaged_files.intersection(old_files):
-            raise SegmentsChanged(f"{', '.join(sorted(damaged))} holds quarantined bytes")
-        _check_replacement(state, old, new)
-        now_ns = state.environment.clock.monotonic_ns()
-        fresh = _rewritten(state, old, new)
-        segments = [*view.segments[:at], *fresh, *view.segments[at + len(old) :]]
-        for i, segment in enumerate(segments):
-            if segment.sealed and segment.path.name in horizons:
-                entry = replace(segment.entry(), delete_horizon_ns=horizons[segment.path.name])
-                segments[i] = Segment(state.directory, entry, sealed=True)
-                # A horizon counts from now: this pass is the first that keeps its tombstones.
-                segments[i].take_times([segment], listed_since_ns=now_ns)
-        # The new files cover the offsets of the old ones and are durable, so a start that finds
-        # either manifest finds every live record. Readers that took their view before stay in the
-        # old files, which remain readable while they hold them open. A reader that has not opened
-        # its file yet finds it gone, takes the new view and retries.
-        state.store(
-            manifest.with_changes(
-                segments=tuple(segment.entry() for segment in segments),
-                high_watermark=view.committed.offset,
-                quarantined=_moved(manifest.quarantined, old, new),
-                cleaned_below=max(manifest.cleaned_below, cleaned_below),
-                tombstones_removed_below=max(
-                    manifest.tombstones_removed_below, tombstones_removed_below
+                if bad.segment == old_file and not lies_behind(bad, old[0])
+            ]
+            kept = [bad for bad in manifest.quarantined if bad not in ended]
+            cleaned_below = min([manifest.cleaned_below, *(bad.first_offset for bad in ended)])
+            # A stop before this leaves the damaged file and its quarantined ranges, a stop after it
+            # the new file: as in `replace_segments`. Neither manifest lists a file that is missing.
+            state.store(
+                manifest.with_changes(
+                    segments=tuple(
+                        segment.entry()
+                        for segment in (*view.segments[:at], *fresh, *view.segments[at + 1 :])
+                    ),
+                    high_watermark=view.committed.offset,
+                    quarantined=_moved(kept, old, new),
+                    cleaned_below=cleaned_below,
                 ),
-            ),
-            tuple(segments),
-        )
-        freed = sum([state.remove_files(segment) for segment in old])
-        return freed - sum(segment.size_bytes for segment in fresh)
+                (*view.segments[:at], *fresh, *view.segments[at + 1 :]),
+            )
+            state.remove_files(old[0])
+            return len(ended)
 
+    def discard_files(self, names: Sequence[str]) -> None:
+        """Unlink segment files, and their indexes, that a job wrote and the manifest does not list.
 
-def mend_segment(
-    state: LogState, old_file: str, new: Sequence[SegmentEntry], *, lineage: str | None
-) -> int:
-    """See `Log.mend_segment`."""
-    with state.lock, storage_errors(f"mending a segment of {state.name}"):
-        view = state.view
-        manifest = view.manifest
-        at, old = _listed(state, [old_file], lineage)
-        _check_replacement(state, old, new)
-        fresh = _rewritten(state, old, new)
-        ended = [
-            bad
-            for bad in manifest.quarantined
-            if bad.segment == old_file and not lies_behind(bad, old[0])
-        ]
-        kept = [bad for bad in manifest.quarantined if bad not in ended]
-        # A stop before this leaves the damaged file and its quarantined ranges, a stop after it the
-        # new file: as in `replace_segments`. Neither manifest lists a file that is missing.
-        state.store(
-            manifest.with_changes(
-                segments=tuple(
-                    segment.entry()
-                    for segment in (*view.segments[:at], *fresh, *view.segments[at + 1 :])
-                ),
-                high_watermark=view.committed.offset,
-                quarantined=_moved(kept, old, new),
-                cleaned_below=min([manifest.cleaned_below, *(bad.first_offset for bad in ended)]),
-            ),
-            (*view.segments[:at], *fresh, *view.segments[at + 1 :]),
-        )
-        state.remove_files(old[0])
-        return len(ended)
+        After a failed `replace_segments` the manifest on disk may list them although the view does
+        not. Then the manifest is written again first, and while that fails nothing is removed.
+        Raises StorageError, DiskFull; the next start removes the files that stay.
+        """
+        state = self._state
+        with state.lock, storage_errors(f"discarding files of {state.name}"):
+            # After a failed swap the manifest on disk may list these files. Unless it can be
+            # replaced, they stay.
+            state.confirm_manifest()
+            listed = {segment.path.name for segment in state.view.segments}
+            for name in names:
+                if name in listed:
+                    raise ValueError(f"{name} belongs to {state.name}")
+                path = state.directory / name
+                for one in files_of(path):
+                    state.environment.pool.remove(one)
+
+    def quarantine(self, file_name: str, ranges: Sequence[QuarantinedRange]) -> None:
+        """Record damaged ranges of a segment; readers skip them from now on. Durable on return.
+
+        In the active segment the ranges lie below the high watermark. Ranges that are recorded
+        already change nothing; one that overlaps a recorded range widens it. Raises SegmentsChanged
+        if the segment is gone, StorageError, DiskFull.
+        """
+        state = self._state
+        with state.lock, storage_errors(f"quarantining in {state.name}"):
+            view = state.view
+            if all(segment.path.name != file_name for segment in view.segments):
+                raise SegmentsChanged(f"{state.name} no longer consists of {file_name}")
+            before = view.manifest.quarantined
+            known = list(before)
+            for bad in ranges:
+                merged = replace(bad, segment=file_name)
+                for other in [one for one in known if _overlap(one, merged)]:
+                    known.remove(other)
+                    # A loss must stay visible as such, even where skipped offsets overlap it.
+                    merged = other.widened(merged) if other.is_loss else merged.widened(other)
+                known.append(merged)
+            if set(known) == set(before):
+                return
+            for bad in set(known).difference(before):
+                logger.error(
+                    "quarantined stream=%s first_offset=%d next_offset=%d reason=%s",
+                    state.name,
+                    bad.first_offset,
+                    bad.next_offset,
+                    bad.reason,
+                )
+            state.store(view.manifest.with_changes(quarantined=tuple(known)))
+
+    def lift_quarantine(
+        self,
+        file_name: str,
+        lifted: Sequence[QuarantinedRange],
+        still: Sequence[QuarantinedRange] = (),
+    ) -> int:
+        """End the quarantine of ranges of a segment that are readable again.
+
+        A walk over the whole segment has shown that (`readable_again`); `still` are the parts of
+        these ranges that are damaged. Returns the number of ranges lifted. Durable on return.
+        Raises StorageError, DiskFull.
+        """
+        state = self._state
+        with state.lock, storage_errors(f"lifting a quarantine in {state.name}"):
+            manifest = state.view.manifest
+            gone = [bad for bad in manifest.quarantined_in(file_name) if bad in lifted]
+            if not gone:
+                return 0
+            kept = [bad for bad in manifest.quarantined if bad not in gone]
+            kept += [
+                bad for bad in still if not is_covered(bad.first_offset, bad.next_offset, kept)
+            ]
+            for bad in gone:
+                logger.warning(
+                    "quarantine-lifted stream=%s first_offset=%d next_offset=%d reason=%s",
+                    state.name,
+                    bad.first_offset,
+                    bad.next_offset,
+                    bad.reason,
+                )
+            # Compaction has skipped the file, since it was damaged.
+            first = min(bad.first_offset for bad in gone)
+            state.store(
+                manifest.with_changes(
+                    quarantined=tuple(kept), cleaned_below=min(manifest.cleaned_below, first)
+                )
+            )
+            return len(gone)
 
 
 def _listed(
@@ -220,81 +348,6 @@ def _check_replacement(
                 raise ValueError(f"{entry.file_name} is shorter than its entry says")
         finally:
             file.close()
-
-
-def discard_files(state: LogState, names: Sequence[str]) -> None:
-    """See `Log.discard_files`."""
-    with state.lock, storage_errors(f"discarding files of {state.name}"):
-        # After a failed swap the manifest on disk may list these files. Unless it can be replaced,
-        # they stay.
-        state.confirm_manifest()
-        listed = {segment.path.name for segment in state.view.segments}
-        for name in names:
-            if name in listed:
-                raise ValueError(f"{name} belongs to {state.name}")
-            path = state.directory / name
-            for one in files_of(path):
-                state.environment.pool.remove(one)
-
-
-def quarantine(state: LogState, file_name: str, ranges: Sequence[QuarantinedRange]) -> None:
-    """See `Log.quarantine`."""
-    with state.lock, storage_errors(f"quarantining in {state.name}"):
-        view = state.view
-        if all(segment.path.name != file_name for segment in view.segments):
-            raise SegmentsChanged(f"{state.name} no longer consists of {file_name}")
-        before = view.manifest.quarantined
-        known = list(before)
-        for bad in ranges:
-            merged = replace(bad, segment=file_name)
-            for other in [one for one in known if _overlap(one, merged)]:
-                known.remove(other)
-                # A loss must stay visible as such, even where skipped offsets overlap it.
-                merged = other.widened(merged) if other.is_loss else merged.widened(other)
-            known.append(merged)
-        if set(known) == set(before):
-            return
-        for bad in set(known).difference(before):
-            logger.error(
-                "quarantined stream=%s first_offset=%d next_offset=%d reason=%s",
-                state.name,
-                bad.first_offset,
-                bad.next_offset,
-                bad.reason,
-            )
-        state.store(view.manifest.with_changes(quarantined=tuple(known)))
-
-
-def lift_quarantine(
-    state: LogState,
-    file_name: str,
-    lifted: Sequence[QuarantinedRange],
-    still: Sequence[QuarantinedRange],
-) -> int:
-    """See `Log.lift_quarantine`."""
-    with state.lock, storage_errors(f"lifting a quarantine in {state.name}"):
-        manifest = state.view.manifest
-        gone = [bad for bad in manifest.quarantined_in(file_name) if bad in lifted]
-        if not gone:
-            return 0
-        kept = [bad for bad in manifest.quarantined if bad not in gone]
-        kept += [bad for bad in still if not is_covered(bad.first_offset, bad.next_offset, kept)]
-        for bad in gone:
-            logger.warning(
-                "quarantine-lifted stream=%s first_offset=%d next_offset=%d reason=%s",
-                state.name,
-                bad.first_offset,
-                bad.next_offset,
-                bad.reason,
-            )
-        # Compaction has skipped the file, since it was damaged.
-        first = min(bad.first_offset for bad in gone)
-        state.store(
-            manifest.with_changes(
-                quarantined=tuple(kept), cleaned_below=min(manifest.cleaned_below, first)
-            )
-        )
-        return len(gone)
 
 
 def _overlap(one: QuarantinedRange, other: QuarantinedRange) -> bool:

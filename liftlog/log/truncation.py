@@ -17,7 +17,7 @@ from liftlog.log.files.manifest import epochs_from
 from liftlog.log.segment.index import IndexEntry, write_index
 from liftlog.log.segment.segment import Segment, walk_batches
 from liftlog.log.state import LogState
-from liftlog.log.structure import remove_before
+from liftlog.log.structure import LogStructure
 from liftlog.log.writing import LogWriter
 
 logger = logging.getLogger("liftlog.log")
@@ -161,7 +161,7 @@ def truncate_prefix(writer: LogWriter, offset: int) -> None:
     if offset < state.active.end.offset:
         if offset > view.committed.offset:
             raise ValueError("the log start cannot lie in an uncommitted tail")
-        remove_before(state, offset, len(view.segments), None)
+        LogStructure(state).remove_before(offset, len(view.segments))
         return
     with state.lock, storage_errors(f"truncating {state.name}"):
         # No record of the log stays, so no end has to be found: the new manifest lists an empty

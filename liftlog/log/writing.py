@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from compaction.ages import TOLERANCE_NS
 from liftlog.errors import SyncFailed
 from liftlog.log.active_segment import LogEnd
+from liftlog.log.copied_batches import continuing_batches
 from liftlog.log.files.acked_end import AckedEndFile
 from liftlog.log.files.filesystem import Buffer, storage_error, storage_errors
 from liftlog.log.files.manifest import (
@@ -23,10 +24,8 @@ from liftlog.log.files.manifest import (
 )
 from liftlog.log.segment.segment import MAX_POSITION, Segment
 from liftlog.log.state import LogState
-from liftlog.records.columns.batch_columns import cut_front
-from liftlog.records.decode import decode_batch
 from liftlog.records.encode import EncodedBatch
-from liftlog.records.header import parse_header, verify_body
+from liftlog.records.place import Epochs
 
 MAX_NOTED_ENDS = 4096
 """Number of ends of uncommitted appends to keep. Beyond it, every second one is dropped."""
@@ -101,13 +100,7 @@ class LogWriter:
         while len(self._appended) > MAX_NOTED_ENDS:
             # Followers may be far behind. The newest end stays, so all can still be committed. A
             # concurrent commit may drop ends that this line puts back; a later one skips them.
-            self._keep_ends(list(self._appended)[::-2][::-1])
-
-    def _keep_ends(self, ends: Iterable[LogEnd]) -> None:
-        self._appended = deque(ends)
-
-    def _last_end(self) -> int:
-        return self._appended[-1].offset if self._appended else 0
+            self._appended = deque(list(self._appended)[::-2][::-1])
 
     def _resolve_doubts(self) -> None:
         """After a failed operation, make the disk match the state in memory. Raises OSError."""
@@ -135,10 +128,25 @@ class LogWriter:
         return self._reserve_step
 
     def append_raw(self, data: Buffer) -> None:
-        """See `Log.append_raw`."""
+        """Append whole batches of another log without changing their bytes.
+
+        Only the first batch may begin below the log end, since the other log may have joined
+        batches. Then its records from the log end on are appended as a batch of their own.
+
+        Checks first that each batch is whole, has correct checksums and continues the offsets, and
+        that no leader epoch is older than the one before. Appends all or none; durable after
+        `sync`. An epoch that is new here is stored durably before its first batch is written.
+
+        The commit groups of another log state which batches were committed together there, not
+        here. So after a power cut a torn tail that was never synced may be quarantined;
+        `truncate_suffix` removes it, and the replica can fetch it again.
+
+        Raises CorruptBatch, UnsupportedFormat, ValueError when they do not continue the log,
+        DiskFull, StorageError.
+        """
         manifest, end = self.state.view.manifest, self.state.active.end.offset
         epochs = [*epochs_below(manifest.epochs, end)]
-        batches, group = _continuing(memoryview(data), end, epochs)
+        batches, group = continuing_batches(memoryview(data), end, epochs)
         if not batches:
             return
         if tuple(epochs) != manifest.epochs:
@@ -148,7 +156,7 @@ class LogWriter:
         # The next commit group encoded here must differ from the one before it.
         self.commit_group = (group + 1) & 0xFFFF
 
-    def note_epochs(self, epochs: tuple[tuple[int, int], ...]) -> None:
+    def note_epochs(self, epochs: Epochs) -> None:
         """Store these as the epochs of the log, durably, if they differ. The newest becomes the
         leader epoch if it is higher. Raises StorageError, DiskFull."""
         state = self.state
@@ -162,7 +170,11 @@ class LogWriter:
                 )
 
     def begin_epoch(self, epoch: int) -> None:
-        """See `Log.begin_epoch`."""
+        """Record that leader epoch `epoch` begins at the log end, before its first append.
+
+        Durable on return; writes nothing if it is recorded already. Raises ValueError if the log
+        has a later epoch, StorageError, DiskFull.
+        """
         state = self.state
         with state.lock:
             manifest, end = state.view.manifest, state.active.end.offset
@@ -233,7 +245,12 @@ class LogWriter:
         return reached
 
     def note_acked(self, offset: int) -> None:
-        """See `Log.note_acked`."""
+        """Store, so that a killed process keeps it, that all below `offset` may have been acked.
+
+        With a durability below fsync, acks are sent before their records are durable. The manifest
+        records this before the first such ack, because after a power cut the end of the acks is
+        unknown. While that write fails, no ack may be sent. Raises StorageError, DiskFull.
+        """
         if offset > self.state.active.durable.offset:
             self.admit_early_acks()
         if offset > self._acked_end:
@@ -241,7 +258,11 @@ class LogWriter:
             self.slot.update(offset)
 
     def admit_early_acks(self) -> None:
-        """See `Log.admit_early_acks`."""
+        """Record, durably, that acks may be sent before their records are durable.
+
+        With a durability below fsync, call it before an append: if it fails, nothing was written
+        yet. Costs nothing once recorded. Raises StorageError, DiskFull.
+        """
         state = self.state
         if state.view.manifest.acks_before_sync:
             return
@@ -285,17 +306,24 @@ class LogWriter:
         return now_ns - active.created_ns >= limit
 
     def is_roll_due(self) -> bool:
-        """See `Log.is_roll_due`."""
+        """Return True if the age of the active segment exceeds the limit."""
         active = self.state.active
         return active.end.position > 0 and self._is_too_old(active.segment)
 
     def roll(self) -> bool:
-        """See `Log.roll`."""
+        """Seal the active segment unless it is empty. Returns True if it sealed one.
+
+        Syncs first. Raises SyncFailed, StorageError, DiskFull.
+        """
         if self.state.active.end.position == 0:
             return False
         with storage_errors(f"rolling {self.state.name}"):
             self._roll()
         return True
+
+    def roll_if_due(self) -> bool:
+        """Roll an idle active segment whose age is over the limit. Raises as `roll`."""
+        return self.is_roll_due() and self.roll()
 
     def _roll(self) -> None:
         """Seal the active segment and begin the next one. Raises OSError; then nothing changed."""
@@ -317,7 +345,13 @@ class LogWriter:
             self.note_acked(offset)
 
     def abandon_tail(self, *, keep_offsets: bool) -> None:
-        """See `Log.abandon_tail`."""
+        """After a failed sync: continue in a new segment from the last durable position.
+
+        With `keep_offsets` the abandoned offsets were acked (durability below fsync); they are
+        recorded as lost and never used again. Raises StorageError, DiskFull if the new segment
+        fails too. Then nothing changed and the caller may retry. But without `keep_offsets` the log
+        ends at the last durable position in any case, and the next append retries.
+        """
         state, active = self.state, self.state.active
         durable, end = active.durable, active.end
         with state.lock, storage_errors(f"abandoning the tail of {state.name}"):
@@ -325,15 +359,8 @@ class LogWriter:
             if keep_offsets and end.offset > durable.offset:
                 # These records were acked. One write of the manifest both skips them and records
                 # the loss, so no start sees one without the other.
-                lost = QuarantinedRange(
-                    durable.offset,
-                    end.offset,
-                    active.segment.path.name,
-                    durable.position,
-                    durable.position,
-                    "fdatasync failed before these records were durable",
-                )
-                quarantined = (*quarantined, lost)
+                reason = "fdatasync failed before these records were durable"
+                quarantined = (*quarantined, self._without_bytes(durable, end.offset, reason))
             elif not keep_offsets:
                 self._give_up_tail()
             # Kept offsets: no record below the new end can still become committed, so the high
@@ -346,18 +373,18 @@ class LogWriter:
                 durable, base_offset, quarantined=quarantined, is_committed=keep_offsets
             )
             if keep_offsets:
-                self._keep_ends(())
+                self._appended = deque()
                 self.note_acked(base_offset)
 
     def _give_up_tail(self) -> None:
         """Drop the tail in memory first. If the new segment fails too, the log still ends here and
         reports no more than that; the next append begins the segment."""
-        active, state = self.state.active, self.state
-        active.give_up_tail()
-        durable = active.durable
+        state, durable = self.state, self.state.active.durable
+        state.active.give_up_tail()
         # Records that an earlier sync made durable can still become committed.
-        self._keep_ends(one for one in self._appended if one.offset <= durable.offset)
-        if max(state.view.committed.offset, self._last_end()) < durable.offset:
+        self._appended = deque([one for one in self._appended if one.offset <= durable.offset])
+        last = self._appended[-1].offset if self._appended else 0
+        if max(state.view.committed.offset, last) < durable.offset:
             self._appended.append(durable)
 
     def _seal_and_begin(
@@ -374,8 +401,7 @@ class LogWriter:
         view, active = state.view, state.active
         if quarantined is None:
             quarantined = view.manifest.quarantined
-        name = active.segment.path.name
-        damaged = [bad for bad in quarantined if bad.segment == name]
+        damaged = [bad for bad in quarantined if bad.segment == active.segment.path.name]
         if at.position == 0 and not damaged:
             # An empty segment is replaced, not kept: it holds no batch and no recorded loss.
             kept = view.segments[:-1]
@@ -388,9 +414,14 @@ class LogWriter:
         state.begin_segment(kept, base_offset, is_committed=is_committed, quarantined=quarantined)
 
     def append_gap(
-        self, next_offset: int, reason: str, *, is_loss: bool, epochs: tuple[tuple[int, int], ...]
+        self, next_offset: int, reason: str, *, is_loss: bool, epochs: Epochs = ()
     ) -> None:
-        """See `Log.append_gap`."""
+        """Continue at `next_offset`, because the log that this one copies has a `Gap` up to there.
+
+        `epochs` are the epochs of that log that begin in the gap: (leader epoch, first offset).
+        Durable on return, and committed like an append. Raises ValueError unless `next_offset` lies
+        past the log end, SyncFailed, StorageError, DiskFull.
+        """
         state = self.state
         with state.lock, storage_errors(f"noting a gap of {state.name}"):
             end = state.active.end
@@ -403,19 +434,17 @@ class LogWriter:
                 # Before the gap: a stop in between only leaves epochs without a record.
                 self.note_epochs((*known, *newer))
             self.sync()  # what the manifest lists as sealed is trusted by the next start
-            gap = QuarantinedRange(
-                end.offset,
-                next_offset,
-                state.active.segment.path.name,
-                end.position,
-                end.position,
-                reason if is_loss else SKIPPED,
-            )
+            gap = self._without_bytes(end, next_offset, reason if is_loss else SKIPPED)
             # One write of the manifest, so no start finds one without the other.
             quarantined = (*state.view.manifest.quarantined, gap)
             self._seal_and_begin(end, next_offset, quarantined=quarantined)
             self._appended.append(state.active.end)
             self.note_acked(next_offset)
+
+    def _without_bytes(self, at: LogEnd, next_offset: int, reason: str) -> QuarantinedRange:
+        """Return the range of the offsets from `at`, in the active segment, to `next_offset`."""
+        name = self.state.active.segment.path.name
+        return QuarantinedRange(at.offset, next_offset, name, at.position, at.position, reason)
 
     def begin_lineage(self, place: LogEnd, kept: tuple[Segment, ...], **changes: Any) -> None:
         """Continue at `place`, the end of `kept`, as a new lineage: the offsets from there on are
@@ -444,7 +473,7 @@ class LogWriter:
             state.move_high_watermark(view.committed)
             raise
         high = state.view.committed.offset
-        self._keep_ends(one for one in self._appended if high < one.offset < end)
+        self._appended = deque([one for one in self._appended if high < one.offset < end])
         if high < end:
             self._appended.append(state.active.end)
         # A slot entry names its lineage. A stop before this update leaves an entry of the old one,
@@ -454,7 +483,7 @@ class LogWriter:
         self.slot.begin_lineage(state.view.manifest.lineage)
         self.slot.update(end)
 
-    def begin_at(self, offset: int, epochs: tuple[tuple[int, int], ...]) -> None:
+    def begin_at(self, offset: int, epochs: Epochs) -> None:
         """Drop everything and continue at `offset`, at or past the log end. Hold `lock`. Raises
         OSError; then nothing changed."""
         self.state.begin_segment(
@@ -469,44 +498,3 @@ class LogWriter:
         )
         self._appended.clear()
         self.note_acked(offset)
-
-
-def _continuing(
-    view: memoryview, offset: int, epochs: list[tuple[int, int]]
-) -> tuple[list[EncodedBatch], int]:
-    """Parse the batches in `view` and check that they continue a log that ends at `offset`.
-
-    Returns the batches and the commit group of the last one; adds new epochs to `epochs`.
-    """
-    batches: list[EncodedBatch] = []
-    position = group = 0
-    while position < len(view):
-        header = parse_header(view, position)
-        piece = view[position : position + header.length]
-        verify_body(piece, header)
-        length = header.length
-        if header.base_offset < offset < header.next_offset and not batches:
-            # The other log has joined or compacted batches, and the requested offset lies inside
-            # one of them.
-            piece = memoryview(cut_front(decode_batch(piece, verify=False), offset))
-            header = parse_header(piece)
-        if header.base_offset != offset:
-            raise ValueError(f"batch at offset {header.base_offset}, expected {offset}")
-        last = epochs[-1][0] if epochs else 0
-        if header.leader_epoch < last:
-            raise ValueError(f"batch of leader epoch {header.leader_epoch} behind {last}")
-        if header.leader_epoch > last:
-            epochs.append((header.leader_epoch, offset))
-        batches.append(
-            EncodedBatch(
-                piece,
-                offset,
-                header.next_offset,
-                header.record_count,
-                header.base_timestamp_ns,
-                header.max_timestamp_ns,
-            )
-        )
-        offset, group = header.next_offset, header.commit_group
-        position += length
-    return batches, group

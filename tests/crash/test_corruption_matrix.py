@@ -61,7 +61,7 @@ def append(log: Log, count: int, *, full: bool) -> dict[int, bytes | None]:
     data = encode_batch(
         base_offset=base,
         leader_epoch=log.leader_epoch,
-        commit_group=log.commit_group,
+        commit_group=log.writer.commit_group,
         stamps=[(BASE_NS, 1), (BASE_NS + 5_000_000, count - 1)] if full else [(BASE_NS, count)],
         subjects=[b"a.%d" % (i % 2) for i in range(count)] if full else [b"a"] * count,
         values=values,
@@ -69,7 +69,7 @@ def append(log: Log, count: int, *, full: bool) -> dict[int, bytes | None]:
     )
     end = parse_header(data).next_offset
     log.append([EncodedBatch(data, base, end, count, BASE_NS, BASE_NS + 5_000_000)])
-    log.advance_high_watermark(log.sync())
+    log.commit_up_to(log.sync())
     return dict(zip(offsets, values, strict=True))
 
 
@@ -83,7 +83,7 @@ def stored() -> Stored:
     for segment in range(2):
         for batch in range(3):
             if segment == 1 and batch == 0:
-                log.roll()
+                log.writer.roll()
             values |= append(log, 3, full=batch == 1)
     sealed, active = (one.path for one in log.segments)
     end = log.log_end_offset
@@ -108,7 +108,9 @@ def damaged_disks(
 def read_carefully(log: Log) -> tuple[dict[int, bytes | None], list[range]]:
     """Batch by batch, with the checks of a client: what was delivered, and what was reported."""
     found: dict[int, bytes | None] = {}
-    reported: list[range] = [range(one.first_offset, one.next_offset) for one in log.quarantined]
+    reported: list[range] = [
+        range(one.first_offset, one.next_offset) for one in log.view.manifest.quarantined
+    ]
     offset = log.log_start_offset
     while True:
         try:

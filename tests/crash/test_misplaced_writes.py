@@ -69,7 +69,7 @@ def append(log: Log, count: int, size: int, name: bytes, *, commit: bool = True)
             encode_batch,
             base_offset=offset,
             leader_epoch=log.leader_epoch,
-            commit_group=log.commit_group,
+            commit_group=log.writer.commit_group,
             stamps=[(BASE_NS, 1)],
             subjects=[b"a"],
             headers=[block],
@@ -83,7 +83,7 @@ def append(log: Log, count: int, size: int, name: bytes, *, commit: bool = True)
         batches.append(EncodedBatch(data, offset, offset + 1, 1, BASE_NS, BASE_NS))
     log.append(batches)
     if commit:
-        log.advance_high_watermark(log.sync())
+        log.commit_up_to(log.sync())
     return values
 
 
@@ -110,7 +110,7 @@ def stored(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
             log = reopen(directory, None)
         values |= append(log, PAGE // size, size, b"ours")
     assert log.leader_epoch == 2
-    log.roll()
+    log.writer.roll()
     values |= append(log, 2 * PAGE // size, size, b"ours")
     end, files = log.log_end_offset, [(one.path, one.size_bytes) for one in log.segments]
     assert len(files) == 3
@@ -194,7 +194,7 @@ READERS: list[Callable[[Log], Reading]] = [
 def spark_misses(log: Log, end_offset: int, values: Values) -> set[int]:
     """What Spark does not find in the sealed files, and reports as lost."""
     transport = FileTransport(parse_options({"path": str(log.directory)}))
-    wanted = ScanRange("orders", log.lineage, log.leader_epoch, 1, end_offset)
+    wanted = ScanRange("orders", log.view.manifest.lineage, log.leader_epoch, 1, end_offset)
     found: Values = {}
     for batch in transport.batches(wanted, Losses("orders", fail=False)):
         for record in batch.records():
@@ -215,7 +215,12 @@ def scrubbed(log: Log) -> set[int]:
     """What scrubbing finds in the sealed segments."""
     found = []
     for segment in log.segments[:-1]:
-        job = ScrubJob(str(log.directory), segment.entry(), log.quarantined, log.epochs)
+        job = ScrubJob(
+            str(log.directory),
+            segment.entry(),
+            log.view.manifest.quarantined,
+            log.view.manifest.epochs,
+        )
         found += scrub(job, log.environment.fs).damaged
     return offsets_of(found)
 
@@ -226,7 +231,7 @@ def offsets_of(ranges: Iterable[QuarantinedRange]) -> set[int]:
 
 def check(stored: Stored, log: Log, what: str) -> set[int]:
     """Returns the offsets that are gone."""
-    everything, known = set(stored.values), offsets_of(log.quarantined)
+    everything, known = set(stored.values), offsets_of(log.view.manifest.quarantined)
     sealed_end = log.segments[-1].base_offset
     offline = {
         "repair": offsets_of(find_new_damage(FS, log.directory, log.view.manifest, None)),
@@ -255,7 +260,7 @@ def check(stored: Stored, log: Log, what: str) -> set[int]:
         assert found_at == (None if offset in gone else offset), f"{what}: the id of {offset}"
     assert log.log_end_offset >= stored.end
     # The reader that met the damage has quarantined it.
-    assert offsets_of(log.quarantined) & everything == gone, what
+    assert offsets_of(log.view.manifest.quarantined) & everything == gone, what
     assert everything - set(READERS[0](log).found) == gone, f"{what}: after it was quarantined"
     return gone
 
@@ -347,7 +352,7 @@ def test_a_tail_that_was_cut_comes_back(stop: str, tmp_path: Path) -> None:
     assert log.log_end_offset == 17
     values |= append(log, 3 * PAGE // 256, 256, b"ours")
     end = log.log_end_offset
-    log.roll()
+    log.writer.roll()
     values |= append(log, 5, 256, b"ours")
     stored_end, state = log.log_end_offset, log.close()
     assert state is not None

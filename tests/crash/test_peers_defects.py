@@ -108,7 +108,9 @@ def test_a_torn_tail_stops_no_reader(tmp_path: Path, keep: int) -> None:
     again = StoredLog(tmp_path)
     # It was acked, as the slot knows: gone, but said so, and its offset is not used again.
     assert offsets_of(again) == list(range(1, 10))
-    assert [(bad.first_offset, bad.next_offset) for bad in again.log.quarantined] == [(10, 11)]
+    assert [(bad.first_offset, bad.next_offset) for bad in again.log.view.manifest.quarantined] == [
+        (10, 11)
+    ]
     again.append([b"next"])
     assert offsets_of(again) == [*range(1, 10), 11]
     again.close()
@@ -124,7 +126,7 @@ def test_a_log_that_is_shorter_than_its_index(tmp_path: Path) -> None:
     with path.open("r+b") as file:
         file.truncate(path.stat().st_size // 2)
     again = StoredLog(tmp_path, segment_max_bytes=64_000)
-    [lost] = again.log.quarantined
+    [lost] = again.log.view.manifest.quarantined
     assert offsets_of(again) == [*range(1, lost.first_offset), lost.next_offset]
     assert again.log.log_end_offset == stored.log.log_end_offset
     again.close()
@@ -184,7 +186,7 @@ def test_by_time_with_an_empty_active_segment(tmp_path: Path) -> None:
     """Liftbridge skipped the whole log."""
     stored = StoredLog(tmp_path)
     stored.append([b"1", b"2"])
-    stored.log.roll()
+    stored.log.writer.roll()
     assert stored.log.offset_for_timestamp(STAMP_NS) == 1
     assert stored.log.offset_for_timestamp(STAMP_NS + 10**15) == 3
     stored.close()
@@ -254,7 +256,7 @@ def offsets_of(stored: StoredLog) -> list[int]:
     """Read batch by batch, going on behind what is known to be gone."""
     found: list[int] = []
     offset = stored.log.log_start_offset
-    gone = {bad.first_offset: bad.next_offset for bad in stored.log.quarantined}
+    gone = {bad.first_offset: bad.next_offset for bad in stored.log.view.manifest.quarantined}
     while offset < stored.log.high_watermark:
         if offset in gone:
             offset = gone[offset]

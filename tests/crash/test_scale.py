@@ -53,7 +53,7 @@ def ten_gibibytes(data_dir: Path) -> StoredLog:
     stored = StoredLog(data_dir, segment_max_bytes=SEGMENT_BYTES)
     for i in range(SEGMENTS):
         stored.append([b"%d" % i] * 100)
-        stored.log.roll()
+        stored.log.writer.roll()
     stored.append([b"newest"])
     return stored
 
@@ -83,7 +83,7 @@ def test_ten_gibibytes_open_at_once_after_a_clean_stop(tmp_path: Path) -> None:
     inflate(stored)
     seconds, read_bytes, again = open_counted(tmp_path / "data")
     assert again.report.clean
-    assert again.log.size_bytes > SEGMENTS * SEGMENT_BYTES
+    assert again.log.view.size_bytes > SEGMENTS * SEGMENT_BYTES
     assert seconds < 1
     assert read_bytes < 100_000, "only the end is looked at"
     for offset in (1, 100 * SEGMENTS, 100 * SEGMENTS + 1):

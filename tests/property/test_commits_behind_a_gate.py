@@ -127,7 +127,7 @@ class Driver:
         self.stream.fs.faults.append(Fault("truncate", errno.EIO, ".log", 1))
 
     def roll(self) -> None:
-        future = self.stream.host.run_exclusive(self.stream.log.roll)
+        future = self.stream.host.run_exclusive(self.stream.log.writer.roll)
         self.exclusive.append(future)
         if self.rng.random() < 0.3:
             future.cancel()

@@ -85,7 +85,7 @@ class CursorMachine(RuleBasedStateMachine):
 
     @rule()
     def roll(self) -> None:
-        self.log.roll()
+        self.log.writer.roll()
 
     @rule()
     def compact(self) -> None:

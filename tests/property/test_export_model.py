@@ -209,7 +209,7 @@ class History:
         first = min([row[0] for row in before], default=self.model.end)
         return bool(
             asked.get("mode") == "compacted"
-            or first < max(self.model.log_start, log.cleaned_below)
+            or first < max(self.model.log_start, log.view.manifest.cleaned_below)
             or self.model.damaged
         )
 

@@ -88,12 +88,12 @@ def test_nothing_that_is_committed_is_lost(told: list[tuple[dict[str, Any], str,
 
 async def _follow(told: list[tuple[dict[str, Any], str, int]]) -> None:
     leader = create(SimFileSystem(), config=CONFIG)
-    leader.begin_epoch(1)
+    leader.writer.begin_epoch(1)
     promises = Promises()
     for count in (3, 1, 4, 2):
         append(leader, promises, count)
     log = create(SimFileSystem(), config=CONFIG)
-    log.begin_epoch(1)
+    log.writer.begin_epoch(1)
     host, link = Host(log), Link()
     stream = followed(host, link)
     stream.start()

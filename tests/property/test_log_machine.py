@@ -63,7 +63,7 @@ class LogMachine(LogModel):
             self.log, self.fs, policy=POLICY, now_ns=now, memory=memory, max_bytes=1000
         )
         self._compacted(readable(self.log), before)
-        if result is not None and result.complete and not self.log.damaged_files:
+        if result is not None and result.complete and not self.log.view.damaged_files:
             kept = expected(before, min(result.cleaned_below, bound), self.log.log_start_offset)
             gone = {o for o in kept if o not in self.rows}
             assert all(before[o].is_tombstone for o in gone)
@@ -81,7 +81,7 @@ class LogMachine(LogModel):
 
     def _may_rebatch(self, number: int) -> bool:
         segment = self.log.segments[number]
-        if segment.path.name in self.log.damaged_files or not segment.size_bytes:
+        if segment.path.name in self.log.view.damaged_files or not segment.size_bytes:
             return False
         return segment.sealed and segment.next_offset <= self.log.high_watermark
 
@@ -148,7 +148,7 @@ class LogMachine(LogModel):
         """As by the scrubber or a reader: one batch of a sealed segment."""
         segment = self.log.segments[int(where * (self.log.segment_count - 1))]
         raw = self.fs.read(segment.path)[: segment.size_bytes]
-        if segment.path.name in self.log.damaged_files or not raw:
+        if segment.path.name in self.log.view.damaged_files or not raw:
             return  # may be damaged already where a batch would have to be read
         batches = list(iter_batches(raw))
         one = batches[int(batch * len(batches))]
@@ -157,7 +157,7 @@ class LogMachine(LogModel):
             return
         position = sum(b.header.length for b in batches[: batches.index(one)])
         end = position + header.length
-        self.log.quarantine(
+        self.log.structure.quarantine(
             segment.path.name,
             [QuarantinedRange(
                 header.base_offset, header.next_offset, segment.path.name, position, end, "rot"
@@ -179,7 +179,7 @@ class LogMachine(LogModel):
         size = segment.size_bytes
         if not segment.sealed:
             size = log.active_state().position // simfs.PAGE * simfs.PAGE  # the rest is in memory
-        if not size or segment.path.name in log.damaged_files:
+        if not size or segment.path.name in log.view.damaged_files:
             return
         raw = self.fs.read(segment.path)[: segment.size_bytes]
         position = int(page * size)
@@ -218,7 +218,7 @@ class LogMachine(LogModel):
         raw = image.read(path)
         lost: set[int] = set()
         listed = {segment.path for segment in log.segments}
-        if raw and path in listed and path.name not in log.damaged_files:
+        if raw and path in listed and path.name not in log.view.damaged_files:
             for position in (int(page * len(raw)) for page in pages):
                 if is_telling(raw, simfs.page_at(position)):
                     lost |= offsets_on(raw, image.lose_page(path, position))
@@ -292,7 +292,7 @@ class LogMachine(LogModel):
             ),
             "rebatch": lambda: self._rebatch(where),
             "swap": self._stopped_swap,
-            "roll": log.roll,
+            "roll": log.writer.roll,
             "truncate": lambda: log.truncate_suffix(cut),
             "retention": lambda: self.retention(where, where) if sealed else None,
             "checkpoint": log.checkpoint,

@@ -24,6 +24,7 @@ from support.worlds.rewriting import MINUTE_NS, Rows, compact_once, encode_rows,
 
 from liftlog.errors import CorruptBatch, CorruptRange, SyncFailed
 from liftlog.log import ActiveState, Gap, LogConfig, RecoveryReport
+from liftlog.log.files.manifest import epoch_before
 from liftlog.server.commits.writing import compressed
 
 FUZZ = os.environ.get("HYPOTHESIS_PROFILE") == "fuzz"
@@ -97,7 +98,7 @@ class ReplicaMachine(RuleBasedStateMachine):
         self.leading, self.heard = number, 0
         self.epoch += 1
         assert log.log_end_offset >= self.high, "the new leader lacks what was committed"
-        log.begin_epoch(self.epoch)
+        log.writer.begin_epoch(self.epoch)
         log.sync()
         self._commit()
 
@@ -144,7 +145,7 @@ class ReplicaMachine(RuleBasedStateMachine):
         try:
             self.leader.log.sync()
         except SyncFailed:
-            self.leader.log.abandon_tail(keep_offsets=False)
+            self.leader.log.writer.abandon_tail(keep_offsets=False)
         self.leader.fs.faults = []
         self._elect(1 - self.leading if self.in_sync else self.leading)
 
@@ -169,7 +170,9 @@ class ReplicaMachine(RuleBasedStateMachine):
     def _fetch(self, max_bytes: int) -> None:
         leader, follower = self.leader.log, self.follower.log
         offset, last = follower.log_end_offset, follower.last_epoch
-        if offset < max(leader.first_stored_offset, leader.tombstones_removed_below):
+        if offset < max(
+            leader.view.first_stored_offset, leader.view.manifest.tombstones_removed_below
+        ):
             self._start_over(offset)
             return
         if last:
@@ -178,7 +181,7 @@ class ReplicaMachine(RuleBasedStateMachine):
                 if epoch:
                     end = min(end, follower.end_of_epoch(epoch)[1])
                 assert end < offset, "it would ask the same again"
-                if end < follower.first_stored_offset:
+                if end < follower.view.first_stored_offset:
                     self._start_over(end)
                 else:
                     follower.truncate_suffix(end)
@@ -187,7 +190,7 @@ class ReplicaMachine(RuleBasedStateMachine):
             follower.truncate_suffix(leader.log_end_offset)
             return
         self.heard = offset
-        bar = max(leader.high_watermark, dict(leader.epochs).get(self.epoch, offset))
+        bar = max(leader.high_watermark, dict(leader.view.manifest.epochs).get(self.epoch, offset))
         if not self.in_sync and offset >= bar:
             self.in_sync = True
         self._commit()
@@ -202,16 +205,16 @@ class ReplicaMachine(RuleBasedStateMachine):
             leader.quarantine_damage(told.first_offset, told.next_offset)
             return
         if isinstance(found, Gap):
-            epochs = [one for one in leader.epochs if one[1] < found.next_offset]
+            epochs = [one for one in leader.view.manifest.epochs if one[1] < found.next_offset]
             epochs = [(one, max(first, offset)) for one, first in epochs]
-            follower.append_gap(
+            follower.writer.append_gap(
                 found.next_offset, found.reason, is_loss=found.is_loss, epochs=tuple(epochs[-1:])
             )
         elif found is not None:
             with found:
                 raw = found.pread()
                 try:
-                    follower.append_raw(raw)
+                    follower.writer.append_raw(raw)
                 except CorruptBatch:
                     leader.quarantine_damage(found.first_offset, found.next_offset)
                     return
@@ -219,25 +222,25 @@ class ReplicaMachine(RuleBasedStateMachine):
         follower.commit_up_to(min(high, follower.log_end_offset))
         start = min(leader.log_start_offset, follower.high_watermark)
         if start > follower.log_start_offset:
-            follower.remove_before(start, 100, delete_below=start)
+            follower.structure.remove_before(start, 100, delete_below=start)
 
     def _start_over(self, offset: int) -> None:
         leader, follower = self.leader.log, self.follower.log
         if self.in_sync:
             assert offset >= leader.high_watermark, "it was in sync and lacks what was committed"
             self.in_sync = False
-        first = leader.first_stored_offset
+        first = leader.view.first_stored_offset
         follower.start_over(
             first,
-            epoch_before=leader.epoch_before(first),
-            tombstones_removed_below=leader.tombstones_removed_below,
+            epoch_before=epoch_before(leader.view.manifest.epochs, first),
+            tombstones_removed_below=leader.view.manifest.tombstones_removed_below,
         )
 
     # --- each for itself ---
 
     @rule(which=st.integers(0, 1))
     def roll(self, which: int) -> None:
-        self.nodes[which].log.roll()
+        self.nodes[which].log.writer.roll()
         self._commit()
 
     @rule(which=st.integers(0, 1))
@@ -269,7 +272,7 @@ class ReplicaMachine(RuleBasedStateMachine):
         number = int(where * log.segment_count)
         segment = log.segments[number]
         may = segment.sealed and segment.size_bytes and segment.next_offset <= log.high_watermark
-        if may and segment.path.name not in log.damaged_files:
+        if may and segment.path.name not in log.view.damaged_files:
             rebatch_file(log, self.nodes[which].fs, number)
 
     @rule(
@@ -300,7 +303,7 @@ class ReplicaMachine(RuleBasedStateMachine):
         start = log.log_start_offset
         start += int(where * (log.high_watermark - start + 1))
         self.start = max(self.start, start)
-        log.remove_before(start, 100)
+        log.structure.remove_before(start, 100)
 
     # --- stops ---
 
@@ -407,11 +410,11 @@ class DamagedReplicaMachine(ReplicaMachine):
         segment = log.segments[int(where * log.segment_count)]
         if not segment.sealed or not segment.size_bytes:
             return
-        if segment.path.name in log.damaged_files:
+        if segment.path.name in log.view.damaged_files:
             return
         flip(self.leader.fs, segment.path, int(place * segment.size_bytes))
         log.quarantine_damage(segment.base_offset, segment.next_offset)
-        for bad in log.quarantined:
+        for bad in log.view.manifest.quarantined:
             self.lost |= set(range(bad.first_offset, bad.next_offset))
 
     @invariant()
@@ -429,7 +432,7 @@ class DamagedReplicaMachine(ReplicaMachine):
             for offset in expected.keys() - found.keys():
                 gone = expected[offset].key is not None or offset in self.lost
                 assert gone, "only compaction and rot take records away"
-            for bad in log.quarantined:
+            for bad in log.view.manifest.quarantined:
                 assert set(range(bad.first_offset, bad.next_offset)) <= self.lost
 
 

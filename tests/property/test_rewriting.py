@@ -65,7 +65,7 @@ class RewritingMachine(RuleBasedStateMachine):
     def append(self, batches: Batches, then_roll: bool) -> None:
         self.rows.update(add(self.log, [[self._row(*one) for one in b] for b in batches]))
         if then_roll:
-            self.log.roll()
+            self.log.writer.roll()
 
     def _row(self, key: object, value: object, subject: object, tick: object, head: object) -> Row:
         assert isinstance(tick, int)
@@ -80,11 +80,11 @@ class RewritingMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.job is None)  # one at a time, as the daemon does it
     @rule(memory=memories, size=sizes)
     def compact(self, memory: int, size: int) -> None:
-        self.log.roll()
+        self.log.writer.roll()
         compact_fully(
             self.log, self.fs, policy=POLICY, now_ns=self.now, memory=memory, max_bytes=size
         )
-        self.whole_below = self.log.cleaned_below
+        self.whole_below = self.log.view.manifest.cleaned_below
         self._each_key_once()
 
     def _each_key_once(self) -> None:
@@ -168,7 +168,7 @@ class RewritingMachine(RuleBasedStateMachine):
         self.log.truncate_suffix(high - int((high - low + 1) * where**2))
         # What an earlier pass removed for the sake of what is cut off now, stays away.
         self.rows = stored(self.log)
-        self.whole_below = min(self.whole_below, self.log.cleaned_below)
+        self.whole_below = min(self.whole_below, self.log.view.manifest.cleaned_below)
         self._each_key_once()
 
     @rule(where=fractions)
@@ -181,11 +181,11 @@ class RewritingMachine(RuleBasedStateMachine):
         number = data.draw(st.integers(0, self.log.segment_count - 1))
         low = max(self.log.segments[number].base_offset, self.log.log_start_offset)
         start = data.draw(st.integers(low, max(low, self.log.segments[number].next_offset)))
-        self.log.remove_before(start, number)
+        self.log.structure.remove_before(start, number)
 
     @rule(after=st.integers(0, 40), keep=st.sampled_from(["none", "all", "some"]), size=sizes)
     def crash_while_compacting(self, after: int, keep: str, size: int) -> None:
-        self.log.roll()
+        self.log.writer.roll()
         job = self.job
         self.fs.stop_at = self.fs.operations + after
         try:
@@ -217,7 +217,7 @@ class RewritingMachine(RuleBasedStateMachine):
             assert one.key is not None, f"the keyless record at {offset} is gone"
             if newest[one.key] == offset:
                 assert one.is_tombstone, f"the newest record of {one.key!r} is gone"
-                assert offset < self.log.tombstones_removed_below
+                assert offset < self.log.view.manifest.tombstones_removed_below
                 assert all(other.key != one.key for other in left.values()), "a value came back"
         assert self.log.log_end_offset > max(self.rows, default=0)
         check_entries(self.log, self.fs)

@@ -104,7 +104,7 @@ class World:
         for _ in range(count):
             stamp = self.now_ns() - self.now_ns() % 1000
             self.log.append([encode(self.log, [b"x" * 100], stamp=stamp)])
-            self.log.advance_high_watermark(self.log.sync())
+            self.log.commit_up_to(self.log.sync())
             self.stored[self.log.log_end_offset - 1] = self.true
             self.slowest = max(self.slowest, -self.offset)
 
@@ -128,7 +128,7 @@ class World:
         if doubted and not self.guard.doubt_seconds:
             assert doubted * SECOND <= self.max_age / 10
             self.slack += int(doubted * SECOND)
-        self.log.roll_if_due()
+        self.log.writer.roll_if_due()
         now = self.guard.now_ns()
         self.check_ages(now)
         if not self.guard.wall_clock_is_trusted():

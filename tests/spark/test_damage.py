@@ -55,7 +55,7 @@ def test_all_ways_tell_the_same(
         stream = logs.add("orders")
         for number in range(BATCHES):
             logs.append("orders", [b"%d/%d" % (number, n) * 200 for n in range(25)])
-        logs.call(stream.real_log.roll)
+        logs.call(stream.real_log.writer.roll)
         end, path = stream.real_log.log_end_offset, stream.real_log.segments[0].path
         places = batch_positions(path)
         borders = [*(position for position, _ in places), path.stat().st_size]

@@ -84,7 +84,7 @@ def random_log(rng: random.Random, target: Path, *, sketched: bool = False) -> P
                 stamp += rng.choice([0, 0, 1000, 7_000, 3_600_000_000_000])
                 rows.append(random_row(rng, stamp - rng.choice([0, 0, 500_000])))
             add(log, [rows], compression=rng.choice(CODECS))
-        log.roll()
+        log.writer.roll()
         if rng.random() < 0.4:
             compact_once(log, fs, compression=rng.choice(CODECS))
         elif rng.random() < 0.5:
@@ -287,7 +287,7 @@ def test_one_subject_of_many_in_a_batch(spark: SparkSession, tmp_path: Path) -> 
         again = [i for i in (0, 2, 5, 32_768, 39_999) if i < count]
         rows += [Row(NS, f"s.{i}", b"k", b"again", b"") for i in again]
         add(log, [rows])
-    log.roll()
+    log.writer.roll()
     target = written(fs, tmp_path / "orders")
     where: dict[str, Any] = {"path": str(target), "columns": "offset,subject,value"}
     everything = python_rows(**where)
@@ -308,7 +308,7 @@ def test_a_subject_id_beyond_the_dictionary(
     fs = SimFileSystem()
     log = keyed(fs)
     add(log, [[Row(NS, f"s.{i % 3 if count < 10 else i}", b"k", b"", b"") for i in range(count)]])
-    log.roll()
+    log.writer.roll()
     target = written(fs, tmp_path / "orders")
     [path] = [one for one in target.glob("*.log") if one.stat().st_size]
     entries = min(count, 3) if count < 10 else count

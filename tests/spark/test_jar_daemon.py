@@ -78,7 +78,7 @@ def fill(logs: ServedLogs, count: int = 30, size: int = 20) -> int:
             timestamp_ns=stamp,
             subject=b"orders.%d" % (i % 3),
         )
-    logs.call(stream.real_log.roll)
+    logs.call(stream.real_log.writer.roll)
     return stream.real_log.log_end_offset
 
 
@@ -165,7 +165,7 @@ def test_conditions_beyond_what_a_daemon_takes(spark: SparkSession, logs: Served
     odd = ("a\u00a0b", "a\u200bb", "a\u00adb", "a\ue000b")
     for one in (*odd, "größe.x"):
         logs.append("orders", [b"v"], subject=one.encode(), timestamp_ns=NS)
-    logs.call(stream.real_log.roll)
+    logs.call(stream.real_log.writer.roll)
     where = {"server": logs.server, "stream": "orders"}
     for asked in ("false", "true"):
         for one in (*odd, "größe.x"):
@@ -220,7 +220,7 @@ def test_values_that_a_query_does_not_use_are_not_sent(
     while plan.children().size():
         plan = plan.children().apply(0)
     # Some batches are fetched as they are stored, to see how large they are.
-    assert plan.metrics().apply("liftlogBytes").value() < log.size_bytes / 2
+    assert plan.metrics().apply("liftlogBytes").value() < log.view.size_bytes / 2
 
     [*_, (position, header), _] = batch_positions(log.segments[0].path)
     flip(log.segments[0].path, position + header.length - 9)  # of a value
@@ -247,11 +247,11 @@ def test_a_daemon_sends_few_records_where_few_subjects_are_wanted(
             logs.append("orders", values, keys=[b"k"] * 40, subject=subject, timestamp_ns=stamp)
 
     publish(100, 800)
-    logs.call(log.roll)
+    logs.call(log.writer.roll)
     first = log.segments[0]
-    whole = log.size_bytes
+    whole = log.view.size_bytes
     publish(60, 20)
-    logs.call(log.roll)
+    logs.call(log.writer.roll)
     sketch_segments(log, OsFileSystem())
     publish(30, 100)
     where: dict[str, Any] = {"server": logs.server, "stream": "orders", "columns": ALL_COLUMNS}
@@ -291,10 +291,10 @@ def test_a_daemon_that_leaves_out_records_is_asked_by_fewer_tasks(
     log = logs.add("orders").real_log
     for i in range(120):
         logs.append("orders", [bytes(30_000)] * 2, keys=[b"k"] * 2, subject=b"orders.%d" % (i % 3))
-    logs.call(log.roll)
+    logs.call(log.writer.roll)
     sketch_segments(log, OsFileSystem())
     where = {"server": logs.server, "stream": "orders"}
-    where["targetPartitionBytes"] = str(log.size_bytes // 12 + 1)
+    where["targetPartitionBytes"] = str(log.view.size_bytes // 12 + 1)
 
     def tasks(condition: str = "", **more: str) -> int:
         frame: Any = spark.read.format("liftlog").options(**where, **more).load()
@@ -317,7 +317,7 @@ def test_compact_with_many_keys(spark: SparkSession, logs: ServedLogs) -> None:
         logs.append(
             "orders", [b"%d" % first] * 2000, keys=[b"k%d" % n for n in numbers], timestamp_ns=NS
         )
-    logs.call(stream.real_log.roll)
+    logs.call(stream.real_log.writer.roll)
     where = {"server": logs.server, "stream": "orders", "compact": "true"}
     rows = jar_rows(spark, **where)
     assert rows == python_rows(**where)
@@ -447,9 +447,9 @@ def test_the_lease_of_a_read_ends_with_its_job(spark: SparkSession, tmp_path: Pa
         # A plan that is used again after compaction has moved on may miss keys, so it fails.
         frame = spark.read.format("liftlog").options(**options, compact="true").load()
         assert len(frame.collect()) < 200
-        streams.run(streams.log("in").roll)
+        streams.run(streams.log("in").writer.roll)
         streams.put("in", [Put(f"k{n % 7}", b"newer") for n in range(70)])
-        streams.run(streams.log("in").roll)
+        streams.run(streams.log("in").writer.roll)
         streams.compact("in")
         with pytest.raises(Exception, match=r"LEASE_GONE|SEGMENTS_CHANGED"):
             frame.collect()

@@ -70,7 +70,7 @@ def sketched_log(
                 headers = BLOCK if with_headers and rng.random() < 0.3 else b""
                 rows.append(Row(stamp, subject, key, value, headers))
             add(log, [rows], compression=rng.choice(codecs))
-        log.roll()
+        log.writer.roll()
         if rng.random() < 0.4:
             compact_once(log, fs, compression=rng.choice(codecs))
         elif rng.random() < 0.3:
@@ -106,13 +106,13 @@ def one_segment(
             for i in range(records)
         ]
         add(log, [rows])
-    log.roll()
+    log.writer.roll()
     sketch_segments(log, fs, with_subjects=with_subjects)
     if quarantined is not None:
         first, path = 1 + records * quarantined, log.segments[0].path
         sim_flip(fs, path, place_of_batch(fs.read(path), quarantined) + 20_000)
         log.quarantine_damage(first, first + records)
-        assert log.quarantined
+        assert log.view.manifest.quarantined
     target.mkdir(parents=True)
     for name in fs.list_directory(DIRECTORY):
         (target / name).write_bytes(fs.read(DIRECTORY / name))
@@ -268,7 +268,7 @@ def test_the_subject_index_is_not_used_for_few_blocks_of_a_segment(
             for i in range(200)
         ]
         add(log, [rows])
-    log.roll()
+    log.writer.roll()
     assert len(log.segments) == 2
     sketch_segments(log, fs, with_subjects=True)
     directory = tmp_path / "orders"
@@ -338,14 +338,14 @@ def test_subjects_that_look_alike_are_told_apart_by_reading_all(
     raw = encode_batch(
         base_offset=base,
         leader_epoch=log.leader_epoch,
-        commit_group=log.commit_group,
+        commit_group=log.writer.commit_group,
         stamps=[(NS, len(subjects))],
         subjects=subjects,
         values=[b"%d" % i * 100 for i in range(len(subjects))],
     )
     log.append([EncodedBatch(raw, base, base + len(subjects), len(subjects), NS, NS)])
     log.sync()
-    log.roll()
+    log.writer.roll()
     sketch_segments(log, fs, with_subjects=True)
     directory = tmp_path / "orders"
     directory.mkdir()
@@ -488,7 +488,7 @@ def test_the_sketch_of_small_batches_has_filters_alone(spark: SparkSession, tmp_
     fs = SimFileSystem()
     log = keyed(fs)
     add(log, [[Row(NS, RARE, b"k%d" % i, b"v" * 100, b"")] for i in range(1000)])
-    log.roll()
+    log.writer.roll()
     sketch_segments(log, fs)
     directory = tmp_path / "orders"
     directory.mkdir()

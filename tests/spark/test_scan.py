@@ -39,7 +39,7 @@ def fill(logs: ServedLogs, count: int = 20) -> int:
         values: list[bytes | None] = [b"%d/%d" % (i, j) if j % 11 else None for j in range(100)]
         stamp = NS + 1_000_000_000 * i
         logs.append("orders", values, keys=keys, timestamp_ns=stamp, subject=b"orders.%d" % (i % 2))
-    logs.call(stream.real_log.roll)
+    logs.call(stream.real_log.writer.roll)
     return stream.real_log.log_end_offset
 
 

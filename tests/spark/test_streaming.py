@@ -128,7 +128,7 @@ def test_a_first_batch_that_failed_is_read_again_or_its_loss_is_reported(
     assert first < end or starting == "latest"
     log = logs.broker.stream("orders").real_log
     if starting == "earliest":
-        logs.call(lambda: log.remove_before(end, 0, delete_below=0))
+        logs.call(lambda: log.structure.remove_before(end, 0, delete_below=0))
         with pytest.raises(Exception, match="retention has removed the records"):
             run(keep)
         run(keep, failOnDataLoss="false")

@@ -150,7 +150,7 @@ class Repair:
                 recovery_point=self.states.recovery_point,
                 boot_id=self.boot_id,
             )
-            quarantined = log.quarantined
+            quarantined = log.view.manifest.quarantined
             log.close()
         finally:
             environment.pool.close()

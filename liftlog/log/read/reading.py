@@ -17,7 +17,7 @@ from liftlog.log.read.slices import LATEST_NS, LogSlice, find_time_in_segment, s
 from liftlog.log.segment.segment import Segment
 from liftlog.log.segment.walk import Missing, is_covered, walk
 from liftlog.log.state import LogState, ReadView
-from liftlog.log.structure import quarantine
+from liftlog.log.structure import LogStructure
 
 _DAMAGE_WINDOW_BYTES = 256 * 1024
 
@@ -170,7 +170,7 @@ def quarantine_damage(state: LogState, first_offset: int, next_offset: int) -> N
             try:
                 found = find_damage(view, state.environment, segment, first_offset, next_offset)
                 if found:
-                    quarantine(state, segment.path.name, found)
+                    LogStructure(state).quarantine(segment.path.name, found)
             except (FileNotFoundError, SegmentsChanged):
                 continue  # replaced or removed meanwhile: readers use another file
 

@@ -45,7 +45,7 @@ class RecoveryReport:
     cut_bytes: int = 0
     events: list[str] = field(default_factory=list)
     incomplete: str = ""
-    """Same as `Log.incomplete`; only for a replicated log."""
+    """Same as `Manifest.incomplete`; only for a replicated log."""
 
 
 class Inventory:

@@ -309,8 +309,8 @@ class _Opening(TailJudge):
             # The file holds nothing for the offsets up to `end`, or cannot be appended to. So it is
             # sealed where its good bytes end. After a stop before that, the manifest has the range
             # from there to `end`, and the next start comes to the same place.
-            log.skip_to(end)
-        self.report.incomplete = log.incomplete
+            log.writer.skip_to(end)
+        self.report.incomplete = log.view.manifest.incomplete
         return log, self.report
 
     def _store_manifest(self, state: ActiveState, high_watermark: int, end: int) -> None:

@@ -14,7 +14,7 @@ the disk may be behind them, but never ahead.
 
 The reason is written to the manifest before the damaged bytes are changed. Otherwise, if this start
 were interrupted, the next one would find a file with a valid end. It stays there until the others
-were informed (`Log.note_complete`).
+were informed (`LogStructure.note_complete`).
 
 Lost records of a damaged sealed segment are quarantined, as in a log without replicas: sealed
 segments may be compacted, and those are mended, never cut.

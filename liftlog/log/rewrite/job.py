@@ -4,8 +4,8 @@ that apply a result to the log.
 Jobs read sealed segments and write new files beside them; they change no existing file. `epochs`
 are those of the manifest: they help to detect misplaced batches. The indexes of segments name the
 `incarnation` of the log. A job without one accepts the indexes of any log, and the indexes that it
-writes are rebuilt later. The daemon applies the result with `Log.replace_segments`, in an order
-that makes a crash between two steps safe, or discards the new files.
+writes are rebuilt later. The daemon applies the result with `LogStructure.replace_segments`, in an
+order that makes a crash between two steps safe, or discards the new files.
 
 All values pass through `to_dict` and `from_dict`, in a form that JSON can represent.
 """
@@ -247,8 +247,8 @@ class MendResult(_CrossesProcesses):
 class ScrubResult(_CrossesProcesses):
     """Result of a ScrubJob.
 
-    `damaged` are new ranges, ready for `Log.quarantine`. `lifted` are recorded ranges that are
-    readable now, at least in part, and `still` are their damaged parts (`readable_again`).
+    `damaged` are new ranges, ready for `LogStructure.quarantine`. `lifted` are recorded ranges that
+    are readable now, at least in part, and `still` are their damaged parts (`readable_again`).
     `index_damaged`: the index file is missing, of another segment or contradicts this one; it can
     be rebuilt.
     """
@@ -290,10 +290,10 @@ def apply_compaction(log: Log, result: CompactResult, lineage: str | None = None
     freed = 0
     removed_below = result.tombstones_removed_below or None
     for swap in result.swaps:
-        freed += log.replace_segments(
+        freed += log.structure.replace_segments(
             swap.old, swap.new, tombstones_removed_below=removed_below, lineage=lineage
         )
-    log.replace_segments(
+    log.structure.replace_segments(
         (),
         (),
         horizons=result.horizons,
@@ -306,18 +306,23 @@ def apply_compaction(log: Log, result: CompactResult, lineage: str | None = None
 
 def apply_rebatch(log: Log, result: RebatchResult, lineage: str | None = None) -> int:
     """Swap in the files of `rebatch`; returns the bytes freed."""
-    return sum(log.replace_segments(swap.old, swap.new, lineage=lineage) for swap in result.swaps)
+    return sum(
+        log.structure.replace_segments(swap.old, swap.new, lineage=lineage) for swap in result.swaps
+    )
 
 
 def apply_mending(log: Log, result: MendResult, lineage: str | None = None) -> int:
     """Swap in the files of `mend`; returns how many damaged ranges are readable again."""
-    return sum(log.mend_segment(swap.old[0], swap.new, lineage=lineage) for swap in result.swaps)
+    return sum(
+        log.structure.mend_segment(swap.old[0], swap.new, lineage=lineage) for swap in result.swaps
+    )
 
 
 def leftover_files(fs: FileSystem, job: CompactJob | RebatchJob | MendJob) -> list[str]:
     """Return the names of segment files that a killed job wrote and did not report.
 
-    For `Log.discard_files`. Call it only while the sources are still listed, after the job ended.
+    For `LogStructure.discard_files`. Call it only while the sources are still listed, after the job
+    ended.
     """
     sources = job.sources if isinstance(job, CompactJob) else (job.source,)
     first, end = sources[0].base_offset, sources[-1].next_offset

@@ -329,7 +329,7 @@ class Cleaner:
         forced = on_demand or state.unfinished
         state.unfinished = False
         if on_demand and state.rolled < wanted:
-            await host.run_exclusive(log.roll)
+            await host.run_exclusive(log.writer.roll)
             state.rolled = wanted
         turn_ends = time.monotonic() + self._settings.interval_seconds
         dropped = 0
@@ -345,7 +345,7 @@ class Cleaner:
             )
             if plan is None:
                 break
-            cleaned_below = log.cleaned_below
+            cleaned_below = log.view.manifest.cleaned_below
             try:
                 if await self._jobs.compact(host, state, segments, plan, self._now_ns):
                     break
@@ -354,7 +354,7 @@ class Cleaner:
                 if dropped == _MAX_DROPPED_PASSES:
                     raise
                 continue
-            if log.cleaned_below <= cleaned_below:
+            if log.view.manifest.cleaned_below <= cleaned_below:
                 raise StorageError("a pass made no progress")
             if time.monotonic() >= turn_ends:
                 state.unfinished = True

@@ -70,7 +70,7 @@ def plan_pass(
     return plan_compaction(
         segments,
         policy_of(settings),
-        cleaned_below=log.cleaned_below,
+        cleaned_below=log.view.manifest.cleaned_below,
         log_start_offset=log.log_start_offset,
         bound_offset=min([log.high_watermark, *(lease.high for lease in leases)]),
         segment_max_bytes=settings.segment.max_bytes,
@@ -108,7 +108,7 @@ def measure_backlog(
     return backlog(
         (*segments[:-1], sealed) if after_roll else segments,
         policy_of(settings),
-        cleaned_below=log.cleaned_below,
+        cleaned_below=log.view.manifest.cleaned_below,
         log_start_offset=log.log_start_offset,
         bound_offset=log.high_watermark if bound_offset is None else bound_offset,
         now_ns=now_ns,
@@ -165,7 +165,7 @@ def _span(seconds: int) -> str:
 
 def damaged_files(log: Log) -> frozenset[str]:
     """Return the names of the segment files with quarantined bytes; they are never rewritten."""
-    return log.damaged_files if log.quarantined else frozenset()
+    return log.view.damaged_files if log.view.manifest.quarantined else frozenset()
 
 
 def _damaged(log: Log) -> frozenset[int]:

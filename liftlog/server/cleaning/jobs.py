@@ -88,7 +88,7 @@ class JobRunner:
     ) -> bool:
         """Run one pass; returns True if it did all that was planned for `segments`."""
         log, started, planned_ns = host.log, time.monotonic(), now_ns()
-        lineage = log.lineage
+        lineage = log.view.manifest.lineage
         job = CompactJob(
             str(log.directory),
             plan,
@@ -96,7 +96,7 @@ class JobRunner:
             log_start_offset=log.log_start_offset,
             memory_bytes=self._settings.memory_bytes,
             compression=host.settings.compression,
-            epochs=log.epochs,
+            epochs=log.view.manifest.epochs,
             incarnation=log.incarnation,
         )
         logger.info(
@@ -125,7 +125,7 @@ class JobRunner:
             host.name,
             removed,
             freed,
-            log.cleaned_below,
+            log.view.manifest.cleaned_below,
             result.distinct_keys,
             result.complete,
             seconds,
@@ -154,7 +154,7 @@ class JobRunner:
     # --- re-batching ---
 
     async def rebatch(self, host: StreamHost, state: StreamCleaning, job: RebatchJob) -> None:
-        log, lineage = host.log, host.log.lineage
+        log, lineage = host.log, host.log.view.manifest.lineage
         rates = rates_of(self._settings.max_rate_bytes)
         answer = await self._run(kinds.REBATCH, job, host, state, rates)
         result = RebatchResult.from_dict(answer)
@@ -216,13 +216,13 @@ class JobRunner:
                 "damage-found stream=%s segment=%s ranges=%d", host.name, name, len(result.damaged)
             )
             try:
-                await self.in_thread(lambda: log.quarantine(name, result.damaged))
+                await self.in_thread(lambda: log.structure.quarantine(name, result.damaged))
             except SegmentsChanged:
                 return  # retention has deleted it meanwhile
             host.subjects.request()
         if result.lifted:
             about = name, result.lifted, result.still
-            if await self.in_thread(lambda: log.lift_quarantine(*about)):
+            if await self.in_thread(lambda: log.structure.lift_quarantine(*about)):
                 host.subjects.request()
         if result.index_damaged:
             logger.warning("index-made-anew stream=%s segment=%s", host.name, name)
@@ -282,14 +282,14 @@ def _announce_removal(log: Log, result: CompactResult, now_ns: int) -> None:
     held_from = log.leases.low_bound(now_ns)
     if held_from is not None and held_from < result.tombstones_removed_below:
         raise SegmentsChanged(f"a lease holds the tombstones from offset {held_from} on")
-    log.replace_segments((), (), tombstones_removed_below=result.tombstones_removed_below)
+    log.structure.replace_segments((), (), tombstones_removed_below=result.tombstones_removed_below)
 
 
 def _discard(log: Log, names: Sequence[str]) -> None:
     """Remove those of the files that are not part of the log."""
     listed = {segment.path.name for segment in log.segments}
     try:
-        log.discard_files([name for name in names if name not in listed])
+        log.structure.discard_files([name for name in names if name not in listed])
     except (LiftlogError, ValueError) as error:  # ValueError: a stalled swap listed one just now
         logger.warning("files-not-discarded stream=%s error=%s", log.name, error)
 

@@ -124,7 +124,7 @@ class Mender:
             and first < bad.next_offset <= log.high_watermark
             and (segment := _damaged_segment(log, bad)) is not None
             and not self._attempts_for(log, segment).is_given_up
-            for bad in log.quarantined
+            for bad in log.view.manifest.quarantined
         )
 
     def wait(self, host: StreamHost, told: Callable[[], None]) -> Callable[[], None]:
@@ -165,9 +165,13 @@ class Mender:
         now = time.monotonic()
         for host in self._hosts.values():
             log = host.log
-            if not log.quarantined or host.failure or not self._donors.count(host.name):
+            if (
+                not log.view.manifest.quarantined
+                or host.failure
+                or not self._donors.count(host.name)
+            ):
                 continue
-            for bad in log.quarantined:
+            for bad in log.view.manifest.quarantined:
                 segment = _damaged_segment(log, bad)
                 if segment is None or not _is_committed(log, segment, bad):
                     continue
@@ -176,7 +180,7 @@ class Mender:
         return None
 
     def _attempts_for(self, log: Log, segment: Segment) -> _Attempts:
-        key = (log.lineage, segment.path.name)
+        key = (log.view.manifest.lineage, segment.path.name)
         found = self._attempts.get(key)
         if found is None:
             found = self._attempts[key] = _Attempts()
@@ -201,13 +205,13 @@ class Mender:
             told()
 
     async def _supervise(self, host: StreamHost, segment: Segment) -> None:
-        known = len(host.log.quarantined)
+        known = len(host.log.view.manifest.quarantined)
         try:
             problem = await self._mend(host, segment)
         except SegmentsChanged as error:  # by retention or compaction: look again
             problem = str(error)
         except (LiftlogError, JobFailed, WorkerDied, OSError) as error:
-            if len(host.log.quarantined) > known:
+            if len(host.log.view.manifest.quarantined) > known:
                 return  # the segment has more damage, which is known now: try again at once
             problem = str(error)
         except Exception as error:  # a supervisor: repairs must not end the daemon
@@ -216,7 +220,7 @@ class Mender:
         if problem:
             self._note_failure(host, segment, problem)
         else:
-            self._attempts.pop((host.log.lineage, segment.path.name), None)
+            self._attempts.pop((host.log.view.manifest.lineage, segment.path.name), None)
 
     def _note_failure(self, host: StreamHost, segment: Segment, problem: str) -> None:
         now = time.monotonic()
@@ -243,12 +247,12 @@ class Mender:
         """Repair a segment; returns why it failed, or "" when it is done."""
         log, name = host.log, segment.path.name
         if not segment.sealed:
-            await host.run_exclusive(log.roll)
+            await host.run_exclusive(log.writer.roll)
             return ""  # the next look finds it sealed
-        lineage = log.lineage
+        lineage = log.view.manifest.lineage
         ranges = [bad for bad in _ranges_in(log, segment) if bad.next_offset > bad.first_offset]
         first = min(bad.first_offset for bad in ranges)
-        if first < log.tombstones_removed_below:
+        if first < log.view.manifest.tombstones_removed_below:
             self._donors.copy_again(host.name)
             return "tombstones were removed there: the stream is to be copied again as a whole"
         fs, patch = log.environment.fs, log.directory / f"{name}{_PATCH_SUFFIX}"
@@ -258,7 +262,12 @@ class Mender:
                 return problem
             source, given = segment.entry(), tuple(pieces)
             job = MendJob(
-                str(log.directory), source, patch.name, given, log.epochs, log.incarnation
+                str(log.directory),
+                source,
+                patch.name,
+                given,
+                log.view.manifest.epochs,
+                log.incarnation,
             )
             ended = await self._jobs.mend(host, StreamCleaning(), job, lineage)
         finally:
@@ -338,7 +347,11 @@ def _damaged_segment(log: Log, bad: QuarantinedRange) -> Segment | None:
 def _ranges_in(log: Log, segment: Segment) -> list[QuarantinedRange]:
     """Return all quarantined ranges among the bytes of a sealed segment."""
     name = segment.path.name
-    return [bad for bad in log.quarantined if bad.segment == name and not lies_behind(bad, segment)]
+    return [
+        bad
+        for bad in log.view.manifest.quarantined
+        if bad.segment == name and not lies_behind(bad, segment)
+    ]
 
 
 def _is_committed(log: Log, segment: Segment, bad: QuarantinedRange) -> bool:

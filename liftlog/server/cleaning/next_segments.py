@@ -51,7 +51,11 @@ class SmallBatches:
         oldest_ns = now_ns - int(settings.rebatch.min_age_seconds * _SECOND_NS)
         damaged = damaged_files(log)
         # Compaction will soon rewrite the segments that it has not cleaned yet.
-        end = segments[-1].base_offset if compaction_of(settings) is None else log.cleaned_below
+        end = (
+            segments[-1].base_offset
+            if compaction_of(settings) is None
+            else log.view.manifest.cleaned_below
+        )
         # Uncommitted records may be cut off, and the log refuses to exchange their segment.
         end = min(end, log.high_watermark)
         found: list[Segment] = []
@@ -86,7 +90,7 @@ class SmallBatches:
                     str(log.directory),
                     segment.entry(),
                     compression=compression,
-                    epochs=log.epochs,
+                    epochs=log.view.manifest.epochs,
                     incarnation=log.incarnation,
                 )
         return None
@@ -112,7 +116,7 @@ class Unsketched:
         segments = log.segments
         if self._all_judged is segments:
             return []
-        damaged, lineage, end = damaged_files(log), log.lineage, log.high_watermark
+        damaged, lineage, end = damaged_files(log), log.view.manifest.lineage, log.high_watermark
         waiting = False
         found: list[Segment] = []
         for segment in segments[:-1]:
@@ -135,13 +139,19 @@ class Unsketched:
     def find(self, log: Log, candidates: Sequence[Segment]) -> SketchJob | None:
         """Return a job for the first segment that lacks one. Reads the beginning of each: call it
         in a thread. Raises OSError."""
-        fs, lineage, with_subjects = log.environment.fs, log.lineage, self._with_subjects
+        fs, lineage, with_subjects = (
+            log.environment.fs,
+            log.view.manifest.lineage,
+            self._with_subjects,
+        )
         for segment in candidates:
             self._judged.add((segment.path.name, lineage))
             entry = segment.entry()
             about = fs, segment.path, entry, lineage
             if not is_sketched(*about) or (with_subjects and not is_indexed(*about)):
-                return SketchJob(str(log.directory), entry, lineage, log.epochs, with_subjects)
+                return SketchJob(
+                    str(log.directory), entry, lineage, log.view.manifest.epochs, with_subjects
+                )
         return None
 
     def look_again(self, file_name: str) -> None:
@@ -225,7 +235,7 @@ class ScrubSchedule:
         known = self._reviewed.get(log.name, frozenset())
         names = {
             bad.segment
-            for bad in log.quarantined
+            for bad in log.view.manifest.quarantined
             if bad.position < bad.end_position and bad not in known
         }
         segments = (one for one in log.segments if one.sealed and one.path.name in names)
@@ -234,7 +244,9 @@ class ScrubSchedule:
     def done(self, log: Log, job: ScrubJob) -> None:
         known = self._reviewed.get(log.name, frozenset())
         self._reviewed[log.name] = frozenset(
-            bad for bad in log.quarantined if bad in known or bad.segment == job.source.file_name
+            bad
+            for bad in log.view.manifest.quarantined
+            if bad in known or bad.segment == job.source.file_name
         )
         current = self._rounds.get(log.name)
         if (
@@ -254,5 +266,7 @@ class ScrubSchedule:
 
 def job_for(log: Log, segment: Segment) -> ScrubJob:
     name = segment.path.name
-    known = tuple(bad for bad in log.quarantined if bad.segment == name)
-    return ScrubJob(str(log.directory), segment.entry(), known, log.epochs, log.incarnation)
+    known = tuple(bad for bad in log.view.manifest.quarantined if bad.segment == name)
+    return ScrubJob(
+        str(log.directory), segment.entry(), known, log.view.manifest.epochs, log.incarnation
+    )

@@ -97,7 +97,7 @@ class GroupCommits:
         self._is_over = False  # this node no longer leads the stream
         self._unsynced = 0
         self._flush_timer: asyncio.TimerHandle | None = None
-        self._observed_syncs = log.fsync_count
+        self._observed_syncs = log.writer.fsync_count
         self._held_since = 0.0
 
     # --- one group ---
@@ -174,9 +174,9 @@ class GroupCommits:
     def _observe_sync(self) -> None:
         """Report the duration of the newest sync to the budget; a commit without a sync says
         nothing."""
-        if self._log.fsync_count != self._observed_syncs:
-            self._observed_syncs = self._log.fsync_count
-            self._shared.inline.observe(self._log.last_sync_seconds)
+        if self._log.writer.fsync_count != self._observed_syncs:
+            self._observed_syncs = self._log.writer.fsync_count
+            self._shared.inline.observe(self._log.writer.last_sync_seconds)
 
     def _finish(self, group: CommitGroup, error: Exception | None) -> None:
         """Answer everyone who waited for this group, or hold the answers."""
@@ -186,7 +186,7 @@ class GroupCommits:
         next_offset = group.next_offset
         interval = self._has_flushes
         if interval:
-            self._log.note_acked(self._log.log_end_offset)
+            self._log.writer.note_acked(self._log.log_end_offset)
         else:
             log = self._log
             high_watermark = log.commit_up_to(self._gate.local(log.log_end_offset))
@@ -275,7 +275,7 @@ class GroupCommits:
         After a failed sync the kernel may drop the pages and report success the next time.
         """
         try:
-            self._log.abandon_tail(keep_offsets=keep_offsets)
+            self._log.writer.abandon_tail(keep_offsets=keep_offsets)
         except LiftlogError as second:
             self._fail(f"storage failed ({error}) and so did starting a new segment ({second})")
             return False

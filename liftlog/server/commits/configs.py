@@ -37,7 +37,7 @@ class NewestBytes:
     def expect_count(self) -> None:
         """Expect a count soon. Until then only new records count, so that no message is refused
         because of superseded records."""
-        self.count(0, self._log.size_bytes)
+        self.count(0, self._log.view.size_bytes)
 
     def count(self, size_bytes: int | None, at_bytes: int = 0) -> None:
         """Set the size of the newest records, measured when the whole log had `at_bytes`, or a
@@ -47,7 +47,7 @@ class NewestBytes:
     @property
     def size_bytes(self) -> int:
         """Return the size; records that came after the count are treated as new subjects."""
-        size_bytes = self._log.size_bytes
+        size_bytes = self._log.view.size_bytes
         if self._counted is None:
             return size_bytes
         return self._counted + max(0, size_bytes - self._at_bytes)
@@ -68,7 +68,7 @@ def room_of(settings: StreamSettings, log: Log, newest: NewestBytes) -> Room | N
     is_bucket = counts_newest(settings)
 
     def stored() -> Stored:
-        size_bytes = newest.size_bytes if is_bucket else log.size_bytes
+        size_bytes = newest.size_bytes if is_bucket else log.view.size_bytes
         return Stored(log.log_start_offset, log.log_end_offset, size_bytes)
 
     return Room(limits.max_messages, limits.max_bytes, stored)

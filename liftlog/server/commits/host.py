@@ -99,7 +99,9 @@ class StreamHost:
         self.origin = origin
         self.overrides = overrides or {}
         self.failure = ""
-        self._own_losses: list[dict[str, Any]] = list(log.metadata.get("possible_losses", []))
+        self._own_losses: list[dict[str, Any]] = list(
+            log.view.manifest.metadata.get("possible_losses", [])
+        )
         self.possible_loss_events = 0
         """Counted since the start."""
         self.recovery_point_offset = log.log_end_offset

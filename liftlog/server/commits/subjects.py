@@ -162,7 +162,7 @@ class SubjectUpkeep:
         self._waiters = waiters
         self._wanted = False
         self._is_current = True
-        self._damage_seen = log.quarantined
+        self._damage_seen = log.view.manifest.quarantined
         self._task: asyncio.Task[None] | None = None
         self._closed = threading.Event()
 
@@ -223,7 +223,7 @@ class SubjectUpkeep:
             # Look again from time to time: the group may fail, and its offsets be used again.
             await asyncio.wait({committed}, timeout=_LOOK_AGAIN_SECONDS)
             committed.cancel()
-        began, damage = time.monotonic(), log.quarantined
+        began, damage = time.monotonic(), log.view.manifest.quarantined
         scan = await asyncio.to_thread(scan_subjects, log, table.new_scan(), self._go_on)
         if self._closed.is_set() or self._sequencer.subjects is not table:
             return
@@ -253,7 +253,11 @@ class SubjectUpkeep:
         table, log = self._sequencer.subjects, self._log
         if log.high_watermark < log.log_end_offset:
             return  # records that are not committed are not in the table
-        if table is not None and self._is_current and self._damage_seen == log.quarantined:
+        if (
+            table is not None
+            and self._is_current
+            and self._damage_seen == log.view.manifest.quarantined
+        ):
             write_subject_snapshot(log, table)
 
 
@@ -290,8 +294,10 @@ def _state_of(log: Log) -> dict[str, Any]:
     """Return the state that the snapshot depends on: with other files or other damage there may be
     other records."""
     return {
-        "lineage": log.lineage,
+        "lineage": log.view.manifest.lineage,
         "log_end_offset": log.log_end_offset,
         "segments": [segment.path.name for segment in log.segments],
-        "quarantined": [[bad.first_offset, bad.next_offset] for bad in log.quarantined],
+        "quarantined": [
+            [bad.first_offset, bad.next_offset] for bad in log.view.manifest.quarantined
+        ],
     }

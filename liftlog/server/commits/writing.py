@@ -67,7 +67,7 @@ class GroupWriter:
         batch = self._batch
         return group.encode(
             leader_epoch=self._log.leader_epoch,
-            commit_group=self._log.commit_group,
+            commit_group=self._log.writer.commit_group,
             max_records=batch.max_records,
             max_bytes=batch.max_bytes,
         )
@@ -78,7 +78,7 @@ class GroupWriter:
             batches = compressed(batches, self._compression)
         if self._acks_early:
             # The acks of this group may leave before it is durable; the manifest must say so first.
-            self._log.admit_early_acks()
+            self._log.writer.admit_early_acks()
         self._log.append(batches)
         self.written = batches
 

@@ -143,7 +143,7 @@ class Lookup:
             return sum(one >= offset for one in newest.offsets())
         log, end = self._log, self._log.high_watermark
         at = max(offset, self._shown.first_offset)
-        has_holes = log.record_count != end - log.log_start_offset
+        has_holes = log.view.record_count != end - log.log_start_offset
         if not subjects and self._readable is None and not has_holes:
             return max(0, end - at)
         selection = self._selection(subjects, columns=(OFFSET,))

@@ -97,7 +97,7 @@ async def _info(request: Request) -> Answer:
     hosts = [broker.hosts[name] for name in names if name in broker.hosts]
     return {
         "memory": 0,
-        "storage": sum(host.log.size_bytes for host in hosts),
+        "storage": sum(host.log.view.size_bytes for host in hosts),
         "reserved_memory": 0,
         "reserved_storage": 0,
         "streams": len(names),
@@ -182,7 +182,7 @@ async def _described(request: Request, info: StreamInfo) -> dict[str, Any]:
     if host is not None and has_records:
         first = max(first, request.parts.ages.first_offset(host))
         first_ns = await asyncio.to_thread(timestamp_at, host.log, first)
-    state = _state(info, first, first_ns, log.max_timestamp_ns if log is not None else 0)
+    state = _state(info, first, first_ns, log.view.max_timestamp_ns if log is not None else 0)
     state["consumer_count"] = len(request.parts.consumers.of(info.name))
     if host is not None:
         await _count_shown(request, host, state)

@@ -41,7 +41,7 @@ STREAM_VALUES: dict[str, Callable[[StreamHost], float]] = {
     "liftlog_log_start_offset": lambda host: host.log.log_start_offset,
     "liftlog_high_watermark": lambda host: host.log.high_watermark,
     "liftlog_log_end_offset": lambda host: host.log.log_end_offset,
-    "liftlog_log_size_bytes": lambda host: host.log.size_bytes,
+    "liftlog_log_size_bytes": lambda host: host.log.view.size_bytes,
     "liftlog_segments": lambda host: host.log.segment_count,
     "liftlog_pending_bytes": lambda host: host.sequencer.pending_bytes,
     "liftlog_commit_in_flight_seconds": lambda host: host.turns.taken_seconds,
@@ -52,18 +52,22 @@ STREAM_VALUES: dict[str, Callable[[StreamHost], float]] = {
     "liftlog_commits_total": lambda host: host.observed.commits,
     "liftlog_inline_commits_total": lambda host: host.observed.inline_commits,
     "liftlog_commit_failures_total": lambda host: host.observed.commit_failures,
-    "liftlog_fsync_total": lambda host: host.log.fsync_count,
+    "liftlog_fsync_total": lambda host: host.log.writer.fsync_count,
     "liftlog_duplicates_total": lambda host: host.sequencer.duplicates,
     "liftlog_dedupe_ids": lambda host: len(host.sequencer.dedupe),
     "liftlog_dedupe_evicted_early_total": lambda host: host.sequencer.dedupe.evicted_early,
     "liftlog_acks_suppressed_total": lambda host: host.sequencer.acks_suppressed,
     "liftlog_possible_loss_events_total": lambda host: host.possible_loss_events,
-    "liftlog_quarantined_ranges": lambda host: sum(bad.is_loss for bad in host.log.quarantined),
+    "liftlog_quarantined_ranges": lambda host: sum(
+        bad.is_loss for bad in host.log.view.manifest.quarantined
+    ),
     "liftlog_quarantined_offsets": lambda host: sum(
-        bad.next_offset - bad.first_offset for bad in host.log.quarantined if bad.is_loss
+        bad.next_offset - bad.first_offset
+        for bad in host.log.view.manifest.quarantined
+        if bad.is_loss
     ),
     "liftlog_repaired_ranges_total": lambda host: host.observed.repaired_ranges,
-    "liftlog_cleaned_below": lambda host: host.log.cleaned_below,
+    "liftlog_cleaned_below": lambda host: host.log.view.manifest.cleaned_below,
 }
 
 STREAM_HISTOGRAMS: dict[str, Callable[[StreamHost], Histogram]] = {

@@ -42,7 +42,7 @@ def open_copy(data_dir: DataDir, record: StreamMetadata) -> tuple[Log, bool]:
             report.clean,
             log.log_end_offset,
             log.high_watermark,
-            log.incomplete or "no",
+            log.view.manifest.incomplete or "no",
         )
         return log, False
     if found is not None:

@@ -37,12 +37,14 @@ class CopyOnDisk:
         host, log = self._node.hosts.hosts.get(self._name), self._present
         if log is None or (host is not None and host.failure):
             return None
-        return LogEnd(last_epoch(log.epochs, log.log_end_offset), log.log_end_offset)
+        return LogEnd(last_epoch(log.view.manifest.epochs, log.log_end_offset), log.log_end_offset)
 
     @property
     def is_given_up(self) -> bool:
         """True if the copy is to be dropped: its records belong to metadata that were abandoned."""
-        return self._present is not None and self._present.incomplete == copies.GIVEN_UP
+        return (
+            self._present is not None and self._present.view.manifest.incomplete == copies.GIVEN_UP
+        )
 
     @property
     def _present(self) -> Log | None:
@@ -89,7 +91,9 @@ class CopyOnDisk:
     async def open_for_role(self, record: StreamMetadata) -> Log:
         """Open the log for a role that begins."""
         log, _ = await self.open(record)
-        if log.incomplete:  # an earlier attempt to act on the changed record has failed
+        if (
+            log.view.manifest.incomplete
+        ):  # an earlier attempt to act on the changed record has failed
             await self._judge_mark(log, record)
             log, _ = await self.open(record)
         return log
@@ -105,7 +109,7 @@ class CopyOnDisk:
             had = is_whole and member.had(present.starts.get(self._me, 0))
             # If this node is the only replica, an operator has repaired the copy: no other node
             # could have the records that the mark reports as missing.
-            may_lack = log.incomplete and present.members != (self._me,)
+            may_lack = log.view.manifest.incomplete and present.members != (self._me,)
             return transitions.register(present, self._me, member.start, clean=had and not may_lack)
 
         after = await self._node.mirror.change(self._name, step)
@@ -115,9 +119,9 @@ class CopyOnDisk:
     async def _judge_mark(self, log: Log, record: StreamMetadata) -> None:
         """Act on the mark of an incomplete copy, which is already registered as such. A copy of
         abandoned metadata is dropped. Raises Conflict if no other copy is complete."""
-        if log.incomplete != copies.GIVEN_UP or record.must_keep(self._me):
-            if log.incomplete:
-                await asyncio.to_thread(log.note_complete)
+        if log.view.manifest.incomplete != copies.GIVEN_UP or record.must_keep(self._me):
+            if log.view.manifest.incomplete:
+                await asyncio.to_thread(log.structure.note_complete)
         elif record.isr or record.eligible:
             await self._remove_given_up(record)
         else:
@@ -160,8 +164,8 @@ class CopyOnDisk:
         """Drop the copy after the record says that it does not count, and this node has stored that
         record. The copy is marked first: a restart in between drops it as well."""
         log, _ = await self.open(self._node.mirror.known[self._name])
-        before = log.incomplete
-        await asyncio.to_thread(log.note_incomplete, copies.GIVEN_UP)
+        before = log.view.manifest.incomplete
+        await asyncio.to_thread(log.structure.note_incomplete, copies.GIVEN_UP)
         after = None
         try:
             after = await self._node.mirror.go_over(self._name, self._me, stored)
@@ -169,7 +173,7 @@ class CopyOnDisk:
             logger.warning("copy-kept stream=%s reason=%s", self._name, error)
         finally:  # the guard retries it: until then the copy counts by the records here
             if after is None:
-                await asyncio.to_thread(log.note_incomplete, before)
+                await asyncio.to_thread(log.structure.note_incomplete, before)
         if after is not None:
             await self._remove_given_up(after)
 

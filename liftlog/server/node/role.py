@@ -76,14 +76,14 @@ class Role:
     async def _begin_to_lead(self, record: StreamMetadata) -> None:
         log = await self._log_between_roles(record)
         epoch = record.leader_epoch
-        before = max([begun for begun, _ in log.epochs], default=0)
+        before = max([begun for begun, _ in log.view.manifest.epochs], default=0)
 
         def begin() -> None:
             if log.log_end_offset < record.log_start:
                 # The copies with more records are lost. New messages must not get offsets that an
                 # administrator has deleted.
                 log.truncate_prefix(record.log_start)
-            log.begin_epoch(epoch)
+            log.writer.begin_epoch(epoch)
 
         await self._change_log(begin)
         leader = self._leader_of(record, log)
@@ -131,7 +131,7 @@ class Role:
         return Leader(
             record,
             self._me,
-            log.epochs,
+            log.view.manifest.epochs,
             log_end=log.log_end_offset,
             durable_end=log.durable_end_offset,
             high_watermark=log.high_watermark,
@@ -178,7 +178,7 @@ class Role:
             host.commit_up_to(leader.local(log.durable_end_offset))
 
         try:
-            await host.exclusively(lambda: log.begin_epoch(epoch), begin)
+            await host.exclusively(lambda: log.writer.begin_epoch(epoch), begin)
         except LiftlogError:
             self.stop()  # the next look ends the role, and begins a new one
             raise
@@ -332,7 +332,8 @@ class Role:
         wanted = self._settings_of(record)
         if wanted != host.settings:
             await host.exclusively(
-                lambda: host.log.set_metadata(host.metadata(wanted)), lambda: host.adopt(wanted)
+                lambda: host.log.structure.set_metadata(host.metadata(wanted)),
+                lambda: host.adopt(wanted),
             )
             self._node.hosts.streams_changed()
         if self.led is not None and self._is_to_truncate(self.led):
@@ -410,5 +411,5 @@ class Role:
 
 def _end_lead(log: Log) -> None:
     """A follower has confirmed everything that it has: all of it must be durable. Blocking."""
-    log.note_acked(log.sync())
+    log.writer.note_acked(log.sync())
     log.leases.follow()

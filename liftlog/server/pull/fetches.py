@@ -591,5 +591,5 @@ def _header(
         log.incarnation,
         body_length,
         selected,
-        log.tombstones_removed_below if of_replica else None,
+        log.view.manifest.tombstones_removed_below if of_replica else None,
     )

@@ -129,7 +129,7 @@ class Backward:
         self.position = span.high
         self.at_end = span.low >= span.high
         offsets = max(1, log.high_watermark - log.log_start_offset)
-        self._width = max(1, _WINDOW_BYTES * offsets // max(log.size_bytes, 1))
+        self._width = max(1, _WINDOW_BYTES * offsets // max(log.view.size_bytes, 1))
 
     def narrow(self, width: int) -> None:
         """Begin with a window of at most this many offsets: enough if every record is wanted."""

@@ -134,11 +134,11 @@ class FollowedStream:
         self.follower = Follower(
             record,
             node,
-            log.epochs,
+            log.view.manifest.epochs,
             log_end=log.log_end_offset,
             high_watermark=log.high_watermark,
             side_version=log.leases.side_state.version,
-            tombstones_removed_below=log.tombstones_removed_below,
+            tombstones_removed_below=log.view.manifest.tombstones_removed_below,
         )
         self.leader_end = 0
         """The end of the leader's log in its last answer."""
@@ -272,7 +272,7 @@ class FollowedStream:
         self._room.hold(self._held)
         before, asked = self.follower.high_watermark, self.follower.outstanding
         effect = self.follower.answered(
-            _answer_from(answer), first_stored=self.host.log.first_stored_offset
+            _answer_from(answer), first_stored=self.host.log.view.first_stored_offset
         )
         if self.follower.high_watermark > before:
             self.host.commit_up_to(self.follower.high_watermark)
@@ -381,7 +381,7 @@ class FollowedStream:
         if error is None:
             self._room.note(self, is_behind=self.lag > 0)
             side = log.leases.side_state.version
-            effect = self.follower.stored(log.durable_end_offset, log.epochs, side)
+            effect = self.follower.stored(log.durable_end_offset, log.view.manifest.epochs, side)
             self._do(effect)  # first: acks wait for the confirmation in this request
             self.host.commit_up_to(self.follower.high_watermark)
             self._log_changed()
@@ -393,7 +393,7 @@ class FollowedStream:
             self._fail(f"the leader sent what this version cannot read: {error}")
         elif isinstance(error, LiftlogError):
             logger.error("replica-not-stored stream=%s error=%s", self.host.name, error)
-            self.follower.failed(log.durable_end_offset, log.epochs)
+            self.follower.failed(log.durable_end_offset, log.view.manifest.epochs)
             self._ask_later()
         else:
             self._fail(f"internal error while following: {error!r}")
@@ -410,7 +410,7 @@ class FollowedStream:
             return
         end = log.log_end_offset
         try:
-            log.append_raw(body)
+            log.writer.append_raw(body)
         except ValueError as error:  # whole batches, but not the next ones
             raise CorruptBatch(
                 f"the leader's answer does not continue this log: {error}"
@@ -421,11 +421,11 @@ class FollowedStream:
             if known is not None and known <= end < log.log_end_offset:
                 # None of it is committed, so it was written just now.
                 log.arrived_now(end, parse_header(body).max_timestamp_ns)
-            log.note_acked(log.sync())
+            log.writer.note_acked(log.sync())
         except SyncFailed:
             # Records that were not durable were not confirmed: the leader sends them again. If the
             # disk fails this, too, the log ends where it is durable.
-            log.abandon_tail(keep_offsets=False)
+            log.writer.abandon_tail(keep_offsets=False)
             raise
 
     def _truncate(self, cut: Truncate) -> None:
@@ -434,7 +434,7 @@ class FollowedStream:
     def _skip(self, gap: Gap) -> None:
         told: dict[str, Any] = self._told.gap or {} if self._told is not None else {}
         log = self.host.log
-        log.append_gap(
+        log.writer.append_gap(
             gap.next_offset,
             str(told.get("reason", "the leader has no records there"))[:_MAX_REASON_CHARS],
             is_loss=bool(told.get("loss", False)),
@@ -454,7 +454,8 @@ def follow_log_start(log: Log, offset: int, settings: StreamSettings, now_ns: in
     requires. Files that are needed to recognise duplicates stay until their time is over, as at the
     leader: this node may lead next. Blocking. Raises StorageError, DiskFull."""
     if offset == log.log_end_offset:
-        log.roll()  # otherwise the active file would stay, with all records below the log start
+        # Otherwise the active file would stay, with all records below the log start.
+        log.writer.roll()
     decision = decide(
         log.segments,
         RetentionPolicy(protect_newer_than_ns=window_ns(settings)),
@@ -463,7 +464,9 @@ def follow_log_start(log: Log, offset: int, settings: StreamSettings, now_ns: in
         now_ns=now_ns,
     )
     if decision.delete_segments or offset > log.log_start_offset:
-        log.remove_before(offset, decision.delete_segments, delete_below=decision.delete_below)
+        log.structure.remove_before(
+            offset, decision.delete_segments, delete_below=decision.delete_below
+        )
 
 
 def _answer_from(received: Replica) -> Answer:

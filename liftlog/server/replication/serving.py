@@ -426,7 +426,7 @@ class ServedStream:
     ) -> Replica:
         log, leader = self._log, self.leader
         manifest = log.view.manifest
-        first_stored = log.first_stored_offset
+        first_stored = log.view.first_stored_offset
         return Replica(
             request.epoch,
             request.offset,

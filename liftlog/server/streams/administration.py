@@ -202,7 +202,7 @@ class Administration:
         def store() -> None:
             if wanted.durability != host.settings.durability:
                 log.sync()  # records acked early, or due for a sync by the old rule
-            log.set_metadata(host.metadata(wanted, overrides))
+            log.structure.set_metadata(host.metadata(wanted, overrides))
 
         def adopt() -> None:
             host.adopt(wanted, overrides)

@@ -90,7 +90,7 @@ class ClockKeeper:
                 guard.believe("it has lasted for an hour and changes ages little")
         elif not guard.doubt_seconds:
             self.at_stake = []
-        found = {host.name: seconds_ahead(host.log.max_timestamp_ns, now_ns) for host in hosts}
+        found = {host.name: seconds_ahead(host.log.view.max_timestamp_ns, now_ns) for host in hosts}
         self._ahead = {name: seconds for name, seconds in found.items() if seconds}
         self._store_if_due()
 

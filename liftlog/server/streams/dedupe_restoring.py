@@ -40,7 +40,7 @@ class LearnedIds:
         """Return True if the log has not been truncated since, and no more about the ages of its
         records has become known."""
         return (
-            self.lineage == log.lineage
+            self.lineage == log.view.manifest.lineage
             and self.end <= log.log_end_offset
             and self.knew_clock == log.arrivals.has_marks
         )
@@ -49,7 +49,11 @@ class LearnedIds:
 def begin_to_learn(log: Log, dedupe: DedupeWindow) -> LearnedIds:
     """Start with an empty window: with the ids of a snapshot of the log's present state, or without
     ids. Blocking."""
-    lineage, end, knows_clock = log.lineage, log.log_end_offset, log.arrivals.has_marks
+    lineage, end, knows_clock = (
+        log.view.manifest.lineage,
+        log.log_end_offset,
+        log.arrivals.has_marks,
+    )
     if dedupe.window_ns and not _restore_snapshot(log, dedupe, end):
         end = 0
     return LearnedIds(dedupe, end, lineage, knows_clock)
@@ -248,7 +252,7 @@ def write_dedupe_snapshot(log: Log, dedupe: DedupeWindow, *, stepped_ns: int = 0
         for seen_ns, mark, offset in content["remembered"]
         if offset < end
     ]
-    content |= {"lineage": log.lineage, "log_end_offset": end}
+    content |= {"lineage": log.view.manifest.lineage, "log_end_offset": end}
     write_checkpoint_file(log.environment.fs, _snapshot_path(log), _SNAPSHOT_NAME, content)
 
 
@@ -257,7 +261,7 @@ def _restore_snapshot(log: Log, dedupe: DedupeWindow, end: int) -> bool:
     try:
         content = read_dispensable_file(log.environment.fs, _snapshot_path(log), _SNAPSHOT_NAME)
         if content is None or (content["lineage"], content["log_end_offset"]) != (
-            log.lineage,
+            log.view.manifest.lineage,
             end,
         ):
             return False

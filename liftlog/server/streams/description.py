@@ -38,8 +38,8 @@ def describe(
         log_start_offset=log.log_start_offset,
         high_watermark=log.high_watermark,
         log_end_offset=log.log_end_offset,
-        record_count=log.record_count,
-        size_bytes=log.size_bytes,
+        record_count=log.view.record_count,
+        size_bytes=log.view.size_bytes,
         segment_count=log.segment_count,
         leader_epoch=log.leader_epoch,
         acks=host.settings.acks,
@@ -51,7 +51,7 @@ def describe(
         },
         warnings=[host.failure, *warnings] if host.failure else warnings,
         possible_losses=host.possible_losses,
-        quarantined=[asdict(entry) for entry in log.quarantined if entry.is_loss],
+        quarantined=[asdict(entry) for entry in log.view.manifest.quarantined if entry.is_loss],
         compaction=compaction,
     )
 
@@ -117,7 +117,7 @@ def stream_conditions(
             yield Condition.of("failed_streams", host.failure, name)
         elif host.observed.refusing and host.observed.refusing_since > recently:
             yield Condition.of("refusing", f"refuses messages: {host.observed.refusing}", name)
-        if host.log.quarantined and (words := _lost(host.log)):
+        if host.log.view.manifest.quarantined and (words := _lost(host.log)):
             yield Condition.of("lost_records", words, name)
         for words in jetstream(host):
             yield Condition.of("jetstream", words, name)
@@ -150,7 +150,7 @@ def _lost(log: Log) -> str:
     start = log.log_start_offset
     ranges = sorted(
         (max(start, bad.first_offset), bad.next_offset, bad.reason)
-        for bad in log.quarantined
+        for bad in log.view.manifest.quarantined
         if bad.is_loss and bad.next_offset > start
     )
     if not ranges:

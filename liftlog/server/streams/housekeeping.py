@@ -78,8 +78,8 @@ class Housekeeping:
     async def _retain(self, host: StreamHost, *, by_time: bool, at_once: bool = False) -> None:
         """With `at_once`, files are deleted even while a compaction pass reads them; the pass then
         starts over."""
-        if host.log.is_roll_due():
-            await host.run_exclusive(host.log.roll_if_due)
+        if host.log.writer.is_roll_due():
+            await host.run_exclusive(host.log.writer.roll_if_due)
         settings = host.settings
         if not host.is_leading:  # its leader decides, and the log start follows
             log, now_ns = host.log, self._broker.now_ns()
@@ -167,7 +167,7 @@ def _may_be_due(host: StreamHost) -> bool:
     if not log.leases.are_known:  # retention reads them, and compaction waits for it
         return True
     # Files below the log start may be waiting for the end of the dedupe window or of a lease.
-    return log.is_roll_due() or log.segments[0].next_offset <= log.log_start_offset
+    return log.writer.is_roll_due() or log.segments[0].next_offset <= log.log_start_offset
 
 
 # --- a few streams at a time ---

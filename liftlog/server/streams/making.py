@@ -137,7 +137,7 @@ class StreamMaker:
         log = host.log
         if host.origin == "config" and not assume_yes and has_new_settings(host):
             await self._refuse_large_deletion(log, host.settings)
-        if host.metadata() != log.metadata:
+        if host.metadata() != log.view.manifest.metadata:
             await save_metadata(host)
         await self._enter_epoch(host, self._records.opened(log, clean=report.clean))
         logger.info(
@@ -159,7 +159,7 @@ class StreamMaker:
             return
         logger.warning("stream-set-back stream=%s leader_epoch=%d", host.name, epoch)
         try:
-            await host.run_exclusive(lambda: log.begin_epoch(epoch))
+            await host.run_exclusive(lambda: log.writer.begin_epoch(epoch))
         except LiftlogError as error:
             host.fail(f"its leader epoch cannot be stored: {error}")
 
@@ -355,9 +355,11 @@ def load_stream(data_dir: DataDir, name: str, configured: StreamSettings | None)
     log, report = data_dir.open_log(name, log_config(configured or _DEFAULTS))
     try:
         overrides: Overrides = {}
-        origin = str(log.metadata.get("origin", "api"))
+        origin = str(log.view.manifest.metadata.get("origin", "api"))
         if configured is not None:
-            settings, overrides = with_overrides(configured, log.metadata.get("switches"))
+            settings, overrides = with_overrides(
+                configured, log.view.manifest.metadata.get("switches")
+            )
             origin = "config"
         else:
             settings = stored_settings(name, log)
@@ -396,7 +398,7 @@ def make_sequencer(
         dedupe,
         destinations,
         next_offset=log.log_end_offset,
-        last_timestamp_ns=log.max_timestamp_ns,
+        last_timestamp_ns=log.view.max_timestamp_ns,
         last_message_id=last_message_id(log),
         commit_clock=log.environment.clock.now_ns,
     )

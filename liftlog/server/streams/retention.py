@@ -85,7 +85,7 @@ def remove_decided(
         start = max(held_from, log.log_start_offset)
         kept_from = [segment.next_offset > start for segment in log.segments].index(True)
         count = min(count, kept_from)
-    return log.remove_before(start, count, delete_below=decision.delete_below)
+    return log.structure.remove_before(start, count, delete_below=decision.delete_below)
 
 
 def grant_lease(
@@ -150,7 +150,8 @@ def truncate_before(
         return 0
     check_truncation(log, offset, now_ns)
     if offset == log.log_end_offset:
-        log.roll()  # otherwise the active file would stay, with all records below the log start
+        # Otherwise the active file would stay, with all records below the log start.
+        log.writer.roll()
     segments = log.segments
     decision = decide(
         segments,
@@ -161,7 +162,7 @@ def truncate_before(
         newest_ns=newest_times_of(log.environment, segments, now_ns),
     )
     count = decision.delete_segments if delete_files else 0
-    return log.remove_before(offset, count, delete_below=decision.delete_below)
+    return log.structure.remove_before(offset, count, delete_below=decision.delete_below)
 
 
 def check_truncation(log: Log, offset: int, now_ns: int) -> None:

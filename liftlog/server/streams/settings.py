@@ -203,7 +203,7 @@ async def save_metadata(host: StreamHost) -> None:
     """Store `host.metadata()` in the state that it has when the stream's turn comes. A failure is
     only logged: the values are valid in memory, and the next change stores them."""
     try:
-        await host.run_exclusive(lambda: host.log.set_metadata(host.metadata()))
+        await host.run_exclusive(lambda: host.log.structure.set_metadata(host.metadata()))
     except LiftlogError as error:
         logger.warning("metadata-not-saved stream=%s error=%s", host.name, error)
 
@@ -212,7 +212,7 @@ def stored_settings(name: str, log: Log) -> StreamSettings:
     """Return the settings in the manifest. Raises StreamUnavailable, InvalidArgument,
     NewerFormat."""
     try:
-        return parse_stream_settings(log.metadata["settings"], exists=True)
+        return parse_stream_settings(log.view.manifest.metadata["settings"], exists=True)
     except (KeyError, TypeError) as error:
         raise StreamUnavailable(f"the manifest of stream {name} holds no settings") from error
 

@@ -57,13 +57,13 @@ def fill(spec: dict[str, Any]) -> dict[str, Any]:
             size = min(PER_BATCH, count - first)
             base = log.log_end_offset
             stamp = begin + 24 * _HOUR_NS * first // count // 1000 * 1000
-            data = make.batch(base, size, stamp, log.leader_epoch, log.commit_group)
+            data = make.batch(base, size, stamp, log.leader_epoch, log.writer.commit_group)
             log.append([EncodedBatch(data, base, base + size, size, stamp, stamp)])
             if number % _SYNC_EVERY == 0:
                 log.sync()
-        log.advance_high_watermark(log.sync())
-        log.roll()
-        sizes[name] = log.size_bytes
+        log.commit_up_to(log.sync())
+        log.writer.roll()
+        sizes[name] = log.view.size_bytes
         states[name] = log.close()
     data_dir.close({name: state for name, state in states.items() if state is not None})
     return {"bytes": sizes}

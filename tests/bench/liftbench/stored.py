@@ -60,11 +60,11 @@ def fill(spec: dict[str, Any]) -> dict[str, Any]:
         log = data_dir.create_log(stream["name"], config, initial_offset=1, metadata=metadata)
         _append(log, stream)
         if spec.get("unclean"):
-            print(json.dumps({"bytes": log.size_bytes}), flush=True)
+            print(json.dumps({"bytes": log.view.size_bytes}), flush=True)
             os._exit(0)
-        log.roll()
+        log.writer.roll()
         if stream["first_is_clean"]:
-            log.replace_segments([], [], cleaned_below=log.segments[1].base_offset)
+            log.structure.replace_segments([], [], cleaned_below=log.segments[1].base_offset)
         states[stream["name"]] = log.close()
     data_dir.close({name: state for name, state in states.items() if state is not None})
     return {}
@@ -87,7 +87,7 @@ def _append(log: Log, stream: dict[str, Any]) -> None:
         data = encode_batch(
             base_offset=base,
             leader_epoch=log.leader_epoch,
-            commit_group=log.commit_group,
+            commit_group=log.writer.commit_group,
             stamps=[(stamp, count)],
             subjects=[subject] * count,
             values=[value] * count,
@@ -99,7 +99,7 @@ def _append(log: Log, stream: dict[str, Any]) -> None:
         if unsynced >= _SYNC_BYTES:
             log.sync()
             unsynced = 0
-    log.advance_high_watermark(log.sync())
+    log.commit_up_to(log.sync())
 
 
 # --- compaction ---
@@ -119,7 +119,7 @@ def compact_all(spec: dict[str, Any]) -> dict[str, Any]:
     plan = plan_compaction(
         log.segments,
         policy,
-        cleaned_below=log.cleaned_below,
+        cleaned_below=log.view.manifest.cleaned_below,
         log_start_offset=log.log_start_offset,
         bound_offset=log.high_watermark,
         segment_max_bytes=log.config.segment_max_bytes,

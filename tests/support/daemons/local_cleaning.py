@@ -113,7 +113,7 @@ class Cleaning:
                 for batch in iter_batches(piece.pread()):
                     for record in batch.trim(offset):
                         key = record.key or b""
-                        assert key not in found or record.offset >= log.cleaned_below
+                        assert key not in found or record.offset >= log.view.manifest.cleaned_below
                         found[key] = record.offset
                 offset = piece.next_offset
         return found

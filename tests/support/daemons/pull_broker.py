@@ -129,7 +129,7 @@ class LoggedStream:
         data = encode_batch(
             base_offset=log.log_end_offset,
             leader_epoch=log.leader_epoch,
-            commit_group=log.commit_group,
+            commit_group=log.writer.commit_group,
             stamps=[(timestamp_ns, len(items))],
             subjects=[subject] * len(items),
             values=items,
@@ -154,7 +154,7 @@ class LoggedStream:
         self.commit()
 
     def commit(self) -> None:
-        self.real_log.advance_high_watermark(self.real_log.log_end_offset)
+        self.real_log.commit_up_to(self.real_log.log_end_offset)
         self.wake()
 
     def wake(self, *, everyone: bool = False) -> None:
@@ -232,7 +232,7 @@ class LogBroker:
             log_start_offset=log.log_start_offset,
             high_watermark=log.high_watermark,
             log_end_offset=log.log_end_offset,
-            size_bytes=log.size_bytes,
+            size_bytes=log.view.size_bytes,
             segment_count=log.segment_count,
             leader_epoch=log.leader_epoch,
             settings=self.settings[name],

@@ -38,7 +38,7 @@ class Killed(BaseException):
 class BackgroundJob:
     def __init__(self, log: Log, job: CompactJob | RebatchJob) -> None:
         self.job = job
-        self.lineage = log.lineage
+        self.lineage = log.view.manifest.lineage
         self.result: CompactResult | RebatchResult | None = None
         self.swaps_made = 0
 
@@ -51,7 +51,10 @@ class BackgroundJob:
     def rebatching(cls, log: Log, number: int, *, target: int = 4096) -> BackgroundJob:
         entry = log.segments[number].entry()
         return cls(
-            log, RebatchJob(str(DIRECTORY), entry, target, "none", log.epochs, log.incarnation)
+            log,
+            RebatchJob(
+                str(DIRECTORY), entry, target, "none", log.view.manifest.epochs, log.incarnation
+            ),
         )
 
     @property
@@ -65,8 +68,8 @@ class BackgroundJob:
     def is_outdated(self, log: Log) -> bool:
         """Whether the log no longer consists of what was planned for, or some of it is damaged."""
         listed = {one.path.name: one for one in log.segments if one.sealed}
-        return self.lineage != log.lineage or any(
-            one.file_name not in listed or one.file_name in log.damaged_files
+        return self.lineage != log.view.manifest.lineage or any(
+            one.file_name not in listed or one.file_name in log.view.damaged_files
             for one in self.sources
         )
 
@@ -112,9 +115,13 @@ class BackgroundJob:
     def swap_in(self, log: Log, fs: SimFileSystem) -> bool:
         """False when the log refused: then what was not swapped in is discarded."""
         assert self.result is not None
-        before = log.segments, log.cleaned_below, log.tombstones_removed_below
+        before = (
+            log.segments,
+            log.view.manifest.cleaned_below,
+            log.view.manifest.tombstones_removed_below,
+        )
         manifest = fs.read(log.directory / "manifest")
-        damaged, counting = log.damaged_files, _Counting(log)
+        damaged, counting = log.view.damaged_files, _Counting(log)
         try:
             if isinstance(self.result, CompactResult):
                 apply_compaction(counting, self.result, self.lineage)
@@ -127,12 +134,14 @@ class BackgroundJob:
             if not self.swaps_made:
                 assert fs.read(log.directory / "manifest") == manifest
                 assert before == (
-                    log.segments, log.cleaned_below, log.tombstones_removed_below,
+                    log.segments,
+                    log.view.manifest.cleaned_below,
+                    log.view.manifest.tombstones_removed_below,
                 )  # fmt: skip
             return False
         self.swaps_made = len(self.result.swaps)
         if self.is_compaction or self.swaps_made:  # else there was nothing to swap in
-            assert self.lineage == log.lineage
+            assert self.lineage == log.view.manifest.lineage
         assert not damaged.intersection(name for one in self.result.swaps for name in one.old)
         return True
 
@@ -143,7 +152,7 @@ class BackgroundJob:
 
     def _discard(self, log: Log, names: Any) -> None:
         listed = {segment.path.name for segment in log.segments}
-        log.discard_files([name for name in names if name not in listed])
+        log.structure.discard_files([name for name in names if name not in listed])
         check_files(log)
 
 
@@ -155,7 +164,7 @@ class _Counting:
         self.calls = 0
 
     def replace_segments(self, old_files: Any, new: Any, **more: Any) -> int:
-        freed = self._log.replace_segments(old_files, new, **more)
+        freed = self._log.structure.replace_segments(old_files, new, **more)
         self.calls += 1
         return freed
 

@@ -154,18 +154,18 @@ def files() -> dict[str, bytes]:
     for i in range(60):
         if log.log_end_offset == 60:
             data_dir.environment.clock.now += 1000  # type: ignore[attr-defined]
-            log.roll_if_due()
+            log.writer.roll_if_due()
         values = [b"value %d" % i * 20] if i % 2 else [b"v%d" % i, b""]
         if log.log_end_offset == 59:
             values = values[:1]
         log.append([encode(log, values, stamp=BASE_NS + 1000 * i)])
-        log.advance_high_watermark(log.sync())
+        log.commit_up_to(log.sync())
     path = log.segments[0].path
     start = parse_header(fs.read(path)).length
     end = start + parse_header(fs.read(path), start).length
     bad = QuarantinedRange(3, 4, path.name, start, end, "an example")
     set_manifest(log, quarantined=(bad,))
-    log.remove_before(2, 0)
+    log.structure.remove_before(2, 0)
     data_dir.write_recovery_points({"orders": log.checkpoint()})
     state = log.close()
     assert state is not None

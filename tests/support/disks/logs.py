@@ -55,7 +55,7 @@ def encode(
     data = encode_batch(
         base_offset=base,
         leader_epoch=log.leader_epoch,
-        commit_group=log.commit_group,
+        commit_group=log.writer.commit_group,
         stamps=[(stamp, len(values))],
         subjects=[b"orders.new"] * len(values),
         values=list(values),
@@ -128,7 +128,7 @@ def append(
 def commit(log: Log, promises: Promises, *sizes: int, stamp: int = BASE_NS) -> None:
     """One group as the daemon does it: append, sync, high watermark, acks."""
     rows = append(log, promises, *sizes, stamp=stamp)
-    log.advance_high_watermark(log.sync())
+    log.commit_up_to(log.sync())
     promises.acked.update(rows)
 
 
@@ -158,22 +158,22 @@ class Writer:
     def _committing(self, call: Callable[[], Iterable[tuple[int, bytes]]]) -> None:
         log, promises = self.log, self.promises
         if self.durability != "fsync":
-            log.admit_early_acks()
+            log.writer.admit_early_acks()
         rows = list(call())
         self.waiting.update(rows)
         if self.durability == "fsync":
             log.sync()
         if self.durability == "interval":
-            log.note_acked(log.log_end_offset)
+            log.writer.note_acked(log.log_end_offset)
         else:
-            log.advance_high_watermark(log.log_end_offset)
+            log.commit_up_to(log.log_end_offset)
         promises.end = log.log_end_offset
         promises.after_kill.update(rows)
         self.settle()
 
     def flush(self) -> None:
         self.log.sync()
-        self.log.advance_high_watermark(self.log.log_end_offset)
+        self.log.commit_up_to(self.log.log_end_offset)
         self.settle()
 
     def settle(self) -> None:
@@ -230,7 +230,7 @@ class Facts(NamedTuple):
     @classmethod
     def of(cls, log: Log) -> Facts:
         assert log.high_watermark == log.log_end_offset
-        ranges = sorted(log.quarantined, key=lambda bad: bad.first_offset)
+        ranges = sorted(log.view.manifest.quarantined, key=lambda bad: bad.first_offset)
         gone = tuple((bad.first_offset, bad.next_offset) for bad in ranges)
         lost_ends = tuple(
             (bad.first_offset, bad.next_offset)

@@ -35,13 +35,13 @@ def pair(*, size: int = 300) -> tuple[SimFileSystem, Log, SimFileSystem, Log]:
     log, other = create(fs, config=ROLL_ON_DEMAND), create(other_fs, config=ROLL_ON_DEMAND)
     for number in range(3):
         if number == 1:
-            log.begin_epoch(3)
+            log.writer.begin_epoch(3)
         for i in range(BATCHES):
             first = 3 * (i + number * BATCHES)
             add(log, [key_rows(3, 7, tag=b"." * size, first=first)])
         copy_rest(log, other)
-        log.roll()
-        other.roll()
+        log.writer.roll()
+        other.writer.roll()
     add(log, [key_rows(2, 7)])
     copy_rest(log, other)
     return fs, log, other_fs, other
@@ -51,7 +51,7 @@ def copy_rest(log: Log, other: Log) -> None:
     while (found := log.read_replica(other.log_end_offset, 1 << 20)) is not None:
         assert not isinstance(found, Gap)
         with found:
-            other.append_raw(found.pread())
+            other.writer.append_raw(found.pread())
     other.commit_up_to(other.sync())
 
 
@@ -78,15 +78,18 @@ def examine(log: Log, fs: SimFileSystem, number: int) -> tuple[QuarantinedRange,
     segment = log.segments[number]
     name = segment.path.name
     if fs.exists(segment.path):
-        known = tuple(bad for bad in log.quarantined if bad.segment == name)
+        known = tuple(bad for bad in log.view.manifest.quarantined if bad.segment == name)
         found = scrub(
-            ScrubJob(str(DIRECTORY), segment.entry(), known, log.epochs, log.incarnation), fs
+            ScrubJob(
+                str(DIRECTORY), segment.entry(), known, log.view.manifest.epochs, log.incarnation
+            ),
+            fs,
         ).damaged
     else:
         lost = (segment.base_offset, segment.next_offset)
         found = (QuarantinedRange(*lost, name, 0, 0, "the file is missing"),)
-    log.quarantine(name, found)
-    return tuple(bad for bad in log.quarantined if bad.segment == name)
+    log.structure.quarantine(name, found)
+    return tuple(bad for bad in log.view.manifest.quarantined if bad.segment == name)
 
 
 def write_patch(
@@ -109,7 +112,12 @@ def write_patch(
 
 def job_of(log: Log, number: int, pieces: tuple[Piece, ...]) -> MendJob:
     job = MendJob(
-        str(DIRECTORY), log.segments[number].entry(), PATCH, pieces, log.epochs, log.incarnation
+        str(DIRECTORY),
+        log.segments[number].entry(),
+        PATCH,
+        pieces,
+        log.view.manifest.epochs,
+        log.incarnation,
     )
     assert MendJob.from_dict(json.loads(json.dumps(job.to_dict()))) == job
     return job

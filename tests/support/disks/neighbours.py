@@ -87,7 +87,7 @@ def _written(fs: SimFileSystem, directory: Path, stamp: int) -> Truth:
                 rows[offset] = stamp, subject, value
                 batch.append(row(None, value, subject=subject, stamp=stamp))
             add(log, [batch])
-        log.roll()
+        log.writer.roll()
     end = log.log_end_offset
     log.close()
     return Truth(rows, end)
@@ -142,7 +142,7 @@ def check_all_readers(log: Log, truth: Truth, fs: SimFileSystem) -> None:
     assert find_new_damage(fs, DIRECTORY, manifest, None) == []
     for segment in log.segments[:-1]:
         assert scrub(job_for(log, segment), fs).damaged == ()
-    assert log.quarantined == ()
+    assert log.view.manifest.quarantined == ()
     assert log.log_end_offset == truth.end
 
 

@@ -58,7 +58,7 @@ class StoredLog:
         self.log.append(compressed([encoded(data, parse_header(data))], compression))
         if commit:
             self.log.sync()
-            self.log.advance_high_watermark(self.log.log_end_offset)
+            self.log.commit_up_to(self.log.log_end_offset)
 
     def save_recovery_point(self) -> ActiveState:
         point = self.log.checkpoint()
@@ -96,7 +96,7 @@ def make_batch(
     return encode_batch(
         base_offset=log.log_end_offset if base_offset is None else base_offset,
         leader_epoch=log.leader_epoch,
-        commit_group=log.commit_group,
+        commit_group=log.writer.commit_group,
         stamps=[(STAMP_NS, len(values))],
         subjects=[b"orders.new"] * len(values),
         values=values,

@@ -107,7 +107,7 @@ class ExportedStreams:
                 if header.base_offset <= offset < header.next_offset and header.record_count:
                     flip(segment.path, position + 80)
                     lost = range(header.base_offset, header.next_offset)
-        self.run(log.roll)
+        self.run(log.writer.roll)
         if noticed:
             self.do(self._scrub)
         return lost

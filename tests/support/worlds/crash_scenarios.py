@@ -93,14 +93,14 @@ def live(log: Log, writer: Writer) -> bool:
     for round_ in range(7):
         try:
             if round_ == 3:
-                log.roll()
+                log.writer.roll()
             writer.commit(2, 1)
             if round_ % 2:
                 writer.flush()
         except SyncFailed:
             writer.waiting = {o: v for o, v in writer.waiting.items() if o < log.durable_end_offset}
             try:
-                log.abandon_tail(keep_offsets=writer.durability != "fsync")
+                log.writer.abandon_tail(keep_offsets=writer.durability != "fsync")
             except StorageError:
                 return False
             writer.promises.end = max(writer.promises.end, log.durable_end_offset)
@@ -154,7 +154,7 @@ def groups_and_rolls(world: World, durability: str) -> None:
         writer.commit(*sizes)
     writer.flush()
     writer.commit(3)
-    log.roll()
+    log.writer.roll()
     writer.commit(1, 1)
     append(log, world.promises, 2)
 
@@ -173,10 +173,10 @@ def retention_and_metadata(world: World, durability: str) -> None:
     for _ in range(7):
         writer.commit(4)
     writer.flush()
-    log.set_metadata({"subject": "x"})
+    log.structure.set_metadata({"subject": "x"})
     segment = log.segments[1]
     world.promises.start = segment.base_offset + 1
-    log.remove_before(world.promises.start, 1)
+    log.structure.remove_before(world.promises.start, 1)
     writer.commit(1)
 
 
@@ -198,13 +198,13 @@ def swaps(world: World, durability: str) -> None:
     log, writer = world.create(durability)
     for _ in range(3):
         writer.commit(3)
-        log.roll()
+        log.writer.roll()
         writer.flush()
     files = sealed(log)
     assert len(files) == 3
     world.tombstones_removed_below = log.segments[1].next_offset
     new = merge(log, files[:2])
-    log.replace_segments(
+    log.structure.replace_segments(
         files[:2],
         new,
         horizons={files[2]: BASE_NS},
@@ -212,16 +212,16 @@ def swaps(world: World, durability: str) -> None:
     )
     writer.commit(2)
     new = merge(log, sealed(log)[:1])
-    log.discard_files([entry.file_name for entry in new])
-    log.replace_segments(sealed(log)[:2], merge(log, sealed(log)[:2]))
-    log.replace_segments((), (), cleaned_below=log.segments[-1].base_offset)
+    log.structure.discard_files([entry.file_name for entry in new])
+    log.structure.replace_segments(sealed(log)[:2], merge(log, sealed(log)[:2]))
+    log.structure.replace_segments((), (), cleaned_below=log.segments[-1].base_offset)
     writer.commit(1)
 
 
 def quarantine(world: World, durability: str) -> None:
     log, writer = world.create(durability)
     writer.commit(2, 2)
-    log.roll()
+    log.writer.roll()
     writer.settle()
     victim = log.segments[0]
     header = parse_header(world.fs.read(victim.path))
@@ -231,7 +231,7 @@ def quarantine(world: World, durability: str) -> None:
         for rows in (gone.acked, gone.after_kill):
             rows.pop(offset, None)
     world.promises.other = gone
-    log.quarantine(victim.path.name, [bad])
+    log.structure.quarantine(victim.path.name, [bad])
     world.promises.become(gone)
     writer.commit(1)
 
@@ -241,7 +241,7 @@ def truncated_suffix(world: World, durability: str) -> None:
     for _ in range(2):
         writer.commit(4)
         writer.commit(4)
-        log.roll()
+        log.writer.roll()
     writer.commit(4)
     writer.flush()
     store_state(world.fs, POINTS.name, log.checkpoint())
@@ -270,7 +270,7 @@ def truncated_prefix(world: World, durability: str) -> None:
     log, writer = world.create(durability)
     for _ in range(2):
         writer.commit(4)
-        log.roll()
+        log.writer.roll()
     writer.commit(4)
     writer.flush()
     for offset in (log.segments[1].base_offset + 1, None):
@@ -289,8 +289,8 @@ def failed_syncs(world: World, durability: str) -> None:
     for _ in range(2):
         append(log, world.promises, 2, 1)
         if durability != "fsync":
-            log.admit_early_acks()
-            log.note_acked(log.log_end_offset)
+            log.writer.admit_early_acks()
+            log.writer.note_acked(log.log_end_offset)
             world.promises.end = log.log_end_offset
         world.fs.faults = [Fault("fsync", path=".log")]
         for offset in writer.waiting:  # lost with the tail, and known to be
@@ -299,7 +299,7 @@ def failed_syncs(world: World, durability: str) -> None:
         try:
             log.sync()
         except SyncFailed:
-            log.abandon_tail(keep_offsets=durability != "fsync")
+            log.writer.abandon_tail(keep_offsets=durability != "fsync")
         writer.commit(1)
 
 
@@ -319,7 +319,7 @@ def batches_of_another_log(world: World, durability: str) -> None:
     for size in (2, 3):
         commit(leader, written, size)
     _follow(world, writer, leader, written)
-    assert log.epochs[-1] == (2, 4)
+    assert log.view.manifest.epochs[-1] == (2, 4)
 
 
 def _follow(world: World, writer: Writer, leader: Log, written: Promises) -> None:
@@ -329,7 +329,7 @@ def _follow(world: World, writer: Writer, leader: Log, written: Promises) -> Non
         with piece:
             raw, end = piece.pread(), piece.next_offset
         rows = {offset: written.acked[offset] for offset in range(log.log_end_offset, end)}
-        writer.store(rows, lambda raw=raw: log.append_raw(raw))
+        writer.store(rows, lambda raw=raw: log.writer.append_raw(raw))
 
 
 SCENARIOS: list[Scenario] = [

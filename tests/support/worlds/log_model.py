@@ -59,7 +59,7 @@ def readable(log: Log) -> Rows:
                     batch = decode_batch(raw, position)
                 except CorruptBatch:
                     # A page that the disk did not give; it is quarantined by now.
-                    assert log.quarantined, "damage that was not reported"
+                    assert log.view.manifest.quarantined, "damage that was not reported"
                     break
                 found.update((o, r) for o, r in rows_of(batch).items() if o >= offset)
                 position += batch.header.length
@@ -165,7 +165,7 @@ class LogModel(RuleBasedStateMachine):
         self.now += tick * 1_000_000
         self._append(group)
         if self.acked_early:
-            self.log.note_acked(self.log.log_end_offset)
+            self.log.writer.note_acked(self.log.log_end_offset)
             self.acked_end = self.log.log_end_offset
 
     def _feed(self, feed: list[Group]) -> None:
@@ -173,12 +173,12 @@ class LogModel(RuleBasedStateMachine):
         for group in feed:
             self.append(group, 1)
             self.commit()
-            self.log.roll()
+            self.log.writer.roll()
 
     @rule()
     def commit(self) -> None:
         try:
-            self.log.advance_high_watermark(self.log.sync())
+            self.log.commit_up_to(self.log.sync())
         except SyncFailed:
             self._abandon()
             return
@@ -193,7 +193,7 @@ class LogModel(RuleBasedStateMachine):
     def _abandon(self) -> None:
         self.fs.faults = []
         durable = self.log.durable_end_offset  # a roll may have synced part of what waited
-        self.log.abandon_tail(keep_offsets=self.acked_early)
+        self.log.writer.abandon_tail(keep_offsets=self.acked_early)
         self.waiting = {o: r for o, r in self.waiting.items() if o < durable}
         if self.acked_early:
             assert self.log.log_end_offset >= self.acked_end
@@ -201,8 +201,8 @@ class LogModel(RuleBasedStateMachine):
 
     @rule()
     def ack_before_the_sync(self) -> None:
-        self.log.admit_early_acks()
-        self.log.note_acked(self.log.log_end_offset)
+        self.log.writer.admit_early_acks()
+        self.log.writer.note_acked(self.log.log_end_offset)
         self.acked_early = True
         self.acked_end = self.log.log_end_offset
 
@@ -230,7 +230,7 @@ class LogModel(RuleBasedStateMachine):
 
     @rule()
     def roll(self) -> None:
-        self.log.roll()
+        self.log.writer.roll()
 
     @precondition(lambda self: self.log.segment_count > 1)
     @rule(where=fractions, part=fractions)
@@ -242,7 +242,7 @@ class LogModel(RuleBasedStateMachine):
         if low > high:
             return
         self.start = max(self.start, low + int(part * (high - low + 1)))
-        self.log.remove_before(self.start, count)
+        self.log.structure.remove_before(self.start, count)
 
     @rule(where=fractions)
     def truncate_prefix(self, where: float) -> None:
@@ -275,7 +275,7 @@ class LogModel(RuleBasedStateMachine):
 
     @rule(number=st.integers(0, 99))
     def metadata(self, number: int) -> None:
-        self.log.set_metadata({"n": number})
+        self.log.structure.set_metadata({"n": number})
 
     # --- what compaction may do ---
 
@@ -294,7 +294,7 @@ class LogModel(RuleBasedStateMachine):
             assert one.key is not None
             if newest[one.key] == offset:
                 assert one.is_tombstone
-                assert offset < self.log.tombstones_removed_below
+                assert offset < self.log.view.manifest.tombstones_removed_below
                 assert all(other.key != one.key for other in found.values())
         if not self.damaged:
             assert view(found) == view(before)

@@ -209,7 +209,7 @@ class LogDisk:
     def _look(self) -> None:
         """All of it, as another replica reads it."""
         log = self._log
-        self.log: list[Entry] = [None] * log.first_stored_offset
+        self.log: list[Entry] = [None] * log.view.first_stored_offset
         while (found := log.read_replica(len(self.log), 400)) is not None:
             if isinstance(found, Gap):
                 self.log += [None] * (found.next_offset - len(self.log))
@@ -230,11 +230,11 @@ class LogDisk:
         log = self._log
         assert len(self.log) == log.log_end_offset
         self.synced = log.durable_end_offset
-        self.first = log.first_stored_offset
+        self.first = log.view.first_stored_offset
         self.log_start = log.log_start_offset
-        self.epochs: EpochTable = log.epochs
+        self.epochs: EpochTable = log.view.manifest.epochs
         self.high_watermark = log.high_watermark
-        self.tombstones_removed_below = log.tombstones_removed_below
+        self.tombstones_removed_below = log.view.manifest.tombstones_removed_below
 
     def check(self) -> None:
         """The list is what the log has."""
@@ -243,7 +243,7 @@ class LogDisk:
         assert self.log[self.first :] == known[self.first :]
 
     def begin_epoch(self, epoch: int) -> None:
-        self._log.begin_epoch(epoch)
+        self._log.writer.begin_epoch(epoch)
         self._take_ends()
 
     def append(self, entries: list[tuple[int, int]]) -> None:
@@ -257,7 +257,7 @@ class LogDisk:
         raw = encode_batch(
             base_offset=base,
             leader_epoch=entries[0][0],
-            commit_group=self._log.commit_group,
+            commit_group=self._log.writer.commit_group,
             stamps=[(BASE_NS, len(values))],
             subjects=[b"orders.%d" % number for number in numbers],
             keys=keys if self.compacted else None,
@@ -284,12 +284,12 @@ class LogDisk:
             return found.pread(), offset
 
     def add(self, body: Body) -> None:
-        self._log.append_raw(body)
+        self._log.writer.append_raw(body)
         self._show(body, self._log.log_end_offset)
         self._take_ends()
 
     def gap(self, next_offset: int, epochs: EpochTable) -> None:
-        self._log.append_gap(next_offset, "skipped", is_loss=False, epochs=epochs)
+        self._log.writer.append_gap(next_offset, "skipped", is_loss=False, epochs=epochs)
         self.log += [None] * (next_offset - len(self.log))
         self._take_ends()
 
@@ -317,7 +317,7 @@ class LogDisk:
         # Every other time the disk takes no new segment either. The next append begins it.
         self.fs.faults = [Fault("create", path=".log")] if self.failed_syncs % 2 else []
         with suppress(StorageError):
-            self._log.abandon_tail(keep_offsets=False)
+            self._log.writer.abandon_tail(keep_offsets=False)
         self.fs.faults = []
         del self.log[self._log.log_end_offset :]
         self.check()
@@ -330,14 +330,14 @@ class LogDisk:
         first = min(first, log.high_watermark)
         gone = sum(one.next_offset <= first for one in log.segments[:-1])
         if first > log.log_start_offset:
-            log.remove_before(first, gone)
+            log.structure.remove_before(first, gone)
             self._take_ends()
 
     def tidy(self, rng: random.Random, tombstone_bound: int) -> None:
         if rng.random() < 0.5:
             store_state(self.fs, POINTS.name, self._log.checkpoint())
         if rng.random() < 0.5:
-            self._log.roll()
+            self._log.writer.roll()
         if rng.random() < 0.3:
             self.images = [*self.images[-1:], self.fs.power_cut("none")]
         self.check()
@@ -359,7 +359,7 @@ class LogDisk:
         plan = plan_compaction(
             log.segments,
             CompactionPolicy(min_dirty_ratio=0, tombstone_retention_ns=1),
-            cleaned_below=log.cleaned_below,
+            cleaned_below=log.view.manifest.cleaned_below,
             log_start_offset=log.log_start_offset,
             bound_offset=log.high_watermark,
             segment_max_bytes=1 << 12,
@@ -374,7 +374,7 @@ class LogDisk:
                 tuple(one.entry() for one in log.segments[: plan.sources]),
                 log_start_offset=log.log_start_offset,
                 memory_bytes=1 << 20,
-                epochs=log.epochs,
+                epochs=log.view.manifest.epochs,
                 incarnation=log.incarnation,
             )
             apply_compaction(log, compact(job, self.fs))

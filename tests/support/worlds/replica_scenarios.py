@@ -47,30 +47,34 @@ class Model:
         )
 
     def check(self, log: Log) -> None:
-        assert log.incomplete == ""
+        assert log.view.manifest.incomplete == ""
         end = log.log_end_offset
         assert self.confirmed <= end <= self.end, "confirmed records are gone"
-        assert log.first_stored_offset == self.start
+        assert log.view.first_stored_offset == self.start
         assert log.durable_end_offset == end
         assert log.high_watermark <= max(self.committed, self.start)
         stored = dict(batches_of(log))
         assert stored == {at: row for at, row in self.rows.items() if at < end}
-        found = {bad.first_offset: (bad.next_offset, bad.is_loss) for bad in log.quarantined}
+        found = {
+            bad.first_offset: (bad.next_offset, bad.is_loss)
+            for bad in log.view.manifest.quarantined
+        }
         gaps = {at: gap for at, gap in self.gaps.items() if at < end}
         assert found == {at: gap[:2] for at, gap in gaps.items()}
         assert all(gap[0] <= end for gap in gaps.values())
         epochs = {at: epoch for at, (epoch, _) in stored.items()}
         epochs |= {at: epoch for at, (_, _, epoch) in gaps.items()}
         for offset, epoch in epochs.items():
-            known = [one for one, first in log.epochs if first <= offset]
+            known = [one for one, first in log.view.manifest.epochs if first <= offset]
             assert known[-1] == epoch, "the epochs do not say what the batches say"
         assert log.last_epoch == max(epochs.values(), default=0)
-        assert all(first < end for _, first in log.epochs) or log.epochs == ((1, 1),)
+        begun = log.view.manifest.epochs
+        assert all(first < end for _, first in begun) or begun == ((1, 1),)
 
 
 def batches_of(log: Log) -> Iterator[tuple[int, tuple[int, bytes]]]:
     """Every record that is written, with the epoch of its batch."""
-    offset = log.first_stored_offset
+    offset = log.view.first_stored_offset
     while (found := log.read_replica(offset, 400)) is not None:
         if isinstance(found, Gap):
             offset = found.next_offset
@@ -121,7 +125,7 @@ class ReplicaWorld:
                 self.model.rows[offset] = (epoch, values[-1])
         self.model.end = max(self.model.end, base + size)
         raw = encode_batch(
-            base_offset=base, leader_epoch=epoch, commit_group=self.log.commit_group,
+            base_offset=base, leader_epoch=epoch, commit_group=self.log.writer.commit_group,
             stamps=[(BASE_NS, size)], subjects=[b"orders.new"] * size, values=values,
         )  # fmt: skip
         return EncodedBatch(raw, base, base + size, size, BASE_NS, BASE_NS)
@@ -132,7 +136,7 @@ class ReplicaWorld:
         for size in sizes:
             raw += bytes(self.batch(epoch, size, base).data)
             base = None
-        self.log.append_raw(raw)
+        self.log.writer.append_raw(raw)
         self.sync()
 
     def led(self, *sizes: int) -> None:
@@ -156,7 +160,7 @@ class ReplicaWorld:
         end = self.model.end
         self.model.gaps[end] = (end + size, is_loss, epoch)
         self.model.end = end + size
-        self.log.append_gap(end + size, "rot", is_loss=is_loss, epochs=((epoch, end),))
+        self.log.writer.append_gap(end + size, "rot", is_loss=is_loss, epochs=((epoch, end),))
         self.model.confirmed = end + size
 
     def start_over(self, offset: int) -> None:
@@ -205,7 +209,7 @@ def straddling_batches(world: ReplicaWorld) -> None:
 def leads_with_several_appends_to_commit(world: ReplicaWorld) -> None:
     world.create()
     for epoch in (1, 3, 4):
-        world.log.begin_epoch(epoch)
+        world.log.writer.begin_epoch(epoch)
         for _ in range(4):
             world.led(2, 1)
             world.sync()
@@ -218,7 +222,7 @@ def leads_with_several_appends_to_commit(world: ReplicaWorld) -> None:
 def a_leader_whose_sync_fails(world: ReplicaWorld) -> None:
     world.create()
     for epoch in (2, 5):
-        world.log.begin_epoch(epoch)
+        world.log.writer.begin_epoch(epoch)
         world.led(2)
         world.sync()
         world.led(4)
@@ -229,7 +233,7 @@ def a_leader_whose_sync_fails(world: ReplicaWorld) -> None:
             world.fs.faults = []
         # Nothing of it was confirmed; after a stop it may still be there, or may come back.
         world.other = world.model.cut(world.model.confirmed)
-        world.log.abandon_tail(keep_offsets=False)
+        world.log.writer.abandon_tail(keep_offsets=False)
         world.model, world.other = world.other, None
         world.fetched(epoch + 1, 2)
         world.commit(world.model.end)
@@ -240,7 +244,7 @@ def diverges_and_is_cut(world: ReplicaWorld) -> None:
     for _ in range(4):
         world.fetched(1, 2, 1)
     world.commit(7)
-    world.log.begin_epoch(2)
+    world.log.writer.begin_epoch(2)
     for _ in range(3):
         world.led(2)
         world.sync()
@@ -289,7 +293,7 @@ def stops_and_starts(world: ReplicaWorld) -> None:
         world.commit(world.model.end - 1)
         world.stop_and_start()
         world.fetched(epoch, 3)
-        world.log.roll()
+        world.log.writer.roll()
         world.commit(world.model.end)
         world.stop_and_start()
 

@@ -74,7 +74,7 @@ def encode_rows(log: Log, batches: Iterable[list[Row]]) -> tuple[list[EncodedBat
         data = encode_batch(
             base_offset=offset,
             leader_epoch=log.leader_epoch,
-            commit_group=log.commit_group,
+            commit_group=log.writer.commit_group,
             stamps=[(one.timestamp_ns, 1) for one in rows],
             subjects=[one.subject.encode() for one in rows],
             keys=[one.key for one in rows] if any(one.key is not None for one in rows) else None,
@@ -96,7 +96,7 @@ def add(log: Log, batches: Iterable[list[Row]], *, compression: str = "none") ->
     """Append each list as one batch, in one group; committed on return."""
     encoded, found = encode_rows(log, batches)
     log.append(compressed(encoded, compression))
-    log.advance_high_watermark(log.sync())
+    log.commit_up_to(log.sync())
     return found
 
 
@@ -105,7 +105,7 @@ def add_segments(log: Log, *groups: list[list[Row]]) -> Rows:
     rows: Rows = {}
     for batches in groups:
         rows.update(add(log, batches))
-        log.roll()
+        log.writer.roll()
     return rows
 
 
@@ -161,11 +161,11 @@ def plan(
     compression: str = "none",
 ) -> CompactJob | None:
     """What the scheduler would ask for on demand, as it arrives in the worker."""
-    damaged = log.damaged_files
+    damaged = log.view.damaged_files
     planned = plan_compaction(
         log.segments,
         policy or CompactionPolicy(min_dirty_ratio=0),
-        cleaned_below=log.cleaned_below,
+        cleaned_below=log.view.manifest.cleaned_below,
         log_start_offset=log.log_start_offset,
         bound_offset=log.high_watermark if bound is None else bound,
         segment_max_bytes=max_bytes,
@@ -182,7 +182,7 @@ def plan(
         log_start_offset=log.log_start_offset,
         memory_bytes=memory,
         compression=compression,
-        epochs=log.epochs,
+        epochs=log.view.manifest.epochs,
         incarnation=log.incarnation,
     )
     assert CompactJob.from_dict(json.loads(json.dumps(job.to_dict()))) == job
@@ -213,7 +213,9 @@ def rebatch_file(
     log: Log, fs: Any, number: int, *, target: int = 4096, compression: str = "none"
 ) -> RebatchResult:
     entry = log.segments[number].entry()
-    job = RebatchJob(str(DIRECTORY), entry, target, compression, log.epochs, log.incarnation)
+    job = RebatchJob(
+        str(DIRECTORY), entry, target, compression, log.view.manifest.epochs, log.incarnation
+    )
     assert RebatchJob.from_dict(json.loads(json.dumps(job.to_dict()))) == job
     result = rebatch(job, fs)
     assert RebatchResult.from_dict(json.loads(json.dumps(result.to_dict()))) == result
@@ -226,7 +228,13 @@ def sketch_segments(log: Log, fs: Any, *, with_subjects: bool = False) -> list[S
     found = []
     for segment in log.segments[:-1]:
         entry = segment.entry()
-        job = SketchJob(str(log.directory), entry, log.lineage, log.epochs, with_subjects)
+        job = SketchJob(
+            str(log.directory),
+            entry,
+            log.view.manifest.lineage,
+            log.view.manifest.epochs,
+            with_subjects,
+        )
         assert SketchJob.from_dict(json.loads(json.dumps(job.to_dict()))) == job
         found.append(make_sketch(job, fs))
         assert SketchResult.from_dict(json.loads(json.dumps(found[-1].to_dict()))) == found[-1]

@@ -85,7 +85,7 @@ def test_of_a_log_that_is_in_use(tmp_path: Path) -> None:
     assert copy.report.clean
     assert read_all(copy.log) == expected
     assert copy.log.incarnation == stored.log.incarnation
-    assert not copy.log.quarantined
+    assert not copy.log.view.manifest.quarantined
     more(copy, 2)
     assert copy.log.log_end_offset == 43
     copy.crash()
@@ -184,19 +184,19 @@ class Meddling(ReadOnlyFileSystem):
 
 def drop_oldest(stored: StoredLog) -> None:
     log = stored.log
-    log.remove_before(log.segments[2].base_offset, 2)
+    log.structure.remove_before(log.segments[2].base_offset, 2)
 
 
 def roll_and_go_on(stored: StoredLog) -> None:
-    stored.log.roll()
+    stored.log.writer.roll()
     more(stored, 5)
 
 
 def delete_everything_so_far(stored: StoredLog) -> None:
-    stored.log.roll()
+    stored.log.writer.roll()
     more(stored, 1)
-    stored.log.roll()
-    stored.log.remove_before(stored.log.log_end_offset, len(stored.log.segments))
+    stored.log.writer.roll()
+    stored.log.structure.remove_before(stored.log.log_end_offset, len(stored.log.segments))
 
 
 @pytest.mark.parametrize("act", [drop_oldest, roll_and_go_on, delete_everything_so_far])
@@ -278,7 +278,7 @@ def test_what_the_source_lacks_is_told_and_stays_told(tmp_path: Path) -> None:
     assert verify_backup(tmp_path / "backup")[1] == []
     copy = restored(tmp_path / "backup", tmp_path / "new")
     assert copy.log.log_end_offset == acked
-    lost = {(bad.first_offset, bad.next_offset) for bad in copy.log.quarantined}
+    lost = {(bad.first_offset, bad.next_offset) for bad in copy.log.view.manifest.quarantined}
     assert lost == {(first.base_offset, first.next_offset), (last.base_offset, acked)}
     kept = read_all(copy.log)
     assert set(kept) == set(range(first.next_offset, last.base_offset))
@@ -310,21 +310,21 @@ def test_what_was_known_to_be_lost_is_told_again(tmp_path: Path, number: int) ->
     flip(path, 9)
     if segment.sealed:
         job = ScrubJob(str(stored.directory), segment.entry(), ())
-        stored.log.quarantine(path.name, scrub(job, OsFileSystem()).damaged)
+        stored.log.structure.quarantine(path.name, scrub(job, OsFileSystem()).damaged)
         stored.close()
     else:
         stored.crash()
         stored = StoredLog(tmp_path / "data")
         stored.close()
-    assert [one.first_offset for one in stored.log.quarantined] == [first]
+    assert [one.first_offset for one in stored.log.view.manifest.quarantined] == [first]
     (one,) = back_up(tmp_path / "data", tmp_path / "backup").streams
     assert len(one.damaged) == 1
     assert f"offsets {first} to {last} are lost" in one.damaged[0]
     copy = restored(tmp_path / "backup", tmp_path / "new")
-    assert [(bad.first_offset, bad.next_offset) for bad in copy.log.quarantined] == [
+    assert [(bad.first_offset, bad.next_offset) for bad in copy.log.view.manifest.quarantined] == [
         (first, last + 1)
     ]
-    copy.log.remove_before(last + 1, 0)
+    copy.log.structure.remove_before(last + 1, 0)
     copy.close()
     # What retention has passed is no loss of the backup.
     (one,) = back_up(tmp_path / "new", tmp_path / "again").streams

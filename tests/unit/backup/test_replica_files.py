@@ -44,7 +44,7 @@ def test_a_backup_ends_at_the_high_watermark(tmp_path: Path, committed: int, clo
     if closed:
         stored.close()
     else:
-        stored.log.begin_epoch(2)  # stores the high watermark
+        stored.log.writer.begin_epoch(2)  # stores the high watermark
     found = create_backup(tmp_path / "data", tmp_path / "backup", created_ns=1)
     assert [(one.name, one.end_offset, one.damaged) for one in found.streams] == [
         (STREAM, high, ())
@@ -78,12 +78,12 @@ def test_a_replica_that_was_restored_belongs_to_no_cluster(tmp_path: Path) -> No
 def test_a_replica_that_was_repaired_is_incomplete(rebuilt: bool) -> None:
     fs = SimFileSystem()
     log = create(fs, config=REPLICA)
-    log.set_metadata(METADATA)
+    log.structure.set_metadata(METADATA)
     for _ in range(12):
         append(log, Promises(), 3)
         log.sync()
     log.commit_up_to(20)
-    log.begin_epoch(2)
+    log.writer.begin_epoch(2)
     image = fs.kill()
     if rebuilt:
         image.replace(DIRECTORY / "manifest", b"gone")
@@ -109,7 +109,7 @@ def test_an_undamaged_replica_is_not_changed_by_a_repair() -> None:
         append(log, Promises(), 3)
         log.sync()
     log.commit_up_to(10)
-    log.begin_epoch(2)
+    log.writer.begin_epoch(2)
     image = fs.kill()
     kept = Path("/data/repaired/orders")
     image.make_directory(kept.parent)
@@ -129,7 +129,7 @@ def test_files_are_read_up_to_the_high_watermark(tmp_path: Path) -> None:
         plan(options)
     for committed in range(1, stored.log.log_end_offset + 1):
         high = stored.log.commit_up_to(committed)
-        stored.log.begin_epoch(1 + committed)  # stores the high watermark
+        stored.log.writer.begin_epoch(1 + committed)  # stores the high watermark
         if high < first:
             continue
         found = [
@@ -150,7 +150,7 @@ def test_the_mode_is_in_the_manifest_before_a_segment_is_sealed_in_it(tmp_path: 
     assert not stored.log.view.manifest.replicated
     stored.log.config = LogConfig(segment_max_age_ns=None, replicated=True)
     stored.append([b"two"], commit=False)
-    stored.log.roll()
+    stored.log.writer.roll()
     assert stored.log.view.manifest.replicated
     assert stored.log.view.manifest.committed_segments == ()
     assert stored.log.high_watermark == 2

@@ -26,7 +26,7 @@ def source() -> tuple[SimFileSystem, Log, Promises]:
     for number in range(200):
         commit(log, promises, 1)
         if number == 99:
-            log.roll()
+            log.writer.roll()
     assert all(segment.size_bytes > 3 * 4096 for segment in log.segments)
     return fs, log, promises
 

@@ -43,7 +43,7 @@ async def _rebatchable(cleaning: Cleaning) -> Log:
     for number in range(100):
         await cleaning.running.put("a", [("k", b"%d" % number + b"." * 100)])
     log = cleaning.running.broker.hosts["a"].log
-    log.roll()
+    log.writer.roll()
     cleaning.running.clock.ahead_ns = 601 * 10**9
     return log
 
@@ -77,7 +77,7 @@ async def _works_the_next_time(cleaning: Cleaning, kind: str, log: Log, before: 
     state.not_before = state.look_again_at = 0.0
     await cleaning.round()
     assert state.passes + state.rebatched_segments == 1, kind
-    assert log.size_bytes < before
+    assert log.view.size_bytes < before
     listed = _of_the_log(log)
     assert {name for name in _files(log) if name.endswith((".log", ".index"))} <= listed
 
@@ -85,7 +85,7 @@ async def _works_the_next_time(cleaning: Cleaning, kind: str, log: Log, before: 
 @pytest.mark.parametrize("kind", STREAMS)
 async def test_while_the_worker_writes(cleaning: Cleaning, kind: str) -> None:
     log = await STREAMS[kind](cleaning)
-    before, size = (log.segments, _files(log)), log.size_bytes
+    before, size = (log.segments, _files(log)), log.view.size_bytes
     begun = asyncio.Event()
 
     async def half_done(_: str) -> None:
@@ -141,7 +141,7 @@ async def test_in_a_swap_that_is_refused(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     log = await STREAMS[kind](cleaning)
-    before, size = (log.segments, _files(log)), log.size_bytes
+    before, size = (log.segments, _files(log)), log.view.size_bytes
 
     def refuse(_: Callable[[], int]) -> int:
         assert _files(log) != before[1], "the worker wrote something"
@@ -190,7 +190,7 @@ async def test_while_the_writer_is_asked_to_announce_it(cleaning: Cleaning) -> N
     running.clock.ahead_ns = 3 * HOUR_NS
     state, log = cleaning.state("a"), host.log
     state.look_again_at = 0.0
-    before, size, passes = (log.segments, _files(log)), log.size_bytes, state.passes
+    before, size, passes = (log.segments, _files(log)), log.view.size_bytes, state.passes
     gate, asked, held = threading.Event(), asyncio.Event(), []
     real = host.run_exclusive
 
@@ -212,7 +212,7 @@ async def test_while_the_writer_is_asked_to_announce_it(cleaning: Cleaning) -> N
     await real(lambda: None)  # what was asked for before has ended or was dropped
     assert (log.segments, _files(log)) == before
     assert state.passes == passes
-    assert log.size_bytes == size
+    assert log.view.size_bytes == size
     cleaning.worker.before = None
     state.look_again_at = state.not_before = 0.0
     await cleaning.round()

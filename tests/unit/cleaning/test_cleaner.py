@@ -154,7 +154,7 @@ async def test_small_batches_are_joined_once_they_are_old(
     for number in range(300):
         await cleaning.running.put("s", [("k", b"%d" % number + b"." * 100)])
     log = cleaning.running.broker.hosts["s"].log
-    log.roll()
+    log.writer.roll()
     size = log.segments[0].size_bytes
     assert not await cleaning.round()
     assert cleaning.worker.jobs == []
@@ -187,7 +187,7 @@ async def test_rot_is_found_without_any_reader(tmp_path: Path) -> None:
     await cleaning.round()
     assert cleaning.worker.jobs == [("scrub", "s")] * (host.log.segment_count - 1)
     assert set(cleaning.worker.rates) == {fixed_rate(8 * 2**20)}
-    assert [bad.segment for bad in host.log.quarantined] == [hurt.path.name]
+    assert [bad.segment for bad in host.log.view.manifest.quarantined] == [hurt.path.name]
     await cleaning.round()
     assert len(cleaning.worker.jobs) == host.log.segment_count - 1
     await cleaning.close()
@@ -205,7 +205,7 @@ async def test_a_bad_index_is_rebuilt_before_it_is_read(tmp_path: Path) -> None:
     cleaning.running.clock.ahead_ns = 3601 * 10**9
     await cleaning.round()
     assert path.read_bytes() == good
-    assert not log.quarantined
+    assert not log.view.manifest.quarantined
     await cleaning.close()
 
 

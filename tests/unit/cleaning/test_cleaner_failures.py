@@ -99,7 +99,7 @@ async def test_a_damaged_source_is_quarantined_and_the_rest_compacted(
     raw[200] ^= 1
     hurt.path.write_bytes(raw)
     await cleaning.round()
-    [bad] = host.log.quarantined
+    [bad] = host.log.view.manifest.quarantined
     assert bad.segment == hurt.path.name
     assert hurt.base_offset <= bad.first_offset < bad.next_offset <= hurt.next_offset
     assert "damage-found stream=a" in caplog.text
@@ -146,7 +146,7 @@ async def test_a_stream_that_is_deleted_is_not_looked_at_again(kind: str, tmp_pa
         await cleaning.running.broker.create_stream(name, settings)
         for _ in range(50):
             await cleaning.running.put(name, [("k", b"x" * 500)])
-        cleaning.running.broker.hosts[name].log.roll()
+        cleaning.running.broker.hosts[name].log.writer.roll()
     await cleaning.round()
     cleaning.running.clock.ahead_ns = 2 * 3600 * 10**9
 
@@ -212,7 +212,7 @@ async def test_retention_decided_before_a_swap_removes_only_what_is_below_the_lo
     for first in range(0, 400, 20):
         pairs = [(f"key-{n}", b"x" * 100) for n in range(first, first + 20)]
         await cleaning.running.put("a", pairs)
-        await host.run_exclusive(host.log.roll)
+        await host.run_exclusive(host.log.writer.roll)
     decision = decide_retention(host.log, host.settings, broker.now_ns())
     assert decision is not None
     assert decision.delete_segments > 1
@@ -255,7 +255,7 @@ async def test_sources_that_go_nevertheless_are_no_failure(cleaning: Cleaning) -
     async def remove(kind: str) -> None:
         if pending:
             pending.clear()
-            host.log.remove_before(host.log.segments[2].base_offset, 2)
+            host.log.structure.remove_before(host.log.segments[2].base_offset, 2)
 
     cleaning.worker.before = remove
     await cleaning.round()
@@ -290,12 +290,12 @@ async def test_a_lease_granted_during_a_pass_keeps_its_tombstones(cleaning: Clea
     before = cleaning.segment_files("a")
     await cleaning.round()
     assert (cleaning.read("a"), cleaning.segment_files("a")) == ({b"y": 2, b"x": 3}, before)
-    assert host.log.tombstones_removed_below == 0
+    assert host.log.view.manifest.tombstones_removed_below == 0
     running.clock.ahead_ns *= 2
     cleaning.state("a").look_again_at = 0.0
     await cleaning.round()
     assert cleaning.read("a") == {b"y": 2}
-    assert host.log.tombstones_removed_below == 4
+    assert host.log.view.manifest.tombstones_removed_below == 4
 
 
 async def test_a_clock_that_jumped_makes_no_tombstone_old(cleaning: Cleaning) -> None:
@@ -333,9 +333,9 @@ async def test_a_clock_that_jumped_makes_no_record_old_on_demand(cleaning: Clean
     cleaner.request(host)
     await cleaning.round()
     assert host.log.segments[0].record_count == 1
-    assert host.log.cleaned_below == 0
+    assert host.log.view.manifest.cleaned_below == 0
     running.clock.ahead_ns = 3700 * 10**9
     cleaner.request(host)
     await cleaning.round()
     assert cleaning.read("a") == {b"x": 2}
-    assert host.log.cleaned_below > 0
+    assert host.log.view.manifest.cleaned_below > 0

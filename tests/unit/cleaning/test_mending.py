@@ -131,7 +131,7 @@ def spoil(log: Log, number: int, position: int = 70) -> tuple[int, int]:
     path.write_bytes(bytes(raw))
     base = log.segments[number].base_offset
     log.quarantine_damage(base, base + 1)
-    bad = log.quarantined[-1]
+    bad = log.view.manifest.quarantined[-1]
     return bad.first_offset, bad.next_offset
 
 
@@ -150,8 +150,8 @@ async def test_all_damage_is_repaired_also_in_the_active_segment(node: Node) -> 
     assert not host.log.segments[-1].sealed
     node.run()
     await until(lambda: (host.observed.repaired_ranges, other.observed.repaired_ranges) == (3, 1))
-    assert not host.log.quarantined
-    assert not other.log.quarantined
+    assert not host.log.view.manifest.quarantined
+    assert not other.log.view.manifest.quarantined
     assert (records(host.log), records(other.log)) == before
     assert [one for one in host.log.directory.iterdir() if "patch" in one.name] == []
     await node.cleaning.running.put("s", [("more", b"1")])
@@ -165,7 +165,7 @@ async def test_a_stream_without_other_replicas_stays_as_it_is(node: Node) -> Non
     assert not node.mender.is_expected(host, first, end)
     node.run()
     await asyncio.sleep(0.05)
-    assert host.log.quarantined
+    assert host.log.view.manifest.quarantined
     assert node.copies.asked == []
 
 
@@ -179,7 +179,7 @@ async def test_who_waits_is_told_when_it_is_repaired(node: Node) -> None:
     node.mender.wait(host, given_up.set)()
     node.run()
     await asyncio.wait_for(told.wait(), PATIENCE_SECONDS)
-    assert not host.log.quarantined
+    assert not host.log.view.manifest.quarantined
     assert not given_up.is_set()
     assert not node.mender.is_expected(host, first, end)
 
@@ -200,7 +200,7 @@ async def test_what_no_replica_has_is_lost_until_one_has_it(node: Node) -> None:
         records(host.log)
     node.copies.kept["s"] = kept
     node.copies.answers = True
-    await until(lambda: not host.log.quarantined)
+    await until(lambda: not host.log.view.manifest.quarantined)
 
 
 async def test_a_worker_that_dies_and_a_damaged_transfer_are_tried_again(node: Node) -> None:
@@ -210,7 +210,7 @@ async def test_a_worker_that_dies_and_a_damaged_transfer_are_tried_again(node: N
     node.worker.failures = [WorkerDied("killed")]
     node.copies.spoils = 2
     node.run()
-    await until(lambda: not host.log.quarantined)
+    await until(lambda: not host.log.view.manifest.quarantined)
     assert records(host.log) == before
     assert [kind for kind, _ in node.worker.jobs] == ["mend"] * 3
     names = {one.name for one in host.log.directory.iterdir()}
@@ -229,7 +229,7 @@ async def test_more_damage_in_the_segment_is_found_and_repaired(node: Node) -> N
     path.write_bytes(bytes(raw))
     node.run()
     await until(lambda: host.observed.repaired_ranges == 2)
-    assert not host.log.quarantined
+    assert not host.log.view.manifest.quarantined
     assert records(host.log) == before
 
 
@@ -238,10 +238,10 @@ async def test_below_the_log_start_nothing_is_asked_for(node: Node) -> None:
     segment = host.log.segments[1]
     host.log.truncate_prefix(segment.base_offset)
     spoil(host.log, 0)
-    bad = host.log.quarantined[0]
+    bad = host.log.view.manifest.quarantined[0]
     host.log.truncate_prefix(bad.next_offset - 1)
     node.run()
-    await until(lambda: not host.log.quarantined)
+    await until(lambda: not host.log.view.manifest.quarantined)
     assert node.copies.asked == [(bad.next_offset - 1, bad.next_offset)]
 
 
@@ -249,11 +249,11 @@ async def test_a_log_without_some_tombstones_takes_nothing_from_before_them(node
     """Another replica may have an old value of a key that was deleted."""
     host = await node.stream("s")
     first, end = spoil(host.log, 1)
-    host.log.replace_segments((), (), tombstones_removed_below=first + 1)
+    host.log.structure.replace_segments((), (), tombstones_removed_below=first + 1)
     node.run()
     await until(lambda: not node.mender.is_expected(host, first, end))
     assert node.copies.asked == []
-    assert host.log.quarantined
+    assert host.log.view.manifest.quarantined
     assert set(node.copies.again) == {"s"}
 
 
@@ -281,6 +281,6 @@ async def test_a_stream_that_ends_meanwhile_is_let_go(node: Node, while_fetching
     assert [one for one in host.log.directory.iterdir() if "patch" in one.name] == []
     go_on.set()
     spoil(other.log, 0)
-    await until(lambda: not other.log.quarantined)
+    await until(lambda: not other.log.view.manifest.quarantined)
     host.close()
     host.log.close()

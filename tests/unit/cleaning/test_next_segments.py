@@ -27,7 +27,7 @@ def log(tmp_path: Path) -> Iterator[Log]:
     for _ in range(4):
         made.append([encode(made, [b"x" * 100] * 10)])
         made.sync()
-        made.advance_high_watermark(made.log_end_offset)
+        made.commit_up_to(made.log_end_offset)
     assert made.segment_count == 4
     yield made
     made.close()

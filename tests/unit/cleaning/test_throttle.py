@@ -153,9 +153,11 @@ def test_no_subject_index_while_less_than_a_tenth_is_free(
     log = create(OsFileSystem(), config=ROLL_ON_DEMAND, directory=tmp_path / "orders")
     for _ in range(20):
         add(log, [[row(b"k", b"v" * 500, subject=f"orders.{n % 2}") for n in range(20)]])
-    log.roll()
+    log.writer.roll()
     segment = log.segments[0]
-    job = SketchJob(str(log.directory), segment.entry(), log.lineage, log.epochs)
+    job = SketchJob(
+        str(log.directory), segment.entry(), log.view.manifest.lineage, log.view.manifest.epochs
+    )
     order = {"kind": SKETCH, "job": job.to_dict(), "max_rate_bytes": 1e9, "idle_rate_bytes": None}
     monkeypatch.setattr(os, "statvfs", lambda path: Room(10**9, free))
     assert perform(order, lambda line: None)["result"]["size_bytes"] > 0

@@ -47,7 +47,7 @@ async def sealed_log(running: Running, batches: int = 20) -> Log:
     for number in range(batches):
         await running.put("s", [(f"key-{number}", b"x" * 1000)])
     log = running.broker.hosts["s"].log
-    log.roll()
+    log.writer.roll()
     return log
 
 

@@ -153,8 +153,8 @@ def test_a_lost_manifest_needs_the_settings(log: StoredLog) -> None:
     again = StoredLog(log.data_dir, segment_max_bytes=12_000)
     assert again.report.clean
     assert again.log.incarnation == log.log.incarnation
-    assert again.log.metadata["settings"]["subject"] == "orders.>"
-    assert again.log.metadata["settings"]["retention"]["max_age"] == "7d"
+    assert again.log.view.manifest.metadata["settings"]["subject"] == "orders.>"
+    assert again.log.view.manifest.metadata["settings"]["retention"]["max_age"] == "7d"
     again.append([b"new"])
     assert readable(again) == list(range(1, 62))
     again.close()
@@ -185,7 +185,7 @@ def test_a_lost_manifest_gets_the_settings_of_the_record(log: StoredLog, damage:
     assert result.exit_code == ExitCode.OK, result.output
     assert "settings from its record" in result.stderr
     again = StoredLog(log.data_dir, segment_max_bytes=12_000)
-    assert again.log.metadata["settings"] == settings
+    assert again.log.view.manifest.metadata["settings"] == settings
     assert readable(again) == list(range(1, 61))
     again.close()
 

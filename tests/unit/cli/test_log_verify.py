@@ -300,7 +300,7 @@ def test_known_losses_are_told_and_can_be_allowed(log: StoredLog) -> None:
 
 
 def test_damage_below_the_logs_start_is_a_note(log: StoredLog) -> None:
-    log.log.remove_before(35, 0)
+    log.log.structure.remove_before(35, 0)
     log.close()
     position, _ = log.positions()[1]
     flip(log.directory / FIRST_SEGMENT, position + 100)

@@ -153,7 +153,7 @@ async def test_another_history_is_told(kind: str, broker: LogBroker, proxy: Cutt
     await until(lambda: all(future.done() for _, future in stream.waiters))
     log = stream.real_log
     log.truncate_suffix(91)
-    log.begin_epoch(2)
+    log.writer.begin_epoch(2)
     stream.append([b"other data"] * 20)
     proxy.target = target
     with pytest.raises(errors.Diverged) as raised:

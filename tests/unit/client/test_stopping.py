@@ -169,7 +169,7 @@ async def test_a_checkpoint_names_the_epoch_of_the_records_before_it(
     consumer = client.client.consumer("billing", "orders", checkpoint_every=5, start=96)
     await client.take(consumer, 5)
     log = broker.streams["orders"].real_log
-    log.begin_epoch(2)
+    log.writer.begin_epoch(2)
     broker.streams["orders"].append([b"later"] * 10)
     assert [one.offset for one in await client.take(consumer, 10)] == list(range(101, 111))
     assert stored(broker) == 106

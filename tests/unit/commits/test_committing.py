@@ -53,7 +53,7 @@ async def test_when_even_that_fails_the_stream_stops(
         raise SyncFailed("EIO")
 
     monkeypatch.setattr(harness.log, "sync", fail)
-    monkeypatch.setattr(harness.log, "abandon_tail", fail)
+    monkeypatch.setattr(harness.log.writer, "abandon_tail", fail)
     waiting = harness.host.wait_high_watermark(1)
     assert seqs(await harness.publish(b"1")) == [10077]
     assert "EIO" in harness.host.failure
@@ -85,8 +85,8 @@ async def test_acks_that_may_not_leave_early_are_nacks(
 ) -> None:
     """After a power cut it would be unknown how far they went; nothing is stored either."""
     harness = Harness(tmp_path, inline, durability=durability)
-    fail = failing_once(DiskFull("full"), harness.log.admit_early_acks)
-    monkeypatch.setattr(harness.log, "admit_early_acks", fail)
+    fail = failing_once(DiskFull("full"), harness.log.writer.admit_early_acks)
+    monkeypatch.setattr(harness.log.writer, "admit_early_acks", fail)
     assert seqs(await harness.publish(b"1", b"2")) == [10077, 10077]
     assert harness.log.log_end_offset == 1
     assert seqs(await harness.publish(b"3")) == [1]
@@ -108,7 +108,7 @@ async def test_a_sync_that_fails_in_an_exclusive_call_is_not_tried_again(
     monkeypatch.setattr(harness.log, "sync", failing_once(SyncFailed("EIO"), harness.log.sync))
     with pytest.raises(SyncFailed):
         await harness.host.run_exclusive(harness.log.sync)
-    [lost] = harness.log.quarantined
+    [lost] = harness.log.view.manifest.quarantined
     assert (lost.first_offset, lost.next_offset) == (1, 3)
     assert seqs(await harness.publish(b"3")) == [3]
     harness.close()
@@ -120,7 +120,7 @@ async def test_what_a_roll_has_synced_can_be_read(tmp_path: Path) -> None:
     assert seqs(await harness.publish(b"1", b"2")) == [1, 2]
     waiting = harness.host.wait_high_watermark(1)
     assert harness.log.high_watermark == 1
-    await harness.host.run_exclusive(harness.log.roll)
+    await harness.host.run_exclusive(harness.log.writer.roll)
     assert harness.log.high_watermark == 3
     await asyncio.wait_for(waiting, 5)
     harness.close()
@@ -184,8 +184,8 @@ async def test_a_commit_without_a_sync_says_nothing_about_the_disk(tmp_path: Pat
     harness = Harness(tmp_path, 64, durability="interval", flush={"interval": "60s"})
     await harness.publish(b"1")
     harness.log.sync()
-    harness.log._writer.last_sync_seconds = 1.0
-    harness.host._commits._observed_syncs = harness.log.fsync_count
+    harness.log.writer.last_sync_seconds = 1.0
+    harness.host._commits._observed_syncs = harness.log.writer.fsync_count
     await harness.publish(b"2")
     assert harness.shared.inline.allows(1)
     harness.close()

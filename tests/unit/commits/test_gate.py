@@ -10,7 +10,6 @@ import pytest
 from support.worlds.gated_stream import GatedStream
 
 import envelope
-from liftlog.log import Log
 from liftlog.sequencing.refusals import NOT_ENOUGH_REPLICAS, NOT_LEADING, OVERLOADED, STORE_FAILED
 from liftlog.server.commits import writing
 from liftlog.server.commits.committing import FOLLOWED_INLINE_BYTES
@@ -199,10 +198,9 @@ def test_followers_are_woken_between_the_writes_and_the_syncs() -> None:
 
 @pytest.mark.parametrize("slow", [False, True])
 async def test_a_group_with_followers_is_written_in_the_loop_while_the_disk_is_fast(
-    slow: bool, monkeypatch: pytest.MonkeyPatch
+    slow: bool, fast_syncs: None
 ) -> None:
     """However many messages it is; but not much at once."""
-    monkeypatch.setattr(Log, "last_sync_seconds", 0.0001)  # however busy this machine's disk is
     stream = GatedStream({})
     assert stream.inline.max_messages == 64
     if slow:

@@ -10,7 +10,7 @@ from support.disks.logs import encode
 from support.worlds.stream_harness import Harness, failing_once, seqs
 
 from liftlog.errors import StreamUnavailable
-from liftlog.log import Log, SystemClock
+from liftlog.log import SystemClock
 from liftlog.sequencing import Destinations, MessageRun
 from liftlog.server.streams.dedupe_restoring import write_dedupe_snapshot
 from liftlog.server.streams.making import make_sequencer
@@ -27,8 +27,10 @@ async def test_a_closed_stream_is_left_alone(harness: Harness) -> None:
     """Another stream may live under its name by then."""
     harness.host.close()
     with pytest.raises(StreamUnavailable):
-        await harness.host.run_exclusive(lambda: harness.log.set_metadata({"stale": True}))
-    assert harness.log.metadata == {}
+        await harness.host.run_exclusive(
+            lambda: harness.log.structure.set_metadata({"stale": True})
+        )
+    assert harness.log.view.manifest.metadata == {}
     harness.host.receive(MessageRun([b"in"], [b"_INBOX.r"], [b"1"], has_cookie=False))
     harness.host.kick()
     assert harness.shared.answers() == []
@@ -68,10 +70,9 @@ async def test_after_the_drain_began_everything_is_nacked(harness: Harness) -> N
 
 
 async def test_a_follower_returns_to_the_loop_when_syncs_in_threads_are_fast(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, fast_syncs: None
 ) -> None:
     """It commits no groups of its own, so its appends alone tell how fast the disk is."""
-    monkeypatch.setattr(Log, "last_sync_seconds", 0.0001)
     harness = Harness(tmp_path, 64)
     host, log = harness.host, harness.log
 

@@ -222,7 +222,7 @@ async def test_a_failed_flush_of_what_was_acked(
     await running.broker.create_stream("s", SETTINGS | slow)
     host = running.broker.hosts["s"]
     await store(host, [b"in.a"])
-    await host.run_exclusive(host.log.roll)
+    await host.run_exclusive(host.log.writer.roll)
     await store(host, [b"in.a", b"in.b"])
     assert known(host, [b"in.a", b"in.b"]) == [2, 3]
     original = host.log.sync
@@ -337,7 +337,9 @@ async def test_a_damaged_batch_is_quarantined_and_counts_as_removed(
     await until(lambda: known(host, [b"in.a"]) == [1])
     assert known(host, [b"in.b", b"in.c", b"in.d"]) == [2, 4, 5]
     assert table_of(host).is_complete
-    assert [(bad.first_offset, bad.next_offset) for bad in host.log.quarantined] == [(3, 4)]
+    assert [(bad.first_offset, bad.next_offset) for bad in host.log.view.manifest.quarantined] == [
+        (3, 4)
+    ]
 
 
 # --- snapshots ---
@@ -431,7 +433,9 @@ async def test_a_misplaced_batch_is_quarantined(running: Running) -> None:
     host.subjects.request()
     await until(lambda: known(host, [b"in.a"]) == [1])
     assert known(host, [b"in.b", b"in.c", b"in.d"]) == [2, 4, 5]
-    assert [(bad.first_offset, bad.next_offset) for bad in host.log.quarantined] == [(3, 4)]
+    assert [(bad.first_offset, bad.next_offset) for bad in host.log.view.manifest.quarantined] == [
+        (3, 4)
+    ]
 
 
 # --- replicas ---
@@ -453,11 +457,11 @@ class Replica:
         record = transitions.create(
             "s", log.incarnation, {"min_isr": 2}, "ab", starts=starts, leader_epoch=epoch
         )
-        log.begin_epoch(epoch)
+        log.writer.begin_epoch(epoch)
         leader = Leader(
             record,
             "a",
-            log.epochs,
+            log.view.manifest.epochs,
             log_end=log.log_end_offset,
             durable_end=log.durable_end_offset,
             high_watermark=log.high_watermark,
@@ -478,7 +482,7 @@ class Replica:
         """The other replica has all of it."""
         assert self.led is not None
         epoch, end = self.led.leader.epoch, self.log.log_end_offset
-        last = self.log.epochs[-1][0] if self.log.epochs else 0
+        last = self.log.view.manifest.epochs[-1][0] if self.log.view.manifest.epochs else 0
         self.led.gate.fetched(FetchRequest("b", 1, epoch, end, last))
 
     async def end(self, host: StreamHost) -> None:

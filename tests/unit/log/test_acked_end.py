@@ -60,11 +60,11 @@ def test_nothing_is_appended_while_the_slot_cannot_say_so(error: int) -> None:
         assert (log.log_end_offset, log.segments[-1].size_bytes) == (end, size)
     again, report = reopen(fs.kill(), config=BIG)
     assert again.log_end_offset == end
-    assert not again.quarantined
+    assert not again.view.manifest.quarantined
     assert report.cut_bytes == 0
     check(again, promises)
     commit(log, promises, 2)
-    state = read_acked_end(fs, DIRECTORY, log.lineage, boot_id=BOOT)
+    state = read_acked_end(fs, DIRECTORY, log.view.manifest.lineage, boot_id=BOOT)
     assert state == (log.log_end_offset, True)
 
 
@@ -91,7 +91,7 @@ def test_an_unreadable_slot_is_told_and_made_again() -> None:
     assert again.log_end_offset == log.log_end_offset
     check(again, promises)
     commit(again, promises, 2)
-    assert read_acked_end(image, DIRECTORY, again.lineage, boot_id=BOOT) == (
+    assert read_acked_end(image, DIRECTORY, again.view.manifest.lineage, boot_id=BOOT) == (
         again.log_end_offset,
         True,
     )

@@ -48,11 +48,11 @@ def test_a_tail_goes_with_its_segment() -> None:
     fs = fs.kill()
     _tear(fs, log.segments[0].path, log.segments[0].size_bytes, b"torn")
     log, _ = reopen(fs, config=BIG)
-    log.roll()
+    log.writer.roll()
     commit(log, promises, 2)
     reopen(fs.kill(), config=BIG)
     assert len(_kept(fs)) == 1
-    log.remove_before(3, 1)
+    log.structure.remove_before(3, 1)
     reopen(fs.kill(), config=BIG)
     assert not _kept(fs)
 

@@ -42,7 +42,7 @@ def test_the_newest_record_of_each_key_stays() -> None:
     ]  # fmt: skip
     assert (result.records_in, result.records_out, result.distinct_keys) == (48, 10, 10)
     assert result.bytes_out < result.bytes_in
-    assert log.cleaned_below == 49
+    assert log.view.manifest.cleaned_below == 49
     assert log.log_end_offset == 49
     check_entries(log, fs)
     assert plan(log) is None, "there is nothing left to do"
@@ -207,7 +207,7 @@ def test_records_below_the_log_start_go_with_the_rest() -> None:
     fs = SimFileSystem()
     log = keyed(fs)
     rows = add_segments(log, [[row(None, b"%d" % i)] for i in range(20)] + [key_rows(30)])
-    log.remove_before(15, 0)
+    log.structure.remove_before(15, 0)
     compact_once(log, fs)
     assert stored(log) == expected(rows, 51, 15)
     assert log.segments[0].record_count == 6 + 10
@@ -224,9 +224,11 @@ def test_an_epoch_keeps_its_place_even_when_its_records_are_gone() -> None:
         fs = fs.power_cut("all")
         log, _ = reopen(fs, config=log.config, boot="boot-9")
     rows.update(add(log, [[row(b"k0", b"last")]]))
-    log.roll()
+    log.writer.roll()
     compact_once(log, fs)
     assert stored(log) == expected(rows, log.log_end_offset)
     headers = [one.header for one in iter_batches(fs.read(log.segments[0].path))]
-    assert [(one.leader_epoch, one.base_offset) for one in headers] == list(log.epochs)
+    assert [(one.leader_epoch, one.base_offset) for one in headers] == list(
+        log.view.manifest.epochs
+    )
     check_entries(log, fs)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 from support.disks.logs import BASE_NS, reopen
 from support.disks.simfs import SimFileSystem
 from support.worlds.rewriting import (
@@ -47,7 +49,7 @@ def test_a_tombstone_stays_for_its_time_and_then_goes() -> None:
     assert stored(log) == expected(rows, 14)
     (first, _) = log.segments
     assert first.delete_horizon_ns == POLICY.horizon_ns(BASE_NS)
-    assert log.tombstones_removed_below == 0
+    assert log.view.manifest.tombstones_removed_below == 0
     horizon = POLICY.horizon_ns(BASE_NS)
     assert compact_once(log, fs, policy=POLICY, now_ns=horizon - 1) is None
     # Nothing was written since: a quiet stream loses its tombstones too.
@@ -57,7 +59,7 @@ def test_a_tombstone_stays_for_its_time_and_then_goes() -> None:
     del left[11], left[13]
     assert stored(log) == left
     assert log.segments[0].delete_horizon_ns is None
-    assert log.tombstones_removed_below == 14
+    assert log.view.manifest.tombstones_removed_below == 14
     check_entries(log, fs)
     assert compact_once(log, fs, policy=POLICY, now_ns=horizon * 2) is None
 
@@ -95,7 +97,7 @@ def test_that_tombstones_are_gone_is_known_before_the_first_is() -> None:
             return 0
 
     calls: list[tuple[object, dict[str, object]]] = []
-    apply_compaction(Watched(), result)
+    apply_compaction(SimpleNamespace(structure=Watched()), result)
     assert calls[0][0]
     assert calls[0][1]["tombstones_removed_below"] == 14
     assert [changes.get("cleaned_below") for _, changes in calls] == [None, 14]
@@ -111,13 +113,13 @@ def test_a_segment_that_only_keeps_tombstones_gets_a_horizon_and_no_new_file() -
     assert not result.swaps
     assert file_names(log) == before
     assert log.segments[0].delete_horizon_ns == POLICY.horizon_ns(BASE_NS)
-    assert log.cleaned_below == 3
+    assert log.view.manifest.cleaned_below == 3
     # A newer value replaces the tombstone before its time is over: no horizon is left.
     rows.update(add_segments(log, [[row(b"a", bytes(2000))]]))
     compact_once(log, fs, policy=POLICY, max_bytes=2000)
     assert [segment.delete_horizon_ns for segment in log.segments] == [None, None, None]
     assert stored(log) == expected(rows, 4)
-    assert log.tombstones_removed_below == 0
+    assert log.view.manifest.tombstones_removed_below == 0
 
 
 def test_no_tombstone_goes_behind_a_segment_that_cannot_be_rewritten() -> None:
@@ -128,7 +130,7 @@ def test_no_tombstone_goes_behind_a_segment_that_cannot_be_rewritten() -> None:
         log, [key_rows(10)], [key_rows(10, 20, first=10)], [[row(b"k1", None), row(b"z", None)]]
     )
     first = log.segments[0]
-    log.quarantine(
+    log.structure.quarantine(
         first.path.name, [QuarantinedRange(10, 11, first.path.name, 8, 16, "a bad sector")]
     )
     compact_once(log, fs, policy=POLICY)

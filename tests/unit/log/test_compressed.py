@@ -57,7 +57,7 @@ def test_small_batches_are_put_together_and_compressed(name: str) -> None:
     log = keyed(fs)
     rows = add(log, orders(40), compression=name)
     rows |= add(log, orders(40))  # compression was switched on, or off, at some time
-    log.roll()
+    log.writer.roll()
     assert set(codecs_in(log)) == {NAMES[name], 0}
     plain_log = keyed(SimFileSystem())
     add(plain_log, orders(80))
@@ -65,10 +65,10 @@ def test_small_batches_are_put_together_and_compressed(name: str) -> None:
     assert result.batches_out < result.batches_in / 2
     assert stored(log) == rows
     assert set(codecs_in(log)) == {NAMES[name]}
-    assert log.size_bytes < plain_log.size_bytes / 3
+    assert log.view.size_bytes < plain_log.view.size_bytes / 3
     check_entries(log, fs)
     # And back again, when compression was switched off since.
-    log.roll()
+    log.writer.roll()
     rebatch_file(log, fs, 0, target=16384)
     assert stored(log) == rows
     check_entries(log, fs)
@@ -79,10 +79,10 @@ def test_what_was_put_together_is_not_read_again_for_being_small_on_disk(name: s
     fs = SimFileSystem()
     log = keyed(fs)
     add(log, orders(1000), compression=name)
-    log.roll()
+    log.writer.roll()
     assert needs_rebatch(fs, DIRECTORY, log.segments[0].entry())
     rebatch_file(log, fs, 0, compression=name, target=65536)
-    log.roll()
+    log.writer.roll()
     entry = log.segments[0].entry()
     assert max(len(batch.stored) for batch in batches_of(log)) < SMALL_BATCH_BYTES
     assert not needs_rebatch(fs, DIRECTORY, entry)
@@ -95,7 +95,7 @@ def test_a_batch_that_is_large_enough_before_compression_stays_as_it_is(name: st
     fs = SimFileSystem()
     log = keyed(fs)
     rows = add(log, orders(10, size=400), compression=name)
-    log.roll()
+    log.writer.roll()
     before = [bytes(batch.stored) for batch in batches_of(log)]
     assert max(map(len, before)) < 8192 < min(len(batch.raw) for batch in batches_of(log))
     result = rebatch_file(log, fs, 0, target=16384)
@@ -108,7 +108,7 @@ def test_compaction_keeps_the_newest_of_each_key(name: str) -> None:
     fs = SimFileSystem()
     log = keyed(fs)
     rows = add(log, orders(60), compression=name)
-    log.roll()
+    log.writer.roll()
     newest = {row.key: offset for offset, row in rows.items()}
     compact_fully(log, fs, compression=name)
     assert stored(log) == {offset: rows[offset] for offset in sorted(newest.values())}
@@ -123,7 +123,7 @@ def test_retention_by_number_needs_no_codec(name: str) -> None:
     fs = SimFileSystem()
     log = keyed(fs)
     add(log, orders(30), compression=name)
-    log.roll()
+    log.writer.roll()
     compact_fully(log, fs, compression=name)
     segment = log.segments[0]
     exact = sorted(stored(log))[7]
@@ -138,15 +138,15 @@ def test_a_flipped_bit_costs_one_batch(name: str, inside: int) -> None:
     fs = SimFileSystem()
     log = keyed(fs)
     rows = add(log, orders(12), compression=name)
-    log.roll()
+    log.writer.roll()
     path = log.segments[0].path
     raw = fs.read(path)
     start = parse_header(raw).length
     flip(fs, path, start + inside)
-    job = ScrubJob(str(DIRECTORY), log.segments[0].entry(), log.quarantined)
+    job = ScrubJob(str(DIRECTORY), log.segments[0].entry(), log.view.manifest.quarantined)
     (damage,) = scrub(job, fs).damaged
     assert (damage.first_offset, damage.next_offset) == (21, 41)
-    log.quarantine(log.segments[0].path.name, [damage])
+    log.structure.quarantine(log.segments[0].path.name, [damage])
     with pytest.raises(CorruptRange):
         log.read(21, 300)
     assert upto(log, 1, 21) | upto(log, 41, 241) == {o: rows[o] for o in rows if not 21 <= o < 41}

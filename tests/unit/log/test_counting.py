@@ -23,7 +23,7 @@ def with_holes(fs: SimFileSystem, *, size: int = 20) -> Log:
             log,
             [[row(b"k%d" % (i % 7 or i), b"%d" % i * size) for i in range(first, first + 10)]],
         )
-    log.roll()
+    log.writer.roll()
     assert compact_once(log, fs) is not None
     assert log.segments[0].record_count < 600
     return log
@@ -74,7 +74,7 @@ def test_damage_makes_it_less_and_never_more() -> None:
     flip(fs, segment.path, 3)  # the magic of the first batch: none of its records is counted
     found = [log.offset_of_record(segment, number) for number in range(len(offsets))]
     assert all(one <= offset for one, offset in zip(found, offsets, strict=True))
-    log.quarantine(
+    log.structure.quarantine(
         segment.path.name, [QuarantinedRange(1, 11, segment.path.name, 0, 64, "flipped")]
     )
     found = [log.offset_of_record(segment, number) for number in range(len(offsets))]

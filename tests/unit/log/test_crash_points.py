@@ -58,7 +58,7 @@ def _recover(
     facts = Facts.of(log)
     facts.check(world.promises, killed=killed)
     if any(segment.generation and segment.sealed for segment in log.segments):
-        assert log.tombstones_removed_below >= world.tombstones_removed_below
+        assert log.view.manifest.tombstones_removed_below >= world.tombstones_removed_below
     return log, facts
 
 
@@ -185,7 +185,7 @@ def test_every_byte_of_the_last_group_may_be_missing() -> None:
                 if killed:
                     # No reboot lies between, so the slot tells exactly what was acked.
                     assert again.log_end_offset <= 8
-                    assert not again.quarantined
+                    assert not again.view.manifest.quarantined
                 commit(again, promises.copy(), 1)
 
 
@@ -193,16 +193,16 @@ def test_clean_stop_and_start_change_nothing() -> None:
     fs, promises = SimFileSystem(), Promises()
     log = create(fs)
     commit(log, promises, 3)
-    group = log.commit_group
+    group = log.writer.commit_group
     state = log.close()
     assert state is not None
     again, report = reopen(fs.power_cut("none"), boot="boot-2", clean=state)
     assert report.clean
     assert (report.scanned_bytes, report.events) == (0, [])
     assert again.leader_epoch == log.leader_epoch
-    assert again.commit_group != group - 1
+    assert again.writer.commit_group != group - 1
     check(again, promises)
-    assert again.max_timestamp_ns == BASE_NS
+    assert again.view.max_timestamp_ns == BASE_NS
 
 
 def test_an_unclean_start_raises_the_epoch_before_it_returns() -> None:
@@ -212,7 +212,7 @@ def test_an_unclean_start_raises_the_epoch_before_it_returns() -> None:
     image = fs.power_cut("none")
     again, _ = reopen(image, boot="boot-2")
     assert again.leader_epoch == 2
-    assert again.epochs == ((1, 1), (2, 4))
+    assert again.view.manifest.epochs == ((1, 1), (2, 4))
     third, _ = reopen(image.power_cut("none"), boot="boot-3")
     assert third.leader_epoch == 3
 

@@ -72,19 +72,19 @@ def test_a_bad_bit_in_the_active_segment_costs_one_batch(where: str, slot: str) 
             assert set(read_all(again)) == set(range(1, header.base_offset))
             assert report.cut_bytes > 0
             assert again.log_end_offset >= log.log_end_offset, "it may have been acked all the same"
-            assert not any(bad.is_loss for bad in again.quarantined)
+            assert not any(bad.is_loss for bad in again.view.manifest.quarantined)
             continue
         found = check(again, promises, lost=lost)
         assert set(found) == set(range(1, log.log_end_offset)) - set(lost)
-        assert [(q.first_offset, q.position) for q in again.quarantined] == [
+        assert [(q.first_offset, q.position) for q in again.view.manifest.quarantined] == [
             (header.base_offset, position)
         ]
         assert report.cut_bytes == 0
         commit(again, promises, 2)
         # The next start finds the same damage and makes nothing new of it.
-        quarantined = again.quarantined
+        quarantined = again.view.manifest.quarantined
         third, _ = reopen(image.power_cut("none"), boot="boot-3", config=BIG)
-        assert third.quarantined == quarantined
+        assert third.view.manifest.quarantined == quarantined
         check(third, promises, lost=lost)
         kept = image.read(log.segments[-1].path)
         assert kept[: len(before)] == before, "damaged bytes must stay where they are"
@@ -113,7 +113,7 @@ def test_a_quarantined_range_is_not_judged_again_by_fewer_witnesses() -> None:
     third, report = reopen(later, boot="boot-2", config=BIG)
     check(third, promises, lost=lost)
     assert report.cut_bytes == 0
-    assert len(third.quarantined) == 1
+    assert len(third.view.manifest.quarantined) == 1
 
 
 def test_a_segment_whose_first_batch_is_damaged_keeps_its_file() -> None:
@@ -124,7 +124,7 @@ def test_a_segment_whose_first_batch_is_damaged_keeps_its_file() -> None:
     before = image.read(path)[: log.segments[-1].size_bytes]
     for _ in range(3):
         again, _ = reopen(image, boot="boot-1", config=BIG)
-        assert (again.log_end_offset, len(again.quarantined)) == (4, 1)
+        assert (again.log_end_offset, len(again.view.manifest.quarantined)) == (4, 1)
         check(again, promises, lost=range(1, 4))
         assert image.read(path)[: len(before)] == before
         image = image.power_cut("all")
@@ -153,7 +153,7 @@ def test_damage_below_the_recovery_point_needs_no_scan_to_be_survived() -> None:
     image = fs.power_cut("none")
     flip(image, log.segments[-1].path, position + 3)
     again, _ = reopen(image, boot="boot-2", recovery_point=state, config=BIG)
-    assert not again.quarantined
+    assert not again.view.manifest.quarantined
     with pytest.raises(CorruptRange) as caught:
         again.read(second.base_offset, 10)
     assert caught.value.first_offset == second.base_offset
@@ -248,10 +248,12 @@ def test_a_sealed_segment_that_is_gone_or_short(clean: bool, cut_to: int | None)
     assert report.clean is clean
     lost = range(first, victim.next_offset)
     check(again, promises, lost=lost)
-    assert [(q.first_offset, q.next_offset) for q in again.quarantined] == [(lost[0], lost[-1] + 1)]
+    assert [(q.first_offset, q.next_offset) for q in again.view.manifest.quarantined] == [
+        (lost[0], lost[-1] + 1)
+    ]
     assert again.offset_for_timestamp(0) == 1
     third, _ = reopen(image.power_cut("none"), clean=again.close())
-    assert third.quarantined == again.quarantined
+    assert third.view.manifest.quarantined == again.view.manifest.quarantined
 
 
 @pytest.mark.parametrize("cut_to", [None, 0, 300])
@@ -259,7 +261,7 @@ def test_a_segment_with_known_damage_may_get_lost_as_well(cut_to: int | None) ->
     fs, log, promises = _written(20, SMALL)
     victim = log.segments[1]
     (_, first), (position, second), *_ = _batches(fs, log, 1)
-    log.quarantine(
+    log.structure.quarantine(
         victim.path.name,
         [QuarantinedRange(second.base_offset, second.next_offset, "", position,
                           position + second.length, "rot")],
@@ -272,10 +274,10 @@ def test_a_segment_with_known_damage_may_get_lost_as_well(cut_to: int | None) ->
     again, _ = reopen(image, boot="boot-2")
     lost = range(second.base_offset if cut_to else first.base_offset, victim.next_offset)
     check(again, promises, lost=lost)
-    quarantined = again.quarantined
+    quarantined = again.view.manifest.quarantined
     assert len(quarantined) == 2
     third, _ = reopen(image.power_cut("none"), boot="boot-3")
-    assert third.quarantined == quarantined
+    assert third.view.manifest.quarantined == quarantined
 
 
 @pytest.mark.parametrize("slot", ["exact", "other boot", "lost"])
@@ -395,10 +397,10 @@ def test_a_torn_group_behind_an_acked_and_damaged_batch() -> None:
     assert report.cut_bytes > 0
     # Its own offsets are not used again: it might as well have been acked and then rotted.
     assert again.log_end_offset == log.log_end_offset
-    assert [bad.is_loss for bad in again.quarantined] == [True, False]
+    assert [bad.is_loss for bad in again.view.manifest.quarantined] == [True, False]
     # The file now ends with the zeros of the damaged batch; that is no reason to judge it again.
     third, report = reopen(image.power_cut("none"), boot="boot-3", config=BIG)
-    assert third.quarantined == again.quarantined
+    assert third.view.manifest.quarantined == again.view.manifest.quarantined
     assert third.log_end_offset == again.log_end_offset
     assert report.cut_bytes == 0
     commit(third, promises, 2)
@@ -437,7 +439,7 @@ def test_walking_steps_over_what_is_quarantined() -> None:
         walk_batches(
             file, index.floor(0)._replace(offset=1),
             index.floor(0)._replace(offset=segment.next_offset, position=segment.size_bytes),
-            quarantined=again.quarantined,
+            quarantined=again.view.manifest.quarantined,
         )
     )  # fmt: skip
     assert [h.base_offset for _, h in walked] == [

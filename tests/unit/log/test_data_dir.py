@@ -124,7 +124,7 @@ def test_clean_stop_and_start(tmp_path: Path, data_dirs: list[DataDir]) -> None:
     assert data_dir.stream_names() == ["orders"]
     log, report = data_dir.open_log("orders", SMALL)
     assert report.clean
-    assert log.metadata == {"a": 1}
+    assert log.view.manifest.metadata == {"a": 1}
     check(log, promises)
     commit(log, promises, 2)
     data_dir.close(None)

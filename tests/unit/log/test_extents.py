@@ -24,7 +24,7 @@ def fill(stored: StoredLog, sizes: list[int]) -> None:
     for size in sizes:
         stored.append([b"x" * size], commit=False)
     stored.log.sync()
-    stored.log.advance_high_watermark(stored.log.log_end_offset)
+    stored.log.commit_up_to(stored.log.log_end_offset)
 
 
 def borders(stored: StoredLog) -> dict[int, int]:

@@ -54,7 +54,7 @@ def test_a_failed_write_is_rolled_back(short: int | None) -> None:
     with pytest.raises(StorageError):
         append(log, promises, 2, 2)
     assert log.log_end_offset == end
-    assert log.size_bytes == size
+    assert log.view.size_bytes == size
     assert fs.read(log.segments[-1].path) == fs.read(log.segments[-1].path)[:size]
     _survives(fs, promises)
     commit(log, promises, 4)
@@ -100,7 +100,7 @@ def test_what_a_failed_roll_back_left_is_removed_before_the_next_append() -> Non
         log.append(nacked)
     assert b"NACKED" in fs.read(log.segments[-1].path)
     log.append([encode(log, [value], first=base)])
-    log.advance_high_watermark(log.sync())
+    log.commit_up_to(log.sync())
     again, _ = reopen(fs.kill(), config=BIG)
     assert read_all(again)[base] == value
     assert base + 1 not in read_all(again)
@@ -150,11 +150,11 @@ def test_after_a_failed_sync_nothing_behind_the_last_good_one_is_trusted(
         log.sync()
     assert log.high_watermark == durable
     _survives(fs, promises)
-    log.abandon_tail(keep_offsets=keep)
+    log.writer.abandon_tail(keep_offsets=keep)
     assert log.log_end_offset == (durable + 5 if keep else durable)
     assert log.durable_end_offset == log.log_end_offset
     assert log.high_watermark == log.log_end_offset
-    lost = [(bad.first_offset, bad.next_offset) for bad in log.quarantined]
+    lost = [(bad.first_offset, bad.next_offset) for bad in log.view.manifest.quarantined]
     assert lost == ([(durable, durable + 5)] if keep else [])
     assert sum(segment.record_count for segment in log.segments) == 3 * groups
     check(log, promises)
@@ -180,10 +180,10 @@ def test_starting_anew_may_fail_too_and_be_tried_again() -> None:
     with pytest.raises(SyncFailed):
         log.sync()
     with pytest.raises(StorageError):
-        log.abandon_tail(keep_offsets=True)
+        log.writer.abandon_tail(keep_offsets=True)
     _survives(fs, promises)
-    log.abandon_tail(keep_offsets=True)
-    assert len(log.quarantined) == 1
+    log.writer.abandon_tail(keep_offsets=True)
+    assert len(log.view.manifest.quarantined) == 1
     assert log.segments[0].record_count == 9
     assert log.log_end_offset == durable + 2
     commit(log, promises, 2)
@@ -213,7 +213,7 @@ def test_a_log_ends_where_it_is_durable_though_the_disk_takes_no_new_segment(
         log.sync()
     for _ in range(2):
         with pytest.raises(StorageError):
-            log.abandon_tail(keep_offsets=False)
+            log.writer.abandon_tail(keep_offsets=False)
         assert log.log_end_offset == log.durable_end_offset == log.sync() == durable
         assert log.commit_up_to(durable + 300) == durable
         check(log, promises)
@@ -222,7 +222,7 @@ def test_a_log_ends_where_it_is_durable_though_the_disk_takes_no_new_segment(
     assert log.log_end_offset == durable + 1
     commit(log, promises, 2, 1)
     check(log, promises)
-    assert not log.quarantined
+    assert not log.view.manifest.quarantined
     _survives(fs, promises)
     state = log.close()
     again, report = reopen(fs.kill(), clean=state, config=BIG)
@@ -251,7 +251,7 @@ def test_a_sync_that_fails_is_never_repeated_as_if_nothing_had_been() -> None:
     fs.faults = [Fault("fsync", path=".log")]
     with pytest.raises(SyncFailed):
         log.sync()
-    log.abandon_tail(keep_offsets=False)
+    log.writer.abandon_tail(keep_offsets=False)
     commit(log, promises, 3)
     _survives(fs, promises)
 
@@ -278,7 +278,7 @@ def test_any_step_of_a_change_of_structure_may_fail(what: str, step: int) -> Non
     template = _STEPS[step]
     fault = Fault(template.operation, template.error, template.path, after=template.after)
     if what == "roll":
-        while not log._writer.must_roll(400, 0):
+        while not log.writer.must_roll(400, 0):
             commit(log, promises, 1)
     if what == "reserve":
         set_manifest(log, reserved_offset=log.log_end_offset)
@@ -287,15 +287,15 @@ def test_any_step_of_a_change_of_structure_may_fail(what: str, step: int) -> Non
     try:
         if what in ("roll", "reserve"):
             rows = append(log, promises, 8 if what == "roll" else 1)
-            log.advance_high_watermark(log.sync())
+            log.commit_up_to(log.sync())
             promises.acked.update(rows)
         elif what == "retention":
             promises.start = log.segments[1].base_offset
-            log.remove_before(promises.start, 1)
+            log.structure.remove_before(promises.start, 1)
         else:
-            log.set_metadata({"n": 1})
+            log.structure.set_metadata({"n": 1})
     except SyncFailed:
-        log.abandon_tail(keep_offsets=False)
+        log.writer.abandon_tail(keep_offsets=False)
     except (StorageError, DiskFull):
         assert log.log_end_offset == end
     fs.faults = []
@@ -313,7 +313,7 @@ def test_any_step_of_a_change_of_structure_may_fail(what: str, step: int) -> Non
 def test_a_manifest_in_doubt_is_settled_before_anything_is_appended() -> None:
     """Renamed, but its directory not synced: the disk may already call the segment sealed."""
     fs, log, promises = _log(12, SMALL)
-    while not log._writer.must_roll(400, 0):
+    while not log.writer.must_roll(400, 0):
         commit(log, promises, 1)
     fs.faults = [Fault("rename", path="manifest", after=True)]
     with pytest.raises(StorageError):
@@ -333,7 +333,7 @@ def test_retention_goes_on_when_a_file_cannot_be_unlinked() -> None:
     victim = log.segments[0].path
     fs.faults = [Fault("unlink", path=".log")]
     promises.start = log.segments[2].base_offset
-    assert log.remove_before(promises.start, 2) > 0
+    assert log.structure.remove_before(promises.start, 2) > 0
     assert fs.exists(victim)
     check(log, promises)
     again, _ = reopen(fs.kill())
@@ -342,12 +342,12 @@ def test_retention_goes_on_when_a_file_cannot_be_unlinked() -> None:
 
 def test_retention_refuses_what_makes_no_sense() -> None:
     _, log, promises = _log(12, SMALL)
-    assert log.remove_before(2, log.segment_count) == 0
+    assert log.structure.remove_before(2, log.segment_count) == 0
     assert log.log_start_offset == 2, "no file goes that holds more than what is below it"
     with pytest.raises(ValueError, match="high watermark"):
-        log.remove_before(log.high_watermark + 1, 0)
-    log.remove_before(5, 0)
-    assert log.remove_before(3, 0) == 0
+        log.structure.remove_before(log.high_watermark + 1, 0)
+    log.structure.remove_before(5, 0)
+    assert log.structure.remove_before(3, 0) == 0
     assert log.log_start_offset == 5
     promises.start = 5
     assert set(check(log, promises)) == set(range(5, log.log_end_offset))
@@ -390,10 +390,10 @@ def test_a_new_stream_is_durable_when_create_returns() -> None:
 
 def test_the_oldest_manifest_fields_survive_every_rewrite() -> None:
     fs, log, promises = _log(12, SMALL)
-    log.set_metadata({"subject": "orders.>"})
+    log.structure.set_metadata({"subject": "orders.>"})
     for _ in range(10):
         commit(log, promises, 3)
     again, _ = reopen(fs.power_cut("none"), boot="boot-2")
-    assert again.metadata == {"subject": "orders.>"}
+    assert again.view.manifest.metadata == {"subject": "orders.>"}
     assert again.incarnation == log.incarnation
     assert fs.exists(DIRECTORY / "manifest")

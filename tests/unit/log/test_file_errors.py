@@ -100,7 +100,7 @@ def _is_served(log: Log, promises: Promises, durability: str, stop: str) -> None
     assert found == {offset: value for offset, value in found.items() if offset in promised}
     assert found == promised
     assert log.log_end_offset >= promises.end, "an acked offset would be assigned again"
-    claimed = sum(bad.next_offset - bad.first_offset for bad in log.quarantined)
+    claimed = sum(bad.next_offset - bad.first_offset for bad in log.view.manifest.quarantined)
     if durability == "fsync" or stop != "power cut":
         assert claimed == 0, "a loss that never was"
         assert log.log_end_offset == promises.end
@@ -147,7 +147,7 @@ def _try_a_start(
         again, _ = _start(image.kill(), boot)
         assert read_all(again) == read_all(log)
         assert again.log_end_offset == log.log_end_offset
-        assert again.quarantined == log.quarantined
+        assert again.view.manifest.quarantined == log.view.manifest.quarantined
     except BaseException as error:
         error.add_note(f"after a {stop}: {failure}")
         raise
@@ -169,8 +169,10 @@ def test_an_error_of_a_derived_file_keeps_no_one_from_reading(operation: str) ->
         image.faults = []
         _read_every_way(log, promises)
         segment = log.segments[0]
-        assert shared.parts.get(segment, log.lineage, load=True) is None  # batches are small
-        assert log.quarantined == ()
+        assert (
+            shared.parts.get(segment, log.view.manifest.lineage, load=True) is None
+        )  # batches are small
+        assert log.view.manifest.quarantined == ()
         log.close()
 
 
@@ -204,7 +206,7 @@ def test_an_error_of_a_segment_is_an_error_of_the_read(operation: str) -> None:
             with _either():
                 log.offset_for_timestamp(1)
         image.faults = []
-        assert log.quarantined == ()
+        assert log.view.manifest.quarantined == ()
         assert read_all(log) == promises.acked
         log.close()
 

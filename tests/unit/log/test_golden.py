@@ -90,7 +90,7 @@ def test_a_whole_stream_is_read(version: str) -> None:
     assert sorted(found) == [2, *range(4, 91)]
     assert (found[2], found[4], found[5]) == (b"", b"v2", b"")
     assert log.offset_for_timestamp(BASE_NS + 39_000) == 60
-    assert log.metadata == {"subject": "orders.>"}
+    assert log.view.manifest.metadata == {"subject": "orders.>"}
 
 
 def test_its_parts() -> None:

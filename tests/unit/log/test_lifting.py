@@ -60,24 +60,27 @@ def claimed(log: Log, ranges: list[QuarantinedRange]) -> QuarantinedRange:
         first.first_offset, last.next_offset, first.segment, first.position, last.end_position,
         "a claim",
     )  # fmt: skip
-    log.quarantine(bad.segment, [bad])
+    log.structure.quarantine(bad.segment, [bad])
     return bad
 
 
 def scrubbed(log: Log, fs: SimFileSystem, number: int) -> int:
     result = scrub(job_for(log, log.segments[number]), fs)
     assert result.damaged == ()
-    return log.lift_quarantine(result.file, result.lifted, result.still)
+    return log.structure.lift_quarantine(result.file, result.lifted, result.still)
 
 
 def test_a_scrub_lifts_what_reads_well() -> None:
     fs = SimFileSystem()
     log, promises = written(fs)
-    log.replace_segments((), (), cleaned_below=log.segments[-1].base_offset)
+    log.structure.replace_segments((), (), cleaned_below=log.segments[-1].base_offset)
     bad = claimed(log, batch_ranges(fs, log, 1))
     assert len(read_all(log)) < len(promises.acked)
     assert scrubbed(log, fs, 1) == 1
-    assert (log.quarantined, log.cleaned_below) == ((), bad.first_offset)
+    assert (log.view.manifest.quarantined, log.view.manifest.cleaned_below) == (
+        (),
+        bad.first_offset,
+    )
     check(log, promises)
     check(reopen(fs.power_cut("none"), boot="boot-2")[0], promises)
     assert scrubbed(log, fs, 1) == 0
@@ -91,7 +94,7 @@ def test_what_is_damaged_of_a_range_stays() -> None:
     claimed(log, ranges)
     flip(fs, log.segments[1].path, ranges[1].position + 70)
     assert scrubbed(log, fs, 1) == 1
-    (left,) = log.quarantined
+    (left,) = log.view.manifest.quarantined
     assert (left.first_offset, left.next_offset) == (ranges[1].first_offset, ranges[1].next_offset)
     assert (left.position, left.end_position) == (ranges[1].position, ranges[1].end_position)
     check(log, promises, lost=range(left.first_offset, left.next_offset))
@@ -108,9 +111,9 @@ def test_offsets_without_bytes_stay(reason: str) -> None:
     lost = QuarantinedRange(
         segment.next_offset, segment.next_offset + 5, segment.path.name, end, end, reason
     )
-    log.quarantine(segment.path.name, [lost])
+    log.structure.quarantine(segment.path.name, [lost])
     assert scrubbed(log, fs, 1) == 0
-    assert log.quarantined == (lost,)
+    assert log.view.manifest.quarantined == (lost,)
 
 
 def test_a_claim_that_was_made_after_the_scrub_began_stays() -> None:
@@ -120,8 +123,8 @@ def test_a_claim_that_was_made_after_the_scrub_began_stays() -> None:
     claimed(log, ranges[:1])
     result = scrub(job_for(log, log.segments[1]), fs)
     later = claimed(log, ranges[2:3])
-    assert log.lift_quarantine(result.file, result.lifted, result.still) == 1
-    assert log.quarantined == (later,)
+    assert log.structure.lift_quarantine(result.file, result.lifted, result.still) == 1
+    assert log.view.manifest.quarantined == (later,)
 
 
 def test_repair_lifts_what_reads_well_wherever_it_is_stopped() -> None:
@@ -165,7 +168,7 @@ def test_claims_are_looked_at_before_the_rounds() -> None:
     assert job is not None
     assert job.source.file_name == log.segments[2].path.name
     result = scrub(job, fs)
-    log.lift_quarantine(result.file, result.lifted, result.still)
+    log.structure.lift_quarantine(result.file, result.lifted, result.still)
     schedule.done(log, job)
     assert schedule.next_job(log, 2) is None
     round_ = schedule.next_job(log, 20)

@@ -308,6 +308,6 @@ def test_a_start_that_finds_no_active_segment_may_be_interrupted() -> None:
             again, _ = reopen(image.power_cut("none"), boot="boot-3")
             stop_at = -1
         assert again.log_end_offset > max(promises.acked)
-        assert is_covered(1, max(promises.acked) + 1, again.quarantined)
+        assert is_covered(1, max(promises.acked) + 1, again.view.manifest.quarantined)
         if stop_at < 0:
             return

@@ -107,7 +107,7 @@ def test_rewritten_files_are_kept_when_an_older_manifest_lists_their_sources() -
     file.pwritev([fs.read(first.path)], 0)
     file.fdatasync()
     entry = type(first.entry())(**{**_fields(first.entry()), "generation": 1})
-    log.replace_segments([first.path.name], [entry])
+    log.structure.replace_segments([first.path.name], [entry])
     image = fs.power_cut("all")
     for path in (MAIN, COPY):
         image.replace(path, old)
@@ -170,7 +170,7 @@ def test_a_manifest_of_an_earlier_version_counts_more_than_an_older_copy(keep: K
         again, _ = reopen(second, boot="boot-2")
         check(again, promises)
         assert not _unlisted(second)
-        assert not again.quarantined
+        assert not again.view.manifest.quarantined
         assert second.read(COPY) == second.read(MAIN)
         if not interrupted:
             return

@@ -59,10 +59,10 @@ def test_what_is_damaged_comes_from_the_other_replica(number: int, batches: list
     with pytest.raises(CorruptRange):
         examine(log, fs, number)
         stored(log)
-    known = len(log.quarantined)
+    known = len(log.view.manifest.quarantined)
     assert known >= 1
     assert mend_from(log, fs, other, number) == known
-    assert log.quarantined == ()
+    assert log.view.manifest.quarantined == ()
     assert stored(log) == rows
     assert file_names(log)[number].endswith(".1.log")
     check_entries(log, fs)
@@ -113,7 +113,7 @@ def test_any_damage_is_mended_from_a_replica_with_other_batches(seed: int) -> No
                 fs.replace(path, bytes(raw[:size]))
         if examine(log, fs, number):
             assert mend_from(log, fs, other, number) >= 1
-    assert log.quarantined == ()
+    assert log.view.manifest.quarantined == ()
     assert stored(log) == rows
     no_files_left(log, fs)
     check_entries(log, fs)
@@ -168,14 +168,14 @@ def test_a_segment_that_has_changed_meanwhile_is_left_alone() -> None:
     fs, log, _, other = pair()
     spoil(log, fs, 0, [3])
     result = mend(job_of(log, 0, write_patch(fs, other, examine(log, fs, 0))), fs)
-    known = log.quarantined
+    known = log.view.manifest.quarantined
     with pytest.raises(SegmentsChanged):
         apply_mending(log, result, "another lineage")
-    assert log.quarantined == known
-    log.remove_before(log.segments[1].base_offset, 1)
+    assert log.view.manifest.quarantined == known
+    log.structure.remove_before(log.segments[1].base_offset, 1)
     with pytest.raises(SegmentsChanged):
-        apply_mending(log, result, log.lineage)
-    log.discard_files(result.new_files)
+        apply_mending(log, result, log.view.manifest.lineage)
+    log.structure.discard_files(result.new_files)
     assert {one for one in fs.list_directory(DIRECTORY) if one.endswith(".log")} == set(
         file_names(log)
     )
@@ -189,7 +189,7 @@ def test_what_is_not_committed_is_not_mended() -> None:
     view = log._state.view
     log._state.view = view._replace(committed=view.committed._replace(offset=50))
     with pytest.raises(SegmentsChanged, match="not committed"):
-        apply_mending(log, result, log.lineage)
+        apply_mending(log, result, log.view.manifest.lineage)
 
 
 # --- compacted logs ---
@@ -205,7 +205,7 @@ def test_a_replica_that_has_compacted_more_mends_and_leaves_holes() -> None:
     assert {o: r for o, r in before.items() if o in rows} == rows
     assert stored(other).items() <= rows.items(), "all that is alive there is alive here"
     check_entries(log, fs)
-    assert log.epochs[-1] == (3, 1 + 3 * BATCHES)
+    assert log.view.manifest.epochs[-1] == (3, 1 + 3 * BATCHES)
 
 
 def test_compaction_looks_again_at_what_came_from_a_replica() -> None:
@@ -213,14 +213,14 @@ def test_compaction_looks_again_at_what_came_from_a_replica() -> None:
     fs, log, _, other = pair()
     compact_fully(log, fs, max_bytes=4000)
     compacted = stored(log)
-    assert log.cleaned_below > 1
+    assert log.view.manifest.cleaned_below > 1
     rotten = next(
         i for i, one in enumerate(log.segments) if one.sealed and one.next_offset > 3 * BATCHES
     )
     spoil(log, fs, rotten, [0])
     first = examine(log, fs, rotten)[0].first_offset
     mend_from(log, fs, other, rotten)
-    assert log.cleaned_below <= first
+    assert log.view.manifest.cleaned_below <= first
     assert len(stored(log)) > len(compacted)
     compact_fully(log, fs, max_bytes=4000)
     assert stored(log) == compacted
@@ -235,9 +235,9 @@ def test_a_deleted_key_stays_deleted() -> None:
     logs = [keyed(fs), keyed(other_fs)]
     for log in logs:
         add(log, [[row(b"x", b"1")], [row(b"gone", b"old")], [row(b"y", b"1")]])
-        log.roll()
+        log.writer.roll()
         add(log, [[row(b"gone", None)], [row(b"z", b"1")]])
-        log.roll()
+        log.writer.roll()
     log, other = logs
     compact_fully(log, fs, policy=policy, max_bytes=200)
     assert sorted(stored(log)) == [1, 3, 4, 5]
@@ -263,7 +263,7 @@ def test_the_machine_stops_before_any_step(keep: Keep, seed: int) -> None:
 
     fs, log, other = prepared()
     rows = stored(other)
-    known = [(bad.first_offset, bad.next_offset) for bad in log.quarantined]
+    known = [(bad.first_offset, bad.next_offset) for bad in log.view.manifest.quarantined]
     start = fs.operations
     mend_from(log, fs, other, 1)
     end = fs.operations
@@ -280,7 +280,7 @@ def test_the_machine_stops_before_any_step(keep: Keep, seed: int) -> None:
         for image, boot in ((fs.power_cut(keep, seed), "boot-2"), (fs.kill(), "boot-1")):
             log, _ = reopen(image, config=ROLL_ON_DEMAND, boot=boot)
             no_files_left(log, image)
-            left = [(bad.first_offset, bad.next_offset) for bad in log.quarantined]
+            left = [(bad.first_offset, bad.next_offset) for bad in log.view.manifest.quarantined]
             assert left in (known, [])
             outcomes.add(bool(left))
             if left:
@@ -298,17 +298,17 @@ def test_a_failing_disk_leaves_the_damage_as_it_was_known(operation: str) -> Non
         fs, log, _, other = pair()
         spoil(log, fs, 0, [2])
         pieces = write_patch(fs, other, examine(log, fs, 0))
-        known = log.quarantined
+        known = log.view.manifest.quarantined
         fs.faults = [Fault(operation, countdown=countdown)]
         try:
             result = mend(job_of(log, 0, pieces), fs)
-            apply_mending(log, result, log.lineage)
+            apply_mending(log, result, log.view.manifest.lineage)
         except Exception:  # which one is the matter of other tests
             failures += 1
         if fs.faults[0].times:
             break
-        if log.quarantined:
-            assert log.quarantined == known
+        if log.view.manifest.quarantined:
+            assert log.view.manifest.quarantined == known
             assert mend_from(log, fs, other, 0) == 1
         assert stored(log) == stored(other)
     assert failures >= 1
@@ -321,7 +321,7 @@ def test_damage_behind_known_damage_does_not_hide_it() -> None:
     for one in (0, 1):
         flip(fs, log.segments[0].path, places[one][0] + 9)
     log.quarantine_damage(1, 2)
-    log.quarantine(
+    log.structure.quarantine(
         log.segments[0].path.name,
         [QuarantinedRange(1, 4, log.segments[0].path.name, 0, places[1][0], "bad")],
     )

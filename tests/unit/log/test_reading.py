@@ -49,7 +49,7 @@ def _filled(
         values = [b"v" * rng.randrange(2 * size) for _ in range(rng.randrange(1, 6))]
         batch = encode(log, values)
         log.append([batch])
-        log.advance_high_watermark(log.sync())
+        log.commit_up_to(log.sync())
         batches.append((batch.base_offset, batch.next_offset))
     return fs, log, batches
 
@@ -86,7 +86,7 @@ def test_the_first_batch_is_whole_however_large() -> None:
     fs = SimFileSystem()
     log = create(fs, config=BIG)
     log.append([encode(log, [b"x" * 100_000]), encode(log, [b"y"], first=2)])
-    log.advance_high_watermark(log.sync())
+    log.commit_up_to(log.sync())
     with log.read(1, 10) as piece:  # type: ignore[union-attr]
         assert (piece.first_offset, piece.next_offset) == (1, 2)
         assert next(iter_batches(piece.pread())).values() == [b"x" * 100_000]
@@ -102,14 +102,14 @@ def test_nothing_past_the_high_watermark_is_seen() -> None:
         ends.append(log.log_end_offset)
     for offset in range(3, 10):
         assert log.read(offset, 1000) is None
-    log.advance_high_watermark(ends[0] - 1)
+    log.commit_up_to(ends[0] - 1)
     assert log.high_watermark == 3, "only the end of an append can be committed"
     for end in ends:
-        log.advance_high_watermark(end)
+        log.commit_up_to(end)
         with log.read(3, 10**6) as piece:  # type: ignore[union-attr]
             assert piece.next_offset == end
         assert log.read(end, 1000) is None
-    log.advance_high_watermark(4)
+    log.commit_up_to(4)
     assert log.high_watermark == ends[-1]
 
 
@@ -167,7 +167,7 @@ def test_what_was_synced_can_be_committed_after_the_tail_was_abandoned() -> None
         log.append([encode(log, [b""])])
         if log.log_end_offset == MAX_NOTED_ENDS:
             durable = log.sync()
-    log.abandon_tail(keep_offsets=False)
+    log.writer.abandon_tail(keep_offsets=False)
     assert log.log_end_offset == durable == MAX_NOTED_ENDS
     assert log.commit_up_to(durable) == durable
 
@@ -177,7 +177,7 @@ def test_out_of_range_names_both_bounds() -> None:
     log = create(SimFileSystem())
     for _ in range(9):
         commit(log, promises, 4)
-    log.remove_before(log.segments[1].base_offset + 1, 1)
+    log.structure.remove_before(log.segments[1].base_offset + 1, 1)
     start, end = log.log_start_offset, log.log_end_offset
     for offset in (start - 1, end + 1, 0, 10**18):
         with pytest.raises(OffsetOutOfRange) as caught:
@@ -192,7 +192,7 @@ def test_records_below_the_start_are_there_for_rebuilding_state_only() -> None:
     log = create(SimFileSystem())
     for _ in range(3):
         commit(log, promises, 2)
-    log.remove_before(4, 0)
+    log.structure.remove_before(4, 0)
     with log.read_stored(0, 10**6) as piece:  # type: ignore[union-attr]
         assert piece.first_offset == 1
 
@@ -202,7 +202,7 @@ def _with_a_hole() -> tuple[Log, Promises]:
     log, promises = create(SimFileSystem()), Promises()
     commit(log, promises, 3)
     append(log, promises, 4)
-    log.abandon_tail(keep_offsets=True)
+    log.writer.abandon_tail(keep_offsets=True)
     commit(log, promises, 2)
     return log, promises
 
@@ -222,7 +222,7 @@ def test_whoever_comes_to_a_loss_is_told_and_can_go_on_behind_it() -> None:
 
 def test_offsets_that_were_only_skipped_are_passed_over() -> None:
     log, promises = _with_a_hole()
-    (lost,) = log.quarantined
+    (lost,) = log.view.manifest.quarantined
     set_manifest(log, quarantined=(replace(lost, reason=SKIPPED),))
     for offset in (4, 6, 7, 8):
         with log.read(offset, 1) as piece:  # type: ignore[union-attr]
@@ -243,10 +243,10 @@ def test_time_look_up_beside_a_model() -> None:
             steps = sorted(rng.randrange(0, 3000) for _ in range(rng.randrange(1, 4)))
             batch = _stamped(log, [stamp + 1000 * step for step in steps], rng.randrange(900))
             log.append([batch])
-            log.advance_high_watermark(log.sync())
+            log.commit_up_to(log.sync())
             stamps += [stamp + 1000 * (step - steps[0]) + 1000 * steps[0] for step in steps]
         if trial % 3 == 0:
-            log.remove_before(rng.randrange(1, len(stamps)), 0)
+            log.structure.remove_before(rng.randrange(1, len(stamps)), 0)
         if trial % 4 == 0:
             log, _ = reopen(fs.power_cut("none"), boot="boot-2")
         start = log.log_start_offset
@@ -264,7 +264,7 @@ def _stamped(log: Log, stamps: list[int], size: int) -> EncodedBatch:
     data = encode_batch(
         base_offset=base,
         leader_epoch=log.leader_epoch,
-        commit_group=log.commit_group,
+        commit_group=log.writer.commit_group,
         stamps=[(stamp, 1) for stamp in stamps],
         subjects=[b"s"] * count,
         values=[b"v" * size] * count,
@@ -287,12 +287,12 @@ def test_rolls_by_size_and_age_even_when_idle() -> None:
     fs.make_directory(DIRECTORY.parent)
     config = LogConfig(segment_max_bytes=1 << 20, segment_max_age_ns=1000)
     log = Log.create(DIRECTORY, environment(fs, clock), config, boot_id="b")
-    assert not log.roll_if_due(), "an empty segment has no age"
+    assert not log.writer.roll_if_due(), "an empty segment has no age"
     commit(log, promises, 2)
-    assert not log.is_roll_due()
+    assert not log.writer.is_roll_due()
     clock.now += 1000
-    assert log.roll_if_due()
-    assert not log.roll_if_due()
+    assert log.writer.roll_if_due()
+    assert not log.writer.roll_if_due()
     assert [s.base_offset for s in log.segments] == [1, 3]
     assert [s.sealed for s in log.segments] == [True, False]
     assert fs.read(log.segments[0].path)[-1:] != b"", "what was allocated ahead is given back"
@@ -384,7 +384,7 @@ def test_a_reader_keeps_a_file_that_retention_removed() -> None:
     piece = log.read(1, 10**6)
     assert piece is not None
     before = piece.pread()
-    log.remove_before(log.segments[2].base_offset, 2)
+    log.structure.remove_before(log.segments[2].base_offset, 2)
     assert not fs.exists(DIRECTORY / "00000000000000000001.log")
     assert piece.pread() == before
     open_before = fs.open_files
@@ -398,10 +398,10 @@ def test_no_index_is_left_of_a_file_that_retention_removed() -> None:
     log = create(fs)
     for _ in range(2):
         commit(log, promises, 4)
-        log.roll()
+        log.writer.roll()
     old, pool = log.segments[0], log.environment.pool
     reading = pool.acquire(old.path)
-    log.remove_before(old.next_offset, 1)
+    log.structure.remove_before(old.next_offset, 1)
     # A reader that began before goes on with the file, and finds no index of it any more.
     log.environment.indexes.get(old, reading.file, log.incarnation)
     pool.release(reading)
@@ -450,9 +450,9 @@ def test_reading_while_another_thread_appends_rolls_and_deletes(tmp_path: Path) 
         count = i % 5 + 1
         values = [b"%d" % offset * 9 for offset in range(base, base + count)]
         log.append([encode(log, values, stamp=base * 1000)])
-        log.advance_high_watermark(log.sync() if i % 50 == 0 else log.log_end_offset)
+        log.commit_up_to(log.sync() if i % 50 == 0 else log.log_end_offset)
         if log.segment_count > 6:
-            log.remove_before(log.segments[3].base_offset, 3)
+            log.structure.remove_before(log.segments[3].base_offset, 3)
     finished.set()
     for thread in threads:
         thread.join(timeout=60)

@@ -45,20 +45,20 @@ def tiny(count: int, *, stamp: int = BASE_NS, step: int = 1_000_000) -> list[lis
 def log_of(fs: SimFileSystem, batches: list[list[Row]]) -> tuple[Log, Rows]:
     log = keyed(fs)
     rows = add(log, batches)
-    log.roll()
+    log.writer.roll()
     return log, rows
 
 
 def test_nothing_changes_but_the_batches() -> None:
     fs = SimFileSystem()
     log, rows = log_of(fs, tiny(500))
-    size = log.size_bytes
+    size = log.view.size_bytes
     result = rebatch_file(log, fs, 0)
     assert stored(log) == rows
     assert log.segments[0].path.name == f"{1:020d}.1.log"
     assert (result.batches_in, result.records) == (500, 500)
     assert result.batches_out == len(batches_of(log)) < 20
-    assert result.bytes_out == log.size_bytes < size / 2
+    assert result.bytes_out == log.view.size_bytes < size / 2
     for i in (0, 1, 250, 499):
         assert log.offset_for_timestamp(BASE_NS + i * 1_000_000) == i + 1
     check_entries(log, fs)

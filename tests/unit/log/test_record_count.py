@@ -54,7 +54,7 @@ def _counted_one_by_one(log: Log) -> int:
         low, high = max(segment.base_offset, start), min(segment.next_offset, end)
         inside = [
             max(min(bad.next_offset, high) - max(bad.first_offset, low), 0)
-            for bad in log.quarantined
+            for bad in log.view.manifest.quarantined
         ]
         total += min(segment.record_count, max(high - low - sum(inside), 0))
     return total
@@ -80,7 +80,7 @@ def test_it_is_the_sum_over_all_segments(seed: int) -> None:
         start=rng.choice([first, rng.randint(1, base)]),
         end=rng.choice([last.next_offset, rng.randint(first, last.next_offset)]),
     )
-    assert log.record_count == _counted_one_by_one(log)
+    assert log.view.record_count == _counted_one_by_one(log)
 
 
 def test_many_segments_and_many_losses_cost_little() -> None:
@@ -88,5 +88,5 @@ def test_many_segments_and_many_losses_cost_little() -> None:
     entries = [SegmentEntry(1 + i * 100, 0, 8, 101 + i * 100, 100) for i in range(16_000)]
     log = _log(entries, [(1 + i * 1600, 11 + i * 1600) for i in range(1000)])
     started = time.perf_counter()
-    assert log.record_count == 16_000 * 100 - 1000 * 10
+    assert log.view.record_count == 16_000 * 100 - 1000 * 10
     assert time.perf_counter() - started < 1

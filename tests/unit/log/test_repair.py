@@ -43,7 +43,7 @@ def stored(*, clean: bool) -> tuple[SimFileSystem, Promises, Log, KnownStates]:
     fs, promises = SimFileSystem(), Promises()
     log = create(fs)
     fs.make_directory(DIRECTORY.parent.parent / "repaired")
-    log.set_metadata(METADATA)
+    log.structure.set_metadata(METADATA)
     while log.segment_count < 4:
         commit(log, promises, 2)
     commit(log, promises, 3)
@@ -211,7 +211,7 @@ def test_what_can_be_read_survives_and_the_log_goes_on(damage: Damage, clean: bo
     assert sum([step.next_offset - step.first_offset for step in quarantined]) >= len(lost)
 
     again = start(fs, states)
-    assert again.metadata == METADATA
+    assert again.view.manifest.metadata == METADATA
     found = check(again, promises, lost=lost)
     commit(again, promises, 2)
     assert len(check(again, promises, lost=lost)) == len(found) + 2
@@ -238,7 +238,7 @@ def test_readers_are_told_exactly_what_is_gone() -> None:
     assert (step.kind, step.segment) == (QUARANTINE, log.segments[1].path.name)
     assert range(step.first_offset or 0, step.next_offset or 0) == lost
     again = start(fs, states)
-    (bad,) = again.quarantined
+    (bad,) = again.view.manifest.quarantined
     assert (bad.first_offset, bad.next_offset) == (lost.start, lost.stop)
     assert set(read_all(again)) == set(promises.acked) - set(lost)
 
@@ -271,7 +271,7 @@ def test_a_torn_tail_is_cut_and_kept() -> None:
     again = start(fs, states)
     commit(again, promises, 1)
     check(again, promises)
-    assert not again.quarantined
+    assert not again.view.manifest.quarantined
 
 
 def test_without_settings_a_lost_manifest_is_refused() -> None:
@@ -325,7 +325,7 @@ def test_a_rewritten_segment_stands_in_for_its_sources() -> None:
     run(fs, states, METADATA)
     again = start(fs, states)
     check(again, promises)
-    assert not again.quarantined
+    assert not again.view.manifest.quarantined
     assert fs.read(KEPT / first.path.name) == merged[: first.size_bytes]
 
 
@@ -347,7 +347,7 @@ def truncated() -> tuple[SimFileSystem, Promises, Log, KnownStates, bytes]:
     """Offset 3 was assigned twice; the last are the bytes of the first segment before that."""
     fs, promises = SimFileSystem(), Promises()
     log = create(fs)
-    log.set_metadata(METADATA)
+    log.structure.set_metadata(METADATA)
     commit(log, promises, 2)
     commit(log, promises, 2)
     before = fs.read(log.segments[0].path)
@@ -363,7 +363,7 @@ def test_a_truncated_log_is_rebuilt_as_it_was() -> None:
     run(fs, states, METADATA)
     again = start(fs, states)
     check(again, promises)
-    assert (again.log_end_offset, again.lineage) == (4, log.lineage)
+    assert (again.log_end_offset, again.view.manifest.lineage) == (4, log.view.manifest.lineage)
     commit(again, promises, 1)
     check(again, promises)
 

@@ -26,7 +26,7 @@ from support.disks.simfs import Fault, MachineStopped, SimFileSystem
 
 from liftlog.errors import CorruptRange, OffsetOutOfRange, StorageError
 from liftlog.log import EncodedBatch, Log, LogConfig, LogSlice, OsFileSystem
-from liftlog.log.files.manifest import NOT_SYNCED, SKIPPED, QuarantinedRange
+from liftlog.log.files.manifest import NOT_SYNCED, SKIPPED, QuarantinedRange, epoch_before
 from liftlog.log.read.reading import Gap
 from liftlog.records import encode_batch, iter_batches
 
@@ -49,7 +49,7 @@ def _empty_batch(log: Log, size: int) -> EncodedBatch:
     base = log.log_end_offset
     raw = encode_batch(
         base_offset=base, last_offset=base + size - 1, leader_epoch=log.leader_epoch,
-        commit_group=log.commit_group, stamps=[], subjects=[], values=[],
+        commit_group=log.writer.commit_group, stamps=[], subjects=[], values=[],
     )  # fmt: skip
     return EncodedBatch(raw, base, base + size, 0, BASE_NS, BASE_NS)
 
@@ -76,11 +76,11 @@ def _follow(leader: Log, follower: Log, max_bytes: int = 300) -> list[Gap]:
         if isinstance(found, Gap):
             assert found.first_offset == offset
             gaps.append(found)
-            follower.append_gap(found.next_offset, found.reason, is_loss=found.is_loss)
+            follower.writer.append_gap(found.next_offset, found.reason, is_loss=found.is_loss)
             continue
         with found:
             assert found.first_offset <= offset < found.next_offset <= leader.log_end_offset
-            follower.append_raw(found.pread())
+            follower.writer.append_raw(found.pread())
             assert follower.log_end_offset == found.next_offset
         follower.sync()
 
@@ -96,7 +96,11 @@ def _same(leader: Log, follower: Log) -> None:
         assert log.high_watermark == log.log_end_offset
     assert read_all(follower) == read_all(leader)
     ranges = [
-        sorted((bad.first_offset, bad.next_offset) for bad in log.quarantined if bad.is_loss)
+        sorted(
+            (bad.first_offset, bad.next_offset)
+            for bad in log.view.manifest.quarantined
+            if bad.is_loss
+        )
         for log in (leader, follower)
     ]
     assert ranges[0] == ranges[1]
@@ -139,7 +143,7 @@ def test_a_replica_reads_from_the_first_stored_batch_below_the_log_start() -> No
     _, log = _log(8)
     log.commit_up_to(log.log_end_offset)
     start = log.segments[2].base_offset + 1
-    log.remove_before(start, 1)
+    log.structure.remove_before(start, 1)
     first = log.segments[0].base_offset
     assert 1 < first < log.log_start_offset == start
     found = log.read_replica(first, 1 << 20)
@@ -148,32 +152,32 @@ def test_a_replica_reads_from_the_first_stored_batch_below_the_log_start() -> No
         assert found.first_offset == first
     with pytest.raises(OffsetOutOfRange) as caught:
         log.read_replica(first - 1, 100)
-    assert caught.value.details["log_start_offset"] == first == log.first_stored_offset
+    assert caught.value.details["log_start_offset"] == first == log.view.first_stored_offset
 
 
 def test_a_replica_knows_the_epochs_of_all_that_it_stores_and_of_the_record_before() -> None:
     """By these it tells whether one that is behind has another history."""
     _, log = _log(2)
     for epoch in range(2, 12):
-        log.begin_epoch(epoch)
+        log.writer.begin_epoch(epoch)
         append(log, Promises(), 2, 1, 2)
         log.sync()
     log.commit_up_to(log.log_end_offset)
-    whole = log.epochs
+    whole = log.view.manifest.epochs
     assert log.segment_count > 3
     for number in range(1, log.segment_count):
         first = log.segments[1].base_offset
-        log.remove_before(log.high_watermark, 1)
-        assert log.first_stored_offset == first
-        kept = [one for one in whole if one in log.epochs]
-        assert kept == list(log.epochs) == list(whole[-len(kept) :])
+        log.structure.remove_before(log.high_watermark, 1)
+        assert log.view.first_stored_offset == first
+        kept = [one for one in whole if one in log.view.manifest.epochs]
+        assert kept == list(log.view.manifest.epochs) == list(whole[-len(kept) :])
         assert kept[0][1] < first
         assert len(kept) == 1 or kept[1][1] >= first, f"more than needed after {number}"
 
 
 def test_an_answer_ends_where_an_epoch_begins() -> None:
     _, log = _log(2, ONE_FILE)
-    log.begin_epoch(5)
+    log.writer.begin_epoch(5)
     log.append([_empty_batch(log, 3)])
     found = log.read_replica(1, 1 << 20)
     assert isinstance(found, LogSlice)
@@ -234,7 +238,7 @@ def test_damage_becomes_a_gap_of_the_same_offsets(where: int, committed: bool) -
     (gap,) = gaps
     assert (gap.first_offset, gap.next_offset) == (segment.base_offset, segment.base_offset + 2)
     assert gap.is_loss
-    assert follower.quarantined[0].reason == gap.reason
+    assert follower.view.manifest.quarantined[0].reason == gap.reason
     _same(leader, follower)
     assert follower.segment_count >= 2
 
@@ -248,7 +252,7 @@ def test_bad_bytes_are_refused_and_examined_and_then_a_gap() -> None:
     assert isinstance(found, LogSlice)
     with found:
         with pytest.raises(Exception, match="checksum"):
-            follower.append_raw(found.pread())
+            follower.writer.append_raw(found.pread())
         found.quarantine()
     assert leader.is_quarantined(1, 3)
     assert [gap[:2] for gap in _follow(leader, follower)] == [(1, 3)]
@@ -271,9 +275,9 @@ def test_skipped_offsets_and_losses_beside_each_other_stay_apart() -> None:
     fs, leader = _log(2, ONE_FILE)
     end = leader.log_end_offset
     for size, reason, is_loss in [(10, SKIPPED, False), (5, "rot", True), (7, NOT_SYNCED, True)]:
-        leader.append_gap(leader.log_end_offset + size, reason, is_loss=is_loss)
+        leader.writer.append_gap(leader.log_end_offset + size, reason, is_loss=is_loss)
     append(leader, Promises(), 2)
-    leader.append_gap(leader.log_end_offset + 3, "anything", is_loss=False)
+    leader.writer.append_gap(leader.log_end_offset + 3, "anything", is_loss=False)
     follower = _follower(fs, ONE_FILE)
     found = [(*gap[:2], gap.is_loss) for gap in _follow(leader, follower)]
     assert found == [
@@ -300,7 +304,7 @@ def test_skipped_offsets_and_losses_beside_each_other_stay_apart() -> None:
 def test_overlapping_ranges_make_gaps_that_follow_each_other() -> None:
     _, log = _log(2, ONE_FILE)
     end = log.log_end_offset
-    log.append_gap(end + 10, SKIPPED, is_loss=False)
+    log.writer.append_gap(end + 10, SKIPPED, is_loss=False)
     name = log.segments[0].path.name
     position = log.segments[0].size_bytes
     for first, following in ((end + 2, end + 4), (end + 3, end + 6)):
@@ -324,7 +328,7 @@ def test_overlapping_ranges_make_gaps_that_follow_each_other() -> None:
 def test_a_gap_is_not_committed_before_it_is() -> None:
     fs, log = _log(2, ONE_FILE)
     end = log.log_end_offset
-    log.append_gap(end + 10, "rot", is_loss=True)
+    log.writer.append_gap(end + 10, "rot", is_loss=True)
     assert (log.high_watermark, log.durable_end_offset) == (1, end + 10)
     assert log.commit_up_to(end + 5) == end
     append(log, Promises(), 1)
@@ -334,25 +338,25 @@ def test_a_gap_is_not_committed_before_it_is() -> None:
     again, _ = reopen(fs.power_cut("none"), boot="boot-2", config=ONE_FILE)
     assert again.log_end_offset == end + 11
     with pytest.raises(ValueError, match="a gap up to"):
-        log.append_gap(end + 11, "rot", is_loss=True)
+        log.writer.append_gap(end + 11, "rot", is_loss=True)
 
 
 def test_a_log_can_be_cut_inside_and_before_a_gap() -> None:
     for cut in (-1, 0, 5, 10):
         fs, log = _log(2, ONE_FILE)
         end = log.log_end_offset
-        log.append_gap(end + 10, "rot", is_loss=True)
+        log.writer.append_gap(end + 10, "rot", is_loss=True)
         append(log, Promises(), 1)
         reached = log.truncate_suffix(end + cut)
         assert reached == {-1: end - 1, 0: end, 5: end, 10: end + 10}[cut]
-        assert bool(log.quarantined) is (cut == 10)
+        assert bool(log.view.manifest.quarantined) is (cut == 10)
         again, report = reopen(fs.power_cut("none"), boot="boot-2", config=ONE_FILE)
         assert (again.log_end_offset, report.incomplete) == (reached, "")
 
 
 def test_the_epochs_of_a_gap_are_known_wherever_the_machine_stops() -> None:
     fs, log = _log(2, ONE_FILE)
-    end, known = log.log_end_offset, log.epochs
+    end, known = log.log_end_offset, log.view.manifest.epochs
     in_gap = ((7, end + 1), (9, end + 4))
     fs.stop_at = fs.operations
     while True:
@@ -361,18 +365,18 @@ def test_the_epochs_of_a_gap_are_known_wherever_the_machine_stops() -> None:
         other, _ = reopen(copy, boot="boot-1", config=ONE_FILE)
         copy.stop_at = copy.operations + fs.stop_at - fs.operations
         try:
-            other.append_gap(end + 10, "rot", is_loss=True, epochs=(*known, *in_gap))
+            other.writer.append_gap(end + 10, "rot", is_loss=True, epochs=(*known, *in_gap))
         except MachineStopped:
             again, _ = reopen(copy.power_cut("some"), boot="boot-2", config=ONE_FILE)
             assert again.log_end_offset in (end, end + 10)
             if again.log_end_offset == end + 10:
                 assert again.last_epoch == 9
             else:
-                again.append_gap(end + 10, "rot", is_loss=True, epochs=in_gap)
+                again.writer.append_gap(end + 10, "rot", is_loss=True, epochs=in_gap)
                 assert again.last_epoch == 9
-            assert again.epochs == (*known, *in_gap)
+            assert again.view.manifest.epochs == (*known, *in_gap)
         else:
-            assert (other.last_epoch, other.epochs) == (9, (*known, *in_gap))
+            assert (other.last_epoch, other.view.manifest.epochs) == (9, (*known, *in_gap))
             return
 
 
@@ -381,10 +385,10 @@ def test_a_gap_that_cannot_be_noted_changes_nothing() -> None:
     end = log.log_end_offset
     fs.faults = [Fault("rename", path="manifest")]
     with pytest.raises(StorageError):
-        log.append_gap(end + 10, "rot", is_loss=True)
-    assert (log.log_end_offset, log.quarantined) == (end, ())
-    log.append_gap(end + 12, "rot", is_loss=True)
-    assert [bad.next_offset for bad in log.quarantined] == [end + 12]
+        log.writer.append_gap(end + 10, "rot", is_loss=True)
+    assert (log.log_end_offset, log.view.manifest.quarantined) == (end, ())
+    log.writer.append_gap(end + 12, "rot", is_loss=True)
+    assert [bad.next_offset for bad in log.view.manifest.quarantined] == [end + 12]
 
 
 # --- starting over ---
@@ -399,18 +403,18 @@ def test_a_log_that_starts_over_is_empty_there(step: int) -> None:
     log.start_over(offset, tombstones_removed_below=offset + 2)
     ends = (log.log_start_offset, log.high_watermark, log.durable_end_offset, log.log_end_offset)
     assert ends == (offset,) * 4
-    assert (log.epochs, log.last_epoch, log.quarantined) == ((), 0, ())
-    assert log.tombstones_removed_below == offset + 2
+    assert (log.view.manifest.epochs, log.last_epoch, log.view.manifest.quarantined) == ((), 0, ())
+    assert log.view.manifest.tombstones_removed_below == offset + 2
     assert log.end_of_epoch(1) == (0, offset)
     assert log.segment_count == 1
     source = create(SimFileSystem(), directory=COPY, config=REPLICA)
     source.start_over(offset)
-    source.begin_epoch(3)
+    source.writer.begin_epoch(3)
     promises = Promises()
     for _ in range(5):
         append(source, promises, 2)
     _follow(source, log)
-    assert log.epochs == source.epochs == ((3, offset),)
+    assert log.view.manifest.epochs == source.view.manifest.epochs == ((3, offset),)
     assert log.commit_up_to(offset + 4) == offset + 4
     again, report = reopen(
         fs.power_cut("none"), boot="boot-2", config=REPLICA, recovery_point=state
@@ -423,17 +427,17 @@ def test_a_log_that_starts_over_is_empty_there(step: int) -> None:
 def test_a_log_that_started_over_can_be_compared_with_one_that_ends_there() -> None:
     _, leader = _log(8)
     leader.commit_up_to(leader.log_end_offset)
-    leader.remove_before(leader.high_watermark, 2)
-    first = leader.first_stored_offset
+    leader.structure.remove_before(leader.high_watermark, 2)
+    first = leader.view.first_stored_offset
     assert first > 1
     fs = SimFileSystem()
     follower = _follower(fs)
-    follower.start_over(first, epoch_before=leader.epoch_before(first))
+    follower.start_over(first, epoch_before=epoch_before(leader.view.manifest.epochs, first))
     assert (follower.last_epoch, follower.log_end_offset) == (1, first)
-    leader.begin_epoch(4)
+    leader.writer.begin_epoch(4)
     append(leader, Promises(), 2)
     _follow(leader, follower)
-    assert follower.epochs == ((1, first - 1), (4, leader.log_end_offset - 2))
+    assert follower.view.manifest.epochs == ((1, first - 1), (4, leader.log_end_offset - 2))
     again, _ = reopen(fs.power_cut("none"), directory=COPY, boot="boot-2", config=REPLICA)
     for log in (leader, follower, again):
         assert [log.end_of_epoch(epoch)[0] for epoch in (1, 3, 4)] == [1, 1, 4]
@@ -462,7 +466,7 @@ def test_a_stop_while_starting_over_leaves_the_old_log_or_the_new_one(step: int)
         ]:
             again, report = reopen(image, boot=boot, config=REPLICA, recovery_point=state)
             assert report.incomplete == ""
-            is_new = again.lineage != log.incarnation
+            is_new = again.view.manifest.lineage != log.incarnation
             outcomes.append(is_new)
             if is_new:
                 assert (again.log_start_offset, again.log_end_offset) == (end + step, end + step)
@@ -498,15 +502,15 @@ def test_starting_over_that_fails_changes_nothing() -> None:
 def test_a_gap_is_read_when_all_before_it_is_deleted() -> None:
     """It may not be committed yet, so another replica may still have to learn of it."""
     fs, log = _log(2)
-    log.roll()
+    log.writer.roll()
     end = log.log_end_offset
     log.commit_up_to(end)
-    log.append_gap(end + 5, "rot", is_loss=False)
+    log.writer.append_gap(end + 5, "rot", is_loss=False)
     append(log, Promises(), 1)
-    log.remove_before(end, len(log.segments) - 1)
+    log.structure.remove_before(end, len(log.segments) - 1)
     assert [one.base_offset for one in log.segments] == [end + 5]
     assert log.log_start_offset == log.high_watermark == end
-    assert log.first_stored_offset == end
+    assert log.view.first_stored_offset == end
     assert log.read_replica(end, 100) == Gap(end, end + 5, SKIPPED, False)
     with pytest.raises(OffsetOutOfRange):
         log.read_replica(end - 1, 100)

@@ -58,7 +58,7 @@ def _go_on(image: SimFileSystem, world: ReplicaWorld, log: Log) -> None:
         except AssertionError:
             pass  # it was not done
     other.model = chosen.cut(end)
-    log.begin_epoch(log.leader_epoch + 1)
+    log.writer.begin_epoch(log.leader_epoch + 1)
     other.led(2)
     other.sync()
     other.commit(other.model.end)

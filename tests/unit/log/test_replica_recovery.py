@@ -72,8 +72,8 @@ def test_a_start_does_not_commit_the_hole_with_which_a_log_begins() -> None:
     append(log, Promises(), 3)
     log.sync()
     assert log.commit_up_to(4) == 4
-    log.append_gap(7, "skipped", is_loss=False, epochs=())
-    log.remove_before(4, 1)
+    log.writer.append_gap(7, "skipped", is_loss=False, epochs=())
+    log.structure.remove_before(4, 1)
     assert (log.high_watermark, log.log_end_offset, log.segments[0].base_offset) == (4, 7, 7)
     for boot in ("boot-2", "boot-3"):
         log, _ = _open(fs.power_cut("none"), boot)
@@ -100,7 +100,7 @@ def test_a_start_commits_nothing_and_all_can_be_committed_later(
         state = log.close() if how == "clean" else log.checkpoint()
         clean, point = (state, None) if how == "clean" else (None, state)
         if how == "killed":
-            log.begin_epoch(2)  # stores the high watermark
+            log.writer.begin_epoch(2)  # stores the high watermark
             point = None
         again, report = _open(fs.kill(), clean=clean, point=point, config=config)
         assert report.clean is (how == "clean")
@@ -118,7 +118,7 @@ def test_without_any_mark_the_start_of_the_log_is_committed() -> None:
     fs, _, ends = _written(3)
     again, report = _open(fs.power_cut("none"), "boot-2")
     assert (again.high_watermark, again.log_end_offset) == (1, ends[-1])
-    assert report.incomplete == again.incomplete == ""
+    assert report.incomplete == again.view.manifest.incomplete == ""
 
 
 def test_a_replica_commits_no_more_than_what_is_durable() -> None:
@@ -140,23 +140,23 @@ def test_alone_again_all_is_committed() -> None:
 
 def test_a_replica_invents_no_epoch() -> None:
     fs, log, ends = _written(2)
-    log.begin_epoch(4)
+    log.writer.begin_epoch(4)
     append(log, Promises(), 1)
     log.sync()
-    log.begin_epoch(7)
+    log.writer.begin_epoch(7)
     again, _ = _open(fs.power_cut("none"), "boot-2")
-    assert again.epochs == ((1, 1), (4, ends[-1])), "of epoch 7 there is no record"
+    assert again.view.manifest.epochs == ((1, 1), (4, ends[-1])), "of epoch 7 there is no record"
     assert (again.leader_epoch, again.last_epoch) == (7, 4)
 
 
 def test_an_epoch_whose_records_were_lost_is_forgotten() -> None:
     fs, log, ends = _written(2)
     append(log, Promises(), 2)
-    log.begin_epoch(3)
+    log.writer.begin_epoch(3)
     append(log, Promises(), 2)
     again, _ = _open(fs.power_cut("none"), "boot-2")
     assert again.log_end_offset == ends[-1]
-    assert again.epochs == ((1, 1),)
+    assert again.view.manifest.epochs == ((1, 1),)
     again.append([encode(again, [b"x"])])
     assert again.sync() == ends[-1] + 1
 
@@ -181,8 +181,12 @@ def test_every_byte_of_an_unconfirmed_tail_may_be_missing(killed: bool) -> None:
             assert (again.log_end_offset == ends[-1] + 3) is (
                 length == end or (whole[length:].strip(b"\0") == b"" and filler[:1] == b"\0")
             )
-            assert (again.incomplete, again.quarantined, again.high_watermark) == ("", (), 1)
-            assert again.lineage == again.incarnation
+            assert (
+                again.view.manifest.incomplete,
+                again.view.manifest.quarantined,
+                again.high_watermark,
+            ) == ("", (), 1)
+            assert again.view.manifest.lineage == again.incarnation
             kept = [name for name in trial.list_directory(DIRECTORY) if "broken" in name]
             assert bool(kept) is bool(report.cut_bytes)
             reached.add(again.log_end_offset)
@@ -198,7 +202,7 @@ def test_the_log_is_cut_at_the_first_damage_though_good_batches_follow() -> None
     again, report = _open(image, "boot-2")
     assert again.log_end_offset == ends[-1]
     assert report.cut_bytes
-    assert (again.incomplete, again.quarantined) == ("", ())
+    assert (again.view.manifest.incomplete, again.view.manifest.quarantined) == ("", ())
 
 
 @pytest.mark.parametrize("witness", ["slot", "point", "clean", "watermark"])
@@ -210,7 +214,7 @@ def test_a_replica_that_lost_what_it_confirmed_says_so_until_it_is_told_otherwis
     clean = None
     if witness == "watermark":
         log.commit_up_to(ends[-1])
-        log.begin_epoch(2)
+        log.writer.begin_epoch(2)
     if witness == "clean":
         clean = log.close()
     image = fs.power_cut("all")
@@ -226,9 +230,9 @@ def test_a_replica_that_lost_what_it_confirmed_says_so_until_it_is_told_otherwis
     assert again.log_end_offset == ends[-2]
     assert again.high_watermark <= again.log_end_offset
     assert "confirmed" in report.incomplete
-    assert again.incomplete == report.incomplete
-    assert again.lineage != again.incarnation
-    assert again.quarantined == ()
+    assert again.view.manifest.incomplete == report.incomplete
+    assert again.view.manifest.lineage != again.incarnation
+    assert again.view.manifest.quarantined == ()
     assert set(read_all(again)) == set(range(1, again.high_watermark))
     # Whatever is fetched again meanwhile, the next starts say the same.
     end = again.log_end_offset
@@ -238,9 +242,9 @@ def test_a_replica_that_lost_what_it_confirmed_says_so_until_it_is_told_otherwis
         again, second = _open(image, boot, point=point)
         assert second.incomplete == report.incomplete
         assert again.log_end_offset == end + 3
-    again.note_complete()
+    again.structure.note_complete()
     again, third = _open(image, boot, point=point)
-    assert (third.incomplete, again.incomplete) == ("", "")
+    assert (third.incomplete, again.view.manifest.incomplete) == ("", "")
     found = read_manifest(image, DIRECTORY)
     assert found is not None
     assert found.incomplete == ""
@@ -353,7 +357,7 @@ def test_a_failed_sync_gives_up_what_was_not_durable_and_not_what_was_confirmed(
     fs.faults = [Fault("fsync", path=".log")]
     with pytest.raises(StorageError):
         log.sync()
-    log.abandon_tail(keep_offsets=False)
+    log.writer.abandon_tail(keep_offsets=False)
     assert log.log_end_offset == ends[-1]
     append(log, Promises(), 1)
     log.sync()
@@ -366,16 +370,16 @@ def test_what_a_failed_sync_gave_up_is_no_part_of_a_later_epoch() -> None:
     """The disk took no new segment either, so the old file is still the active one, and what was
     given up follows the end of the log in it."""
     fs, log, ends = _written(2)
-    log.roll()
+    log.writer.roll()
     append(log, Promises(), 2)
     fs.faults = [Fault("fsync", path=".log")]
     with pytest.raises(StorageError):
         log.sync()
     fs.faults = [Fault("create", path=".log")]
     with pytest.raises(StorageError):
-        log.abandon_tail(keep_offsets=False)
+        log.writer.abandon_tail(keep_offsets=False)
     fs.faults = []
-    log.begin_epoch(2)
+    log.writer.begin_epoch(2)
     again, report = _open(fs.kill())
     assert (again.log_end_offset, report.incomplete) == (ends[-1], "")
     assert report.cut_bytes

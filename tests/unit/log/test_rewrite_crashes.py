@@ -36,15 +36,15 @@ def prepared() -> tuple[SimFileSystem, Log]:
     fs = SimFileSystem()
     log = keyed(fs)
     add(log, [[row(b"k%d" % i, b"1") for i in range(12)]])
-    log.roll()
+    log.writer.roll()
     add(log, [[row(b"k3", None), row(b"k4", None), *[row(b"k%d" % i, b"2") for i in range(3)]]])
-    log.roll()
+    log.writer.roll()
     compact_once(log, fs, **HOW)
     add(log, [[row(b"alive", bytes(800))]])
-    log.roll()
+    log.writer.roll()
     for i in range(3):
         add(log, [[row(b"k%d" % (i + n + 5), b"3%d" % n)] for n in range(5)])
-        log.roll()
+        log.writer.roll()
     return fs, log
 
 
@@ -66,14 +66,14 @@ def test_every_crash_leaves_a_state_between_two_swaps(
 ) -> None:
     fs, log = prepared()
     states: list[Rows] = [stored(log)]
-    whole = log.replace_segments
+    whole = log.structure.replace_segments
 
     def noting(*arguments: Any, **more: Any) -> int:
         freed = whole(*arguments, **more)
         states.append(stored(log))
         return freed
 
-    log.replace_segments = noting  # type: ignore[method-assign]
+    log.structure.replace_segments = noting  # type: ignore[method-assign]
     start = fs.operations
     job(log, fs)
     end = fs.operations
@@ -95,7 +95,7 @@ def test_every_crash_leaves_a_state_between_two_swaps(
         listed = {segment.path.name for segment in log.segments}
         assert {n for n in fs.list_directory(log.directory) if n.endswith(".log")} == listed
         gone = {offset for offset in (13, 14) if offset not in stored(log)}
-        assert all(offset < log.tombstones_removed_below for offset in gone)
+        assert all(offset < log.view.manifest.tombstones_removed_below for offset in gone)
         # What was not done is done by the next pass, to the same end.
         compact_fully(log, fs, now_ns=LATER, **HOW)
         if job is compaction:

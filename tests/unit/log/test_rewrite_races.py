@@ -37,7 +37,7 @@ def prepared() -> tuple[SimFileSystem, Log]:
     for number in range(SEGMENTS):
         rows = [row(b"k%d" % (i + number % 2 * 2), b"%d" % number) for i in range(3)]
         add(log, [[one, row(None, b"-")] for one in rows])
-        log.roll()
+        log.writer.roll()
     add(log, [[row(b"k0", b"last")]])
     return fs, log
 
@@ -93,24 +93,26 @@ def change(log: Log, fs: SimFileSystem, what: Change) -> Rows:
     if name == "truncate":
         log.truncate_suffix(offset)
     elif name == "retention":
-        log.remove_before(offset, SEGMENTS)
+        log.structure.remove_before(offset, SEGMENTS)
     elif name == "quarantine":
         [segment] = [one for one in log.segments if one.base_offset == offset]
         first = next(iter_batches(fs.read(segment.path)))
         length, following = first.header.length, first.header.next_offset
         file = segment.path.name
-        log.quarantine(file, [QuarantinedRange(offset, following, file, 0, length, "rot")])
+        log.structure.quarantine(
+            file, [QuarantinedRange(offset, following, file, 0, length, "rot")]
+        )
         lost = set(range(offset, following))
     held = {o: r for o, r in readable(log, fs).items() if o not in lost}
     for _ in range(2):
         held |= add(log, [[row(b"new", b"1")], [row(b"k1", b"new")]])
-        log.roll()
+        log.writer.roll()
     return held | add(log, [[row(b"newer", b"2")]])
 
 
 def readable(log: Log, fs: SimFileSystem) -> Rows:
     """What the log's segments hold, read behind the back of its reader."""
-    if not log.quarantined:
+    if not log.view.manifest.quarantined:
         return stored(log)
     found: Rows = {}
     for segment in log.segments:
@@ -120,7 +122,7 @@ def readable(log: Log, fs: SimFileSystem) -> Rows:
     return {
         o: r
         for o, r in found.items()
-        if not any(bad.first_offset <= o < bad.next_offset for bad in log.quarantined)
+        if not any(bad.first_offset <= o < bad.next_offset for bad in log.view.manifest.quarantined)
     }
 
 
@@ -130,7 +132,7 @@ def check_log(log: Log, fs: SimFileSystem, held: Rows, job: BackgroundJob) -> No
     gone = held.keys() - found.keys()
     if job.swaps_made:
         newest = {one.key: o for o, one in sorted(held.items())}
-        lost = {bad.first_offset for bad in log.quarantined}
+        lost = {bad.first_offset for bad in log.view.manifest.quarantined}
         for offset in gone:
             key = held[offset].key
             assert key is not None

@@ -20,13 +20,17 @@ BATCHES = 12
 def sealed(fs: SimFileSystem, *, size: int = 900) -> Log:
     log = create(fs, config=ROLL_ON_DEMAND)
     add(log, [[row(b"k%d" % i, bytes([i + 1]) * size) for i in range(3)] for _ in range(BATCHES)])
-    log.roll()
+    log.writer.roll()
     return log
 
 
 def scrubbed(log: Log, fs: SimFileSystem, **how: object) -> ScrubResult:
     job = ScrubJob(
-        str(DIRECTORY), log.segments[0].entry(), log.quarantined, log.epochs, log.incarnation
+        str(DIRECTORY),
+        log.segments[0].entry(),
+        log.view.manifest.quarantined,
+        log.view.manifest.epochs,
+        log.incarnation,
     )
     assert ScrubJob.from_dict(json.loads(json.dumps(job.to_dict()))) == job
     before = fs.operations
@@ -66,7 +70,7 @@ def test_a_flipped_bit_costs_one_batch(number: int, inside: int) -> None:
     assert (bad.first_offset, bad.next_offset) == (1 + 3 * number, 4 + 3 * number)
     assert (bad.segment, bad.position, bad.end_position) == (log.segments[0].path.name, start, end)
     assert result.batches == BATCHES - 1
-    log.quarantine(bad.segment, result.damaged)
+    log.structure.quarantine(bad.segment, result.damaged)
     assert scrubbed(log, fs).damaged == (), "known damage is no news"
 
 
@@ -140,7 +144,7 @@ def test_progress_comes_now_and_then() -> None:
     fs = SimFileSystem()
     log = create(fs, config=ROLL_ON_DEMAND)
     add(log, [[row(None, bytes(100_000))] for _ in range(40)])
-    log.roll()
+    log.writer.roll()
     seen: list[Progress] = []
     scrubbed(log, fs, progress=seen.append)
     assert 2 <= len(seen) <= 4

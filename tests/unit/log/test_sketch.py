@@ -52,7 +52,7 @@ def sealed(fs: SimFileSystem, rng: random.Random) -> tuple[Log, Rows]:
         rows = random_rows(rng, rng.choice([1, 3, 40, 300]), BASE_NS + number * 10_000_000)
         found.update(add(log, [rows], compression=rng.choice(["none", "zstd"])))
     found.update(add(log, [[row(None, b"x" * 200, stamp=BASE_NS + 10**9)] * 30]))
-    log.roll()
+    log.writer.roll()
     return log, found
 
 
@@ -98,10 +98,10 @@ def test_most_of_what_is_not_wanted_is_excluded() -> None:
         keys = range(number * 300, number * 300 + 300)
         stamp = BASE_NS + number * 1_000_000
         add(log, [[row(b"k%d" % key, b"x" * 200, stamp=stamp) for key in keys]])
-    log.roll()
+    log.writer.roll()
     made = sketch_segments(log, fs)
     assert len(made) > 2
-    assert sum(one.size_bytes for one in made) < log.size_bytes / 30
+    assert sum(one.size_bytes for one in made) < log.view.size_bytes / 30
     blocks = 20
     for probe, most in (
         (Probe(key=b"k1234"), 3),
@@ -127,13 +127,13 @@ def test_neighbours_of_one_kind_are_joined_up_to_the_step(seed: int) -> None:
     for number in range(60):
         subject = rng.choice(["orders.eu", "orders.us"])
         add(log, [[row(b"k%d" % number, b"x" * 30_000, subject=subject)] * rng.randrange(1, 12)])
-    log.roll()
+    log.writer.roll()
     sketch_segments(log, fs)
     first = log.log_start_offset
     for probe in (Probe(subject=b"orders.eu"), Probe(key=b"k7"), Probe(key=b"none"), Probe()):
         sizes, some = {}, {}
         for segment in log.segments:
-            sketch = read_sketch(fs, segment.path, segment.entry(), log.lineage)
+            sketch = read_sketch(fs, segment.path, segment.entry(), log.view.manifest.lineage)
             if sketch is not None:
                 blocks = sketch.blocks(probe)
                 begins = blocks.borders[:-1].tolist()
@@ -162,28 +162,31 @@ def test_stale_and_damaged_ones_do_not_count() -> None:
     log, _ = sealed(fs, rng)
     segment = log.segments[0]
     entry, path = segment.entry(), segment.path
-    assert not is_sketched(fs, path, entry, log.lineage)
+    assert not is_sketched(fs, path, entry, log.view.manifest.lineage)
     sketch_segments(log, fs)
-    assert is_sketched(fs, path, entry, log.lineage)
+    assert is_sketched(fs, path, entry, log.view.manifest.lineage)
     assert read_sketch(fs, path, entry, "another:1") is None
     assert not is_sketched(fs, path, entry, "another:1")
     shorter = replace(entry, size_bytes=entry.size_bytes - 8)
     longer = replace(entry, next_offset=entry.next_offset + 1)
     for other in (shorter, longer):
-        assert read_sketch(fs, path, other, log.lineage) is None
-    whole, good = fs.read(sketch_path(path)), read_sketch(fs, path, entry, log.lineage)
+        assert read_sketch(fs, path, other, log.view.manifest.lineage) is None
+    whole, good = (
+        fs.read(sketch_path(path)),
+        read_sketch(fs, path, entry, log.view.manifest.lineage),
+    )
     assert good is not None
     checks = good.value_checks.position
     assert checks < len(whole)
     for position in [*range(48), *rng.sample(range(48, checks), 40)]:
         flip(fs, sketch_path(path), position)
-        assert read_sketch(fs, path, entry, log.lineage) is None, position
+        assert read_sketch(fs, path, entry, log.view.manifest.lineage) is None, position
         flip(fs, sketch_path(path), position)
     assert read_value_checks(fs, path, good.value_checks) is not None
     for position in rng.sample(range(checks, len(whole)), 10):
         # Whoever needs no value checks does not read them.
         flip(fs, sketch_path(path), position)
-        assert read_sketch(fs, path, entry, log.lineage) is not None
+        assert read_sketch(fs, path, entry, log.view.manifest.lineage) is not None
         assert read_value_checks(fs, path, good.value_checks) is None
         flip(fs, sketch_path(path), position)
     for length in (len(whole) - 1, len(whole) - 4, checks):
@@ -195,7 +198,7 @@ def test_stale_and_damaged_ones_do_not_count() -> None:
         file = fs.open(sketch_path(path))
         file.truncate(length)
         file.close()
-        assert read_sketch(fs, path, entry, log.lineage) is None, length
+        assert read_sketch(fs, path, entry, log.view.manifest.lineage) is None, length
     assert all(one.size_bytes for one in log.extents(1, 1, Probe(key=b"none")))
 
 
@@ -211,10 +214,10 @@ def test_each_head_and_value_has_its_checksum() -> None:
         ]
         rows += [row(b"gone", None, headers=b"", stamp=stamp)] * rng.randrange(2)
         add(log, [rows], compression=rng.choice(["none", "none", "zstd"]))
-    log.roll()
+    log.writer.roll()
     sketch_segments(log, fs)
     path, entry = log.segments[0].path, log.segments[0].entry()
-    sketch = read_sketch(fs, path, entry, log.lineage)
+    sketch = read_sketch(fs, path, entry, log.view.manifest.lineage)
     assert sketch is not None
     checks = read_value_checks(fs, path, sketch.value_checks)
     assert checks is not None
@@ -250,14 +253,14 @@ def test_one_of_version_1_is_made_again() -> None:
     path, entry = log.segments[0].path, log.segments[0].entry()
     made = fs.read(sketch_path(path))
     blocks = struct.unpack_from("<I", made, 8)[0]
-    parts, sketch = 48 + 32 * blocks, read_sketch(fs, path, entry, log.lineage)
+    parts, sketch = 48 + 32 * blocks, read_sketch(fs, path, entry, log.view.manifest.lineage)
     assert sketch is not None
     filters = made[parts + 16 * len(sketch.parts) : sketch.value_checks.position]
     head = made[:4] + struct.pack("<I", 1) + made[8:36]
     check = struct.pack("<I", crc32c(made[48:parts], crc32c(head)))
     write_sketch(fs, path, head + check + made[48:parts] + filters)
-    assert not is_sketched(fs, path, entry, log.lineage)
-    assert read_sketch(fs, path, entry, log.lineage) is None
+    assert not is_sketched(fs, path, entry, log.view.manifest.lineage)
+    assert read_sketch(fs, path, entry, log.view.manifest.lineage) is None
     job = Unsketched().find(log, log.segments[:-1])
     assert job is not None
     make_sketch(job, fs)
@@ -286,7 +289,8 @@ def test_a_crash_leaves_none_or_one_that_excludes_no_wanted_record() -> None:
             again, _ = reopen(after)
             segment = again.segments[0]
             survived.add(
-                read_sketch(after, segment.path, segment.entry(), again.lineage) is not None
+                read_sketch(after, segment.path, segment.entry(), again.view.manifest.lineage)
+                is not None
             )
             for probe in probes(rng, rows):
                 found = again.extents(1, 1, probe)
@@ -320,9 +324,9 @@ def test_what_was_lost_behind_a_segment_is_not_excluded() -> None:
     fs.faults = [Fault("fsync", path=".log")]
     with pytest.raises(SyncFailed):
         log.sync()
-    log.abandon_tail(keep_offsets=True)
+    log.writer.abandon_tail(keep_offsets=True)
     add(log, [[row(b"k2", b"2")]])
-    log.roll()
+    log.writer.roll()
     assert all(made.size_bytes for made in sketch_segments(log, fs))
     read = [one for one in log.extents(1, 1, Probe(key=b"none")) if one.size_bytes]
     assert [(one.first_offset, one.next_offset) for one in read] == [(lost, lost + 3)]
@@ -334,11 +338,11 @@ def test_it_goes_with_its_segment() -> None:
     for number in range(3):
         for i in range(40):
             add(log, [[row(b"k%d" % i, b"%d" % number)]])
-        log.roll()
+        log.writer.roll()
     sketch_segments(log, fs)
     old = [sketch_path(segment.path) for segment in log.segments[:-1]]
     rebatch_file(log, fs, 0)
-    log.remove_before(log.segments[2].base_offset, 2)
+    log.structure.remove_before(log.segments[2].base_offset, 2)
     assert [fs.exists(path) for path in old] == [False, False, True]
     log.close()
     # What a crash leaves is removed by the next start; what belongs there stays.

@@ -57,7 +57,7 @@ def test_the_suffix_goes_at_every_offset(config: LogConfig) -> None:
         assert end == log.log_end_offset == min(_boundary(offset), whole.log_end_offset)
         assert (log.high_watermark, log.durable_end_offset) == (end, end)
         if end == whole.log_end_offset:
-            assert log.lineage == log.incarnation
+            assert log.view.manifest.lineage == log.incarnation
             continue
         promises.become(promises.without(end))
         check(log, promises)
@@ -126,7 +126,7 @@ def test_an_uncommitted_tail_goes_and_what_stays_can_still_be_committed() -> Non
     assert log.high_watermark == 7
     assert log.truncate_suffix(13) == 13
     assert log.high_watermark == 7
-    log.advance_high_watermark(13)
+    log.commit_up_to(13)
     assert log.high_watermark == 13
     promises.become(promises.without(13))
     promises.acked.update((offset, value) for offset, value in rows if offset < 13)
@@ -142,11 +142,13 @@ def test_the_suffix_in_and_around_a_hole() -> None:
         fs.faults = [Fault("fsync", path=".log")]
         with pytest.raises(SyncFailed):
             log.sync()
-        log.abandon_tail(keep_offsets=True)
-        assert [(q.first_offset, q.next_offset) for q in log.quarantined] == [(10, 15)]
+        log.writer.abandon_tail(keep_offsets=True)
+        assert [(q.first_offset, q.next_offset) for q in log.view.manifest.quarantined] == [
+            (10, 15)
+        ]
         commit(log, promises, 3)
         assert log.truncate_suffix(offset) == end
-        assert len(log.quarantined) == (end == 15)
+        assert len(log.view.manifest.quarantined) == (end == 15)
         promises.become(promises.without(end))
         for _ in range(3):
             commit(log, promises, 2)
@@ -164,9 +166,9 @@ def test_a_segment_that_is_gone_is_cut_as_well() -> None:
     image.remove(victim.path)
     log, _ = reopen(image, clean=state)
     assert log.truncate_suffix(victim.next_offset + 4) == victim.next_offset + 3
-    assert len(log.quarantined) == 1
+    assert len(log.view.manifest.quarantined) == 1
     assert log.truncate_suffix(victim.base_offset + 1) == victim.base_offset
-    assert not log.quarantined
+    assert not log.view.manifest.quarantined
     promises.become(promises.without(victim.base_offset))
     commit(log, promises, 4)
     check(log, promises)
@@ -175,7 +177,7 @@ def test_a_segment_that_is_gone_is_cut_as_well() -> None:
 def test_the_suffix_cannot_go_below_what_is_stored() -> None:
     _, log, promises = _written()
     base = log.segments[1].base_offset
-    log.remove_before(base + 4, 1)
+    log.structure.remove_before(base + 4, 1)
     with pytest.raises(OffsetOutOfRange):
         log.truncate_suffix(base - 1)
     # The batch that holds the log start goes as a whole, and nothing readable is left.
@@ -193,15 +195,15 @@ def test_the_suffix_goes_in_the_hole_with_which_a_log_begins(offset: int) -> Non
     fs, promises = SimFileSystem(), Promises()
     log = create(fs)
     commit(log, promises, 3)
-    log.append_gap(7, "skipped", is_loss=False, epochs=((2, 4),))
+    log.writer.append_gap(7, "skipped", is_loss=False, epochs=((2, 4),))
     commit(log, promises, 3)
-    log.remove_before(4, 1)
+    log.structure.remove_before(4, 1)
     promises.start = 4
-    assert (log.first_stored_offset, log.segments[0].base_offset) == (4, 7)
+    assert (log.view.first_stored_offset, log.segments[0].base_offset) == (4, 7)
     with pytest.raises(OffsetOutOfRange):
         log.truncate_suffix(3)
-    assert log.truncate_suffix(offset) == log.log_end_offset == log.first_stored_offset == 4
-    assert not log.quarantined
+    assert log.truncate_suffix(offset) == log.log_end_offset == log.view.first_stored_offset == 4
+    assert not log.view.manifest.quarantined
     promises.become(promises.without(4))
     commit(log, promises, 4)
     check(log, promises)
@@ -217,42 +219,46 @@ def test_the_epoch_cache_follows() -> None:
         assert isinstance(log.environment.fs, SimFileSystem)
         fs = log.environment.fs
         commit(log, promises, 3)
-    assert log.epochs == ((1, 1), (2, 10), (3, 13))
+    assert log.view.manifest.epochs == ((1, 1), (2, 10), (3, 13))
     assert [log.epoch_end(epoch) for epoch in range(5)] == [1, 10, 13, 16, 16]
     log.truncate_suffix(13)
-    assert log.epochs == ((1, 1), (2, 10)), "no record of epoch 3 is left"
-    log.begin_epoch(3)
-    assert log.epochs == ((1, 1), (2, 10), (3, 13))
+    assert log.view.manifest.epochs == ((1, 1), (2, 10)), "no record of epoch 3 is left"
+    log.writer.begin_epoch(3)
+    assert log.view.manifest.epochs == ((1, 1), (2, 10), (3, 13))
     log.truncate_suffix(11)
-    assert log.epochs == ((1, 1),)
+    assert log.view.manifest.epochs == ((1, 1),)
     assert (log.leader_epoch, log.last_epoch) == (3, 1)
-    log.begin_epoch(3)
-    assert log.epochs == ((1, 1), (3, 10))
+    log.writer.begin_epoch(3)
+    assert log.view.manifest.epochs == ((1, 1), (3, 10))
     assert [log.epoch_end(epoch) for epoch in range(5)] == [1, 10, 10, 10, 10]
     promises.become(promises.without(10))
     commit(log, promises, 3, 2)
     assert log.epoch_end(1) == 10
-    log.remove_before(12, 0)
-    assert log.epochs == ((3, 10),)
+    log.structure.remove_before(12, 0)
+    assert log.view.manifest.epochs == ((3, 10),)
     again, _ = reopen(fs.power_cut("none"), boot="boot-4", config=BIG)
-    assert again.epochs == ((3, 10), (4, 15))
+    assert again.view.manifest.epochs == ((3, 10), (4, 15))
 
 
 def test_an_epoch_begins_at_the_log_end_and_is_on_disk_before_its_first_record() -> None:
     fs, log, promises = _written(2, BIG)
     before = fs.operations
-    log.begin_epoch(1)
+    log.writer.begin_epoch(1)
     assert fs.operations == before, "it was noted already"
-    log.begin_epoch(4)
-    assert log.epochs == ((1, 1), (4, 7))
+    log.writer.begin_epoch(4)
+    assert log.view.manifest.epochs == ((1, 1), (4, 7))
     assert (log.leader_epoch, log.last_epoch) == (4, 1)
     found = read_manifest(fs.power_cut("none"), DIRECTORY)
     assert found is not None
-    assert (found.leader_epoch, found.epochs, found.high_watermark) == (4, log.epochs, 7)
+    assert (found.leader_epoch, found.epochs, found.high_watermark) == (
+        4,
+        log.view.manifest.epochs,
+        7,
+    )
     with pytest.raises(ValueError, match="3 is older than 4"):
-        log.begin_epoch(3)
-    log.begin_epoch(6)
-    assert log.epochs == ((1, 1), (6, 7)), "epoch 4 has no record here"
+        log.writer.begin_epoch(3)
+    log.writer.begin_epoch(6)
+    assert log.view.manifest.epochs == ((1, 1), (6, 7)), "epoch 4 has no record here"
     commit(log, promises, 2)
     assert log.last_epoch == 6
     check(reopen(fs.power_cut("none"), boot="boot-2", config=BIG)[0], promises)
@@ -262,10 +268,10 @@ def test_an_epoch_that_could_not_be_noted_has_not_begun() -> None:
     fs, log, promises = _written(2, BIG)
     fs.faults = [Fault("rename", path="manifest")]
     with pytest.raises(StorageError):
-        log.begin_epoch(2)
-    assert (log.leader_epoch, log.epochs) == (1, ((1, 1),))
+        log.writer.begin_epoch(2)
+    assert (log.leader_epoch, log.view.manifest.epochs) == (1, ((1, 1),))
     fs.faults = []
-    log.begin_epoch(2)
+    log.writer.begin_epoch(2)
     commit(log, promises, 1)
     assert [batch.header.leader_epoch for batch in iter_batches(_bytes(log))] == [1, 1, 2]
 
@@ -274,12 +280,12 @@ def test_where_an_epoch_ends() -> None:
     _, log, promises = _written(1, BIG)
     assert [log.end_of_epoch(epoch) for epoch in range(3)] == [(0, 1), (1, 4), (1, 4)]
     for epoch in (3, 5):
-        log.begin_epoch(epoch)
+        log.writer.begin_epoch(epoch)
         commit(log, promises, 2)
-    assert log.epochs == ((1, 1), (3, 4), (5, 6))
+    assert log.view.manifest.epochs == ((1, 1), (3, 4), (5, 6))
     expected = [(0, 1), (1, 4), (1, 4), (3, 6), (3, 6), (5, 8), (5, 8)]
     assert [log.end_of_epoch(epoch) for epoch in range(7)] == expected
-    log.remove_before(7, 0)
+    log.structure.remove_before(7, 0)
     assert [log.end_of_epoch(epoch) for epoch in (4, 5)] == [(0, 6), (5, 8)]
 
 
@@ -304,7 +310,7 @@ def test_the_prefix_goes_at_every_offset(config: LogConfig) -> None:
         assert set(check(log, promises)) == set(range(max(offset, 1), whole.log_end_offset))
         assert all(segment.next_offset > offset for segment in log.segments[:-1])
         if offset >= end:
-            assert log.size_bytes == 0
+            assert log.view.size_bytes == 0
         for image in (fs.kill(), fs.power_cut("none")):
             again, _ = reopen(image, boot="boot-1", recovery_point=state, config=config)
             assert again.log_start_offset == max(offset, 1)
@@ -321,7 +327,7 @@ def test_the_prefix_cannot_end_in_an_uncommitted_tail() -> None:
         log.truncate_prefix(8)
     log.truncate_prefix(10)
     assert log.high_watermark == 10
-    assert log.size_bytes == 0
+    assert log.view.size_bytes == 0
 
 
 @pytest.mark.parametrize("what", ["suffix", "prefix"])
@@ -369,7 +375,7 @@ def test_what_was_acked_of_the_old_tail_protects_nothing_of_it(offset: int) -> N
             fs.stopped = True
         image = fs.kill()
         again, _ = reopen(image, boot="boot-1")
-        assert not again.quarantined
+        assert not again.view.manifest.quarantined
         ends.add(again.log_end_offset)
     assert ends == {37, _boundary(offset)}
 
@@ -378,7 +384,7 @@ def test_the_slot_is_exact_again_after_a_truncation() -> None:
     fs, log, promises = _written()
     log.truncate_suffix(16)
     for end in (16, 18):
-        slot = AckedEndFile(fs.kill(), DIRECTORY, log.lineage, boot_id="boot-1")
+        slot = AckedEndFile(fs.kill(), DIRECTORY, log.view.manifest.lineage, boot_id="boot-1")
         assert slot.recovered == AckedEnd(end, exact=True)
         commit(log, promises, 2)
 
@@ -401,8 +407,8 @@ def _copy(source: Log, target: Log, max_bytes: int) -> None:
         piece = source.read(target.log_end_offset, max_bytes)
         assert piece is not None
         with piece:
-            target.append_raw(piece.pread())
-        target.advance_high_watermark(target.sync())
+            target.writer.append_raw(piece.pread())
+        target.commit_up_to(target.sync())
 
 
 def _follower(fs: SimFileSystem) -> Log:
@@ -429,7 +435,7 @@ def test_a_log_fed_with_batches_is_the_same_log(max_bytes: int) -> None:
     assert follower.truncate_suffix(leader.epoch_end(1)) == 25
     _copy(leader, follower, max_bytes)
     assert _bytes(follower) == _bytes(leader)
-    assert follower.epochs == leader.epochs == ((1, 1), (2, 25))
+    assert follower.view.manifest.epochs == leader.view.manifest.epochs == ((1, 1), (2, 25))
     check(follower, promises)
     # And once more after a stop, from a recovery point.
     state = follower.checkpoint()
@@ -438,7 +444,7 @@ def test_a_log_fed_with_batches_is_the_same_log(max_bytes: int) -> None:
     again, report = reopen(
         leader.environment.fs, directory=follower.directory, boot="boot-1", recovery_point=state
     )
-    assert not again.quarantined
+    assert not again.view.manifest.quarantined
     assert report.cut_bytes == 0
     check(again, promises)
 
@@ -451,7 +457,7 @@ def test_a_log_that_takes_over_encodes_another_commit_group() -> None:
     follower.append([encode(follower, [promises.value(13)])])
     taken = [batch.header.commit_group for batch in iter_batches(_bytes(leader))]
     assert last == taken[-1]
-    follower.advance_high_watermark(follower.sync())
+    follower.commit_up_to(follower.sync())
     groups = [batch.header.commit_group for batch in iter_batches(_bytes(follower))]
     assert groups[:-1] == taken
     assert groups[-1] != last
@@ -487,15 +493,15 @@ def test_batches_that_do_not_continue_the_log_are_refused() -> None:
     ]
     for error, data in refused:
         with pytest.raises(error):
-            follower.append_raw(data)
-        assert (follower.log_end_offset, follower.size_bytes) == (1, 0)
-        assert follower.epochs == ((1, 1),)
-    follower.append_raw(b"")
-    follower.append_raw(batch(1, epoch=2) + batch(2, epoch=5))
-    assert follower.epochs == ((2, 1), (5, 2))
+            follower.writer.append_raw(data)
+        assert (follower.log_end_offset, follower.view.size_bytes) == (1, 0)
+        assert follower.view.manifest.epochs == ((1, 1),)
+    follower.writer.append_raw(b"")
+    follower.writer.append_raw(batch(1, epoch=2) + batch(2, epoch=5))
+    assert follower.view.manifest.epochs == ((2, 1), (5, 2))
     assert follower.leader_epoch == 5
     with pytest.raises(ValueError, match="epoch 4"):
-        follower.append_raw(batch(3, epoch=4))
+        follower.writer.append_raw(batch(3, epoch=4))
 
 
 @pytest.mark.parametrize("kept", [[], [3], [2, 3, 9], [1, 5, 6, 10]])
@@ -516,12 +522,12 @@ def test_the_first_batch_may_begin_below_the_log_end(kept: list[int]) -> None:
         log = create(fs, config=BIG)
         for offset in range(1, end):
             log.append([encode(log, [rows[offset]])])
-        log.append_raw(bytes(whole + behind))
-        log.advance_high_watermark(log.sync())
+        log.writer.append_raw(bytes(whole + behind))
+        log.commit_up_to(log.sync())
         expected = {o: v for o, v in rows.items() if o < end or o in kept} | {11: b"behind"}
         assert read_all(log) == expected
         with pytest.raises(ValueError, match="expected 12"):
-            log.append_raw(bytes(behind))
+            log.writer.append_raw(bytes(behind))
         again, _ = reopen(fs.power_cut("none"), boot="boot-2", config=BIG)
         assert read_all(again) == expected
 
@@ -542,9 +548,9 @@ def test_an_epoch_is_on_disk_before_its_first_batch(operation: str) -> None:
     )  # fmt: skip
     fs.faults = [Fault(operation, path="manifest")]
     with pytest.raises(StorageError):
-        follower.append_raw(later)
-    assert (follower.log_end_offset, follower.size_bytes, follower.leader_epoch) == (1, 0, 1)
-    follower.append_raw(later)
+        follower.writer.append_raw(later)
+    assert (follower.log_end_offset, follower.view.size_bytes, follower.leader_epoch) == (1, 0, 1)
+    follower.writer.append_raw(later)
     assert (follower.log_end_offset, follower.leader_epoch) == (2, 7)
 
 
@@ -556,11 +562,11 @@ def test_an_empty_segment_before_a_hole_goes_with_the_hole() -> None:
     fs.faults = [Fault("fsync", path=".log")]
     with pytest.raises(SyncFailed):
         log.sync()
-    log.abandon_tail(keep_offsets=True)
+    log.writer.abandon_tail(keep_offsets=True)
     assert [segment.base_offset for segment in log.segments] == [1, 4]
     assert log.truncate_suffix(2) == 1
     assert [segment.base_offset for segment in log.segments] == [1]
-    assert not log.quarantined
+    assert not log.view.manifest.quarantined
     promises.become(promises.without(1))
     commit(log, promises, 2)
     check(log, promises)

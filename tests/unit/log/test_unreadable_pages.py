@@ -122,7 +122,7 @@ def stored(sizes: list[list[int]]) -> Stored:
             rows += list(enumerate(values, offset))
             offset += count
         log.append(batches)
-        log.advance_high_watermark(log.sync())
+        log.commit_up_to(log.sync())
         promises.acked.update(rows)
         promises.end = log.log_end_offset
         points.append(log.active_state())
@@ -215,7 +215,7 @@ def test_each_page_of_the_active_segment(point: int, boot: str) -> None:
         first = again.log_end_offset
         values = [one.promises.value(first), one.promises.value(first + 1)]
         again.append([encode(again, values)])
-        again.advance_high_watermark(again.sync())
+        again.commit_up_to(again.sync())
         more = dict(enumerate(values, first))
         assert read_carefully(again) == kept | more
         last, _ = reopen(disk.power_cut("none"), boot="boot-3", config=CONFIG)
@@ -276,7 +276,7 @@ def test_a_tail_that_was_not_acked_is_cut_without_its_page() -> None:
         assert again.log_end_offset == end
         assert report.cut_bytes
         again.append([encode(again, [one.promises.value(end)])])
-        again.advance_high_watermark(again.sync())
+        again.commit_up_to(again.sync())
         assert len(read_carefully(again)) == len(one.promises.acked) + 1
 
 
@@ -321,11 +321,11 @@ def test_a_lost_end_is_told_when_retention_has_reached_it() -> None:
     disk = one.fs.power_cut("none")
     disk.lose_page(one.log.segments[-1].path, one.batches[-1][0])
     log, _ = reopen(disk, boot="boot-2", config=CONFIG)
-    [bad] = log.quarantined
+    [bad] = log.view.manifest.quarantined
     assert bad.first_offset <= one.batches[-1][2][0]
     log.append([encode(log, [one.promises.value(log.log_end_offset)])])
-    log.advance_high_watermark(log.sync())
-    log.remove_before(bad.first_offset, 1)
+    log.commit_up_to(log.sync())
+    log.structure.remove_before(bad.first_offset, 1)
     assert (log.log_start_offset, log.segments[0].base_offset) == (
         bad.first_offset,
         bad.next_offset,
@@ -348,7 +348,7 @@ def test_short_reads_alone_lose_nothing(scenario: Scenario) -> None:
         assert image.short_reads is not None
         log, _ = start(image, boot)
         check(log, world.promises)
-        told = [bad for bad in log.quarantined if bad.is_loss]
+        told = [bad for bad in log.view.manifest.quarantined if bad.is_loss]
         assert not told or "quarantine" in scenario.__name__
 
 
@@ -380,7 +380,7 @@ def test_a_small_file_that_cannot_be_read(scenario: Scenario) -> None:
 
 def test_the_index_of_a_sealed_segment_is_made_anew() -> None:
     one = stored(SIZES)
-    one.log.roll()
+    one.log.writer.roll()
     fs = one.fs.power_cut("none")
     path = index_path(one.log.segments[0].path)
     fs.lose_page(path, 0)
@@ -404,7 +404,7 @@ def test_an_empty_segment_that_cannot_be_cut_back_is_left() -> None:
     with pytest.raises(StorageError):
         log.append([*batches, encode(log, [b"refused"], first=3)])
     log.append([encode(log, [b"granted"], first=1)])
-    log.advance_high_watermark(log.sync())
+    log.commit_up_to(log.sync())
     assert log.segments[-1].path != first
     promises.acked = {1: b"granted"}
     promises.written = {1: {b"granted"}}

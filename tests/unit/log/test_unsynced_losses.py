@@ -60,7 +60,7 @@ def test_a_power_cut_is_told_by_its_reason(durability: str, keep: Keep) -> None:
         gone = _check(again, promises)
         if not gone:
             continue
-        losses = [bad for bad in again.quarantined if bad.is_loss]
+        losses = [bad for bad in again.view.manifest.quarantined if bad.is_loss]
         assert all(bad.reason.startswith(NOT_SYNCED) for bad in losses)
         assert report.events
         with pytest.raises(CorruptRange, match="not yet fsynced"):
@@ -118,7 +118,7 @@ def test_a_killed_process_loses_nothing_and_skips_nothing(durability: str) -> No
     again, _ = reopen(fs.kill(), config=BIG)
     assert _check(again, promises) == []
     assert again.log_end_offset == log.log_end_offset
-    assert again.quarantined == ()
+    assert again.view.manifest.quarantined == ()
 
 
 @pytest.mark.parametrize("durability", MODES)
@@ -158,7 +158,9 @@ def test_the_claim_of_a_power_cut_has_bounds(durability: str) -> None:
     for _ in range(3):
         writer.commit(3)
     third, _ = reopen(again.environment.fs.power_cut("none"), boot="boot-3", config=BIG)  # type: ignore[attr-defined]
-    lost = sum(bad.next_offset - bad.first_offset for bad in third.quarantined if bad.is_loss)
+    lost = sum(
+        bad.next_offset - bad.first_offset for bad in third.view.manifest.quarantined if bad.is_loss
+    )
     assert lost <= 2 * (LEAST_RESERVED + acked), "each power cut costs a claim of its own"
 
 
@@ -167,7 +169,7 @@ def test_a_reservation_lasts_for_some_minutes() -> None:
     fs, clock = SimFileSystem(), FakeClock()
     log = create(fs, config=BIG)
     log.environment.clock.now = clock.now  # type: ignore[attr-defined]
-    log.admit_early_acks()
+    log.writer.admit_early_acks()
 
     def reserved(seconds: int) -> int:
         """How many a new reservation has, when the one before has lasted for so long."""
@@ -199,7 +201,7 @@ def test_acks_after_the_sync_need_a_manifest_once_in_a_million_records() -> None
     assert log.view.manifest.reserved_offset > 1_000_000
     again, _ = reopen(fs.power_cut("none"), boot="boot-2", config=BIG)
     _check(again, promises)
-    assert again.quarantined == ()
+    assert again.view.manifest.quarantined == ()
     assert again.log_end_offset == log.log_end_offset
 
 
@@ -234,5 +236,5 @@ def test_repair_of_a_lost_manifest_invents_no_loss(durability: str) -> None:
     again, _ = reopen(image, boot="boot-3", config=BIG)
     _check(again, promises)
     if durability == "fsync":
-        assert again.quarantined == ()
+        assert again.view.manifest.quarantined == ()
         assert again.log_end_offset == log.log_end_offset

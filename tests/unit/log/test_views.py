@@ -48,7 +48,7 @@ def test_nothing_past_the_high_watermark_is_readable_or_measured() -> None:
     )
     assert log.extents(1, 1)[-1].next_offset == committed
     assert log.read(committed, 1000) is None
-    assert log.record_count == committed - 1
+    assert log.view.record_count == committed - 1
 
 
 def test_an_old_view_stays_what_it_was() -> None:
@@ -57,7 +57,7 @@ def test_an_old_view_stays_what_it_was() -> None:
     active = view.segments[-1]
     before = (view.committed, view.record_count, len(view.active_index))
     assert not active.sealed
-    log.roll()
+    log.writer.roll()
     for _ in range(8):
         commit(log, promises, 3)
     assert not active.sealed
@@ -94,11 +94,11 @@ def test_a_change_that_fails_leaves_the_view_and_the_active_segment(
         with pytest.raises(SyncFailed):
             log.sync()
     changes = {
-        "roll": log.roll,
-        "abandon": lambda: log.abandon_tail(keep_offsets=False),
-        "abandon-acked": lambda: log.abandon_tail(keep_offsets=True),
+        "roll": log.writer.roll,
+        "abandon": lambda: log.writer.abandon_tail(keep_offsets=False),
+        "abandon-acked": lambda: log.writer.abandon_tail(keep_offsets=True),
         "cut": lambda: log.truncate_suffix(log.high_watermark - 1),
-        "skip": lambda: log.skip_to(log.log_end_offset + 10),
+        "skip": lambda: log.writer.skip_to(log.log_end_offset + 10),
         "drop": lambda: log.truncate_prefix(log.log_end_offset + 10),
     }
     ends = (log.log_end_offset, log.high_watermark)
@@ -138,8 +138,8 @@ def test_commits_and_changes_of_other_threads_do_not_undo_each_other() -> None:
         try:
             while not stop.is_set():
                 written += 1
-                log.set_metadata({"n": written})
-                assert log.metadata == {"n": written}
+                log.structure.set_metadata({"n": written})
+                assert log.view.manifest.metadata == {"n": written}
         except BaseException as error:
             failures.append(error)
 
@@ -153,5 +153,5 @@ def test_commits_and_changes_of_other_threads_do_not_undo_each_other() -> None:
         stop.set()
         other.join()
     assert not failures
-    assert log.metadata == {"n": written}
-    assert len(read_all(log)) == log.record_count == log.log_end_offset - 1
+    assert log.view.manifest.metadata == {"n": written}
+    assert len(read_all(log)) == log.view.record_count == log.log_end_offset - 1

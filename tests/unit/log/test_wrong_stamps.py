@@ -20,7 +20,7 @@ def filled(*hours: float) -> tuple[Log, FakeClock]:
     log = Log.create(DIRECTORY, environment(SimFileSystem(), clock), CONFIG)
     for hour in hours:
         log.append([encode(log, [b"x" * 100], stamp=BASE_NS + int(hour * HOUR))])
-        log.advance_high_watermark(log.sync())
+        log.commit_up_to(log.sync())
     return log, clock
 
 
@@ -46,9 +46,9 @@ def test_a_look_up_where_all_are_ahead_keeps_them() -> None:
 
 def test_a_segment_that_begins_ahead_is_rolled_in_time() -> None:
     log, clock = filled(50)
-    assert not log.is_roll_due()
+    assert not log.writer.is_roll_due()
     clock.now += HOUR
-    assert log.is_roll_due()
+    assert log.writer.is_roll_due()
 
 
 def test_an_id_of_a_record_that_is_ahead_is_as_old_as_can_be_known() -> None:

@@ -90,7 +90,7 @@ def test_backup_and_restore(ended: StoredLog, tmp_path: Path) -> None:
     copy = StoredLog(tmp_path / "new")
     assert copy.report.clean
     assert read_all(copy.log) == expected(ended)
-    assert not copy.log.quarantined
+    assert not copy.log.view.manifest.quarantined
     copy.close()
 
 
@@ -114,7 +114,7 @@ def test_recovery(stored: StoredLog) -> None:
     stored.crash()
     again = StoredLog(stored.data_dir)
     assert read_all(again.log) == expected(stored)
-    assert (again.log.log_end_offset, again.log.quarantined) == (42, ())
+    assert (again.log.log_end_offset, again.log.view.manifest.quarantined) == (42, ())
     again.close()
 
 
@@ -130,7 +130,7 @@ def test_repair_makes_the_manifest_again(stored: StoredLog) -> None:
 
 def test_sealed(stored: StoredLog) -> None:
     """Scrubbing, a new index, and Spark's reader of files."""
-    stored.log.roll()
+    stored.log.writer.roll()
     log = stored.log
     entry = log.segments[0].entry()
     assert scrub(ScrubJob(str(log.directory), entry, ()), FS).damaged == ()

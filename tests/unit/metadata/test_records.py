@@ -334,7 +334,7 @@ async def test_epochs_rise_with_unclean_starts_and_when_a_directory_is_set_back(
         assert log.leader_epoch > 3
         end = log.log_end_offset
         await running.publish("orders", b"other")
-        assert log.epochs[-1] == (log.leader_epoch, end)
+        assert log.view.manifest.epochs[-1] == (log.leader_epoch, end)
         check_follow(tmp_path)
 
 

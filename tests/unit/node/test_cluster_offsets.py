@@ -100,7 +100,7 @@ class Node:
         request = Replicate(
             stream, record.incarnation, record.leader_epoch, log.log_end_offset, 0, 1 << 20
         )
-        epochs = log.epochs
+        epochs = log.view.manifest.epochs
         last = epochs[-1][0] if log.log_end_offset > 1 else 0
         request = replace(request, last_epoch=last, side_version=log.leases.side_state.version)
         self.streams.peers.replicate(Peer(node, 1, "c0ffee"), request, Ignored())

@@ -42,8 +42,9 @@ from liftlog.errors import (
     StreamNotFound,
     UnknownEpoch,
 )
-from liftlog.log import DataDir, FileSystem, Log
+from liftlog.log import DataDir, FileSystem
 from liftlog.log.files.manifest import Manifest
+from liftlog.log.structure import LogStructure
 from liftlog.protocol.client_connection import Exchange
 from liftlog.protocol.described import StreamInfo
 from liftlog.protocol.messages import DescribeStream, Message, StreamAnswer
@@ -433,26 +434,26 @@ async def test_a_copy_counts_for_what_it_was_while_its_node_cannot_go_over(
     record = replace(new_record("s", leader="b"), isr=("b", "c"))
     await streams.mirror.create(record)
     await wait(lambda: "s" in streams.followed)
-    streams.followed["s"].host.log.note_incomplete(before)
+    streams.followed["s"].host.log.structure.note_incomplete(before)
     marks: list[str] = []
 
-    def note(log: Log, reason: str) -> None:
+    def note(structure: LogStructure, reason: str) -> None:
         marks.append(reason)
-        note_incomplete(log, reason)
+        note_incomplete(structure, reason)
 
     async def fail(*_: object) -> None:
         assert marks == [copies.GIVEN_UP]
         raise error
 
-    note_incomplete = Log.note_incomplete
-    monkeypatch.setattr(Log, "note_incomplete", note)
+    note_incomplete = LogStructure.note_incomplete
+    monkeypatch.setattr(LogStructure, "note_incomplete", note)
     monkeypatch.setattr(streams.mirror, "go_over", fail)
     with caplog.at_level("INFO"):
         give_up(streams, record)
         await wait(lambda: "following stream=s" in caplog.text)
     assert marks == [copies.GIVEN_UP, before]
     assert "replica-created" not in caplog.text, "the copy was dropped"
-    assert not streams.followed["s"].host.log.incomplete
+    assert not streams.followed["s"].host.log.view.manifest.incomplete
     await node.close()
 
 
@@ -468,7 +469,7 @@ async def test_a_copy_that_is_given_up_is_dropped_after_a_stop_too(
     )
     running = Running(tmp_path / "a")
     log, _ = copies.open_copy(running.data_dir, record)
-    log.note_incomplete(copies.GIVEN_UP)
+    log.structure.note_incomplete(copies.GIVEN_UP)
     log.close()
     running.data_dir.close(None)
     with caplog.at_level("INFO"):
@@ -482,7 +483,7 @@ async def test_a_copy_that_is_given_up_is_dropped_after_a_stop_too(
     await wait(lambda: not node.running.broker.broken)
     assert node.streams.mirror.records["s"].must_keep("a") == is_kept
     assert ("replica-created stream=s" not in caplog.text) == is_kept
-    assert not node.running.broker.hosts["s"].log.incomplete
+    assert not node.running.broker.hosts["s"].log.view.manifest.incomplete
     await node.close()
 
 
@@ -495,7 +496,7 @@ async def test_a_copy_that_is_given_up_is_dropped_though_the_store_answers_late(
     record = await change(store, lambda one: replace(one, version=9))
     running = Running(tmp_path / "a")
     log, _ = copies.open_copy(running.data_dir, record)
-    log.note_incomplete(reason)
+    log.structure.note_incomplete(reason)
     log.close()
     running.data_dir.close(None)
     store.unheard = 1
@@ -506,7 +507,7 @@ async def test_a_copy_that_is_given_up_is_dropped_though_the_store_answers_late(
     assert store.unheard == 0
     assert not node.streams.mirror.records["s"].must_keep("a")
     assert ("replica-created stream=s" in caplog.text) == (reason == copies.GIVEN_UP)
-    assert not node.running.broker.hosts["s"].log.incomplete
+    assert not node.running.broker.hosts["s"].log.view.manifest.incomplete
     await node.close()
 
 
@@ -815,7 +816,7 @@ async def test_a_leader_that_stays_leads_on_in_the_next_epoch(tmp_path: Path, st
     await wait(lambda: led.leader.epoch == 2)
     assert (broker.hosts["s"], streams.led["s"]) == (host, led)
     assert host.is_accepting
-    assert host.log.epochs == ((1, 1), (2, 2))
+    assert host.log.view.manifest.epochs == ((1, 1), (2, 2))
     verdict = led.gate.fetched(FetchRequest("b", 1, 1, 2, 1))
     assert verdict.kind is Kind.FENCED_EPOCH, "what it confirmed in the epoch before is no ack"
     assert sent == []
@@ -900,11 +901,11 @@ async def test_a_leader_that_cannot_lead_on_begins_anew(
     await streams.mirror.create(record)
     await wait(lambda: streams.led)
     host, led = broker.hosts["s"], streams.led["s"]
-    begin_epoch = host.log.begin_epoch
+    begin_epoch = host.log.writer.begin_epoch
     loop = asyncio.get_running_loop()
 
     def begin(epoch: int) -> None:
-        monkeypatch.setattr(host.log, "begin_epoch", begin_epoch)
+        monkeypatch.setattr(host.log.writer, "begin_epoch", begin_epoch)
         if how == "disk":
             raise StorageError("on purpose")
         loop.call_soon_threadsafe(host.step_down, "on purpose")
@@ -915,7 +916,7 @@ async def test_a_leader_that_cannot_lead_on_begins_anew(
     elif how == "hands over":
         monkeypatch.setattr(streams.handovers, "is_giving", lambda name: True)
     else:
-        monkeypatch.setattr(host.log, "begin_epoch", begin)
+        monkeypatch.setattr(host.log.writer, "begin_epoch", begin)
     moved = transitions.reassign(record, ["a", "b"])
     assert moved is not None
     await streams.mirror.change("s", lambda present: moved)

@@ -74,7 +74,7 @@ async def test_retention_that_passes_an_answer_takes_nothing_from_it(
 
     def read_late(*question: Any) -> Any:
         found = read(*question)
-        log.remove_before(41, 1)
+        log.structure.remove_before(41, 1)
         return found
 
     monkeypatch.setattr(log, "read", read_late)
@@ -134,7 +134,7 @@ async def test_a_reader_from_an_older_epoch_must_not_be_past_its_end(broker: Log
     log.truncate_prefix(log.log_end_offset)
     for epoch, first, end in ((1, 1, 50), (3, 50, 70), (4, 70, 101)):
         values = [b"value %d" % offset for offset in range(first, end)]
-        log.append_raw(
+        log.writer.append_raw(
             encode_batch(
                 base_offset=first + 100,
                 leader_epoch=epoch,
@@ -144,7 +144,7 @@ async def test_a_reader_from_an_older_epoch_must_not_be_past_its_end(broker: Log
                 values=values,
             )
         )
-    log.advance_high_watermark(log.sync())
+    log.commit_up_to(log.sync())
     async with pull_server(broker) as (_, address), await RawPull.connect(address) as peer:
         asked = [(1, 50, None), (1, 51, 50), (2, 51, 50), (3, 70, None), (3, 71, 70), (4, 99, None)]
         for epoch, start, end in asked:

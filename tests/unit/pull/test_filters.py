@@ -491,7 +491,7 @@ async def test_columns_of_what_compaction_left(broker: LogBroker) -> None:
         data = encode_batch(
             base_offset=at,
             leader_epoch=log.leader_epoch,
-            commit_group=log.commit_group,
+            commit_group=log.writer.commit_group,
             stamps=[(STAMP, count)] if count else [],
             subjects=[b"orders.eu"] * count,
             values=[b"x" * 100] * count,

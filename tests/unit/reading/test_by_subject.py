@@ -121,14 +121,14 @@ def history(seed: int) -> tuple[SimFileSystem, Log]:
             subjects = [rng.choice(ODD) for _ in range(20)]
             add_raw(log, stamp, subjects, [rng.randbytes(120) for _ in subjects])
         if number == 13:
-            log.begin_epoch(log.leader_epoch + 1)
+            log.writer.begin_epoch(log.leader_epoch + 1)
         if number in (9, 20):
-            log.roll()
+            log.writer.roll()
         if number == 22 and seed % 3 == 1:
             compact_fully(log, fs)
         if number == 22 and seed % 3 == 2:
             rebatch_file(log, fs, 0)
-    log.roll()
+    log.writer.roll()
     return fs, log
 
 
@@ -137,7 +137,7 @@ def add_raw(log: Log, stamp: int, subjects: list[bytes], values: list[bytes]) ->
     raw = encode_batch(
         base_offset=base,
         leader_epoch=log.leader_epoch,
-        commit_group=log.commit_group,
+        commit_group=log.writer.commit_group,
         stamps=[(stamp, count)],
         subjects=subjects,
         values=values,
@@ -192,7 +192,7 @@ def test_the_runs_hold_each_record_once(seed: int) -> None:
     fs, log = history(seed)
     sketch_segments(log, fs, with_subjects=True)
     for segment in log.segments[:-1]:
-        index = read_subject_index(fs, segment.path, segment.entry(), log.lineage)
+        index = read_subject_index(fs, segment.path, segment.entry(), log.view.manifest.lineage)
         assert index is not None
         raw = fs.read(segment.path)[: segment.size_bytes]
         expected = [
@@ -230,7 +230,7 @@ def test_an_index_that_is_damaged_or_old_changes_nothing(seed: int, found: list[
     segment = max(log.segments[:-1], key=lambda one: one.size_bytes)
     path = subject_index_path(segment.path)
     good = fs.read(path)
-    index = read_subject_index(fs, segment.path, segment.entry(), log.lineage)
+    index = read_subject_index(fs, segment.path, segment.entry(), log.view.manifest.lineage)
     assert index is not None
     [borders] = index.runs_of(WantedSubjects((NAMES[3].encode(),), None), 1) or []
     used = [
@@ -315,14 +315,14 @@ def replica_history(seed: int) -> tuple[SimFileSystem, Log]:
     """Sealed segments with records that are not committed yet."""
     rng, fs = random.Random(seed), SimFileSystem()
     log = create(fs, config=replace(ROLL_ON_DEMAND, replicated=True))
-    log.begin_epoch(1)
+    log.writer.begin_epoch(1)
     for number in range(20):
         rows = list(random_rows(rng, rng.choice([1, 30, 100]), BASE_NS + number * 10**9))
         log.append(encode_rows(log, [rows])[0])
         log.sync()
         if number in (6, 13):
-            log.roll()
-    log.roll()
+            log.writer.roll()
+    log.writer.roll()
     return fs, log
 
 
@@ -335,7 +335,7 @@ def test_what_is_not_committed_and_what_was_cut_off_is_not_read(
     rng, end = random.Random(seed), log.log_end_offset
     for high_watermark in sorted([*rng.sample(range(2, end), 5), end]):
         for one in (log, plain):
-            one.advance_high_watermark(high_watermark)
+            one.commit_up_to(high_watermark)
         for asked in SELECTIONS[:5]:
             assert read_all(log, asked) == read_all(plain, asked)
     assert any(found)
@@ -343,12 +343,12 @@ def test_what_is_not_committed_and_what_was_cut_off_is_not_read(
     for one in (log, plain):
         one.truncate_prefix(start)
         one.truncate_suffix(cut, below_high_watermark=True)
-        one.begin_epoch(7)
+        one.writer.begin_epoch(7)
         rows = list(random_rows(random.Random(seed + 9), 150, BASE_NS + 10**11))
         one.append(encode_rows(one, [rows])[0])
         one.sync()
-        one.roll()
-        one.advance_high_watermark(one.log_end_offset)
+        one.writer.roll()
+        one.commit_up_to(one.log_end_offset)
     for _ in range(2):  # with the old indexes beside the segments, and with new ones
         for asked in SELECTIONS[:5]:
             assert read_all(log, asked, start) == read_all(plain, asked, start)
@@ -395,7 +395,7 @@ def test_a_file_that_is_too_short_is_made_again() -> None:
     beside = subject_index_path(path)
     good = fs.read(beside)
     write_derived(fs, beside, [good[:-100]])
-    assert not is_indexed(fs, path, entry, log.lineage)
+    assert not is_indexed(fs, path, entry, log.view.manifest.lineage)
     sketch_segments(log, fs, with_subjects=True)
     assert fs.read(beside) == good
 
@@ -409,7 +409,7 @@ def test_a_look_into_an_index_counts_for_the_answer(
     log = keyed(fs)
     for _ in range(300):
         add(log, [[row(b"k", b"v" * 90, subject=one) for one in ("orders.1", "orders.2")] * 4])
-        log.roll()
+        log.writer.roll()
     sketch_segments(log, fs, with_subjects=True)
     scanned = scan_log(log, Scan(1, None, 1 << 20, parse_selection(subjects=["orders.3"])))
     assert not scanned.caught_up
@@ -422,7 +422,7 @@ def test_none_of_a_segment_with_known_damage(found: list[bool]) -> None:
     sketch_segments(log, fs, with_subjects=True)
     segment = log.segments[0]
     first = segment.base_offset
-    log.quarantine(
+    log.structure.quarantine(
         segment.path.name, [QuarantinedRange(first, first + 1, segment.path.name, 0, 64, "a test")]
     )
     assert log.subject_index(first + 1) is None
@@ -438,7 +438,7 @@ def test_where_the_records_are_many_all_is_read(
     subjects = [*["orders.many", "orders.half"] * 20, "orders.rare"]
     for _ in range(20):
         add(log, [[row(b"k", b"v" * 200, subject=one) for one in subjects]])
-    log.roll()
+    log.writer.roll()
     sketch_segments(log, fs, with_subjects=True)
     for asked, is_few in (("orders.rare", True), ("orders.many", False), ("orders.>", False)):
         found.clear()
@@ -463,9 +463,9 @@ def test_few_offsets_and_small_answers_are_read_without_it(
 
 def is_empty(fs: SimFileSystem, log: Log) -> bool:
     path, entry = log.segments[0].path, log.segments[0].entry()
-    assert is_indexed(fs, path, entry, log.lineage)
+    assert is_indexed(fs, path, entry, log.view.manifest.lineage)
     assert len(fs.read(subject_index_path(path))) == 48
-    return read_subject_index(fs, path, entry, log.lineage) is None
+    return read_subject_index(fs, path, entry, log.view.manifest.lineage) is None
 
 
 @pytest.mark.parametrize(
@@ -488,7 +488,7 @@ def test_none_where_it_would_not_pay(kind: str, monkeypatch: pytest.MonkeyPatch)
     if kind == "small batches":
         batches = [[one] for batch in batches for one in batch]
     add(log, batches, compression="zstd" if kind == "compressed" else "none")
-    log.roll()
+    log.writer.roll()
     sketch_segments(log, fs, with_subjects=True)
     assert is_empty(fs, log)
 
@@ -514,7 +514,7 @@ def test_a_crash_leaves_one_that_is_right_or_none() -> None:
             after = image.power_cut(keep, stop_at)
             again, _ = reopen(after)
             segment = again.segments[0]
-            about = after, segment.path, segment.entry(), again.lineage
+            about = after, segment.path, segment.entry(), again.view.manifest.lineage
             survived.add(read_subject_index(*about) is not None)
             assert read_all(again, asked) == expected
     assert stop_at > 3

@@ -43,11 +43,11 @@ def publish(chance: random.Random, stream: LoggedStream) -> None:
 
 def roll_and_compact(stream: LoggedStream) -> None:
     log = stream.real_log
-    log.roll()
+    log.writer.roll()
     plan = plan_compaction(
         log.segments,
         CompactionPolicy(min_dirty_ratio=0, tombstone_retention_ns=1),
-        cleaned_below=log.cleaned_below,
+        cleaned_below=log.view.manifest.cleaned_below,
         log_start_offset=log.log_start_offset,
         bound_offset=log.high_watermark,
         segment_max_bytes=1 << 16,
@@ -64,7 +64,7 @@ def roll_and_compact(stream: LoggedStream) -> None:
         sources,
         log_start_offset=log.log_start_offset,
         memory_bytes=1 << 20,
-        epochs=log.epochs,
+        epochs=log.view.manifest.epochs,
     )
     apply_compaction(log, compact(job, OsFileSystem()))
 
@@ -138,7 +138,7 @@ def test_all_members_together_get_the_log_as_it_is(
         elif act < 0.63:
             log.truncate_prefix(min(log.log_start_offset + 20, log.high_watermark))
         elif act < 0.66:
-            log.begin_epoch(log.leader_epoch + 1)
+            log.writer.begin_epoch(log.leader_epoch + 1)
         else:
             start = chance.randrange(log.log_start_offset, log.high_watermark + 1)
             members = [Member(slots, shared, start) for slots in parts]
@@ -224,7 +224,7 @@ class CutAfterRead:
 def test_what_the_log_gives_up_while_it_is_read_is_not_kept(broker: LogBroker) -> None:
     stream = broker.stream("orders")
     stream.append([b"first"])
-    stream.real_log.roll()  # the file is removed as a whole, so its bytes can still be read
+    stream.real_log.writer.roll()  # the file is removed as a whole, so its bytes can still be read
     cut = stream.real_log.log_end_offset
     stream.append([b"old"] * 9)
     log: Any = CutAfterRead(stream, cut, [b"new"] * 9)

@@ -62,7 +62,7 @@ def test_a_record_that_was_compacted_away(broker: LogBroker) -> None:
         encode_batch(
             base_offset=31,
             leader_epoch=log.leader_epoch,
-            commit_group=log.commit_group,
+            commit_group=log.writer.commit_group,
             stamps=[(1, 2)],
             subjects=[b"orders.new"] * 2,
             values=[b"31", b"34"],
@@ -70,7 +70,7 @@ def test_a_record_that_was_compacted_away(broker: LogBroker) -> None:
             last_offset=35,
         )
     )
-    log.append_raw(whole)
+    log.writer.append_raw(whole)
     log.sync()
     stream.commit()
     stream.append([b"36"])

@@ -110,10 +110,10 @@ def history(seed: int) -> tuple[SimFileSystem, Log]:
         rows = [random_row(rng, kind, stamp) for _ in range(rng.choice([1, 2, 60, 200]))]
         add(log, [rows], compression=rng.choice(["none", "none", "none", "zstd"]))
         if number in (8, 9, 18):
-            log.roll()
+            log.writer.roll()
         if number == 12 and seed % 2:
             compact_fully(log, fs)
-    log.roll()
+    log.writer.roll()
     return fs, log
 
 
@@ -181,7 +181,7 @@ def parts_of(fs: SimFileSystem, log: Log) -> list[tuple[Segment, tuple[int, int,
     """Those with a head, and the segments that they lie in."""
     found = []
     for segment in log.segments[:-1]:
-        sketch = read_sketch(fs, segment.path, segment.entry(), log.lineage)
+        sketch = read_sketch(fs, segment.path, segment.entry(), log.view.manifest.lineage)
         assert sketch is not None
         found += [(segment, part) for part in sketch.parts.tolist() if part[1]]
     return found
@@ -193,10 +193,10 @@ def test_a_rotten_value_is_damage_for_who_wants_it(wanted: bool, counted: Counte
     log = keyed(fs)
     for _ in range(8):
         add(log, [[row(b"k%d" % i, b"%03d" % i * 100) for i in range(100)]])
-    log.roll()
+    log.writer.roll()
     sketch_segments(log, fs)
     segment = log.segments[0]
-    sketch = read_sketch(fs, segment.path, segment.entry(), log.lineage)
+    sketch = read_sketch(fs, segment.path, segment.entry(), log.view.manifest.lineage)
     assert sketch is not None
     position, head_bytes, _, first = sketch.parts[5].tolist()
     assert first == 500
@@ -216,7 +216,7 @@ def test_a_sketch_that_contradicts_the_segment_is_not_believed(counted: Counted)
     sketch_segments(log, fs)
     segment, before = log.segments[0], counted.pieces
     write_sketch(fs, segment.path, forged(fs.read(sketch_path(segment.path))))
-    sketch = read_sketch(fs, segment.path, segment.entry(), log.lineage)
+    sketch = read_sketch(fs, segment.path, segment.entry(), log.view.manifest.lineage)
     assert sketch is not None
     assert read_value_checks(fs, segment.path, sketch.value_checks) is not None
     for asked, one in zip(SELECTIONS, expected, strict=True):
@@ -247,11 +247,11 @@ def test_batches_that_are_small_on_average_have_no_parts(counted: Counted) -> No
         add(log, [[row(b"k%d" % i, b"v" * (50_000 if i == 3 else 5000))]])
     for i in range(400):
         add(log, [[row(b"s%d" % i, b"v" * 100)]])
-    log.roll()
+    log.writer.roll()
     sketch_segments(log, fs)
     segment = log.segments[0]
     assert segment.size_bytes < 430 * 4096
-    sketch = read_sketch(fs, segment.path, segment.entry(), log.lineage)
+    sketch = read_sketch(fs, segment.path, segment.entry(), log.view.manifest.lineage)
     assert sketch is not None
     assert len(sketch.parts) == 0
     assert sketch.value_checks.size_bytes == 0
@@ -269,7 +269,7 @@ def small_log() -> tuple[SimFileSystem, Log]:
     log = keyed(fs)
     for _ in range(5):
         add(log, [[row(b"k%d" % i, b"%03d" % i * 100) for i in range(100)]])
-    log.roll()
+    log.writer.roll()
     sketch_segments(log, fs)
     return fs, log
 
@@ -281,11 +281,15 @@ def test_no_parts_of_a_segment_with_quarantined_ranges(counted: Counted) -> None
     assert len(read_all(log, selection).records) == 5
     assert counted.pieces
     before = counted.pieces
-    sketch = read_sketch(fs, log.segments[0].path, log.segments[0].entry(), log.lineage)
+    sketch = read_sketch(
+        fs, log.segments[0].path, log.segments[0].entry(), log.view.manifest.lineage
+    )
     assert sketch is not None
     flip(fs, log.segments[0].path, sketch.parts["position"][1] + 20_000)
     log.quarantine_damage(101, 201)
-    assert [(one.first_offset, one.next_offset) for one in log.quarantined] == [(101, 201)]
+    assert [(one.first_offset, one.next_offset) for one in log.view.manifest.quarantined] == [
+        (101, 201)
+    ]
     found = read_all(log, selection)
     assert found.damaged == [(101, 201)]
     assert len(found.records) == 4
@@ -335,7 +339,7 @@ def test_offsets_alone_take_no_step_for_each_batch(
     for number in range(12):
         rows = [random_row(rng, rng.choice([2, 4]), BASE_NS + number) for _ in range(150)]
         add(log, [rows])
-    log.roll()
+    log.writer.roll()
     if seed % 2:
         compact_fully(log, fs)
     selection = parse_selection(columns=["offset"])
@@ -392,12 +396,12 @@ def alike_history(seed: int) -> tuple[SimFileSystem, Log]:
         ]
         add(log, [rows])
         if number == 9:
-            log.begin_epoch(log.leader_epoch + 1)
+            log.writer.begin_epoch(log.leader_epoch + 1)
         if number in (6, 13):
-            log.roll()
+            log.writer.roll()
         if number == 14 and seed % 2:
             compact_fully(log, fs)
-    log.roll()
+    log.writer.roll()
     return fs, log
 
 
@@ -489,7 +493,7 @@ def test_bytes_that_are_used_and_do_not_match_are_refused(used: bytes) -> None:
     headers = b"NATS/1.0\r\nTrace: 7\r\n\r\n"
     rows[50] = row(b"the key", b"the value" * 30, subject="orders.rare", headers=headers)
     add(log, [rows])
-    log.roll()
+    log.writer.roll()
     sketch_segments(log, fs)
 
     def scan() -> Any:
@@ -515,7 +519,7 @@ def test_a_few_bytes_are_read_where_few_records_are_wanted(monkeypatch: pytest.M
     monkeypatch.setattr(LogSlice, "read_many", counting)
     add(log, [[row(b"k", b"v" * 300, subject="orders.rare") for _ in range(2)]
               + [row(b"k%d" % i, b"%03d" % i * 100) for i in range(100)]])  # fmt: skip
-    log.roll()
+    log.writer.roll()
     sketch_segments(log, fs)
     found, made = read_optionally(log, parse_selection(subjects=["orders.rare"]))
     assert len(found) == 2
@@ -545,7 +549,7 @@ def test_without_checks_of_values_no_heads_are_read_for_few_of_them(
     log = keyed(fs)
     for _ in range(5):
         add(log, [[row(b"k%d" % i, b"%05d" % i * 8) for i in range(300)]])
-    log.roll()
+    log.writer.roll()
     sketch_segments(log, fs)
     assert parts_of(fs, log)
     monkeypatch.setattr(LogSlice, "read_many", None)
@@ -562,7 +566,7 @@ async def test_what_need_not_be_sent_is_left_out_where_that_is_little_work(
         value = b"%03d" % number * 4000
         stream.append([value], subject=b"orders.%s" % (b"few" if number % 20 == 7 else b"many"))
     log = stream.real_log
-    log.roll()
+    log.writer.roll()
     sketch_segments(log, OsFileSystem())
     stream.append([b"in the active segment"], subject=b"orders.many")
 

@@ -45,12 +45,12 @@ def answer(link: Link, leader: Log) -> None:
 def test_what_a_failed_sync_lost_is_not_confirmed(inline: bool, faults: list[Fault]) -> None:
     async def follow() -> None:
         leader = create(SimFileSystem(), config=CONFIG)
-        leader.begin_epoch(1)
+        leader.writer.begin_epoch(1)
         promises = Promises()
         append(leader, promises, 3)
         fs = SimFileSystem()
         host, link = Host(create(fs, config=CONFIG), is_fast=inline), Link()
-        host.log.begin_epoch(1)
+        host.log.writer.begin_epoch(1)
         stream = followed(host, link)
         stream.start()
         answer(link, leader)

@@ -53,7 +53,7 @@ class Following:
 
     def __init__(self, room: FetchRoom | None = None) -> None:
         log = create(SimFileSystem(), config=CONFIG)
-        log.begin_epoch(1)
+        log.writer.begin_epoch(1)
         self.host = SlowHost(log)
         self.link = Link()
         self.learnt: list[StreamMetadata] = []
@@ -254,27 +254,27 @@ async def test_a_stream_that_has_failed_leaves_its_share_to_the_others(error: Ex
 async def test_files_that_hold_recent_message_ids_outlive_the_log_start() -> None:
     """This node may lead next, after a start: then it knows the ids from its files alone."""
     log = create(SimFileSystem(), config=CONFIG)
-    log.begin_epoch(1)
+    log.writer.begin_epoch(1)
     for _ in range(6):
         append(log, Promises(), 5)
-        log.roll()
+        log.writer.roll()
     end = log.log_end_offset
     log.commit_up_to(log.sync())
     second, later_ns = 10**9, BASE_NS + 121 * 10**9
     settings = StreamSettings(subject="s", dedupe_window="2m")
     follow_log_start(log, 12, settings, BASE_NS + second)
-    assert (log.log_start_offset, log.first_stored_offset) == (12, 1)
+    assert (log.log_start_offset, log.view.first_stored_offset) == (12, 1)
     follow_log_start(log, end, settings, BASE_NS + second)
-    assert (log.log_start_offset, log.first_stored_offset) == (end, 1)
+    assert (log.log_start_offset, log.view.first_stored_offset) == (end, 1)
     follow_log_start(log, end, settings, later_ns)
-    assert (log.log_start_offset, log.first_stored_offset) == (end, end)
+    assert (log.log_start_offset, log.view.first_stored_offset) == (end, end)
 
 
 async def test_a_follower_keeps_the_files_that_its_leader_keeps() -> None:
     one = Following()
     log = one.host.log
     leader = create(SimFileSystem(), config=CONFIG)
-    leader.begin_epoch(1)
+    leader.writer.begin_epoch(1)
     append(leader, Promises(), 5)
     found = leader.read_replica(1, 1 << 20)
     assert isinstance(found, LogSlice)
@@ -286,5 +286,5 @@ async def test_a_follower_keeps_the_files_that_its_leader_keeps() -> None:
     await asyncio.sleep(0)  # that has ended
     await one.answer(6, high_watermark=6, log_start_offset=6)
     await wait(lambda: log.log_start_offset == 6)
-    assert log.first_stored_offset == 1
+    assert log.view.first_stored_offset == 1
     one.stream.close()

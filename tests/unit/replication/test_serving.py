@@ -51,7 +51,7 @@ class Replies:
 @pytest.fixture
 def log() -> Log:
     log = create(SimFileSystem(), config=replace(SMALL, replicated=True))
-    log.begin_epoch(EPOCH)
+    log.writer.begin_epoch(EPOCH)
     return log
 
 
@@ -61,7 +61,8 @@ async def led(log: Log) -> Iterator[ServedStream]:
         "s", log.incarnation, {}, ["a", "b", "c"], starts=dict.fromkeys("abc", START)
     )
     leader = Leader(
-        record, "a", log.epochs, log_end=log.log_end_offset, durable_end=log.durable_end_offset,
+        record, "a", log.view.manifest.epochs,
+        log_end=log.log_end_offset, durable_end=log.durable_end_offset,
         high_watermark=log.high_watermark, now=0.0,
     )  # fmt: skip
     led = ServedStream(leader, log, pace=CatchUpPace(PACE), ended=lambda reason: None)
@@ -127,7 +128,9 @@ async def test_a_follower_that_got_bad_bytes_has_the_leader_look_at_its_disk(
     answer = await complain(led, log, 1)
     assert answer.gap is not None
     assert (answer.gap["next"], answer.gap["loss"], answer.body_length) == (3, True, 0)
-    assert [(bad.first_offset, bad.next_offset) for bad in log.quarantined] == [(1, 3)]
+    assert [(bad.first_offset, bad.next_offset) for bad in log.view.manifest.quarantined] == [
+        (1, 3)
+    ]
     answer = await complain(led, log, 3)
     assert (answer.gap, answer.body_length > 0) == (None, True), "the next batch is whole"
 

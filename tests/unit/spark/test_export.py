@@ -117,7 +117,7 @@ def test_tombstones_that_were_removed_unseen(
     streams.advance(2 * HOUR)
     streams.put("in", [Put("other", b"4")])
     streams.compact("in")
-    assert streams.log("in").tombstones_removed_below > 3
+    assert streams.log("in").view.manifest.tombstones_removed_below > 3
     again = export()
     assert again.full
     assert "tombstones" in again.reason
@@ -157,7 +157,7 @@ def test_a_stream_that_lost_its_end(streams: ExportedStreams, export: Export, la
     assert log.log_end_offset == 1
     with pytest.raises(Diverged, match="before what was exported, 4"):
         export()
-    streams.run(lambda: log.begin_epoch(log.leader_epoch + 1))
+    streams.run(lambda: log.writer.begin_epoch(log.leader_epoch + 1))
     keys, values = [b"a", b"b", b"b", b"b"], [b"1", b"other", b"history", b"here"]
     streams.run(lambda: LoggedStream("in", log).append(values, keys=keys))
     with pytest.raises(Diverged):

@@ -272,8 +272,8 @@ async def test_a_tombstone_that_is_removed_between_two_reads_of_a_range(
         await rows(chosen, wanted)
     cleaning.running.clock.ahead_ns += 2 * 3600 * 10**9
     await compact(cleaning)
-    assert host.log.tombstones_removed_below > 1
-    assert host.log.cleaned_below <= ranges[-1].end_offset
+    assert host.log.view.manifest.tombstones_removed_below > 1
+    assert host.log.view.manifest.cleaned_below <= ranges[-1].end_offset
     with pytest.raises(LeaseGone):
         await rows(chosen, ranges[0])
 

@@ -174,7 +174,7 @@ def orders(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
             values: list[bytes | None] = [b"%d" % i * 20] * 49 + [None]
             keys: list[bytes | None] = [b"k%d" % ((i + j) % 40) for j in range(49)]
             logs.append("orders", values, keys=[*keys, b"gone"], subject=b"orders.%d" % (i % 2))
-        logs.call(stream.real_log.roll)
+        logs.call(stream.real_log.writer.roll)
         where = {"server": logs.server}
         if request.param == "path":
             where = {"path": str(logs.directory)}

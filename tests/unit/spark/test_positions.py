@@ -39,7 +39,7 @@ def latest(logs: ServedLogs, start: dict[str, Any]) -> dict[str, Any]:
 def begin_epoch(logs: ServedLogs) -> None:
     """As every start of a daemon does."""
     log = logs.broker.stream("orders").real_log
-    logs.call(lambda: log.begin_epoch(log.leader_epoch + 1))
+    logs.call(lambda: log.writer.begin_epoch(log.leader_epoch + 1))
 
 
 def test_an_epoch_may_begin_behind_a_position(logs: ServedLogs) -> None:
@@ -98,7 +98,7 @@ class Query:
 
 def truncate(logs: ServedLogs, offset: int) -> None:
     log = logs.broker.stream("orders").real_log
-    logs.call(lambda: log.remove_before(offset, 0, delete_below=0))
+    logs.call(lambda: log.structure.remove_before(offset, 0, delete_below=0))
 
 
 def test_a_first_batch_that_was_planned_and_truncated_before_it_was_read(logs: ServedLogs) -> None:
@@ -156,7 +156,7 @@ def test_a_first_batch_without_records_is_a_position_like_any_other(logs: Served
     with closing(StreamReader(query.options)) as reader:
         assert reader.latestOffset(end, ReadAllAvailable())["from"] == 1
     log = logs.broker.stream("empty").real_log
-    logs.call(lambda: log.remove_before(2, 0, delete_below=0))
+    logs.call(lambda: log.structure.remove_before(2, 0, delete_below=0))
     with closing(StreamReader(query.options)) as reader:
         following = reader.latestOffset(end, ReadAllAvailable())
     with pytest.raises(OffsetOutOfRange):

@@ -104,7 +104,7 @@ def where(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dict[str, 
                 subject=b"orders.%d" % (i % 2),
                 timestamp_ns=NS + i * 1_000_000_000,
             )
-        logs.call(stream.real_log.roll)
+        logs.call(stream.real_log.writer.roll)
         yield {"server": logs.server} if request.param == "server" else {"path": str(tmp_path)}
 
 

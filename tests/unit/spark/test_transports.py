@@ -83,7 +83,7 @@ def fill(logs: ServedLogs, count: int = 40, **settings: Any) -> int:
             subject=b"orders.%d" % (i % 3),
             keys=[b"k%d" % j for j in range(25)],
         )
-    logs.call(stream.real_log.roll)
+    logs.call(stream.real_log.writer.roll)
     return stream.real_log.log_end_offset
 
 
@@ -141,7 +141,7 @@ def test_nothing_beyond_the_high_watermark_of_planning(logs: ServedLogs, options
     end = fill(logs)
     ranges = plan(options())
     logs.append("orders", [b"later"])
-    logs.call(logs.broker.stream("orders").real_log.roll)
+    logs.call(logs.broker.stream("orders").real_log.writer.roll)
     found = [row for one in ranges for made in read(options(), one) for row in made.to_pylist()]
     assert max(row["offset"] for row in found) == end - 1
     assert offsets(options())[-1] == end
@@ -156,7 +156,7 @@ def test_what_retention_has_removed(logs: ServedLogs, options: Options) -> None:
     end = fill(logs)
     planned = plan(options())
     log = logs.broker.stream("orders").real_log
-    logs.call(lambda: log.remove_before(300, 100))
+    logs.call(lambda: log.structure.remove_before(300, 100))
     assert offsets(options()) == list(range(300, end))
     with pytest.raises(OffsetOutOfRange, match=r"begins at 300.*failOnDataLoss"):
         plan(options(startingOffset="7"))
@@ -203,7 +203,7 @@ def test_quarantined_ranges(logs: ServedLogs, options: Options, reason: str) -> 
         position + header.length,
         reason,
     )
-    logs.call(lambda: log.quarantine(path.name, [bad]))
+    logs.call(lambda: log.structure.quarantine(path.name, [bad]))
     wanted = [o for o in range(1, end) if not bad.first_offset <= o < bad.next_offset]
     if reason == SKIPPED:
         assert offsets(options()) == wanted
@@ -293,7 +293,7 @@ def test_files_that_were_rewritten_since(logs: ServedLogs, compaction: object) -
     end = fill(logs)
     log = logs.broker.stream("orders").real_log
     settings = {} if compaction is None else {"compaction": compaction}
-    logs.call(lambda: log.set_metadata({"settings": settings}))
+    logs.call(lambda: log.structure.set_metadata({"settings": settings}))
     planned = plan(files(logs, targetPartitionBytes="10000"))
     [old, *_] = log.segments
     entry = old.entry()
@@ -306,7 +306,7 @@ def test_files_that_were_rewritten_since(logs: ServedLogs, compaction: object) -
         max_timestamp_ns=entry.max_timestamp_ns,
     )
     shutil.copy(old.path, old.path.with_name(new.file_name))
-    logs.call(lambda: log.replace_segments([old.path.name], [new]))
+    logs.call(lambda: log.structure.replace_segments([old.path.name], [new]))
     assert not old.path.exists()
     found: list[int] = []
     errors: list[LiftlogError] = []
@@ -388,7 +388,7 @@ def test_files_of_which_nothing_is_sealed(logs: ServedLogs) -> None:
     logs.append("young", [b"one", b"two"])
     with pytest.raises(InvalidArgument, match=r"no sealed segment.*use server="):
         plan(options)
-    logs.call(stream.real_log.roll)
+    logs.call(stream.real_log.writer.roll)
     (wanted,) = plan(options)
     assert (wanted.first_offset, wanted.end_offset) == (1, 3)
 
@@ -401,7 +401,7 @@ def test_parts_are_as_large_as_asked_for_whatever_the_density(
     stream = logs.add("orders")
     for i in range(600):
         logs.append("orders", [b"x" * (10 if i < 500 else 20_000)] * 5)
-    logs.call(stream.real_log.roll)
+    logs.call(stream.real_log.writer.roll)
     target = 1 << 20
     planned = plan(options(targetPartitionBytes=str(target)))
     sizes = [
@@ -422,7 +422,7 @@ def test_a_trigger_takes_as_many_bytes_as_asked_for(logs: ServedLogs, options: O
     stream = logs.add("orders")
     for i in range(600):
         logs.append("orders", [b"x" * (10 if i < 500 else 20_000)] * 5)
-    logs.call(stream.real_log.roll)
+    logs.call(stream.real_log.writer.roll)
     most = 1 << 20
     with open_transport(options()) as transport:
         state = transport.state()

@@ -23,7 +23,7 @@ async def test_truncation_moves_the_log_start_and_frees_files(
     running: Running, admin: Administration
 ) -> None:
     log = await fill(running)
-    count, size = log.segment_count, log.size_bytes
+    count, size = log.segment_count, log.view.size_bytes
     info = await admin.truncate_prefix("s", 12, incarnation=log.incarnation)
     assert (info.log_start_offset, info.high_watermark) == (12, 21)
     assert log.segment_count < count
@@ -132,7 +132,7 @@ async def test_a_renewal_is_judged_when_it_is_its_turn(
 
     def expire_and_remove() -> None:
         running.clock.ahead_ns += 61 * 10**9
-        log.remove_before(18, 0)
+        log.structure.remove_before(18, 0)
 
     removal = host.run_exclusive(expire_and_remove)
     with pytest.raises(LeaseGone):

@@ -223,17 +223,20 @@ async def test_settings_of_another_version_do_not_keep_the_daemon_from_starting(
         await running.broker.create_stream(name, {"subject": name})
         await running.publish(name, *[b"x"] * 20)
         log = running.broker.hosts[name].log
-        stored = log.metadata["settings"] | {"of_a_newer_version": True}
-        log.set_metadata(log.metadata | {"settings": stored})
+        stored = log.view.manifest.metadata["settings"] | {"of_a_newer_version": True}
+        log.structure.set_metadata(log.view.manifest.metadata | {"settings": stored})
     again = await restarted(running, in_file={"subject": "in_file"})
     states = {info.name: info.state for info in await again.broker.list_streams()}
     assert states == {"in_file": "detached", "not_in_file": "failed"}
     (why,) = (await again.broker.describe_stream("not_in_file")).warnings
     assert "of_a_newer_version" in why
-    assert "of_a_newer_version" not in again.broker.hosts["in_file"].log.metadata["settings"]
+    assert (
+        "of_a_newer_version"
+        not in again.broker.hosts["in_file"].log.view.manifest.metadata["settings"]
+    )
 
     log = again.broker.hosts["in_file"].log
-    log.set_metadata(log.metadata | {"settings": {"subject": 1}})
+    log.structure.set_metadata(log.view.manifest.metadata | {"settings": {"subject": 1}})
     await again.broker.close()
     limits = {"subject": "in_file", "retention": {"max_messages": 1}}
     refused = Running(running.data_dir.path, in_file=limits)
@@ -279,7 +282,7 @@ async def test_a_stream_that_needs_a_package_which_is_gone_is_alone_with_it(
     await again.start()
     assert again.broker.failed_streams() == []
     assert again.broker.stream("small").log.high_watermark == 21
-    assert again.broker.stream("small").log.quarantined == ()
+    assert again.broker.stream("small").log.view.manifest.quarantined == ()
     await again.broker.close()
 
 

@@ -84,11 +84,11 @@ HOUR_NS = 3600 * 10**9
 async def test_what_arrived_here_is_as_old_as_that(hours: int, running: Running) -> None:
     """Whatever the clocks say of the leaders that stamped it, and that of this node."""
     log, here_ns = running.broker.hosts["s"].log, running.clock.monotonic_ns()
-    log.arrivals.note(20, log.max_timestamp_ns, here_ns)
+    log.arrivals.note(20, log.view.max_timestamp_ns, here_ns)
     running.clock.jumped_ns = hours * HOUR_NS
     assert restored(running) == list(range(1, COUNT + 1))
     running.clock.ahead_ns = 60 * 10**9
-    log.arrivals.note(40, log.max_timestamp_ns, running.clock.monotonic_ns())
+    log.arrivals.note(40, log.view.max_timestamp_ns, running.clock.monotonic_ns())
     running.clock.ahead_ns = 630 * 10**9
     assert restored(running) == list(range(40, COUNT + 1))
     running.clock.ahead_ns = 690 * 10**9
@@ -98,14 +98,14 @@ async def test_what_arrived_here_is_as_old_as_that(hours: int, running: Running)
 async def test_stamps_that_jump_within_the_log(running: Running) -> None:
     """Of two leaders: the clock of the second is an hour ahead, and ids are not older for that."""
     log, now_ns = running.broker.hosts["s"].log, running.clock.monotonic_ns()
-    log.arrivals.note(1, log.max_timestamp_ns, now_ns)
+    log.arrivals.note(1, log.view.max_timestamp_ns, now_ns)
     running.clock.jumped_ns = HOUR_NS
     host = running.broker.hosts["s"]
     header = b"NATS/1.0\r\nNats-Msg-Id: next\r\n\r\n"
     host.receive(MessageRun([b"in"], [b""], [b"x"], [header], has_cookie=False))
     host.kick()
     await host.drained()
-    log.arrivals.note(COUNT + 1, log.max_timestamp_ns, running.clock.monotonic_ns())
+    log.arrivals.note(COUNT + 1, log.view.max_timestamp_ns, running.clock.monotonic_ns())
     assert restored(running) == list(range(1, COUNT + 1))
 
 

@@ -223,8 +223,8 @@ async def test_files_of_a_follower_go_when_no_one_needs_their_message_ids(
     await streams(running, "s", dedupe_window=window)
     host = running.broker.hosts["s"]
     host.is_leading = False
-    await host.run_exclusive(host.log.roll)
-    await host.run_exclusive(lambda: host.log.remove_before(21, 0))
+    await host.run_exclusive(host.log.writer.roll)
+    await host.run_exclusive(lambda: host.log.structure.remove_before(21, 0))
     await retain(housekeeping)
     assert host.log.log_start_offset == 21
-    assert host.log.first_stored_offset == (21 if window == "0s" else 1)
+    assert host.log.view.first_stored_offset == (21 if window == "0s" else 1)

@@ -154,7 +154,9 @@ async def test_ages_that_become_known_are_those_that_count(
     running.clock.jumped_ns = 0
     await ids.catch_up(host)
     log = host.log
-    log.arrivals.note(log.log_end_offset - 1, log.max_timestamp_ns, running.clock.monotonic_ns())
+    log.arrivals.note(
+        log.log_end_offset - 1, log.view.max_timestamp_ns, running.clock.monotonic_ns()
+    )
     await ids.catch_up(host)
     learned = await ids.take("s", log)
     assert [offset for _, _, offset in remembered(learned)] == list(range(1, 10))
@@ -189,7 +191,7 @@ async def test_damage_is_left_to_who_leads(
         file.write(b"\xff" * 200)
     await asyncio.wait_for(ids.catch_up(host), 10)
     assert ids.prepare(host), "it is tried again later"
-    assert not host.log.quarantined
+    assert not host.log.view.manifest.quarantined
     known = await ids.take("s", host.log)
     assert known is not None
     assert known.end < host.log.log_end_offset

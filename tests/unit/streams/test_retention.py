@@ -34,7 +34,7 @@ def settings(**changes: Any) -> StreamSettings:
 def append(log: Log, count: int) -> None:
     log.append([encode(log, [b"x" * 100] * count)])
     log.sync()
-    log.advance_high_watermark(log.log_end_offset)
+    log.commit_up_to(log.log_end_offset)
 
 
 @pytest.fixture
@@ -56,9 +56,9 @@ def test_files_older_than_the_dedupe_window_are_deleted(log: Log, window: str) -
     decision = decide_retention(log, limits, BASE_NS + HOUR_NS)
     assert decision is not None
     assert (decision.log_start_offset, decision.delete_segments) == (46, 4)
-    before = log.size_bytes
-    freed = log.remove_before(decision.log_start_offset, decision.delete_segments)
-    assert log.size_bytes == before - freed
+    before = log.view.size_bytes
+    freed = log.structure.remove_before(decision.log_start_offset, decision.delete_segments)
+    assert log.view.size_bytes == before - freed
     assert len(list(log.directory.glob("*.log"))) == 1
 
 
@@ -100,7 +100,7 @@ def with_holes(fs: SimFileSystem) -> Log:
     log = keyed(fs)
     for _ in range(2):
         add(log, [[row(b"k%d" % (i % 50), b"v%d" % i)] for i in range(100)])
-        log.roll()
+        log.writer.roll()
     add(log, [[row(None, b"new %d" % i) for i in range(7)]])
     assert compact_once(log, fs, max_bytes=1) is not None
     add(log, [[row(b"k%d" % i, b"active") for i in range(50)]])
@@ -199,10 +199,10 @@ def test_compaction_looks_no_further_than_a_lease() -> None:
     log = keyed(fs)
     limits = settings(dedupe_window="0s", compaction={"min_dirty_ratio": 0})
     add(log, [[row(b"k", b"1"), row(b"k", b"2")]])
-    log.roll()
+    log.writer.roll()
     lease = grant_lease(log, 1, duration_ns=MINUTE_NS, now_ns=BASE_NS)
     add(log, [[row(b"k", b"3")]])
-    log.roll()
+    log.writer.roll()
     plan = plan_pass(log, log.segments, limits, BASE_NS)
     assert plan is not None
     assert (plan.sources, plan.dirty_end) == (1, lease.high)
@@ -224,7 +224,7 @@ def test_tombstones_of_replicas_stay_from_the_bound_that_the_leader_tells(
     log = keyed(fs)
     limits = settings(dedupe_window="0s", replicas=3, compaction={})
     add(log, [[row(b"k", b"1")], [row(b"k", None)]])
-    log.roll()
+    log.writer.roll()
     end = log.log_end_offset
     for bound in (0, end - 1, end):
         log.leases.set_tombstone_bound(bound)

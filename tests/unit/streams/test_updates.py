@@ -166,7 +166,7 @@ async def test_what_is_put_off_has_to_be_wanted_as_well(
 ) -> None:
     """When the lease has ended, or the clock is trusted again, the user is not asked again."""
     log = await fill(running)
-    log.roll()
+    log.writer.roll()
     lease = await admin.leases.acquire("s", 1, ttl_ms=MINUTE_MS)
     with pytest.raises(Conflict, match="records"):
         await admin.update_stream("s", {"retention": {"max_messages": 5}})
@@ -293,7 +293,7 @@ async def test_an_update_that_cannot_be_stored_changes_nothing(
     await running.broker.create_stream("s", {"subject": "in"})
     host = running.broker.hosts["s"]
     before = host.settings
-    host.log.set_metadata = _raise(DiskFull("full"))  # type: ignore[method-assign]
+    host.log.structure.set_metadata = _raise(DiskFull("full"))  # type: ignore[method-assign]
     with pytest.raises(DiskFull):
         await admin.update_stream("s", {"acks": "off"})
     assert host.settings is before
@@ -307,7 +307,7 @@ async def test_a_full_disk_lends_its_reserve(
     await running.broker.create_stream("s", {"subject": "in"})
     running.broker.hosted.reserve.keep()
     host, path = running.broker.hosts["s"], running.data_dir.path / "reserve"
-    original, tried = host.log.set_metadata, []
+    original, tried = host.log.structure.set_metadata, []
 
     def store(metadata: dict[str, Any]) -> None:
         tried.append(path.exists())
@@ -315,7 +315,7 @@ async def test_a_full_disk_lends_its_reserve(
             raise DiskFull("full")
         original(metadata)
 
-    monkeypatch.setattr(host.log, "set_metadata", store)
+    monkeypatch.setattr(host.log.structure, "set_metadata", store)
     await admin.update_stream("s", {"retention": {"max_messages": 5}})
     assert tried == [True, False]
     assert path.stat().st_size == 2**20, "and takes it back"
@@ -334,14 +334,14 @@ async def test_a_cancelled_caller_leaves_no_half_change(
 ) -> None:
     await running.broker.create_stream("s", {"subject": "in"})
     host = running.broker.hosts["s"]
-    storing, go_on, original = threading.Event(), threading.Event(), host.log.set_metadata
+    storing, go_on, original = threading.Event(), threading.Event(), host.log.structure.set_metadata
 
     def slow(metadata: dict[str, Any]) -> None:
         storing.set()
         assert go_on.wait(10)
         original(metadata)
 
-    monkeypatch.setattr(host.log, "set_metadata", slow)
+    monkeypatch.setattr(host.log.structure, "set_metadata", slow)
     first = asyncio.create_task(admin.update_stream("s", {"retention": {"max_messages": 5}}))
     await asyncio.to_thread(storing.wait, 10)
     first.cancel()
@@ -352,7 +352,7 @@ async def test_a_cancelled_caller_leaves_no_half_change(
     await second
     retention = host.settings.retention
     assert (retention.max_messages, retention.max_bytes) == (5, 6)
-    assert host.log.metadata["settings"] == stored_form(host.settings)
+    assert host.log.view.manifest.metadata["settings"] == stored_form(host.settings)
 
 
 async def test_streams_that_are_not_there_or_not_for_changing(

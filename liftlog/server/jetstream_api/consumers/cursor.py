@@ -142,7 +142,7 @@ class Cursor:
         if at >= end:
             return
         keeps = self._keeps_tombstones
-        if self._is_all and keeps and log.record_count == end - log.log_start_offset:
+        if self._is_all and keeps and log.view.record_count == end - log.log_start_offset:
             self.left += end - max(at, log.log_start_offset)
         else:
             only_offsets = replace(self._selection, columns=frozenset((OFFSET,)))

@@ -120,7 +120,7 @@ class Buckets:
             while True:
                 async with self._turn:
                     first_offset, most = self._ages.first_offset(host), self._most(index)
-                    at_bytes = log.size_bytes  # messages that arrive meanwhile may count twice
+                    at_bytes = log.view.size_bytes  # messages that arrive meanwhile may count twice
                     began = time.monotonic()
                     future = self._threads.submit(
                         index.advance, log, first_offset, most, _TURN_SECONDS
@@ -153,7 +153,7 @@ class Buckets:
         if index is None:
             host.newest.count(None)
         elif index.advancing is None:
-            at_bytes = host.log.size_bytes
+            at_bytes = host.log.view.size_bytes
             if not self._is_behind(index, host, host.log.high_watermark):
                 self._count(index, host, at_bytes)
             elif time.monotonic() >= index.look_at and not self._begin(index, host):
@@ -166,7 +166,7 @@ class Refused:
 
     def __init__(self, log: Log, first_offset: int, most: int) -> None:
         self._first_offset, self._end, self._most = first_offset, log.high_watermark, most
-        self._size_bytes = log.size_bytes
+        self._size_bytes = log.view.size_bytes
 
     def still(self, log: Log, first_offset: int, most: int) -> bool:
         """Return False once about an eighth of the bucket has been lost or deleted, or there is
@@ -177,7 +177,7 @@ class Refused:
             # A lower end means that records were lost. Twice as many offsets: many may be
             # tombstones.
             and self._end <= log.high_watermark < self._end + extent
-            and log.size_bytes > self._size_bytes * 7 / 8
+            and log.view.size_bytes > self._size_bytes * 7 / 8
             and most < self._most + _MAX_RECORDS / 8
         )
 

@@ -103,7 +103,7 @@ def _segments(asked: Asked, name: str) -> tuple[list[dict[str, Any]], str]:
         log = asked.parts.broker.readable_stream(name).log
     except (StreamUnavailable, NotLeader) as error:
         return [], error.message
-    damaged = log.damaged_files
+    damaged = log.view.damaged_files
     return [
         {
             "file": one.path.name,
@@ -145,7 +145,7 @@ def _kind(log: Log, segment: Segment, damaged: frozenset[str]) -> str:
         return "damaged"
     if not segment.sealed:
         return "active"
-    return "compacted" if segment.next_offset <= log.cleaned_below else "sealed"
+    return "compacted" if segment.next_offset <= log.view.manifest.cleaned_below else "sealed"
 
 
 def _history(asked: Asked, name: str) -> list[dict[str, Any]]:
