@@ -264,8 +264,8 @@ FIGURES: Mapping[str, Callable[[], list[str]]] = {
 }
 
 ALLOWED: Mapping[str, int] = {
-    "modules above 500 lines": 15,
-    "classes with more than 24 attributes or 40 methods": 5,
+    "modules above 500 lines": 14,
+    "classes with more than 24 attributes or 40 methods": 4,
     'docstrings that begin with "What"': 18,
     'docstrings that begin with "Of"': 5,
     'docstrings that begin with "Whether"': 14,

@@ -23,8 +23,8 @@ from support.daemons.daemon import Daemon
 from support.daemons.nats_server import NatsServer
 
 from liftlog.client import connect_sync
-from liftlog.server.jetstream_api.consumers.consumer import WINDOW_BYTES
 from liftlog.server.jetstream_api.consumers.cursor import PIECE_BYTES
+from liftlog.server.jetstream_api.consumers.push_flow import WINDOW_BYTES
 from liftlog.server.jetstream_api.consumers.table import MAX_OF_PARTY
 
 pytestmark = pytest.mark.integration

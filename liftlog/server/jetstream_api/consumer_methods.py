@@ -16,7 +16,8 @@ from liftlog.server.jetstream_api.answers import (
     invalid_json,
 )
 from liftlog.server.jetstream_api.consumers.config import ConsumerSpec, parse_consumer, refused
-from liftlog.server.jetstream_api.consumers.consumer import Consumer, PullRequest
+from liftlog.server.jetstream_api.consumers.consumer import Consumer
+from liftlog.server.jetstream_api.consumers.pull_requests import PullRequest
 from liftlog.server.jetstream_api.inboxes import party_of
 from liftlog.server.jetstream_api.methods import (
     Answer,

@@ -10,10 +10,11 @@ from liftlog.server.commits.host import StreamHost
 from liftlog.server.jetstream_api.answers import JetStreamError
 from liftlog.server.jetstream_api.consumers.budget import Budget
 from liftlog.server.jetstream_api.consumers.config import ConsumerSpec, refused
-from liftlog.server.jetstream_api.consumers.consumer import LEAST_WINDOW_BYTES, Consumer
+from liftlog.server.jetstream_api.consumers.consumer import Consumer
 from liftlog.server.jetstream_api.consumers.cursor import Budgets, Cursor
 from liftlog.server.jetstream_api.consumers.deliveries import Deliveries
 from liftlog.server.jetstream_api.consumers.leaf import LeafLink
+from liftlog.server.jetstream_api.consumers.push_flow import LEAST_WINDOW_BYTES
 from liftlog.server.jetstream_api.messages.ages import Ages
 from liftlog.server.jetstream_api.messages.shown import Shown
 from liftlog.server.jetstream_api.pace import Pace

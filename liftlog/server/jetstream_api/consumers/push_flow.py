@@ -1,0 +1,82 @@
+"""Flow control and heartbeats of a push consumer."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+
+from liftlog.server.jetstream_api.consumers.budget import Part
+from liftlog.server.jetstream_api.consumers.config import ConsumerSpec
+from liftlog.server.jetstream_api.consumers.delivered import Delivered
+from liftlog.server.jetstream_api.consumers.leaf import FLOW_PREFIX
+
+WINDOW_BYTES, LEAST_WINDOW_BYTES = 1024 * 1024, 128 * 1024
+"""After so many bytes a client with flow control is asked to answer; it may be one such window
+behind. Some clients look only a few times a second whether there is something to answer, so with a
+small window they get little. Where many consumers share the bound on all windows, theirs are the
+least."""
+
+
+class PushFlow:
+    """How much may be sent before the client answers, and when a heartbeat is due."""
+
+    def __init__(self, spec: ConsumerSpec, stream: str, window: Part, now: float) -> None:
+        """`window` is its part of the windows of all consumers."""
+        self._is_on = spec.flow_control
+        self._head = f"{FLOW_PREFIX}{stream}.{spec.name}.".encode()
+        if self._is_on and not window.resize(WINDOW_BYTES):
+            window.resize(LEAST_WINDOW_BYTES)
+        self._window = window
+        self._window_bytes = window.amount
+        self._heartbeat_seconds = spec.heartbeat_seconds
+        self._heartbeat_at = now + spec.heartbeat_seconds
+        self._bytes = 0
+        self.question = b""
+        """The subject on which an answer is awaited."""
+
+    @property
+    def is_open(self) -> bool:
+        return not self.question or self._bytes < self._window_bytes
+
+    def sent(self, size: int) -> bytes:
+        """Count what was sent; returns the subject for a new question, if it is time for one."""
+        if not self._is_on:
+            return b""
+        self._bytes += size
+        if self.question or self._bytes < self._window_bytes:
+            return b""
+        self._bytes = 0
+        self.question = self._head + secrets.token_hex(4).encode()
+        return self.question
+
+    def answered(self, subject: bytes) -> bool:
+        if not self.question or subject != self.question:
+            return False
+        self.question = b""
+        return True
+
+    def close(self) -> None:
+        self._window.close()
+
+    def due(self) -> Iterator[float]:
+        """Yield the time of the next heartbeat, if the consumer has any."""
+        if self._heartbeat_seconds:
+            yield self._heartbeat_at
+
+    def delay_heartbeat(self, now: float) -> None:
+        """Records were sent at `now`."""
+        self._heartbeat_at = now + self._heartbeat_seconds
+
+    def heartbeat(self, now: float, delivered: Delivered) -> bytes:
+        """Return the headers of a heartbeat that is due, and note that it is sent; empty if none
+        is."""
+        if not self._heartbeat_seconds or self._heartbeat_at > now:
+            return b""
+        self._heartbeat_at = now + self._heartbeat_seconds
+        lines = b"Nats-Last-Consumer: %d\r\nNats-Last-Stream: %d\r\n" % (
+            delivered.count,
+            delivered.last_offset,
+        )
+        if self.question and not self.is_open:
+            lines += b"Nats-Consumer-Stalled: %b\r\n" % self.question
+        return b"NATS/1.0 100 Idle Heartbeat\r\n%b\r\n" % lines
