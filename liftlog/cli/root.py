@@ -33,7 +33,7 @@ _SECTIONS = {
             "Print the records of STREAM, and wait for more until Ctrl-C.",
         ),
         "tail": ("cli.consuming.consume:tail", "Print the last records of STREAM."),
-        "get": ("cli.consuming.consume:get", "Print the record of STREAM at OFFSET."),
+        "get": ("cli.consuming.get:get", "Print the record of STREAM at OFFSET."),
         "import": (
             "cli.imports.import_records:import_commands",
             "Copy messages from JetStream or elsewhere into a stream.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -21,7 +21,6 @@ from liftlog.cli.lib.options import (
 )
 from liftlog.cli.lib.output import (
     print_pairs,
-    print_table,
     say,
     write_lines,
     write_object,
@@ -32,11 +31,19 @@ from liftlog.cli.lib.ranges import Position, offset_at, position_of
 from liftlog.cli.lib.setting_options import SettingsCommand
 from liftlog.cli.lib.suggestions import complete_stream
 from liftlog.cli.lib.text import plural, printable, show_size
-from liftlog.cli.stream_words import count_of, describe_pass, facts_of, print_streams
+from liftlog.cli.stream_words import (
+    count_of,
+    describe_pass,
+    facts_of,
+    is_troubled,
+    print_streams,
+    show_update,
+    update_object,
+)
 from liftlog.names import is_stream_name
 
 if TYPE_CHECKING:
-    from liftlog.client import Removal, StreamInfo, StreamUpdate
+    from liftlog.client import StreamInfo
 
 
 @click.group(
@@ -162,7 +169,7 @@ def list_streams(
         for info in infos
         if (pattern is None or fnmatchcase(info.name, pattern))
         and (not states or info.state in states)
-        and (not troubled or _is_troubled(info))
+        and (not troubled or is_troubled(info))
     ]
     if quiet():
         write_lines([printable(info.name) for info in wanted])
@@ -178,15 +185,6 @@ def list_streams(
         note(f"No stream records {printable(subject)}.")
     else:
         note("There are no streams. Create one: liftlog stream create orders --subject 'orders.>'")
-
-
-def _is_troubled(info: StreamInfo) -> bool:
-    return bool(
-        info.warnings
-        or info.quarantined
-        or info.possible_losses
-        or info.state in ("failed", "detached")
-    )
 
 
 @stream_commands.command()
@@ -276,15 +274,15 @@ def update(name: str, assignments: tuple[str, ...], dry_run: bool, assume_yes: b
         deletes = bool(found.differences) and removal is not None and removal.records > 0
         if not dry_run:
             if deletes and not assume_yes:
-                _show_update(found)
+                show_update(found)
                 if not confirmed(f"Change {printable(name)} and delete these records?"):
                     note("Nothing was changed.")
                     return ExitCode.FAILED
             found = client.update_stream(name, settings, allow_deletion=deletes)
     if style == "table":
-        _show_update(found)
+        show_update(found)
     else:
-        write_object(_update_object(found), style)
+        write_object(update_object(found), style)
     if found.info.origin == "config" and found.differences:
         note(
             f"{printable(name)} comes from the configuration file. What is changed here holds, "
@@ -293,54 +291,6 @@ def update(name: str, assignments: tuple[str, ...], dry_run: bool, assume_yes: b
     for text in found.info.warnings:
         warn(text)
     return ExitCode.OK
-
-
-def _show_update(found: StreamUpdate) -> None:
-    name = printable(found.info.name)
-    if not found.differences:
-        say(f"{name} already has these settings")
-        return
-    if quiet() and not found.dry_run:
-        return
-    say(f"{name} would change:" if found.dry_run else f"{name} updated:")
-    rows = [
-        (
-            printable(str(one.get("setting"))),
-            _value(one.get("existing")),
-            _value(one.get("requested")),
-        )
-        for one in found.differences
-    ]
-    print_table(("SETTING", "OLD", "NEW"), rows)
-    if found.removal is not None and found.removal.records:
-        say(_removal_words(found.removal))
-
-
-def _value(value: Any) -> str:
-    if value is None:
-        return "null"
-    return printable(str(value).lower() if isinstance(value, bool) else str(value))
-
-
-def _removal_words(removal: Removal) -> str:
-    """What the next run of retention deletes."""
-    room = f"{plural(removal.segments, 'segment')}, {show_size(removal.size_bytes)}"
-    if not removal.segments:
-        room = "their segment also has later records, so no room is freed yet"
-    return (
-        f"retention deletes up to {plural(removal.records, 'record')} below offset "
-        f"{removal.log_start_offset:,}: {room}"
-    )
-
-
-def _update_object(found: StreamUpdate) -> dict[str, Any]:
-    return {
-        "name": found.info.name,
-        "dry_run": found.dry_run,
-        "differences": found.differences,
-        "removal": None if found.removal is None else found.removal.to_wire(),
-        "stream": found.info.to_wire(),
-    }
 
 
 @stream_commands.command()

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from liftlog.cli.lib.options import wide_wanted
-from liftlog.cli.lib.output import print_table, terminal_width
+from liftlog.cli.lib.options import quiet, wide_wanted
+from liftlog.cli.lib.output import print_table, say, terminal_width
 from liftlog.cli.lib.text import plural, printable, show_size, show_time
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from liftlog.client import StreamInfo
+    from liftlog.client import Removal, StreamInfo, StreamUpdate
 
 _HEADINGS = ("NAME", "SUBJECT", "STATE", "RECORDS", "START", "END", "SIZE", "SEGMENTS", "ACKS")
 _LEFT_OUT = (7, 4, 5, 8)
@@ -196,3 +196,60 @@ def describe_last_pass(found: Mapping[str, Any]) -> str:
         f"{show_size(last.get('bytes_in', 0))} became {show_size(last.get('bytes_out', 0))} "
         f"({show_time(last.get('time_ns', 0))}, {last.get('seconds', 0)} s)"
     )
+
+
+def is_troubled(info: StreamInfo) -> bool:
+    return bool(
+        info.warnings
+        or info.quarantined
+        or info.possible_losses
+        or info.state in ("failed", "detached")
+    )
+
+
+def show_update(found: StreamUpdate) -> None:
+    name = printable(found.info.name)
+    if not found.differences:
+        say(f"{name} already has these settings")
+        return
+    if quiet() and not found.dry_run:
+        return
+    say(f"{name} would change:" if found.dry_run else f"{name} updated:")
+    rows = [
+        (
+            printable(str(one.get("setting"))),
+            _value(one.get("existing")),
+            _value(one.get("requested")),
+        )
+        for one in found.differences
+    ]
+    print_table(("SETTING", "OLD", "NEW"), rows)
+    if found.removal is not None and found.removal.records:
+        say(_removal_words(found.removal))
+
+
+def _value(value: Any) -> str:
+    if value is None:
+        return "null"
+    return printable(str(value).lower() if isinstance(value, bool) else str(value))
+
+
+def _removal_words(removal: Removal) -> str:
+    """What the next run of retention deletes."""
+    room = f"{plural(removal.segments, 'segment')}, {show_size(removal.size_bytes)}"
+    if not removal.segments:
+        room = "their segment also has later records, so no room is freed yet"
+    return (
+        f"retention deletes up to {plural(removal.records, 'record')} below offset "
+        f"{removal.log_start_offset:,}: {room}"
+    )
+
+
+def update_object(found: StreamUpdate) -> dict[str, Any]:
+    return {
+        "name": found.info.name,
+        "dry_run": found.dry_run,
+        "differences": found.differences,
+        "removal": None if found.removal is None else found.removal.to_wire(),
+        "stream": found.info.to_wire(),
+    }

@@ -14,6 +14,7 @@ store         interface of the store that holds the records
 epochs        the table by which two logs find the offset where they diverge
 side_state    versions of the state that followers copy beside the log
 leading       the leader: what is committed, what followers get, who is in sync
+followers     a leader's followers: their requests, its verdicts, the state of each
 following     the follower: fetch, append, truncate, start again
 election      when a node takes over the lead of a stream, and when it resigns
 unclean       which copy leads when no copy is known to be complete

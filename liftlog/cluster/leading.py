@@ -12,63 +12,13 @@ The high watermark is the exclusive end of the committed records. All other ends
 
 from __future__ import annotations
 
-import enum
-import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from liftlog.cluster import side_state, transitions
 from liftlog.cluster.epochs import NO_EPOCH, EpochTable, begin_epoch, between, end_of_epoch
+from liftlog.cluster.followers import FetchRequest, FollowerState, Kind, Verdict
 from liftlog.cluster.record import Mark, StreamMetadata
-
-
-@dataclass(frozen=True, slots=True)
-class FetchRequest:
-    """A follower's request for the records from `offset` on. Everything below is durable in its
-    log."""
-
-    node: str
-    start: int
-    epoch: int
-    offset: int
-    last_epoch: int
-    """Epoch of the follower's last record; NO_EPOCH if its log is empty."""
-    side_version: int = 0
-    """Version of the side state that the follower has stored."""
-    mark: Mark | None = None
-    """Mark of the record that the follower has durably. None from a node of a version that does not
-    send it; its confirmations count all the same."""
-    leader_mark: Mark | None = None
-    """Version of this leader's record that the leader sent last, and the checksum of that version
-    in the follower's history of the record; 0 if there is none. None from a node that does not send
-    it."""
-    is_full: bool = False
-    """True if its disk was too full for the last answer."""
-
-
-class Kind(enum.Enum):
-    SEND = "send"
-    """Answer now, with what the log has from the offset on."""
-    PARK = "park"
-    """The log has nothing new: keep the request until `written` or `untold` names the follower."""
-    DIVERGING = "diverging"
-    """Answer with `epoch` and `end`: the logs agree at most up to there."""
-    FENCED_EPOCH = "fenced epoch"
-    """The follower is behind the record: it has an older epoch, or has started again since."""
-    UNKNOWN_EPOCH = "unknown epoch"
-    """The leader is behind the record, which its node then reads again."""
-    NOT_LEADER = "not leader"
-    """This leader has resigned, or the node has no copy."""
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """The answer to a follower's request."""
-
-    kind: Kind
-    epoch: int = NO_EPOCH
-    end: int = 0
-
 
 _SEND = Verdict(Kind.SEND)
 _PARK = Verdict(Kind.PARK)
@@ -83,35 +33,6 @@ class Change:
 
     before: StreamMetadata
     after: StreamMetadata
-
-
-@dataclass(slots=True)
-class FollowerState:
-    """State of one life of a follower, as the leader knows it."""
-
-    node: str
-    start: int
-    offset: int = -1
-    """Everything below is durable there; -1 before it has confirmed anything in this epoch."""
-    side_version: int = 0
-    mark: Mark | None = None
-    leader_mark: Mark | None = None
-    agrees: bool = True
-    """True if it knows the in-sync set that acks are given by."""
-    heard: float = -math.inf
-    """Time of its last request; -inf before the first."""
-    caught_up: float = 0.0
-    """Time at which it last had everything that the leader had."""
-    leader_end: int = 0
-    """The leader's log end at the time of its last request."""
-    told: int = 0
-    """High watermark in the last answer."""
-    parked: bool = False
-    lost: bool = False
-    """True if its connection is gone and it has sent no request since."""
-    is_full: bool = False
-    """True if it had no room for the last answer: only its operator can change that, so no ack
-    waits."""
 
 
 class Leader:

@@ -31,7 +31,8 @@ from liftlog.protocol.messages import FetchHeader
 from liftlog.records import encode_batch, parse_header
 from liftlog.records.columns.selection import parse_selection
 from liftlog.sequencing import DedupeWindow
-from liftlog.server.reading.filtering import Scan, scan_log
+from liftlog.server.reading.filtering import scan_log
+from liftlog.server.reading.scan import Scan
 from liftlog.server.streams.dedupe_restoring import restore_dedupe
 from liftlog.spark.file_transport import FileTransport
 from liftlog.spark.options import parse_options

@@ -12,7 +12,8 @@ from liftlog.log import Log
 from liftlog.records.columns.selection import Selection
 from liftlog.server.jetstream_api.messages.buckets import BucketIndex
 from liftlog.server.jetstream_api.messages.newest import newest_of, partial_key
-from liftlog.server.reading.filtering import Scan, scan_log
+from liftlog.server.reading.filtering import scan_log
+from liftlog.server.reading.scan import Scan
 
 SUBJECTS = ["k.a", "k.b", "k.c"]
 ROLLUP = b"NATS/1.0\r\nNats-Rollup: sub\r\n\r\n"

@@ -1,6 +1,7 @@
 """Commands that read, and commands for consumers.
 
 consume        reads a stream; consume_group: as a member of a group; consume_exec: runs a command
+get            one record, by its offset
 offsets        the offsets at which consumers continue
 group          consumer groups
 """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
 from pathlib import Path
@@ -23,13 +22,11 @@ from liftlog.cli.lib.options import (
     server_options,
     wide_wanted,
 )
-from liftlog.cli.lib.problems import Problem, note, warn
+from liftlog.cli.lib.problems import Problem, warn
 from liftlog.cli.lib.ranges import (
     HELP,
-    MAX_OFFSET,
     Range,
     Relative,
-    plain_number,
     range_of,
     resolve,
 )
@@ -255,7 +252,7 @@ def consume(
                 as_json = style in ("json", "jsonl")
                 worker.command = Exec(command, as_json, dead_letter, retries, nats_url, creds)
             return worker.run(client, write)
-        reading = _Reading(
+        reading = Reading(
             client,
             stream,
             start,
@@ -340,20 +337,6 @@ def _filter(
     return Filter(subject=subjects or None, key=raw_keys or None, header=headers or None)
 
 
-def _one_offset(context: click.Context, parameter: click.Parameter, value: str) -> int:
-    """Users of key-value stores type a key."""
-    digits = plain_number(value)
-    if digits.isascii() and digits.isdigit() and 0 < int(digits) <= MAX_OFFSET:
-        return int(digits)
-    raise click.BadParameter(
-        f"{value!r} is not an offset, a number from 1 on. The records with a key: "
-        f"liftlog consume {shlex.quote(context.params['stream'])} --until-end "
-        f"--key {shlex.quote(value)}",
-        context,
-        parameter,
-    )
-
-
 @click.command(cls=Command)
 @click.argument("stream", shell_complete=complete_stream)
 @click.option(
@@ -383,47 +366,7 @@ def tail(context: click.Context, stream: str, count: int, follow: bool) -> ExitC
     return code
 
 
-@click.command(cls=Command)
-@click.argument("stream", shell_complete=complete_stream)
-@click.argument("offset", callback=_one_offset)
-@server_options
-@debug_option
-def get(stream: str, offset: int) -> ExitCode:
-    """Print the record of STREAM at OFFSET.
-
-    Exit code 5 if there is none: compaction has removed it, or you may not read its subject.
-
-    \b
-    Examples:
-      liftlog get orders 42
-      liftlog get orders 42 --template '{{.value}}'
-    """
-    style, wide = output_format(), wide_wanted()
-    with connect_to_server() as client, record_writer(style, wide=wide) as write:
-        _check_below_end(client, stream, offset)
-        reading = _Reading(client, stream, offset, 1, write, skip_damaged=False)
-        reading.run(offset + 1)
-    if reading.printed:
-        return ExitCode.OK
-    note(
-        f"{stream} has no record at offset {offset}: compaction has removed it, or you may not "
-        "read its subject."
-    )
-    return ExitCode.NOT_FOUND
-
-
-def _check_below_end(client: SyncClient, stream: str, offset: int) -> None:
-    """Raises Problem: to read at or beyond the end would be to wait for the record."""
-    end = client.describe_stream(stream).high_watermark
-    if offset >= end:
-        raise Problem(
-            f"{stream} has no record at offset {offset} yet: it ends at {end}",
-            ExitCode.OUT_OF_RANGE,
-            hint=f"`liftlog tail {stream}` prints the last records",
-        )
-
-
-class _Reading:
+class Reading:
     """The progress of one `consume`."""
 
     def __init__(

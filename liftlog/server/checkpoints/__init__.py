@@ -5,6 +5,7 @@ checkpoint  one checkpoint: its encoding, and the check that a stream can be rea
 table       the checkpoints in memory
 newer       records that only a newer version understands
 service     commits, deletes, lists and expires checkpoints; stores many at a time
+expiring    deletes the checkpoints of consumers that are gone
 groups      consumer groups: stores the decisions of `liftlog.groups`
 over_nats   commits that arrive as NATS messages
 """

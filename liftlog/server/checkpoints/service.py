@@ -11,7 +11,7 @@ import asyncio
 import logging
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -21,10 +21,8 @@ from liftlog.errors import (
     CheckpointUncertain,
     LiftlogError,
     LimitExceeded,
-    NotLeader,
     NotReady,
     RequestTimeout,
-    StreamNotFound,
     StreamUnavailable,
 )
 from liftlog.groups.quota import Limits
@@ -53,7 +51,6 @@ _MAX_OWNER_WAITING = 10_000
 """Waiting changes per principal, so that one cannot take the room of the others."""
 _MAX_FLIGHT = 5_000
 """Changes per flight, since they are judged in one turn of the event loop."""
-_EXPIRED_AT_ONCE = 1000
 _MAX_LOOKED_AT = 10_000
 """Checkpoints examined for one page, since that happens on the event loop."""
 
@@ -84,11 +81,6 @@ class Change:
 class _Verdict(NamedTuple):
     change: Change
     error: LiftlogError | None
-
-
-FirstSince = Callable[[str, int], Awaitable[tuple[str, int] | None]]
-"""Returns the incarnation of a stream and its first offset that is not older than a time; None if
-that is not known."""
 
 
 class Checkpoints:
@@ -449,74 +441,3 @@ def complete(future: asyncio.Future[None], error: LiftlogError | None) -> None:
         future.set_result(None)
     else:
         future.set_exception(error)
-
-
-async def expire(
-    checkpoints: Checkpoints,
-    find_stream: Callable[[str], StreamHost],
-    before_ns: int,
-    *,
-    elsewhere: FirstSince | None = None,
-) -> int:
-    """Delete checkpoints that were committed before `before_ns` although there have been records to
-    read since. Returns how many.
-
-    A consumer of a quiet stream has nothing to commit, so it does not count as gone. Groups without
-    members expire in the same way. Checkpoints of streams that were deleted or recreated expire by
-    age alone. For a stream without a copy here `elsewhere` is asked.
-    """
-    table = checkpoints.table
-    unread_since = partial(_unread_since, find_stream, elsewhere, before_ns=before_ns)
-    # A newer checkpoint than an uncertain one may be lost, so its age says nothing.
-    old = [
-        (key, stored)
-        for key, stored in table.items()
-        if stored.time_ns < before_ns and not table.is_uncertain(key)
-    ]
-    waited: dict[str, tuple[str, int] | None] = {}
-    count = 0
-    for start in range(0, len(old), _EXPIRED_AT_ONCE):
-        due = []
-        for key, stored in old[start : start + _EXPIRED_AT_ONCE]:
-            stream = key[1]
-            if stream not in waited:
-                waited[stream] = await unread_since(stream)
-            known = waited[stream]
-            if known is not None and (stored.incarnation != known[0] or stored.offset < known[1]):
-                due.append((key, stored))
-        done = await asyncio.gather(*(_forget(checkpoints, key, stored) for key, stored in due))
-        count += sum(done)
-    if count:
-        logger.info("checkpoints-expired count=%d", count)
-    return count + await checkpoints.groups.expire(before_ns, unread_since)
-
-
-async def _unread_since(
-    find_stream: Callable[[str], StreamHost],
-    elsewhere: FirstSince | None,
-    name: str,
-    before_ns: int,
-) -> tuple[str, int] | None:
-    """Return the incarnation of the stream, and its first offset that is not older than
-    `before_ns`. None if the stream exists but cannot be read."""
-    try:
-        log = find_stream(name).log
-        return log.incarnation, await asyncio.to_thread(log.offset_for_timestamp, before_ns)
-    except StreamNotFound:
-        return "", 0
-    except NotLeader:  # only other nodes have a copy, and know when its records came
-        return None if elsewhere is None else await elsewhere(name, before_ns)
-    except LiftlogError as error:
-        logger.warning("checkpoints-not-expired stream=%s error=%s", name, error)
-        return None
-
-
-async def _forget(checkpoints: Checkpoints, key: CheckpointKey, stored: Stored) -> bool:
-    try:
-        await checkpoints.deleted(*key, only_if=stored)
-    except CheckpointMoved:
-        return False  # the consumer is back
-    except LiftlogError as error:
-        logger.warning("checkpoint-not-expired consumer=%s stream=%s error=%s", *key, error)
-        return False
-    return True

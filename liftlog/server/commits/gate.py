@@ -11,7 +11,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from liftlog.cluster.leading import FetchRequest, Leader, Verdict
+from liftlog.cluster.followers import FetchRequest, Verdict
+from liftlog.cluster.leading import Leader
 from liftlog.cluster.record import StreamMetadata
 from liftlog.log import EncodedBatch
 from liftlog.sequencing.refusals import NOT_ENOUGH_REPLICAS, RefusalReason

@@ -26,8 +26,9 @@ from liftlog.server.jetstream_api.messages.newest import Newest, newest_of
 from liftlog.server.jetstream_api.messages.shown import Shown
 from liftlog.server.jetstream_api.methods import Request
 from liftlog.server.pull.services import PullServices
-from liftlog.server.reading.filtering import MAX_ANSWER_BYTES, Scan, scan_log
+from liftlog.server.reading.filtering import MAX_ANSWER_BYTES, scan_log
 from liftlog.server.reading.one_record import NoRecord, read_record
+from liftlog.server.reading.scan import Scan
 from liftlog.server.reading.walking import Backward, Damage, Span
 
 _SEARCH_SECONDS = 4.0

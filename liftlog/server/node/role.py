@@ -21,8 +21,9 @@ from liftlog.log import Log
 from liftlog.server.cleaning.compaction import compaction_of
 from liftlog.server.node.copy_on_disk import CopyOnDisk
 from liftlog.server.node.local_node import LocalNode
-from liftlog.server.replication.fetching import FollowedStream, follow_log_start
+from liftlog.server.replication.fetching import FollowedStream
 from liftlog.server.replication.hearing import HUNG_SECONDS
+from liftlog.server.replication.log_start import follow_log_start
 from liftlog.server.replication.serving import ServedStream
 from liftlog.server.streams.settings import origin_of, settings_of
 from liftlog.settings import StreamSettings

@@ -32,7 +32,8 @@ from liftlog.server.commits.damage import quarantine_found
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.pull.answers import Answers
 from liftlog.server.pull.services import PullServices
-from liftlog.server.reading.filtering import MAX_ANSWER_BYTES, Scan, Scanned, scan_log
+from liftlog.server.reading.filtering import MAX_ANSWER_BYTES, scan_log
+from liftlog.server.reading.scan import Scan, Scanned
 from liftlog.server.reading.tailing import Tail
 from liftlog.server.requests.rights import Caller
 

@@ -4,6 +4,7 @@ Imports run one way, downwards in this list; `make lint` checks that.
 
 walking          walks over the wanted records of a log, forwards or backwards
 filtering        answers a fetch that has a filter or a choice of columns
+scan             the records that a filter looks for, and what it has found
 answer_builder   builds the batches of such an answer
 pieces           the parts of the log that filters read; the members of a group share them
 

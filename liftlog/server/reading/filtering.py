@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import numpy as np
 
@@ -41,7 +40,8 @@ from liftlog.records.place import Place
 from liftlog.records.projection import project_batch
 from liftlog.server.commits.damage import quarantine_damage, quarantine_found
 from liftlog.server.reading.answer_builder import BATCH_BYTES, AnswerBuilder
-from liftlog.server.reading.pieces import Piece, SharedPieces, Stamps, chunks_from, chunks_in
+from liftlog.server.reading.pieces import Piece, Stamps, chunks_from, chunks_in
+from liftlog.server.reading.scan import Scan, Scanned
 
 SCAN_BYTES = 16 * MIB
 """Read of the log for one answer, at most (or one batch, if that is larger)."""
@@ -73,45 +73,6 @@ _SPARSE_READ_BYTES = 16 * MIB  # of which few values are read, without a step fo
 _BATCH_RECORDS = 4096
 _MARKED_BATCH_RECORDS = 32_768  # of records that are shown without anything
 _LARGE_BYTES = 16 * KIB  # a batch that is not put together with others
-
-
-class Scan(NamedTuple):
-    """Where to look, and for which records. `stop_offset` is exclusive; None: up to the high
-    watermark."""
-
-    offset: int
-    stop_offset: int | None
-    max_bytes: int
-    selection: Selection
-    shared: SharedPieces | None = None
-    """For a member of a group."""
-    is_optional: bool = False
-    """Whether the reader takes all records as they are stored where looking for them takes long."""
-
-
-class Scanned(NamedTuple):
-    """What was found between the scan's offset and `next_offset`.
-
-    `caught_up`: the high watermark was reached. Without it more records may be there already.
-    `is_refused`: the scan was optional, and nothing was looked at.
-    """
-
-    incarnation: str
-    first_offset: int
-    next_offset: int
-    record_count: int
-    batches: tuple[bytearray, ...]
-    caught_up: bool
-    is_refused: bool = False
-
-    @property
-    def size_bytes(self) -> int:
-        return sum([len(batch) for batch in self.batches])
-
-    @property
-    def body(self) -> bytes:
-        """A copy of the batches, joined."""
-        return b"".join(self.batches)
 
 
 def scan_log(log: Log, scan: Scan) -> Scanned:

@@ -15,7 +15,8 @@ from liftlog.errors import CorruptRange, OffsetOutOfRange
 from liftlog.log import Log
 from liftlog.records.columns.selection import Selection
 from liftlog.records.decode import Record, RecordBatch, decode_batch
-from liftlog.server.reading.filtering import Scan, scan_log
+from liftlog.server.reading.filtering import scan_log
+from liftlog.server.reading.scan import Scan
 
 _SCAN_BYTES = 256 * 1024
 """Limit of encoded bytes of one scan; a page shows fewer records of usual size."""

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from compaction.retention import RetentionPolicy, decide
 from liftlog.cluster.following import (
     Answer,
     Append,
@@ -39,15 +38,13 @@ from liftlog.errors import (
     UnknownEpoch,
     UnsupportedFormat,
 )
-from liftlog.log import Log
 from liftlog.log.files.leases import SideState
 from liftlog.protocol.client_connection import Exchange
 from liftlog.protocol.replication import Replica, Replicate
 from liftlog.records.header import parse_header
-from liftlog.server.commits.configs import window_ns
 from liftlog.server.commits.host import StreamHost
+from liftlog.server.replication.log_start import follow_log_start
 from liftlog.server.replication.peer_link import PeerLink
-from liftlog.settings import StreamSettings
 
 logger = logging.getLogger("liftlog.server.replication")
 
@@ -446,26 +443,6 @@ class FollowedStream:
             again.offset,
             epoch_before=0 if self._told is None else self._told.first_epoch,
             tombstones_removed_below=again.tombstones_removed_below,
-        )
-
-
-def follow_log_start(log: Log, offset: int, settings: StreamSettings, now_ns: int) -> None:
-    """Make `offset`, at most the high watermark, the log start, as the record or the leader
-    requires. Files that are needed to recognise duplicates stay until their time is over, as at the
-    leader: this node may lead next. Blocking. Raises StorageError, DiskFull."""
-    if offset == log.log_end_offset:
-        # Otherwise the active file would stay, with all records below the log start.
-        log.writer.roll()
-    decision = decide(
-        log.segments,
-        RetentionPolicy(protect_newer_than_ns=window_ns(settings)),
-        log_start_offset=offset,
-        log_end_offset=log.high_watermark,
-        now_ns=now_ns,
-    )
-    if decision.delete_segments or offset > log.log_start_offset:
-        log.structure.remove_before(
-            offset, decision.delete_segments, delete_below=decision.delete_below
         )
 
 

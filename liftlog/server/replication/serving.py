@@ -13,7 +13,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from liftlog.cluster.leading import Change, FetchRequest, Kind, Leader
+from liftlog.cluster.followers import FetchRequest, Kind
+from liftlog.cluster.leading import Change, Leader
 from liftlog.cluster.record import Mark, StreamMetadata
 from liftlog.errors import (
     Cancelled,

@@ -16,9 +16,9 @@ from compaction import RetentionDecision
 from liftlog.errors import DiskFull, LiftlogError
 from liftlog.log import DataDir
 from liftlog.log.segment.tail import ActiveState
-from liftlog.server.checkpoints.service import expire
+from liftlog.server.checkpoints.expiring import expire
 from liftlog.server.commits.host import StreamHost
-from liftlog.server.replication.fetching import follow_log_start
+from liftlog.server.replication.log_start import follow_log_start
 from liftlog.server.streams.broker import Broker
 from liftlog.server.streams.retention import decide_retention, remove_decided
 from liftlog.server.vitals.disk import DiskReserve

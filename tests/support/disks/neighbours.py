@@ -25,7 +25,8 @@ from liftlog.log.segment.walk import find_new_damage
 from liftlog.records import iter_batches
 from liftlog.records.columns.selection import parse_selection
 from liftlog.server.cleaning.next_segments import job_for
-from liftlog.server.reading.filtering import Scan, scan_log
+from liftlog.server.reading.filtering import scan_log
+from liftlog.server.reading.scan import Scan
 
 OTHER = DIRECTORY.with_name("trades")
 DERIVED = (".index", ".sketch", ".subjects")

@@ -8,8 +8,9 @@ from functools import partial
 from support.worlds.replica_disks import LogDisk
 from support.worlds.replica_world import Faults, Rules, World
 
+from liftlog.cluster.followers import FetchRequest, FollowerState, Verdict
 from liftlog.cluster.following import Answer, Effect, Follower, Resync
-from liftlog.cluster.leading import FetchRequest, FollowerState, Leader, Verdict
+from liftlog.cluster.leading import Leader
 from liftlog.cluster.record import Mark, StreamMetadata
 
 

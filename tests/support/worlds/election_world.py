@@ -23,7 +23,8 @@ from liftlog.cluster.election import (
     Question,
     Yield,
 )
-from liftlog.cluster.leading import Change, FetchRequest, Leader
+from liftlog.cluster.followers import FetchRequest
+from liftlog.cluster.leading import Change, Leader
 from liftlog.cluster.record import StreamMetadata
 
 TICK = 0.05

@@ -32,6 +32,7 @@ from liftlog.cluster import side_state
 from liftlog.cluster import transitions as t
 from liftlog.cluster.election import LogEnd
 from liftlog.cluster.epochs import last_epoch
+from liftlog.cluster.followers import FetchRequest, Kind
 from liftlog.cluster.following import (
     Answer,
     Append,
@@ -50,7 +51,7 @@ from liftlog.cluster.guard import (
     restored,
     restored_by_operator,
 )
-from liftlog.cluster.leading import Change, FetchRequest, Kind, Leader
+from liftlog.cluster.leading import Change, Leader
 from liftlog.cluster.record import Follow, Lead, Leave, Register, StreamMetadata, role_of
 from liftlog.errors import Conflict, InvalidArgument
 

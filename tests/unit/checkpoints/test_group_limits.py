@@ -23,7 +23,7 @@ from liftlog.groups.coordinator import Coordinator
 from liftlog.groups.quota import Limits
 from liftlog.groups.requests import Asked, Beat, Commit, Join, Leave, Remove, Seek
 from liftlog.sequencing.refusals import MOVING, NOT_LEADING, RefusalReason
-from liftlog.server.checkpoints.service import expire
+from liftlog.server.checkpoints.expiring import expire
 from liftlog.server.commits.waiting import OwnRecords
 
 SECOND = 1_000_000_000

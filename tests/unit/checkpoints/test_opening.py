@@ -24,8 +24,9 @@ from liftlog.records import parse_header
 from liftlog.server.checkpoints import OFFSETS_STREAM, Checkpoints
 from liftlog.server.checkpoints import table as table_module
 from liftlog.server.checkpoints.checkpoint import Stored
+from liftlog.server.checkpoints.expiring import expire
 from liftlog.server.checkpoints.opening import is_open_to_nats, open_checkpoints
-from liftlog.server.checkpoints.service import complete, expire
+from liftlog.server.checkpoints.service import complete
 from liftlog.server.checkpoints.table import CheckpointTable, load_table
 from liftlog.server.streams.broker import Broker
 from liftlog.settings import Settings

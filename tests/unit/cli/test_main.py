@@ -441,7 +441,7 @@ def test_records_are_read_in_small_pieces_when_few_are_wanted() -> None:
             asked.update(options)
             return iter(())
 
-    reading = consume_module._Reading(
+    reading = consume_module.Reading(
         Client(),  # type: ignore[arg-type]
         "s",
         1,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from liftlog.cluster import transitions as t
 from liftlog.cluster.election import Elections, Lack, Yield
-from liftlog.cluster.leading import FetchRequest, Leader
+from liftlog.cluster.followers import FetchRequest
+from liftlog.cluster.leading import Leader
 
 RECORD = t.create("s", "i", {"min_isr": 2}, "abc", starts=dict.fromkeys("abc", 1))
 

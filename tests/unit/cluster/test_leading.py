@@ -10,7 +10,8 @@ import pytest
 
 from liftlog.cluster import side_state
 from liftlog.cluster import transitions as t
-from liftlog.cluster.leading import FetchRequest, Kind, Leader, Verdict
+from liftlog.cluster.followers import FetchRequest, Kind, Verdict
+from liftlog.cluster.leading import Leader
 from liftlog.cluster.record import StreamMetadata
 
 RECORD = t.create("s", "i", {"min_isr": 2}, "abc", starts=dict.fromkeys("abc", 1), leader_epoch=5)

@@ -13,7 +13,8 @@ from support.disks.simfs import Fault
 from support.worlds.gated_stream import GatedStream, Published
 
 from liftlog.cluster import transitions
-from liftlog.cluster.leading import FetchRequest, Kind, Leader, Verdict
+from liftlog.cluster.followers import FetchRequest, Kind, Verdict
+from liftlog.cluster.leading import Leader
 from liftlog.sequencing.refusals import NOT_ENOUGH_REPLICAS, NOT_LEADING
 from liftlog.server.commits.gate import ReplicatedGate
 

@@ -14,7 +14,8 @@ from support.daemons.local_broker import Running
 from support.daemons.local_cleaning import Cleaning
 
 from liftlog.cluster import transitions
-from liftlog.cluster.leading import FetchRequest, Leader
+from liftlog.cluster.followers import FetchRequest
+from liftlog.cluster.leading import Leader
 from liftlog.errors import CorruptRange, StorageError, SyncFailed
 from liftlog.log import LogSlice, OsFileSystem
 from liftlog.log.files.checkpoint_file import write_checkpoint_file

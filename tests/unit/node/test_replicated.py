@@ -29,7 +29,7 @@ from support.daemons.node_inside import (
 from liftlog.cli.clustering.cluster import _state
 from liftlog.cluster import transitions
 from liftlog.cluster.election import Patience
-from liftlog.cluster.leading import FetchRequest, Kind
+from liftlog.cluster.followers import FetchRequest, Kind
 from liftlog.cluster.record import StreamMetadata
 from liftlog.cluster.store import CasUnknown, Entry, StoreUnavailable
 from liftlog.errors import (

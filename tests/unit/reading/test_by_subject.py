@@ -37,7 +37,8 @@ from liftlog.records import Record, decode_batch, encode_batch, iter_batches
 from liftlog.records.columns.heads import WantedSubjects
 from liftlog.records.columns.selection import parse_selection
 from liftlog.server.reading import filtering
-from liftlog.server.reading.filtering import Scan, scan_log
+from liftlog.server.reading.filtering import scan_log
+from liftlog.server.reading.scan import Scan
 
 KEEPS: list[Keep] = ["none", "some", "all", "last"]
 NAMES = [f"orders.{number}.größe" for number in range(12)]

@@ -22,8 +22,9 @@ from liftlog.log.rewrite import CompactJob, apply_compaction, compact
 from liftlog.records.columns.selection import parse_selection
 from liftlog.records.decode import Record, iter_batches
 from liftlog.server.reading import filtering, pieces
-from liftlog.server.reading.filtering import Scan, scan_log
+from liftlog.server.reading.filtering import scan_log
 from liftlog.server.reading.pieces import SharedPieces
+from liftlog.server.reading.scan import Scan
 
 SLOTS = 16
 

@@ -27,7 +27,8 @@ from liftlog.log.segment.sketch import Probe, read_sketch, read_value_checks, wr
 from liftlog.records import Record, iter_batches
 from liftlog.records.columns.selection import Selection, parse_selection
 from liftlog.server.reading import filtering
-from liftlog.server.reading.filtering import Scan, scan_log
+from liftlog.server.reading.filtering import scan_log
+from liftlog.server.reading.scan import Scan
 
 SELECTIONS: list[dict[str, Any]] = [
     {"columns": ["offset"]},

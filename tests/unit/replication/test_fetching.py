@@ -22,7 +22,8 @@ from liftlog.errors import (
 )
 from liftlog.log import LogSlice
 from liftlog.protocol.replication import Replica, Replicate
-from liftlog.server.replication.fetching import FetchRoom, FollowedStream, follow_log_start
+from liftlog.server.replication.fetching import FetchRoom, FollowedStream
+from liftlog.server.replication.log_start import follow_log_start
 from liftlog.settings import StreamSettings
 
 

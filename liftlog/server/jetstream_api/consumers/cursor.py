@@ -38,7 +38,8 @@ from liftlog.server.jetstream_api.consumers.budget import Budget, Part
 from liftlog.server.jetstream_api.messages.newest import newest_of
 from liftlog.server.jetstream_api.messages.shown import Shown
 from liftlog.server.pull.services import PullServices
-from liftlog.server.reading.filtering import MAX_ANSWER_BYTES, Scan, Scanned, scan_log
+from liftlog.server.reading.filtering import MAX_ANSWER_BYTES, scan_log
+from liftlog.server.reading.scan import Scan, Scanned
 from liftlog.server.reading.tailing import Tail, TailGroup, read_from_memory
 
 logger = logging.getLogger("liftlog.server.jetstream_api")

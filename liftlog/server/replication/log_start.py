@@ -1,0 +1,28 @@
+"""The log start of a follower, which its leader decides."""
+
+from __future__ import annotations
+
+from compaction.retention import RetentionPolicy, decide
+from liftlog.log import Log
+from liftlog.server.commits.configs import window_ns
+from liftlog.settings import StreamSettings
+
+
+def follow_log_start(log: Log, offset: int, settings: StreamSettings, now_ns: int) -> None:
+    """Make `offset`, at most the high watermark, the log start, as the record or the leader
+    requires. Files that are needed to recognise duplicates stay until their time is over, as at the
+    leader: this node may lead next. Blocking. Raises StorageError, DiskFull."""
+    if offset == log.log_end_offset:
+        # Otherwise the active file would stay, with all records below the log start.
+        log.writer.roll()
+    decision = decide(
+        log.segments,
+        RetentionPolicy(protect_newer_than_ns=window_ns(settings)),
+        log_start_offset=offset,
+        log_end_offset=log.high_watermark,
+        now_ns=now_ns,
+    )
+    if decision.delete_segments or offset > log.log_start_offset:
+        log.structure.remove_before(
+            offset, decision.delete_segments, delete_below=decision.delete_below
+        )
