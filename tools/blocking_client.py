@@ -106,7 +106,7 @@ class NotCovered(Exception):
 
 def render(source: Path, target: Path, used: set[str]) -> str:
     """The text of the blocking counterpart of a module. Adds to `used` the phrases in it."""
-    text = _blocking(source.read_text(), used)
+    text = blocking(source.read_text(), used)
     head = f"# Made from {source.relative_to(ROOT)} by `make blocking`: edit that one.\n"
     return _formatted(head + text, target)
 
@@ -126,7 +126,9 @@ def render_all() -> dict[Path, str]:
     return rendered
 
 
-def _blocking(source: str, used: set[str]) -> str:
+def blocking(source: str, used: set[str]) -> str:
+    """Return the blocking counterpart of a source text. Adds to `used` the phrases in it. Raises
+    NotCovered."""
     lines = source.splitlines(keepends=True)
     starts = [0]
     for line in lines:

@@ -269,8 +269,8 @@ ALLOWED: Mapping[str, int] = {
     'docstrings that begin with "What"': 18,
     'docstrings that begin with "Of"': 5,
     'docstrings that begin with "Whether"': 14,
-    "lines of tests that use private names": 222,
-    "lines of tests that import or patch private names": 141,
+    "lines of tests that use private names": 147,
+    "lines of tests that import or patch private names": 135,
 }
 """The most of each figure; 0 where none is named."""
 

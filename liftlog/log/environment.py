@@ -158,6 +158,10 @@ class IndexCache:
         self._lock = threading.Lock()
         self._indexes: OrderedDict[Path, SparseIndex] = OrderedDict()
 
+    def __len__(self) -> int:
+        """Number of indexes in memory."""
+        return len(self._indexes)
+
     def get(
         self,
         segment: Segment,

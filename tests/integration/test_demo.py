@@ -8,14 +8,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.repository import REPOSITORY
 
 from liftlog.cli.lib.exit_codes import ExitCode
-from liftlog.client import Record
+from liftlog.client import Client, Record
 from liftlog.demo import scenario
 
 pytestmark = pytest.mark.integration
@@ -125,12 +126,14 @@ def test_a_lost_message_makes_it_fail(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    read_all = scenario._Demo._read_all
+    read = Client.read
 
-    async def lossy(self: scenario._Demo) -> list[Record]:
-        return [record for record in await read_all(self) if record.offset != 3]
+    async def lossy(self: Client, *where: Any, **options: Any) -> AsyncIterator[Record]:
+        async for record in read(self, *where, **options):
+            if record.offset != 3:
+                yield record
 
-    monkeypatch.setattr(scenario._Demo, "_read_all", lossy)
+    monkeypatch.setattr(Client, "read", lossy)
     assert scenario.run_demo(400, keep=False) == ExitCode.FAILED
     out = capsys.readouterr().out
     assert "MISSING  offset 3 ('5 plums') is missing" in out

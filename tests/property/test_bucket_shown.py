@@ -89,9 +89,9 @@ def test_all_say_the_same(
         assert index.advance(log, first_offset, 1000)
         wanted = model.offsets(first_offset)
         assert searched(log, history, first_offset) == wanted
-        noted = {subject: [one >> 32 for one in some] for subject, some in index._shown.items()}
-        assert noted == wanted
+        shown = index._shown
+        assert {subject: [one >> 32 for one in some] for subject, some in shown.items()} == wanted
         assert index.count == sum(map(len, wanted.values()))
-        sizes = [one & 0xFFFF_FFFF for some in index._shown.values() for one in some]
+        sizes = [one & 0xFFFF_FFFF for some in shown.values() for one in some]
         assert index.size_bytes == sum(sizes)
     log.close()

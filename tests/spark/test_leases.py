@@ -57,11 +57,10 @@ def test_reads_that_stop_early_make_room_for_others(
     spark: SparkSession, streams: ExportedStreams, client: SyncClient
 ) -> None:
     """Some of several parts are never begun."""
-    keeping = streams.cleaning.running.broker.administration.leases
     with JarOfSession(spark).used():
         read(spark, streams, "1MiB").limit(1).collect()
         with pytest.raises(LimitExceeded):
             while True:
                 client.acquire_lease("in", ttl=100)
-        keeping._monotonic = lambda: time.monotonic() + 16
+        streams.cleaning.judge_readers_by(lambda: time.monotonic() + 16)
         assert read(spark, streams, "1GiB").count() == 20_000

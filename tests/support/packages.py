@@ -14,10 +14,11 @@ from liftlog.records import codecs
 @contextmanager
 def uninstalled(package: str) -> Iterator[None]:
     """A compression package. Codecs that were made before are forgotten."""
-    codecs._codec.cache_clear()
+    forget = codecs._codec.cache_clear
+    forget()
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.setitem(sys.modules, package, None)
             yield
     finally:
-        codecs._codec.cache_clear()
+        forget()

@@ -7,7 +7,7 @@ import click
 
 from liftlog.cli.lib.command_groups import Command
 
-_WORDS_OF_NATS = {
+WORDS_OF_NATS = {
     "max_msgs": "retention.max_messages",
     "max_msg_size": "max_message_bytes",
     "dupe_window": "dedupe_window",
@@ -37,8 +37,8 @@ def setting_called(option: str) -> str | None:
     from liftlog.settings.stream import StreamSettings
 
     word = option.lstrip("-").replace("-", "_")
-    if word in _WORDS_OF_NATS:
-        return _WORDS_OF_NATS[word]
+    if word in WORDS_OF_NATS:
+        return WORDS_OF_NATS[word]
     keys = []
     for key, info in fields_of(StreamSettings):
         section = section_of(info)

@@ -28,6 +28,10 @@ class BufferPool:
         self._max_buffers = max_buffers
         self._held: list[bytearray] = []
 
+    def __len__(self) -> int:
+        """Number of buffers that are kept."""
+        return len(self._held)
+
     def allocate(self, length: int) -> memoryview:
         """Return writable memory of exactly `length` bytes; its contents are arbitrary."""
         if not _SMALLEST_BYTES <= length <= _LARGEST_BYTES:

@@ -42,7 +42,7 @@ GROUP BY state
 """
 
 # Okabe and Ito: distinct with any kind of colour vision, and by their lightness in print.
-_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9")
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9")
 _NAMES = {"de": "Germany", "fr": "France", "nl": "Netherlands", "es": "Spain", "pl": "Poland"}
 _FIRST, _SECOND = "#B8B8B8", "#0072B2"
 _INK, _FAINT = "#222222", "#666666"
@@ -180,7 +180,7 @@ def _draw_revenue(axes: Axes, sales: list[Sales]) -> None:
     for one in sales:
         thousands[one.day, one.country] += one.cents
     heights = [0.0] * DAYS
-    for country, colour in zip(COUNTRIES, _COLOURS, strict=True):
+    for country, colour in zip(COUNTRIES, COLOURS, strict=True):
         parts = [thousands[day, country] / 100_000 for day in days]
         axes.bar(
             range(DAYS),

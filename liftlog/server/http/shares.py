@@ -18,6 +18,10 @@ class Shares:
         self._total, self._share = total, share
         self._under_way: Counter[Hashable] = Counter()
 
+    def __len__(self) -> int:
+        """Number of callers that have requests under way."""
+        return len(self._under_way)
+
     @contextlib.contextmanager
     def one(self, caller: Hashable) -> Iterator[None]:
         """Count a request until it ends. Raises LimitExceeded."""

@@ -157,6 +157,10 @@ class SharedPieces:
         self._size = 0
         self._shares = Shares()
 
+    def __len__(self) -> int:
+        """Number of pieces in memory."""
+        return len(self._pieces)
+
     def covering(self, log: Log, wanted: WantedSlots, offset: int) -> Piece | None:
         """Return the piece with that offset, if there is one. So members that began at different
         places read the same pieces from then on."""

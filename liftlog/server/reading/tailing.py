@@ -25,7 +25,8 @@ from liftlog.server.reading.read_share import ReadShare
 MAX_TAIL_BYTES = 64 * KIB
 _WAKES_PER_TURN = 64
 _KEPT_TAILS = 8
-_REST = 4  # the pause after a round, as a multiple of the time that it took
+REST = 4
+"""Pause after a round, as a multiple of the time that the round took."""
 _NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 
 
@@ -133,7 +134,7 @@ class TailGroup:
                 if wake is not None:
                     wake()
         seconds += time.monotonic() - began
-        self._due = max(self._due, self._loop.time() + _REST * seconds)
+        self._due = max(self._due, self._loop.time() + REST * seconds)
         if len(woken) > _WAKES_PER_TURN:
             self._loop.call_soon(self._wake, woken[_WAKES_PER_TURN:], seconds)
 

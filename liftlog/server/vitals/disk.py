@@ -59,8 +59,7 @@ class DiskState:
 
 
 class DiskProbe:
-    """Probes the disk. Belongs to the event loop, except `_look`. Use it while holding the
-    directory's lock."""
+    """Probes the disk. Belongs to the event loop. Use it while holding the directory's lock."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -102,7 +101,7 @@ class DiskProbe:
         looking.add_done_callback(self._ended)
 
         def run() -> None:
-            found = self._look()
+            found = look_at(self._directory)
             with contextlib.suppress(RuntimeError):  # the loop is closed, no one waits
                 loop.call_soon_threadsafe(_set_result, looking, found)
 
@@ -116,23 +115,24 @@ class DiskProbe:
             self._last = looking.result()
             self._looked_at = time.monotonic()
 
-    def _look(self) -> DiskState:
-        """Probe the disk. Runs in a thread. Does not sync: commits themselves show whether syncs
-        return in time."""
+
+def look_at(directory: Path) -> DiskState:
+    """Probe the disk of this directory, for as long as that takes. Does not sync: commits
+    themselves show whether syncs return in time."""
+    try:
+        found = os.statvfs(directory)
+        free, size = found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
+    except OSError as error:
+        return DiskState(0, 0, f"cannot read the state of the data directory: {error.strerror}")
+    path = directory / PROBE_NAME
+    try:
         try:
-            found = os.statvfs(self._directory)
-            free, size = found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
-        except OSError as error:
-            return DiskState(0, 0, f"cannot read the state of the data directory: {error.strerror}")
-        path = self._directory / PROBE_NAME
-        try:
-            try:
-                path.write_bytes(bytes(_PROBE_BYTES))
-            finally:
-                path.unlink(missing_ok=True)
-        except OSError as error:
-            return DiskState(free, size, f"the data directory cannot be written: {error.strerror}")
-        return DiskState(free, size)
+            path.write_bytes(bytes(_PROBE_BYTES))
+        finally:
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        return DiskState(free, size, f"the data directory cannot be written: {error.strerror}")
+    return DiskState(free, size)
 
 
 def _set_result(looking: asyncio.Future[DiskState], found: DiskState) -> None:

@@ -75,14 +75,16 @@ class Contains:
     """ASCII letters match without regard to case. Other letters are also found in the form that
     JSON escapes them to: many programs write `\\u00fc` there for `ü`."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, *, step_bytes: int = _STEP_BYTES) -> None:
+        """Searches about `step_bytes` at once."""
+        self._step_bytes = step_bytes
         # Quotes and backslashes stay as they are: the rest of such a text may itself be JSON.
         escaped = _OUTSIDE_ASCII.sub(lambda found: json.dumps(found[0])[1:-1], text)
         self._wanted = dict.fromkeys(_encoded(one).lower() for one in (text, escaped))
 
     def __call__(self, values: BinaryColumn) -> Flags:
         found = np.zeros(len(values), np.bool_)
-        for first, part in parts_of(values, _STEP_BYTES):
+        for first, part in parts_of(values, self._step_bytes):
             raw = _LOWER[part.content()].tobytes()
             for wanted in self._wanted:
                 found[[first + one for one in _items_with(wanted, raw, part)]] = True
@@ -116,8 +118,10 @@ class Expression:
     searched.
     """
 
-    def __init__(self, text: str) -> None:
-        """Raises InvalidArgument, MissingDependency."""
+    def __init__(self, text: str, *, together: int = _TOGETHER) -> None:
+        """Joins `together` values for the first search. Raises InvalidArgument,
+        MissingDependency."""
+        self._together = together
         try:
             import re2
         except ModuleNotFoundError as error:
@@ -155,8 +159,8 @@ class Expression:
 
     def _are_in(self, texts: list[bytes]) -> list[bool]:
         found: list[bool] = []
-        for first in range(0, len(texts), _TOGETHER):
-            some = texts[first : first + _TOGETHER]
+        for first in range(0, len(texts), self._together):
+            some = texts[first : first + self._together]
             may_match = (
                 self._sees_edges
                 or len(some) == 1

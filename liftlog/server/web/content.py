@@ -26,7 +26,8 @@ VIEWS = ("auto", "text", "json", "hex", "msgpack")
 MAX_SHOWN_BYTES = 64 * 1024
 PREVIEW_CHARS = 240
 _HEX_BYTES = 16 * 1024
-_LOOKED_AT = 4096
+LOOKED_AT_BYTES = 4096
+"""The beginning of a value, which decides whether it is shown as text."""
 _PREVIEWED_BYTES = 8 * 1024
 
 _CONTROL = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n\r"}
@@ -129,7 +130,7 @@ def is_text(raw: bytes) -> bool:
     """Return True if `raw` is UTF-8 with hardly any control characters."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     try:
-        text = decoder.decode(raw[:_LOOKED_AT], final=len(raw) <= _LOOKED_AT)
+        text = decoder.decode(raw[:LOOKED_AT_BYTES], final=len(raw) <= LOOKED_AT_BYTES)
     except UnicodeDecodeError:
         return False
     return len(_CONTROLS.findall(text)) * 20 <= len(text)

@@ -17,10 +17,10 @@ from liftlog.records.columns.column_set import BinaryColumn, Flags
 from liftlog.server.web.conditions import Condition, parts_of
 
 _WORK_SECONDS = 0.004
-_LONGEST_REST_SECONDS = 0.02
+LONGEST_REST_SECONDS = 0.02
 _QUIET_SECONDS = 0.25
 """A search runs without rests once no message has arrived for this time."""
-_PART_BYTES = 64 * 1024
+PART_BYTES = 64 * 1024
 """About a millisecond of work."""
 
 
@@ -55,7 +55,7 @@ class Pace:
         if (stored := self._stored()) != self._seen:
             self._seen, self._quiet_from = stored, now + _QUIET_SECONDS
         if now < self._quiet_from:
-            self._sleep(min(worked, _LONGEST_REST_SECONDS))
+            self._sleep(min(worked, LONGEST_REST_SECONDS))
         self._began = self._now()
 
 
@@ -68,7 +68,7 @@ class Paced:
 
     def __call__(self, values: BinaryColumn) -> Flags:
         found = np.empty(len(values), np.bool_)
-        for first, part in parts_of(values, _PART_BYTES):
+        for first, part in parts_of(values, PART_BYTES):
             found[first : first + len(part)] = self._condition(part)
             self._pace()
         return found

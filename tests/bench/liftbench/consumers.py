@@ -17,6 +17,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import uvloop
+from support.clients.opened_client import router_of
 from support.daemons.processes import cpu_seconds
 
 from liftlog.client import Client, Filter, connect
@@ -142,7 +143,7 @@ async def group(spec: dict[str, Any]) -> dict[str, Any]:
         nonlocal joined
         async with client.group(spec["group"], spec["stream"], session=60) as member:
             while len(member.slots) != 64 // spec["count"]:
-                await member._attend()
+                await attend(member)
                 await asyncio.sleep(0.05)
             joined += 1
             if joined == spec["count"]:
@@ -268,7 +269,7 @@ async def member(spec: dict[str, Any]) -> dict[str, Any]:
             says = True
             async with asyncio.timeout(60):
                 while not told.done():
-                    await consumer._attend()
+                    await attend(consumer)
                     if says and len(consumer.slots) == 64 // count:
                         print("joined", flush=True)
                         says = False
@@ -276,11 +277,16 @@ async def member(spec: dict[str, Any]) -> dict[str, Any]:
             return await watched(take(consumer))
 
 
+async def attend(member: Any) -> None:
+    """Slots come and go, as between two records, without taking one."""
+    await member._attend()
+
+
 async def group_commits(spec: dict[str, Any]) -> dict[str, Any]:
     """The member of each of many groups commits all of its slots, again and again."""
 
     async def commit(number: int, client: Client, end: float) -> int:
-        name, session = f"bench-{number}", client._session
+        name, session = f"bench-{number}", router_of(client)
         join = JoinGroup(spec["stream"], name, "m", "token", 60_000)
         joined = result_of(await session.ask(join, 60), AssignmentAnswer)
         done = 0

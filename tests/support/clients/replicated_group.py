@@ -77,7 +77,8 @@ class Life(threading.Thread):
             on_revoked=self._lose,
         )
         self._group = group
-        state, committed = group._state, group._state.committed
+        state = self._state = group._state
+        committed = state.committed
 
         def note(joined: int, offsets: dict[int, int], sent: float) -> None:
             committed(joined, offsets, sent)
@@ -105,7 +106,7 @@ class Life(threading.Thread):
         self._tenure += 1
         self._owned |= dict.fromkeys(slots, self._tenure)
         now = time.monotonic()
-        if now < self._group._state.deadline:
+        if now < self._state.deadline:
             self.gains.append((now, list(slots)))
         else:
             self._late.update(slots)

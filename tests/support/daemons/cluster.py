@@ -397,12 +397,12 @@ class TimedPublisher(AckedPublisher):
         self.acked_at: dict[int, float] = {}
         self.by_leader: set[int] = set()
 
-    def _frame(self, number: int, reply: bytes) -> bytes:
+    def frame(self, number: int, reply: bytes) -> bytes:
         self.sent_at[number] = time.monotonic()
-        return super()._frame(number, reply)
+        return super().frame(number, reply)
 
-    def _take(self, message: RawMessage, waiting: set[int]) -> None:
-        super()._take(message, waiting)
+    def take(self, message: RawMessage, waiting: set[int]) -> None:
+        super().take(message, waiting)
         number = int(message.subject.rpartition(b".")[2])
         if number in self.acked:
             self.acked_at[number] = time.monotonic()
@@ -466,21 +466,21 @@ class RetryingPublisher(TimedPublisher):
             for number in due:
                 waiting.add(number)
                 tried_at[number] = now
-            client.send(b"".join(self._frame(one, inbox + b".%d" % one) for one in due))
+            client.send(b"".join(self.frame(one, inbox + b".%d" % one) for one in due))
             try:
-                self._take(client.next_message(0.02), waiting)
+                self.take(client.next_message(0.02), waiting)
                 while client.messages:
-                    self._take(client.next_message(), waiting)
+                    self.take(client.next_message(), waiting)
             except TimeoutError:
                 pass
 
-    def _frame(self, number: int, reply: bytes) -> bytes:
+    def frame(self, number: int, reply: bytes) -> bytes:
         if number not in self.sent_at:
             self.sent_at[number] = time.monotonic()
         block = header_block({"Nats-Msg-Id": f"{self.subject}/{number}"})
         return hpub_frame(self.subject, block, self._value_of(number), reply=reply)
 
-    def _take(self, message: RawMessage, waiting: set[int]) -> None:
+    def take(self, message: RawMessage, waiting: set[int]) -> None:
         """An empty answer says that no one subscribes, an error that it is refused for now."""
         answer = json.loads(message.payload) if message.payload else {}
         if not answer or "error" in answer:

@@ -91,13 +91,13 @@ class Cleaning:
         """One round of the cleaner; True if there is more to do at once."""
         return await self.cleaner._round()
 
-    async def serve_requests(self) -> None:
-        """Only the passes that were requested."""
-        await self.cleaner._serve_requests()
-
     def remembered(self) -> list[str]:
         """The streams of which the cleaner keeps a state."""
         return [host.name for host in self.cleaner._states]
+
+    def judge_readers_by(self, clock: Callable[[], float]) -> None:
+        """By this clock leases end whose readers report nothing."""
+        self.running.broker.administration.leases._monotonic = clock
 
     def state(self, name: str) -> Any:
         return self.cleaner.state_of(self.running.broker.hosts[name])

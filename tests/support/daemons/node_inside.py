@@ -23,8 +23,9 @@ def give_up(streams: ReplicatedStreams, record: StreamMetadata) -> None:
 
 def succession_of(streams: ReplicatedStreams) -> Succession:
     """Of a node that stands for election."""
-    assert streams._succession is not None
-    return streams._succession
+    succession = streams._succession
+    assert succession is not None
+    return succession
 
 
 def link_by(streams: ReplicatedStreams, link_to: Callable[[str], Any]) -> None:

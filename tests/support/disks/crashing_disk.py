@@ -24,7 +24,7 @@ class CrashingDisk(Disk):
         self.steps = 0
         self.stop_before = stop_before
         self._unsynced_content: set[Path] = set()
-        self._unsynced_names: set[Path] = set()
+        self.unsynced_names: set[Path] = set()
 
     def _step(self) -> None:
         if self.stop_before is not None and self.steps >= self.stop_before:
@@ -34,26 +34,26 @@ class CrashingDisk(Disk):
     def make_directory(self, path: Path) -> None:
         self._step()
         super().make_directory(path)
-        self._unsynced_names.add(path)
+        self.unsynced_names.add(path)
 
     def create(self, path: Path) -> BinaryIO:
         self._step()
         file = super().create(path)
         self._unsynced_content.add(path)
-        self._unsynced_names.add(path)
+        self.unsynced_names.add(path)
         return file
 
     def fsync(self, path: Path) -> None:
         self._step()  # what it makes durable is known here; the real call would only take time
         if path.is_dir():
-            self._unsynced_names = {one for one in self._unsynced_names if one.parent != path}
+            self.unsynced_names = {one for one in self.unsynced_names if one.parent != path}
         else:
             self._unsynced_content.discard(path)
 
     def link(self, existing: Path, new: Path) -> None:
         self._step()
         super().link(existing, new)
-        self._unsynced_names.add(new)
+        self.unsynced_names.add(new)
         if existing in self._unsynced_content:
             self._unsynced_content.add(new)
 
@@ -69,7 +69,7 @@ class CrashingDisk(Disk):
         for path in self._unsynced_content:
             if path.exists():
                 path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-        for path in sorted(self._unsynced_names, reverse=True):
+        for path in sorted(self.unsynced_names, reverse=True):
             if path.is_dir():
                 Disk().remove_tree(path)
             else:

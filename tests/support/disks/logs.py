@@ -323,8 +323,12 @@ def create(
 
 def set_manifest(log: Log, **changes: object) -> None:
     """Change the manifest in memory alone, as if it had been like this from the beginning."""
-    view = log.view
-    log._state.view = view._replace(manifest=view.manifest.with_changes(**changes))
+    set_view(log, manifest=log.view.manifest.with_changes(**changes))
+
+
+def set_view(log: Log, **changes: object) -> None:
+    """Change the state in memory alone that readers see."""
+    log._state.view = log.view._replace(**changes)  # type: ignore[arg-type]
 
 
 def flip(fs: SimFileSystem, path: Path, position: int, bit: int = 0) -> None:

@@ -190,7 +190,7 @@ class SimFile:
     def __init__(self, fs: SimFileSystem, path: Path, inode: Inode) -> None:
         self._fs = fs
         self.path = path
-        self._inode = inode
+        self.inode = inode
         self.closed = False
         fs.open_files += 1
 
@@ -206,7 +206,7 @@ class SimFile:
 
     def _read_once(self, length: int, position: int) -> bytes:
         """As Linux does it: up to the first bad page, an error only for bytes of that page."""
-        inode = self._inode
+        inode = self.inode
         end = inode.readable_end(position, min(position + length, len(inode.data)))
         if end == position < len(inode.data):
             raise OSError(errno.EIO, "an unreadable sector")
@@ -224,40 +224,40 @@ class SimFile:
             raw = raw[: fault.short]
         room = self._fs.free_bytes
         if room is not None:
-            growth = max(position + len(raw) - len(self._inode.data), 0)
+            growth = max(position + len(raw) - len(self.inode.data), 0)
             if self.path.name in self._fs.copy_on_write:
                 growth = len(raw)
             if growth > room:
                 raw = raw[: max(len(raw) - (growth - room), 0)]
                 if not raw:
                     raise OSError(errno.ENOSPC, "no space left")
-            self._fs.free_bytes = room - max(position + len(raw) - len(self._inode.data), 0)
-        self._inode.heal(position, len(raw))
-        self._inode.write(position, raw)
+            self._fs.free_bytes = room - max(position + len(raw) - len(self.inode.data), 0)
+        self.inode.heal(position, len(raw))
+        self.inode.write(position, raw)
         return len(raw)
 
     def fdatasync(self) -> None:
         fault = self._fs.step("fsync", self.path)
         if fault is not None:
-            self._inode.fail_to_sync()
+            self.inode.fail_to_sync()
             raise OSError(fault.error, "injected")
-        self._inode.sync()
+        self.inode.sync()
 
     def truncate(self, size: int) -> None:
         self._fs.raise_fault("truncate", self.path)
-        if size % PAGE and size < len(self._inode.data) and self._inode.is_bad(size):
+        if size % PAGE and size < len(self.inode.data) and self.inode.is_bad(size):
             raise OSError(errno.EIO, "a part of an unreadable page")
-        self._inode.bad_pages = {one for one in self._inode.bad_pages if one * PAGE < size}
-        self._inode.resize("truncate", size)
+        self.inode.bad_pages = {one for one in self.inode.bad_pages if one * PAGE < size}
+        self.inode.resize("truncate", size)
 
     def allocate(self, size: int) -> None:
         self._fs.raise_fault("allocate", self.path)
         if self._fs.free_bytes is not None:
             raise OSError(errno.ENOSPC, "no space left")
-        self._inode.resize("allocate", size)
+        self.inode.resize("allocate", size)
 
     def size(self) -> int:
-        return len(self._inode.data)
+        return len(self.inode.data)
 
     def close(self) -> None:
         if not self.closed:

@@ -37,12 +37,16 @@ def hadoop_of(spark: SparkSession) -> Any:
 
 def executed_plan(frame: Any) -> Any:
     """The plan of Spark, as its JVM has it."""
-    return frame._jdf.queryExecution().executedPlan()
+    return _execution(frame).executedPlan()
 
 
 def partition_count(frame: Any) -> int:
     """In how many partitions it is read."""
-    return int(frame._jdf.queryExecution().toRdd().getNumPartitions())
+    return int(_execution(frame).toRdd().getNumPartitions())
+
+
+def _execution(frame: Any) -> Any:
+    return frame._jdf.queryExecution()
 
 
 class JarOfSession:

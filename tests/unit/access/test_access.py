@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from typing import Any, NamedTuple
 
@@ -225,14 +226,31 @@ async def test_with_the_real_policy(broker: LogBroker) -> None:
 
 async def test_clients_that_authenticate_at_once_are_bounded(broker: LogBroker) -> None:
     limits = PullLimits(max_pending_auths=1, auth_failure_delay_seconds=0)
-    async with pull_server(broker, limits=limits, policy=TokenPolicy()) as (server, address):
-        authenticator = server.services.authenticator
-        authenticator.pending, authenticator._pending_of["loopback"] = 1, 4
-        async with await login(address, "alice.s") as peer:
-            assert (await peer.receive())["n"] == "LIMIT_EXCEEDED"
-        authenticator._pending_of["loopback"], authenticator._pending_of["elsewhere"] = 0, 4
-        async with await login(address, "alice.s") as peer:
-            assert (await peer.receive())["k"] == "welcome"
+    for place in ("loopback", "elsewhere"):
+        rules: Any = TokenPolicy()
+        release, check = threading.Event(), rules.authenticate_token
+
+        def held(token: str, release: Any = release, check: Any = check) -> Any:
+            return check(token) if token == "alice.s" else release.wait(20) and None
+
+        rules.authenticate_token = held
+        async with pull_server(broker, limits=limits, policy=rules) as (server, address):
+            authenticator = server.services.authenticator
+            guess = authenticator.identify_bearer
+            others = [
+                asyncio.create_task(guess(rules, place, "http:here", f"bob.{n}")) for n in range(4)
+            ]
+            await asyncio.sleep(0)
+            assert authenticator.pending == 4
+            async with await login(address, "alice.s") as peer, asyncio.timeout(20):
+                while place == "elsewhere" and authenticator.pending < 5:
+                    await asyncio.sleep(0.001)
+                if place == "elsewhere":
+                    release.set()  # two are checked at once
+                told = await peer.receive()
+            release.set()
+            await asyncio.gather(*others, return_exceptions=True)
+        assert told.get("n", told["k"]) == {"loopback": "LIMIT_EXCEEDED"}.get(place, "welcome")
 
 
 async def test_a_swapped_policy_holds_for_the_next_request(broker: LogBroker) -> None:

@@ -95,6 +95,5 @@ def test_the_audit_forgets_whom_it_has_not_heard_of_for_long() -> None:
     audit = Audit(clock)
     for n in range(20_000):
         audit.denied(f"p{n}", "peer", "read", "s", "no")
-    assert len(audit._buckets) <= 4096
-    assert len(audit._suppressed) <= 4096
+    assert max(len(audit._buckets), len(audit._suppressed)) <= 4096
     assert audit.denied_total["read", "pull"] == 20_000

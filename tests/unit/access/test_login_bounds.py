@@ -150,10 +150,11 @@ async def test_a_check_that_has_just_ended_holds_up_nobody(broker: LogBroker) ->
         ask = partial(authenticator.identify_bearer, rules, "here", "http:here", f"shop.{SECRET}")
         first = asyncio.create_task(ask())
         await asyncio.sleep(0)
-        [listed] = authenticator._checks
+        checks = authenticator._checks
+        [listed] = checks
         ended: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         ended.set_result("shop")
-        authenticator._checks[listed] = ended
+        checks[listed] = ended
         assert (await ask()).principal == "shop"
         assert (await first).principal == "shop"
 

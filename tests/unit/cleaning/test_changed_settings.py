@@ -42,7 +42,7 @@ async def test_compaction_switched_off_takes_nothing_away_any_more(
         await broker.administration.update_stream("s", {"compaction": None})
         assert (host.rewriting, cleaning.cleaner.is_working) == (False, False)
         await round_
-    await cleaning.serve_requests()
+    await cleaning.round()
     info = cleaning.cleaner.describe(host)
     assert (info["state"], info["requested"], info["finished"]) == ("off", 1, 1)
     assert info["passes"] == 0

@@ -6,12 +6,15 @@ import logging
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from support.disks.logs import BASE_NS, SMALL, FakeClock, encode, environment
 from support.worlds.replica_scenarios import REPLICA
 
 from liftlog.log import Log, OsFileSystem
+from liftlog.log.files.checkpoint_file import read_dispensable_file
 from liftlog.log.rewrite import apply_rebatch, rebatch
 from liftlog.server.cleaning.next_segments import SCRUB_NAME, ScrubSchedule, SmallBatches
 from liftlog.settings import StreamSettings
@@ -70,8 +73,8 @@ def test_a_restart_goes_on_where_the_round_was(log: Log, tmp_path: Path) -> None
 
 def test_another_incarnation_starts_over(log: Log, tmp_path: Path) -> None:
     scrubs = schedule(tmp_path)
-    scrubs.next_job(log, BASE_NS)
-    scrubs._rounds["s"].incarnation = "another"
+    former: Any = SimpleNamespace(name="s", incarnation="former", segments=(), quarantined=())
+    scrubs.next_job(former, BASE_NS)
     assert take_round(scrubs, log, BASE_NS + HOUR_NS) == []
     assert take_round(scrubs, log, BASE_NS + 2 * HOUR_NS) == [1, 11, 21]
 
@@ -80,7 +83,8 @@ def test_streams_that_are_gone_are_forgotten(log: Log, tmp_path: Path) -> None:
     scrubs = schedule(tmp_path)
     scrubs.next_job(log, BASE_NS)
     scrubs.save([])
-    assert schedule(tmp_path)._rounds == {}
+    stored = read_dispensable_file(OsFileSystem(), tmp_path / SCRUB_NAME, SCRUB_NAME)
+    assert stored == {"streams": {}}
 
 
 def test_nothing_is_written_while_nothing_changes(log: Log, tmp_path: Path) -> None:

@@ -222,8 +222,9 @@ async def test_a_process_that_does_not_read_is_not_told_more_and_more(running: R
 
 
 def process_of(worker: Worker) -> asyncio.subprocess.Process:
-    assert worker._process is not None
-    return worker._process
+    process = worker._process
+    assert process is not None
+    return process
 
 
 async def test_it_ends_when_there_is_nothing_to_do(running: Running) -> None:

@@ -62,5 +62,5 @@ def test_an_option_that_is_called_like_a_setting(option: str, key: str | None) -
 
 
 def test_every_word_of_nats_is_a_setting_here() -> None:
-    for key in setting_options._WORDS_OF_NATS.values():
+    for key in setting_options.WORDS_OF_NATS.values():
         assert setting_options.setting_called(key.split(".")[-1]) == key

@@ -72,7 +72,7 @@ def test_every_parameter_of_fetch_is_explained() -> None:
 
 def test_what_asyncio_alone_has_is_an_error() -> None:
     with pytest.raises(blocking_client.NotCovered, match=r"asyncio\.Queue .*line 3"):
-        blocking_client._blocking("import asyncio\n\nx = asyncio.Queue()\n", set())
+        blocking_client.blocking("import asyncio\n\nx = asyncio.Queue()\n", set())
 
 
 def test_a_phrase_that_no_source_contains_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,4 +95,4 @@ def test_a_phrase_that_no_source_contains_is_an_error(monkeypatch: pytest.Monkey
     ],
 )
 def test_code_is_replaced_by_tokens_and_text_by_phrases(source: str, expected: str) -> None:
-    assert blocking_client._blocking(source, set()) == expected
+    assert blocking_client.blocking(source, set()) == expected

@@ -35,7 +35,7 @@ def test_what_is_kept_is_bounded() -> None:
     pool = BufferPool(max_buffers=3)
     held = [pool.allocate(100 * KIB) for _ in range(10)]
     assert len({memory(view) for view in held}) == 10
-    assert len(pool._held) == 3
+    assert len(pool) == 3
 
 
 def test_a_larger_need_replaces_a_buffer_that_is_too_small() -> None:
@@ -48,4 +48,4 @@ def test_a_larger_need_replaces_a_buffer_that_is_too_small() -> None:
 def test_small_bodies_are_not_pooled() -> None:
     pool = BufferPool()
     pool.allocate(1000)
-    assert not pool._held
+    assert len(pool) == 0

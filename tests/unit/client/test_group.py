@@ -616,7 +616,7 @@ async def test_a_process_that_hung_leaves_its_name_to_a_newer_one(
     async with connect(address) as one:
         older, newer = (one.group("billing", "orders", member="w") for _ in range(2))
         await anext(older)
-        await older._heartbeats.stop()
+        await heartbeats_of(older).stop()
         await anext(newer)
         end_session(older)
         for _ in range(2):
@@ -625,6 +625,10 @@ async def test_a_process_that_hung_leaves_its_name_to_a_newer_one(
         end_session(newer)
         await anext(newer)  # it joins again, as itself
         await newer.close()
+
+
+def heartbeats_of(group: Any) -> Any:
+    return group._heartbeats
 
 
 def end_session(group: Any) -> None:
@@ -797,7 +801,7 @@ async def test_after_close_no_beat_is_under_way(
     """It would be answered seconds later, and the thread that waits for it is waited for."""
     group = client.client.group("billing", "orders", member=member, session=60)
     await client.take(group, 1)
-    heartbeats = group._heartbeats._background
+    heartbeats = heartbeats_of(group)._background
     assert heartbeats.started
     assert not heartbeats.done
     await client.of(group, "close")

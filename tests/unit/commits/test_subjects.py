@@ -152,7 +152,7 @@ async def test_compaction(tmp_path: Path) -> None:
     names = [b"in.a", b"in.b", b"in.c", b"in.d"]
     assert known(host, names) == [2, 5, 4, 6]
     cleaning.cleaner.request(host)
-    await cleaning.serve_requests()
+    await cleaning.round()
     await until(lambda: known(host, names) == [1, 5, 0, 6])
     await store(host, [b"in.c"])
     assert known(host, names) == [1, 5, 7, 6]

@@ -140,7 +140,7 @@ def test_the_chart_is_a_picture_of_what_was_found(tmp_path: Path) -> None:
         pictures.append(imread(tmp_path / name))
     assert pictures[0].shape == pictures[1].shape == (550, 1210, 4)
     # Only the second one has sales in the third week: its colours appear there.
-    ours = [tuple(int(text[i : i + 2], 16) for i in (1, 3, 5)) for text in queries._COLOURS]
+    ours = [tuple(int(text[i : i + 2], 16) for i in (1, 3, 5)) for text in queries.COLOURS]
     in_third_week = [
         {tuple(round(255 * x) for x in dot[:3]) for dot in picture[130:520, 545:760].reshape(-1, 4)}
         for picture in pictures

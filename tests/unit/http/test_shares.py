@@ -23,8 +23,8 @@ def test_one_caller_takes_no_place_from_others() -> None:
             stack.enter_context(shares.one("modest"))
     for _ in range(3):
         with shares.one("greedy"):
-            assert len(shares._under_way) == 1
-    assert not shares._under_way
+            assert len(shares) == 1
+    assert len(shares) == 0
 
 
 def test_an_error_gives_the_place_back() -> None:

@@ -108,7 +108,11 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def handover_of(
-    old: Connection, new: Connection, witness: Witness, echoes: Echoes | None = None
+    old: Connection,
+    new: Connection,
+    witness: Witness,
+    echoes: Echoes | None = None,
+    hurry: asyncio.Event | None = None,
 ) -> Handover:
     old.others, new.others = [new], [old]
     return Handover(
@@ -116,7 +120,7 @@ def handover_of(
         cast(NatsConnection, new),
         [witness.subscription],
         lambda: None,
-        asyncio.Event(),
+        hurry or asyncio.Event(),
         echoes or Echoes(time.monotonic),
     )
 
@@ -210,8 +214,9 @@ async def test_no_mark_comes(monkeypatch: pytest.MonkeyPatch, reason: str) -> No
 async def test_who_stops_does_not_wait_for_the_mark() -> None:
     old, new, witness = Connection(0.0, 0.0, 10.0), Connection(0.0, 0.0), Witness(None)
     await old.subscribe([witness.subscription])
-    handover = handover_of(old, new, witness)
-    asyncio.get_running_loop().call_later(0.05, handover._hurry.set)
+    hurry = asyncio.Event()
+    handover = handover_of(old, new, witness, hurry=hurry)
+    asyncio.get_running_loop().call_later(0.05, hurry.set)
     with pytest.raises(NatsUnavailable):
         await handover.run()
     assert list(old.sids) == [witness.subscription]

@@ -271,6 +271,12 @@ _STEPS = [
 ]
 
 
+def fill_segment(log: Log, promises: Promises) -> None:
+    """Until the next append begins another one."""
+    while not log.writer.must_roll(400, 0):
+        commit(log, promises, 1)
+
+
 @pytest.mark.parametrize("step", range(len(_STEPS)))
 @pytest.mark.parametrize("what", ["roll", "retention", "metadata", "reserve"])
 def test_any_step_of_a_change_of_structure_may_fail(what: str, step: int) -> None:
@@ -278,8 +284,7 @@ def test_any_step_of_a_change_of_structure_may_fail(what: str, step: int) -> Non
     template = _STEPS[step]
     fault = Fault(template.operation, template.error, template.path, after=template.after)
     if what == "roll":
-        while not log.writer.must_roll(400, 0):
-            commit(log, promises, 1)
+        fill_segment(log, promises)
     if what == "reserve":
         set_manifest(log, reserved_offset=log.log_end_offset)
     fs.faults = [fault]
@@ -313,8 +318,7 @@ def test_any_step_of_a_change_of_structure_may_fail(what: str, step: int) -> Non
 def test_a_manifest_in_doubt_is_settled_before_anything_is_appended() -> None:
     """Renamed, but its directory not synced: the disk may already call the segment sealed."""
     fs, log, promises = _log(12, SMALL)
-    while not log.writer.must_roll(400, 0):
-        commit(log, promises, 1)
+    fill_segment(log, promises)
     fs.faults = [Fault("rename", path="manifest", after=True)]
     with pytest.raises(StorageError):
         append(log, promises, 8)

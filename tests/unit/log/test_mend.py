@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from support.disks.logs import BASE_NS, DIRECTORY, flip, reopen
+from support.disks.logs import BASE_NS, DIRECTORY, flip, reopen, set_view
 from support.disks.mending import (
     BATCHES,
     PATCH,
@@ -186,8 +186,7 @@ def test_what_is_not_committed_is_not_mended() -> None:
     fs, log, _, other = pair()
     spoil(log, fs, 2, [3])
     result = mend(job_of(log, 2, write_patch(fs, other, examine(log, fs, 2))), fs)
-    view = log._state.view
-    log._state.view = view._replace(committed=view.committed._replace(offset=50))
+    set_view(log, committed=log.view.committed._replace(offset=50))
     with pytest.raises(SegmentsChanged, match="not committed"):
         apply_mending(log, result, log.view.manifest.lineage)
 

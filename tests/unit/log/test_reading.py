@@ -363,7 +363,7 @@ def test_hundreds_of_segments_need_few_descriptors_and_little_memory() -> None:
         piece.release()
         assert len(env.pool) <= 8
         assert image.open_files <= 10
-    assert len(env.indexes._indexes) <= 4
+    assert len(env.indexes) <= 4
     pieces = [again.read(offset, 10) for offset in range(1, 61, 3)]  # held: they stay open
     assert image.open_files == 22
     for piece in pieces:

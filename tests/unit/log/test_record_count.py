@@ -8,14 +8,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from support.disks.logs import DIRECTORY, create
+from support.disks.logs import DIRECTORY, create, set_view
 from support.disks.simfs import SimFileSystem
 
 from liftlog.log import Log
 from liftlog.log.active_segment import LogEnd
 from liftlog.log.files.manifest import QuarantinedRange, SegmentEntry
 from liftlog.log.segment.segment import Segment
-from liftlog.log.state import ReadView
 
 
 def _log(
@@ -42,7 +41,7 @@ def _log(
         ),
     )
     committed = LogEnd(end, active.base_offset, 0)
-    log._state.view = ReadView(committed, segments, manifest, log.view.active_index)
+    set_view(log, committed=committed, segments=segments, manifest=manifest)
     return log
 
 

@@ -164,7 +164,7 @@ def one_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def inode(file: Any) -> object:
         assert isinstance(file, SimFile)
-        return id(file._inode)
+        return id(file.inode)
 
     def scarce(cls: type[LogEnvironment], fs: Any, *arguments: Any, **more: Any) -> LogEnvironment:
         one = SharedDescriptors(fs, 1, unsynced=(ACKED_END_NAME,), identify=inode)

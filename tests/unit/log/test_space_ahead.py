@@ -27,7 +27,7 @@ class _Noting(SimFileSystem):
 
     def open(self, path: Path, *, create: bool = False, writable: bool = True) -> SimFile:
         node = super().open(path, create=create, writable=writable)
-        return _NotingFile(self, path, node._inode) if path.suffix == ".log" else node
+        return _NotingFile(self, path, node.inode) if path.suffix == ".log" else node
 
 
 class _NotingFile(SimFile):

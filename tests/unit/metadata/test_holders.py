@@ -50,10 +50,13 @@ def test_what_is_certain_of_another_process() -> None:
     assert not contained.has_ended(other), "another container's processes are not seen"
 
 
+def held_by(process: int) -> Holder:
+    return replace(here(OTHER), process=process, process_began=holders._began(process))
+
+
 def test_a_process_that_no_one_has_waited_for_has_ended() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
-        began = holders._began(child.pid)
-        theirs = replace(here(OTHER), process=child.pid, process_began=began)
+        theirs = held_by(child.pid)
         assert not theirs.has_ended(here())
         child.kill()
         while not theirs.has_ended(here()):
@@ -83,8 +86,7 @@ def test_a_process_that_proc_does_not_show_may_run(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, trouble: Callable[..., None]
 ) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
-        began = holders._began(child.pid)
-        theirs = replace(here(OTHER), process=child.pid, process_began=began)
+        theirs = held_by(child.pid)
         own = here()
         trouble(monkeypatch, tmp_path)
         assert not theirs.has_ended(own)

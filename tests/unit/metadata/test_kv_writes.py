@@ -66,10 +66,12 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         ([Refused(400, 10054, "size")], StoreUnavailable),
     ],
 )
-async def test_what_answers_mean(answers: list[Any], outcome: Any) -> None:
-    store = NatsKvMetaStore(NatsSettings(), ["nats://x"], "prod", "a")
+async def test_what_answers_mean(
+    answers: list[Any], outcome: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     link = Answers(*answers)
-    store._link = link  # type: ignore[assignment]
+    monkeypatch.setattr(kv_store, "KvLink", lambda *_, **options: link)
+    store = NatsKvMetaStore(NatsSettings(), ["nats://x"], "prod", "a")
     if outcome == 9:
         assert await store.cas("stream.a", b"{}", 7) == 9
     else:

@@ -167,6 +167,11 @@ async def test_a_change_of_a_known_record_is_one_read_and_one_write(store: FileM
     assert (after.log_start, after.isr, after.version) == (20, ("a", "b"), 4)
 
 
+def set_back(node: Node, store: FileMetaStore) -> None:
+    """The store that the node uses is replaced by another history of it."""
+    node.mirror._store = store
+
+
 @pytest.mark.parametrize("how", ["change", "commit"])
 async def test_what_was_stored_after_the_store_was_set_back_is_not_lost_unread(
     fs: SimFileSystem, how: str
@@ -183,7 +188,7 @@ async def test_what_was_stored_after_the_store_was_set_back_is_not_lost_unread(
     assert entries[0] is not None
     assert entries[1] is not None
     assert entries[0].revision == entries[1].revision
-    node.mirror._store = stores[1]
+    set_back(node, stores[1])
     after = transitions.expand(known, "c", 1)
     assert after is not None
     with pytest.raises(MetadataUnavailable, match="an older record"):
@@ -250,7 +255,7 @@ async def test_what_another_node_told_can_be_changed_after_the_store_was_set_bac
     told = transitions.fence(record, {"b"})
     assert told is not None
     await other.mirror.create(told)
-    node.mirror._store = stores[1]
+    set_back(node, stores[1])
     node.mirror.told(told)
     assert node.mirror.records["s"] == told
     await node.mirror.load()

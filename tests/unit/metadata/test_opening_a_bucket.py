@@ -6,6 +6,7 @@ import pytest
 
 from liftlog.cluster.store import CasUnknown
 from liftlog.server.metadata import kv_store
+from liftlog.server.metadata.kv_link import KvLink
 from liftlog.server.metadata.kv_store import NatsKvMetaStore
 from liftlog.settings import NatsSettings
 
@@ -22,12 +23,12 @@ async def test_a_node_waits_for_a_bucket_that_does_not_say_whether_it_writes(
         if checks < 3:
             raise CasUnknown("JetStream did not answer within 3 s")
 
-    async def connected(_: float) -> None:
+    async def connected(link: KvLink, _: float) -> None:
         pass
 
     monkeypatch.setattr(kv_store, "_RETRY_SECONDS", 0.0)
     monkeypatch.setattr(store, "_check", check)
-    monkeypatch.setattr(store._link, "start", lambda: None)
-    monkeypatch.setattr(store._link, "wait_connected", connected)
+    monkeypatch.setattr(KvLink, "start", lambda link: None)
+    monkeypatch.setattr(KvLink, "wait_connected", connected)
     await store.open()
     assert checks == 3

@@ -21,6 +21,7 @@ from liftlog.errors import Conflict, StorageError
 from liftlog.log import OsFileSystem
 from liftlog.log.files.filesystem import OsFile
 from liftlog.log.files.manifest import Manifest, read_manifest
+from liftlog.server.metadata.file_store import FileMetaStore
 from liftlog.server.metadata.records import LOCAL, ManifestFacts, following
 from liftlog.server.metadata.records_file import parse_records
 from liftlog.settings import parse_stream_settings
@@ -131,10 +132,7 @@ async def opened(directory: Path, **streams: Any) -> AsyncIterator[Running]:
 
 
 async def create(running: Running, name: str, **settings: Any) -> None:
-    await running.broker.own._maker.create(
-        name, parse_stream_settings({"subject": name, **settings}), origin="api"
-    )
-    running.broker.hosted.streams_changed()
+    await running.broker.create_stream(name, {"subject": name, **settings})
 
 
 async def test_creating_changing_truncating_and_deleting_a_stream_is_recorded(
@@ -184,7 +182,7 @@ async def test_a_damaged_record_is_written_again(tmp_path: Path) -> None:
     async with opened(tmp_path, configured=SETTINGS) as running:
         await create(running, "orders")
     running = Running(tmp_path)
-    store = running.broker.records._store
+    store = FileMetaStore(tmp_path / "records", shared=False, fs=running.fs)
     entry = await store.get("stream.orders")
     assert entry is not None
     await store.cas("stream.orders", b'{"v":1}', entry.revision)

@@ -160,12 +160,8 @@ def test_all_members_together_get_the_log_as_it_is(
                 assert member.found == mine
 
 
-def test_a_piece_is_decoded_once_for_all_members(
-    broker: LogBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stream = broker.streams["orders"]
-    for _ in range(50):
-        stream.append([b"v" * 100] * 100, keys=[b"key %d" % n for n in range(100)])
+def watch_decoding(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes of the pieces that are decoded from now on."""
     decoded: list[int] = []
     real = pieces._batches_in
 
@@ -174,6 +170,16 @@ def test_a_piece_is_decoded_once_for_all_members(
         return real(raw, place)
 
     monkeypatch.setattr(pieces, "_batches_in", counted)
+    return decoded
+
+
+def test_a_piece_is_decoded_once_for_all_members(
+    broker: LogBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = broker.streams["orders"]
+    for _ in range(50):
+        stream.append([b"v" * 100] * 100, keys=[b"key %d" % n for n in range(100)])
+    decoded = watch_decoding(monkeypatch)
     shared = SharedPieces()
     # Each begins elsewhere, and they take turns.
     members = [Member([slot], shared, 1 + 7 * slot) for slot in range(SLOTS)]
@@ -198,7 +204,7 @@ def test_small_pieces_are_kept_up_to_a_number(
         stream.append([b"v"], keys=[b"key"])
         member.scan(stream, 1 << 20)
     assert len(member.found) == 40
-    assert len(shared._pieces) == 10
+    assert len(shared) == 10
 
 
 class CutAfterRead:
@@ -347,14 +353,7 @@ async def test_members_that_look_at_the_same_time_share_one_piece(
     broker: LogBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What came since the first of them looked is left for the next time."""
-    decoded: list[int] = []
-    real = pieces._batches_in
-
-    def counted(raw: bytes, place: Any) -> Any:
-        decoded.append(len(raw))
-        return real(raw, place)
-
-    monkeypatch.setattr(pieces, "_batches_in", counted)
+    decoded = watch_decoding(monkeypatch)
     monkeypatch.setattr(pieces, "_NEW_SECONDS", 60.0)
     stream = broker.streams["orders"]
     shared = SharedPieces()

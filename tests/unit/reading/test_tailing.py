@@ -143,7 +143,7 @@ async def test_long_rounds_make_longer_pauses(stream: Stream) -> None:
     await turns()
     again = loop.create_future()
     group.wait(stream, 1, lambda: again.set_result(time.monotonic()))
-    assert await asyncio.wait_for(again, 10) - began >= 0.02 * (1 + tailing._REST) * 0.99
+    assert await asyncio.wait_for(again, 10) - began >= 0.02 * (1 + tailing.REST) * 0.99
 
 
 async def test_consumers_share_one_read(broker: LogBroker, tmp_path: Path) -> None:

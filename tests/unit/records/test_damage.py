@@ -6,6 +6,7 @@ import random
 import struct
 import tracemalloc
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from crc32c import crc32c
@@ -208,12 +209,18 @@ def test_a_layout_that_is_known_hides_no_damage(full: bool) -> None:
         expected = outcome(data)
         _forget_layouts()
         decode_batch(good).values()
-        assert any(layout._known) != full
+        assert any(known_layouts()) != full
         assert outcome(data) == expected
 
 
+def known_layouts() -> list[dict[Any, Any]]:
+    """Those that are tried first, by their number of entries."""
+    known: list[dict[Any, Any]] = layout._known
+    return known
+
+
 def _forget_layouts() -> None:
-    for known in layout._known:
+    for known in known_layouts():
         known.clear()
 
 

@@ -78,11 +78,11 @@ class Ways:
 
     async def start(self, to: str) -> str:
         self._to = to
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
-        port = self._server.sockets[0].getsockname()[1]
+        self.server = await asyncio.start_server(self.accept, "127.0.0.1", 0)
+        port = self.server.sockets[0].getsockname()[1]
         return f"tcp://127.0.0.1:{port}"
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
         host, _, port = self._to.removeprefix("tcp://").rpartition(":")
         there, back = await asyncio.open_connection(host, int(port))
@@ -101,7 +101,7 @@ class Ways:
             writer.close()
 
     async def close(self) -> None:
-        self._server.close()
+        self.server.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -231,11 +231,11 @@ async def test_a_node_that_is_known_to_be_back_is_connected_to_without_a_pause(
     monkeypatch.setattr("liftlog.client.connecting.reconnecting.FIRST_PAUSE_SECONDS", 3600.0)
     async with pair(tmp_path) as nodes:
         await wait(lambda: nodes.ups == 1)
-        address = nodes.ways._server.sockets[0].getsockname()
+        address = nodes.ways.server.sockets[0].getsockname()
         assert not nodes.hearing.is_refusing("a")
         await nodes.ways.close()
         await wait(lambda: nodes.hearing.is_refusing("a"))
-        nodes.ways._server = await asyncio.start_server(nodes.ways._accept, *address)
+        nodes.ways.server = await asyncio.start_server(nodes.ways.accept, *address)
         nodes.link._backoff._ceiling = 3600.0
         nodes.link.connect_soon()
         await wait(lambda: nodes.ups == 2)

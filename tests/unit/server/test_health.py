@@ -17,6 +17,7 @@ from liftlog.server.life.reloading import Reloads
 from liftlog.server.metrics.values import condition_values
 from liftlog.server.node.cluster_catalog import node_of
 from liftlog.server.streams.attachments import RefusedSubject
+from liftlog.server.vitals import disk
 from liftlog.server.vitals.conditions import Condition, Conditions
 from liftlog.server.vitals.disk import DiskProbe, DiskState
 
@@ -203,7 +204,7 @@ async def test_a_commit_that_waits_for_the_disk(parts: Parts) -> None:
 
 
 async def test_a_disk_that_cannot_be_written(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(DiskProbe, "_look", lambda self: DiskState(0, 0, "read-only"))
+    monkeypatch.setattr(disk, "look_at", lambda directory: DiskState(0, 0, "read-only"))
     assert await problems(parts) == {"disk": "read-only"}
 
 

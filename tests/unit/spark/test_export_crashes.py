@@ -52,7 +52,7 @@ def test_directories_of_a_run_that_was_killed(
         with disk(stop_before=step) as killed, pytest.raises(Stopped):
             export()
         with disk() as crashing:
-            crashing._unsynced_names |= killed._unsynced_names
+            crashing.unsynced_names |= killed.unsynced_names
             export()
         crashing.cut_power()
         assert len(table(lake)) == 3, f"step {step}"

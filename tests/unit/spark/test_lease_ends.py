@@ -307,7 +307,7 @@ class Ahead:
 
     def __init__(self, cleaning: Cleaning) -> None:
         self.seconds = 0.0
-        cleaning.running.broker.administration.leases._monotonic = self
+        cleaning.judge_readers_by(self)
 
     def __call__(self) -> float:
         return time.monotonic() + self.seconds

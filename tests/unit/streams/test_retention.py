@@ -15,6 +15,7 @@ from support.worlds.rewriting import add, compact_once, keyed, row, stored
 from compaction.retention import RetentionDecision
 from liftlog.errors import InvalidArgument, OffsetOutOfRange, StorageError
 from liftlog.log import Log, OsFileSystem
+from liftlog.log.segment.index import SparseIndex
 from liftlog.server.cleaning.compaction import plan_pass
 from liftlog.server.streams.retention import (
     decide_retention,
@@ -78,15 +79,14 @@ def test_a_decision_in_the_middle_of_an_append_keeps_what_is_committed(
     append(log, 3)
     limits = settings(retention={"max_messages": 3})
     seen: list[RetentionDecision | None] = []
-    original = log._state.active.index.maybe_add
+    original = SparseIndex.maybe_add
 
-    class Watched:
-        def maybe_add(self, *arguments: Any) -> None:
-            seen.append(decide_retention(log, limits, BASE_NS))
-            original(*arguments)
+    def watched(index: SparseIndex, *arguments: Any) -> None:
+        seen.append(decide_retention(log, limits, BASE_NS))
+        original(index, *arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(log._state.active, "index", Watched())
+        patch.setattr(SparseIndex, "maybe_add", watched)
         end = log.log_end_offset
         log.append([encode(log, [b"y"], first=end + i) for i in range(4)])
     assert seen == [None] * 4

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from liftlog.server.vitals import disk
-from liftlog.server.vitals.disk import PROBE_NAME, DiskProbe, DiskState
+from liftlog.server.vitals.disk import PROBE_NAME, DiskProbe, DiskState, look_at
 
 
 @pytest.fixture
@@ -50,13 +50,12 @@ async def test_what_was_just_seen_is_not_looked_at_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks = []
-    look = DiskProbe._look
 
-    def counted(self: DiskProbe) -> DiskState:
+    def counted(directory: Path) -> DiskState:
         looks.append(1)
-        return look(self)
+        return look_at(directory)
 
-    monkeypatch.setattr(DiskProbe, "_look", counted)
+    monkeypatch.setattr(disk, "look_at", counted)
     probe = DiskProbe(tmp_path)
     assert await probe.state() == await probe.state()
     assert len(looks) == 1
@@ -80,12 +79,12 @@ async def test_a_disk_that_stands_still(probe: DiskProbe, monkeypatch: pytest.Mo
     monkeypatch.setattr(disk, "_WAIT_SECONDS", 0.01)
     moving, looks = threading.Event(), []
 
-    def stand_still(self: DiskProbe) -> DiskState:
+    def stand_still(directory: Path) -> DiskState:
         looks.append(1)
         assert moving.wait(30)
         return DiskState(1, 2)
 
-    monkeypatch.setattr(DiskProbe, "_look", stand_still)
+    monkeypatch.setattr(disk, "look_at", stand_still)
     found = await asyncio.gather(*(probe.state() for _ in range(5)))
     assert all("not answered" in state.problem for state in found)
     assert len(looks) == 1, "threads pile up behind the disk"

@@ -61,7 +61,7 @@ def test_what_hides_is_seen() -> None:
 
 
 def test_a_character_that_the_look_cuts() -> None:
-    raw = b"x" * (content._LOOKED_AT - 1) + "é".encode() * 100
+    raw = b"x" * (content.LOOKED_AT_BYTES - 1) + "é".encode() * 100
     assert show(raw).view == "text"
     assert show(b"x" * 10 + "é".encode()[:1]).view == "hex"
 

@@ -81,13 +81,8 @@ def test_values_that_are_searched_together(
     expression: str, texts: list[str], together: int
 ) -> None:
     raw = [text.encode() for text in texts]
-    compiled = Expression(expression)
-    expected = [compiled._is_in(text) for text in raw]
-    usual, conditions._TOGETHER = conditions._TOGETHER, together
-    try:
-        assert found(compiled, raw) == expected
-    finally:
-        conditions._TOGETHER = usual
+    alone = Expression(expression, together=1)
+    assert found(Expression(expression, together=together), raw) == found(alone, raw)
 
 
 def test_bytes_that_are_not_utf_8_count_as_characters() -> None:

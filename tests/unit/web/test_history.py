@@ -181,10 +181,10 @@ def test_a_stream_in_which_nothing_happens_has_the_same_points(
 
 async def test_the_task_ends() -> None:
     daemon = Daemon()
+    before = asyncio.all_tasks()
     daemon.history.start()
     await asyncio.sleep(0)
-    task = daemon.history._task
-    assert task is not None
+    [task] = asyncio.all_tasks() - before
     await daemon.history.close()
     assert task.cancelled()
 

@@ -69,7 +69,7 @@ def test_a_short_quiet_is_none(world: World) -> None:
 def test_a_long_piece_is_not_paid_for_in_full(world: World) -> None:
     world.stored += 1
     world.work(1.0)
-    assert world.rests == [pace._LONGEST_REST_SECONDS]
+    assert world.rests == [pace.LONGEST_REST_SECONDS]
 
 
 def test_what_was_no_work_counts_for_none(world: World) -> None:
@@ -93,4 +93,4 @@ def test_a_condition_in_parts_finds_the_same(world: World) -> None:
 
     found = Paced(counted, world.pace)(column)
     assert np.flatnonzero(found).tolist() == list(range(0, 1000, 7))
-    assert max(asked) <= pace._PART_BYTES
+    assert max(asked) <= pace.PART_BYTES
