@@ -181,15 +181,15 @@ def sketched_files() -> dict[str, bytes]:
         log = Log.create(STREAM, data_dir.environment, ROLL_ON_DEMAND, metadata={}, boot_id=BOOT_ID)
     for number in range(3):
         add(log, [[keyed(BASE_NS + number * 1000, number, i) for i in range(20)]])
-    log.roll()
+    log.writer.roll()
     assert compact_once(log, fs) is not None
-    log.begin_epoch(log.leader_epoch + 2)
+    log.writer.begin_epoch(log.leader_epoch + 2)
     for rows in second_segment():
         add(log, [rows])
-    log.roll()
+    log.writer.roll()
     add(log, [[Row(BASE_NS + 200 * MINUTE_NS, "orders.eu", None, b"active", b"")]])
     sketch_segments(log, fs, with_subjects=True)
-    log.advance_high_watermark(log.sync())
+    log.commit_up_to(log.sync())
     log.close()
     after = fs.kill()
     return {
