@@ -7,8 +7,10 @@ seam           plugs both into nats-py; the slower way if the parser does not fi
 servers        the servers to connect to, and how to log in
 endings        why a connection ends and what is refused, from the server's words
 connection     one connection to one server, from login to its end
+reading_pauses the pauses in which a connection was not read
 subscriptions  the wanted subscriptions, and the state of each
 nats_link      one connection after another; repeats refused subscriptions
+refused_acks   the acks that NATS refuses
 relay          passes messages to a stream that is moving to another node
 handover       moves from a server in lame duck mode to another one
 overlap        takes each message once while two connections deliver it

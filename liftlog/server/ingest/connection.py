@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -26,6 +25,7 @@ from liftlog.server.ingest.endings import (
     error_words,
     rejection_of,
 )
+from liftlog.server.ingest.reading_pauses import STILL_SECONDS, ReadingPauses
 from liftlog.server.ingest.seam import make_client
 from liftlog.server.ingest.servers import NatsServerAddress, login_options
 from liftlog.server.ingest.subscriptions import LinkSubscription, Refusals, RunHandler
@@ -39,10 +39,6 @@ _MAX_UNSENT_BYTES = 16 * 1024 * 1024
 _BEHIND_BYTES = 256 * 1024
 """If at least this much was unread at the end, NATS closed the connection because the daemon was
 slow."""
-_STILL_SECONDS = 1.0
-"""If the daemon did not read for this long before the connection ended, NATS treated it as a slow
-consumer."""
-_JUST_NOW_SECONDS = 5.0
 
 
 class NatsConnection:
@@ -89,9 +85,7 @@ class NatsConnection:
         self._on_change = on_change
         self._wait_ready = wait_until_ready_to_read
         self._reading_is_held = reading_is_held
-        self._stood_still_seconds = stood_still_seconds
-        self._held_since = 0.0
-        self._held = (0.0, 0.0)  # until when reading was held last, and for how long
+        self._pauses = ReadingPauses(stood_still_seconds)
         self._last_sid = 0
         self._client, self._transport = make_client(
             seam,
@@ -233,8 +227,8 @@ class NatsConnection:
                 is_guess=True,
             )
         if isinstance(error, nats.errors.UnexpectedEOF | OSError):
-            still = self._not_read_seconds()
-            if still >= _STILL_SECONDS:
+            still = self._pauses.not_read_seconds()
+            if still >= STILL_SECONDS:
                 # A reset discards what had arrived, so nothing was found unread.
                 return Ending(
                     Cause.SLOW_CONSUMER,
@@ -254,15 +248,6 @@ class NatsConnection:
             return Ending(Cause.NETWORK, f"the connection to NATS broke: {error}")
         return Ending(Cause.OTHER, f"the connection to NATS was given up: {error!r}")
 
-    def _not_read_seconds(self) -> float:
-        """Return the time for which the daemon has just not read; 0.0 if that ended a while ago."""
-        now = time.monotonic()
-        until, seconds = self._held
-        if self._held_since:
-            until, seconds = now, now - self._held_since
-        held = seconds if now - until <= _JUST_NOW_SECONDS else 0.0
-        return max(held, self._stood_still_seconds())
-
     def on_info(self, info: Mapping[str, Any]) -> None:
         urls = info.get("connect_urls")
         limit = info.get("max_payload")
@@ -276,17 +261,14 @@ class NatsConnection:
 
     async def _pressure(self) -> None:
         """Pause reading while too much is unsent. Awaited by the parser after each chunk."""
-        self._held_since = time.monotonic()
+        self._pauses.begin()
         try:
             if self._transport.unsent_bytes() > _MAX_UNSENT_BYTES:
                 with contextlib.suppress(OSError):
                     await self._transport.drain()
             await self._wait_ready()
         finally:
-            now = time.monotonic()
-            if now - self._held_since >= _STILL_SECONDS:
-                self._held = (now, now - self._held_since)
-            self._held_since = 0.0
+            self._pauses.end()
 
     def _is_pressed(self) -> bool:
         """Return True if `_pressure` would have to wait."""

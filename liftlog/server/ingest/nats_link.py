@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import nats.errors
 
@@ -27,8 +28,10 @@ from liftlog.server.ingest.echoes import Echoes
 from liftlog.server.ingest.endings import Cause, Ending, Rejection
 from liftlog.server.ingest.handover import Handover
 from liftlog.server.ingest.jetstream import JetStreamWatch
+from liftlog.server.ingest.refused_acks import RefusedAcks
 from liftlog.server.ingest.servers import NatsServerAddress, ServerPool
 from liftlog.server.ingest.subscriptions import LinkSubscription, RunHandler, SubscriptionBook
+from liftlog.server.vitals.rare_warnings import RareWarnings
 from liftlog.settings import NatsSettings
 
 logger = logging.getLogger("liftlog.server.nats")
@@ -37,7 +40,6 @@ _WATCH_SECONDS = 0.5
 _DRAIN_SECONDS = 3.0
 _HANDOVER_PAUSE_SECONDS = 1.0
 _CHECK_SECONDS = 0.5
-_TOLD_AGAIN_SECONDS = 60.0
 
 
 @dataclass(slots=True)
@@ -52,16 +54,6 @@ class LinkCounters:
     acks_oversized: int = 0
     handovers: int = 0
     disconnects_by_cause: Counter[Cause] = field(default_factory=Counter)
-
-
-@dataclass(frozen=True, slots=True)
-class RefusedAck:
-    """The most recent ack that NATS refused."""
-
-    subject: str
-    text: str
-    at: float
-    """Time by the monotonic clock."""
 
 
 class NatsLink:
@@ -84,13 +76,9 @@ class NatsLink:
         stood_still_seconds: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._settings = settings
-        self._servers = servers
         self._pool = ServerPool(servers)
         self.seam = seam
         self._on_chunk_end = on_chunk_end
-        self._wait_ready = wait_until_ready_to_read
-        self._reading_is_held = reading_is_held
-        self._stood_still_seconds = stood_still_seconds
         self._connection: NatsConnection | None = None
         self._handover: Handover | None = None
         self._echoes = Echoes(time.monotonic)
@@ -104,12 +92,21 @@ class NatsLink:
         self._attaching = Coalescing(self._lock, self._attach)
         self._leaving = Coalescing(self._lock, self._leave)
         self._supervisor: asyncio.Task[None] | None = None
-        self._told: dict[str, float] = {}
-        self._refused_ack_told_at = -_TOLD_AGAIN_SECONDS
+        self._new_connection = partial(
+            NatsConnection,
+            on_chunk_end=on_chunk_end,
+            on_revoked=self._book.revoked,
+            on_publish_refused=self._publish_refused,
+            on_change=self._work.set,
+            wait_until_ready_to_read=wait_until_ready_to_read,
+            reading_is_held=reading_is_held,
+            stood_still_seconds=stood_still_seconds,
+        )
+        self._warnings = RareWarnings(logger)
         self._jetstream = JetStreamWatch(self._lock)
         self.problem = "no connection was made yet"
         """Why there is no connection."""
-        self.refused_ack: RefusedAck | None = None
+        self.refused_acks = RefusedAcks()
         self.counters = LinkCounters()
         self.on_connected: list[Callable[[], None]] = []
         """Called after each new connection, whose subscriptions have been requested."""
@@ -131,7 +128,7 @@ class NatsLink:
     @property
     def servers(self) -> list[str]:
         """The configured servers; it may discover others of their cluster."""
-        return list(self._servers)
+        return self._pool.urls
 
     @property
     def server_url(self) -> str:
@@ -225,7 +222,7 @@ class NatsLink:
             except Exception as error:  # noqa: BLE001  # a supervisor: nats-py may raise anything
                 if connection is not None:  # from now on messages are missed, too
                     ending = connection.ending or Ending(Cause.OTHER, f"the link failed: {error!r}")
-                self._warn("nats-link-failed error=%r", error)
+                self._warnings.warn("nats-link-failed error=%r", error)
                 await self._abandon()
                 await asyncio.sleep(self._settings.reconnect_wait_seconds)
 
@@ -255,18 +252,8 @@ class NatsLink:
 
     async def _open(self, address: NatsServerAddress) -> NatsConnection | None:
         """Connect to one server; None if it is not available, and the log has the reason."""
-        connection = NatsConnection(
-            address,
-            self.seam,
-            on_chunk_end=self._on_chunk_end,
-            on_revoked=self._book.revoked,
-            on_publish_refused=self._publish_refused,
-            on_change=self._work.set,
-            wait_until_ready_to_read=self._wait_ready,
-            reading_is_held=self._reading_is_held,
-            tls_name=self._settings.tls.hostname or address.tls_name,
-            stood_still_seconds=self._stood_still_seconds,
-        )
+        tls_name = self._settings.tls.hostname or address.tls_name
+        connection = self._new_connection(address, self.seam, tls_name=tls_name)
         try:
             await connection.log_in(self._settings)
         except (OSError, nats.errors.Error, TimeoutError, NatsUnavailable) as error:
@@ -282,21 +269,12 @@ class NatsLink:
     def _failed(self, address: NatsServerAddress, error: Exception) -> None:
         text = why_not_connected(error).removeprefix("nats: ")
         self.problem = f"{address.shown}: {text}"
-        self._warn("nats-connect-failed server=%s error=%s", address.shown, text)
-
-    def _warn(self, event: str, *values: object) -> None:
-        """Log a warning, but each line at most once a minute. Only for few different lines: those
-        of the last minute are kept in memory."""
-        line, now = event % values, time.monotonic()
-        self._told = {one: at for one, at in self._told.items() if now - at < _TOLD_AGAIN_SECONDS}
-        if line not in self._told:
-            self._told[line] = now
-            logger.warning(event, *values)
+        self._warnings.warn("nats-connect-failed server=%s error=%s", address.shown, text)
 
     def _connected(self, connection: NatsConnection, ending: Ending | None) -> None:
         self.counters.connects += 1
-        self._told.clear()
-        self._refused_ack_told_at = -_TOLD_AGAIN_SECONDS
+        self._warnings.forget()
+        self.refused_acks.log_at_once()
         logger.info(
             "nats-connected server=%s version=%s",
             connection.address.shown,
@@ -358,7 +336,7 @@ class NatsLink:
 
     async def _go_elsewhere(self, old: NatsConnection) -> NatsConnection:
         """Return the connection that serves from now on: `old` if no other server is available."""
-        self._warn("nats-lame-duck server=%s action=go-elsewhere", old.address.shown)
+        self._warnings.warn("nats-lame-duck server=%s action=go-elsewhere", old.address.shown)
         # Its own address comes last: behind a load balancer, it may lead to another server.
         for address in sorted(self._pool.round(), key=lambda one: one.shown == old.address.shown):
             if old.ending is not None:
@@ -391,7 +369,7 @@ class NatsLink:
                 self._echoes = handover.echoes
                 self._book.answered(handover.wanted, handover.refused)
         except NatsUnavailable as error:
-            self._warn("nats-handover-failed to=%s error=%s", new.address.shown, error)
+            self._warnings.warn("nats-handover-failed to=%s error=%s", new.address.shown, error)
             await new.close()
             return False
         except BaseException:
@@ -422,15 +400,8 @@ class NatsLink:
             return
         if self._handover is not None and self._handover.publish_refused(rejection.subject):
             return
-        now = time.monotonic()
         self.counters.acks_refused += 1
-        self.refused_ack = RefusedAck(rejection.subject, rejection.text, now)
-        # Not `_warn`, which keeps each line in memory: publishers choose the subjects.
-        if now - self._refused_ack_told_at >= _TOLD_AGAIN_SECONDS:
-            self._refused_ack_told_at = now
-            logger.warning(
-                "nats-ack-refused subject=%s reason=%s", rejection.subject, rejection.text
-            )
+        self.refused_acks.add(rejection)
 
     async def _attach_missing(self, now: float) -> None:
         """Request subscriptions that are not confirmed: new ones, and those that were refused."""

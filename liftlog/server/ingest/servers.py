@@ -48,9 +48,15 @@ class ServerPool:
     """The known servers. Belongs to the event loop."""
 
     def __init__(self, configured: Iterable[str]) -> None:
-        self._configured = [NatsServerAddress(_with_port(url)) for url in configured]
+        self._urls = list(configured)
+        self._configured = [NatsServerAddress(_with_port(url)) for url in self._urls]
         self._discovered: list[NatsServerAddress] = []
         self._told: tuple[NatsServerAddress, list[object]] | None = None
+
+    @property
+    def urls(self) -> list[str]:
+        """The configured servers, as they were written."""
+        return list(self._urls)
 
     def round(self) -> list[NatsServerAddress]:
         """Return all servers in random order, the configured ones first. The order is random so

@@ -213,7 +213,7 @@ class Health:
                 "; ".join(f"NATS refuses {one.subject}: {one.problem}" for one in refused)
                 + "; consumers cannot store checkpoints over NATS (checkpoints.over_nats)",
             )
-        ack = self._link.refused_ack
+        ack = self._link.refused_acks.last
         if ack is not None and time.monotonic() - ack.at < _ACK_REFUSED_SECONDS:
             yield Condition.of(
                 "acks_refused",

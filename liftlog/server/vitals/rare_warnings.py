@@ -29,3 +29,7 @@ class RareWarnings:
             self._told = {one: at for one, at in self._told.items() if now - at < _AGAIN_SECONDS}
         self._told[line] = now
         self._logger.warning(event, *values)
+
+    def forget(self) -> None:
+        """Log the next warning in any case."""
+        self._told.clear()

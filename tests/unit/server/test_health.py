@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from support.daemons.catalogs import cluster_catalog, lone_catalog
 
-from liftlog.server.ingest.nats_link import LinkCounters, RefusedAck
+from liftlog.server.ingest.nats_link import LinkCounters
+from liftlog.server.ingest.refused_acks import RefusedAck, RefusedAcks
 from liftlog.server.life.health import Health, Phase
 from liftlog.server.life.reloading import Reloads
 from liftlog.server.metrics.values import condition_values
@@ -30,7 +31,7 @@ class Parts:
             connected=True,
             server_version="2.12.0",
             problem="127.0.0.1:4222: refused",
-            refused_ack=None,
+            refused_acks=RefusedAcks(),
             is_lame_duck=False,
             counters=LinkCounters(),
         )
@@ -183,13 +184,13 @@ async def test_what_need_not_be_is_a_warning(parts: Parts) -> None:
     parts.refused = [RefusedSubject("_offsets", "liftlog.x", "Permissions Violation", False)]
     parts.link.is_lame_duck = True
     parts.link.counters.acks_refused = 7
-    parts.link.refused_ack = RefusedAck("_INBOX.a", "Permissions Violation", time.monotonic())
+    parts.link.refused_acks.last = RefusedAck("_INBOX.a", "Permissions Violation", time.monotonic())
     assert await problems(parts) == {}
     warnings = await warnings_of(parts)
     assert set(warnings) == {"nats_refused", "acks_refused", "lame_duck"}
     assert "liftlog.x: Permissions Violation" in warnings["nats_refused"]
     assert "7 acks, the last to _INBOX.a: Permissions Violation" in warnings["acks_refused"]
-    parts.link.refused_ack = RefusedAck("_INBOX.a", "Permissions Violation", -1e6)
+    parts.link.refused_acks.last = RefusedAck("_INBOX.a", "Permissions Violation", -1e6)
     assert "acks_refused" not in await warnings_of(parts), "long ago"
 
 

@@ -1,0 +1,40 @@
+"""The pauses in which a connection to NATS was not read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+STILL_SECONDS = 1.0
+"""If the daemon did not read for this long before the connection ended, NATS treated it as a slow
+consumer."""
+_JUST_NOW_SECONDS = 5.0
+
+
+class ReadingPauses:
+    """`stood_still_seconds` returns for how long the process has just been paused."""
+
+    def __init__(self, stood_still_seconds: Callable[[], float]) -> None:
+        self._stood_still_seconds = stood_still_seconds
+        self._since = 0.0
+        """Start of the present pause; 0.0 while the connection is read."""
+        self._last = (0.0, 0.0)
+        """End and length of the last long pause."""
+
+    def begin(self) -> None:
+        self._since = time.monotonic()
+
+    def end(self) -> None:
+        now = time.monotonic()
+        if now - self._since >= STILL_SECONDS:
+            self._last = (now, now - self._since)
+        self._since = 0.0
+
+    def not_read_seconds(self) -> float:
+        """Return the time for which the daemon has just not read; 0.0 if that ended a while ago."""
+        now = time.monotonic()
+        until, seconds = self._last
+        if self._since:
+            until, seconds = now, now - self._since
+        held = seconds if now - until <= _JUST_NOW_SECONDS else 0.0
+        return max(held, self._stood_still_seconds())

@@ -1,0 +1,45 @@
+"""The acks that NATS refuses: NATS does not let the daemon publish to their subject."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+
+from liftlog.server.ingest.endings import Rejection
+
+logger = logging.getLogger("liftlog.server.nats")
+
+_TOLD_AGAIN_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedAck:
+    """The most recent ack that NATS refused."""
+
+    subject: str
+    text: str
+    at: float
+    """Time by the monotonic clock."""
+
+
+class RefusedAcks:
+    """`last` is the most recent one; None before the first."""
+
+    def __init__(self) -> None:
+        self.last: RefusedAck | None = None
+        self._told_at = -_TOLD_AGAIN_SECONDS
+
+    def add(self, rejection: Rejection) -> None:
+        """Note a refusal, and log it, but at most one a minute: publishers choose the subjects."""
+        now = time.monotonic()
+        self.last = RefusedAck(rejection.subject, rejection.text, now)
+        if now - self._told_at >= _TOLD_AGAIN_SECONDS:
+            self._told_at = now
+            logger.warning(
+                "nats-ack-refused subject=%s reason=%s", rejection.subject, rejection.text
+            )
+
+    def log_at_once(self) -> None:
+        """Log the next refusal, whenever the last one was logged."""
+        self._told_at = -_TOLD_AGAIN_SECONDS
