@@ -1,4 +1,4 @@
-"""`liftlog stream`: streams are created, listed, changed while they run, and deleted."""
+"""`liftlog stream`: creates, lists, changes and deletes streams."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def list_streams(
     elif wanted:
         print_streams(wanted)
     elif infos:
-        note(f"None of {plural(len(infos), 'stream')} is like that.")
+        note(f"None of {plural(len(infos), 'stream')} matches.")
         if pattern is not None and not is_stream_name(pattern.replace("*", "x")):
             note(f"The streams that record a subject: liftlog stream for {shlex.quote(pattern)}")
     elif subject is not None:
@@ -285,8 +285,8 @@ def update(name: str, assignments: tuple[str, ...], dry_run: bool, assume_yes: b
         write_object(update_object(found), style)
     if found.info.origin == "config" and found.differences:
         note(
-            f"{printable(name)} comes from the configuration file. What is changed here holds, "
-            "also after a restart, until the value there changes: change it there too."
+            f"{printable(name)} comes from the configuration file. The change here applies, "
+            "also after a restart, until the value there changes: change it there, too."
         )
     for text in found.info.warnings:
         warn(text)
@@ -359,7 +359,7 @@ _WAY_BACK = {
 
 
 def _show_recording(found: StreamInfo, done: str) -> None:
-    """`done` undid one reason to refuse messages; another may be left."""
+    """`done` undid one reason to refuse messages; another reason may remain."""
     left = [way for switch, way in _WAY_BACK.items() if found.settings.get(switch)]
     _show(found, done if left else "records again")
     name = printable(found.name)

@@ -235,7 +235,7 @@ def _value(value: Any) -> str:
 
 
 def _removal_words(removal: Removal) -> str:
-    """What the next run of retention deletes."""
+    """Describe what the next run of retention deletes."""
     room = f"{plural(removal.segments, 'segment')}, {show_size(removal.size_bytes)}"
     if not removal.segments:
         room = "their segment also has later records, so no room is freed yet"

@@ -1,4 +1,4 @@
-"""`liftlog consume`: read a stream over the socket."""
+"""`liftlog consume`: reads a stream over the socket."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ Examples:
     "--grep",
     metavar="REGEX",
     callback=_pattern,
-    help="Only records whose value, as text, matches this regular expression; (?i) at its begin "
+    help="Only records whose value, as text, matches this regular expression; (?i) at its start "
     "ignores case. Every record is fetched for that.",
 )
 @click.option(
@@ -173,7 +173,7 @@ Examples:
     type=click.FloatRange(min=0.2, max=3600),
     default=10.0,
     metavar="SECONDS",
-    help="With --group: after so long without a sign of life others get its slots. Default: 10.",
+    help="With --group: after this time without a heartbeat, others get its slots. Default: 10.",
 )
 @click.option(
     "--exec",
@@ -187,8 +187,8 @@ Examples:
 @click.option(
     "--dead-letter",
     metavar="SUBJECT",
-    help="With --exec: publish a record whose command fails on this NATS subject, and go on when a "
-    "stream has acked it. Default: the first such record ends this worker.",
+    help="With --exec: publish a record whose command fails on this NATS subject, and continue "
+    "when a stream has acked it. Default: the first such record ends this worker.",
 )
 @click.option(
     "--retries",
@@ -235,7 +235,7 @@ def consume(
     connected = connect_to_server(reconnect_for=reconnect_for)
     printing: AbstractContextManager[Write] = record_writer(style, wide=wide, found=grep)
     if command is not None:
-        printing = nullcontext(lambda _: None)  # what is printed is the command's
+        printing = nullcontext(lambda _: None)  # the command prints its own output
     with connected as client, printing as write:
         if group is None and not is_stream_name(stream, may_be_system=True):
             stream, subjects = _stream_of(client, stream), (*subjects, stream)
@@ -271,7 +271,7 @@ def consume(
 def _checked(
     wanted: Range, until_end: bool, group: str | None, command: str | None, dead_letter: str | None
 ) -> Range:
-    """What to read. Raises UsageError for options that exclude each other."""
+    """Return the range to read. Raises UsageError for options that exclude each other."""
     if group is None:
         _refuse("needs --group.", _ONLY_IN_A_GROUP)
     else:
@@ -304,7 +304,7 @@ def _refuse(why: str, parameters: tuple[str, ...]) -> None:
 
 
 def _stream_of(client: SyncClient, subject: str) -> str:
-    """The stream that records `subject`. Raises InvalidArgument, Problem."""
+    """Return the stream that records `subject`. Raises InvalidArgument, Problem."""
     found = [one.name for one in client.streams_for(subject)]
     if not found:
         raise Problem(
@@ -322,7 +322,7 @@ def _stream_of(client: SyncClient, subject: str) -> str:
 
 
 def matches(pattern: re.Pattern[str], value: bytes | None) -> bool:
-    """Whether the pattern is anywhere in the value. A tombstone has none."""
+    """Return True if the pattern matches anywhere in the value. A tombstone has no value."""
     return value is not None and pattern.search(value.decode(errors="replace")) is not None
 
 
@@ -437,7 +437,7 @@ class Reading:
                 return
 
     def run_with_hints(self, until: Until) -> None:
-        """`run`, whose errors name the option that continues after what was printed."""
+        """`run`, with errors that name the option to continue after the printed records."""
         try:
             self.run(until)
         except CorruptRange as error:

@@ -1,5 +1,5 @@
 """The part of a group's consumer that does not wait, shared by both kinds: which record comes next,
-what counts as processed, when to commit, and what its beats say."""
+what counts as processed, when to commit, and the content of its heartbeats."""
 
 from __future__ import annotations
 
@@ -38,17 +38,18 @@ SESSION_SECONDS = 10.0
 COMMIT_EVERY = 10_000
 COMMIT_INTERVAL_SECONDS = 1.0
 LOOK_SECONDS = 0.1
-"""A member without records looks so often for news of its group."""
+"""A member without records checks at this interval for news of its group."""
 POLL_MS = 1000
-"""A member hears so often how far the stream was searched for records of its slots."""
+"""The daemon reports at this interval how far the stream was searched for records of the member's
+slots."""
 LONGEST_WAIT_SECONDS = 5.0
-"""Of a beat without news."""
+"""Longest wait for the answer to a heartbeat without news."""
 MOST_LANES = 4
 _READ_AHEAD_BYTES = 1 * MIB
-"""Of a member with a share of the slots, unless it says otherwise: so the members stay near each
-other, and the daemon looks into each piece of the log once for all of them."""
+"""Default for a member with a share of the slots: with it, the members stay close to each other,
+and the daemon examines each piece of the log once for all of them."""
 _LONGEST_RUN_SECONDS = 0.05
-"""Records are returned without a look at anything else for so long."""
+"""Records are returned without other checks for at most this time."""
 
 SlotsCallback = Callable[[Sequence[int]], None]
 
@@ -56,7 +57,7 @@ logger = logging.getLogger("liftlog.client")
 
 
 class Answered(NamedTuple):
-    """The answer to a message, and when that was sent (monotonic seconds)."""
+    """The answer to a message, and the time at which the message was sent (monotonic seconds)."""
 
     message: Message
     answer: Message | LiftlogError
@@ -65,7 +66,7 @@ class Answered(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GroupSettings:
-    """As `Client.group` gets them."""
+    """The arguments of `Client.group`."""
 
     group: str
     stream: str
@@ -96,7 +97,7 @@ class GroupSettings:
 
 
 class _Storing(NamedTuple):
-    """What is being stored beside the iteration, and which slots are given up then."""
+    """Offsets that are being stored in the background, and the slots that are given up then."""
 
     joined: int
     offsets: dict[int, int]
@@ -104,7 +105,7 @@ class _Storing(NamedTuple):
 
 
 class GroupReading:
-    """Which records a member of a group returns, in which order. The two consumers add the loops
+    """The records that a member of a group returns, in their order. The two consumers add the loops
     that wait. `reader` of a lane is the read that fills it."""
 
     def __init__(self, settings: GroupSettings) -> None:
@@ -119,10 +120,10 @@ class GroupReading:
         self._unread: list[Any] = []  # readers whose lanes are gone, to be closed
         self._news: deque[tuple[AssignmentAnswer | LiftlogError, int, float]] = deque()
         self._slot_count = 0
-        self._token = ""  # of the join under way
-        self._had_joined: int | None = None  # in the newest membership of this client
+        self._token = ""  # of the join in flight
+        self._had_joined: int | None = None  # of the newest membership of this client
         self._incarnation, self._epoch = "", 0
-        self._run: Arrived | None = None  # what records are returned from at once
+        self._run: Arrived | None = None  # records from it are returned at once
         self._run_end, self._run_until = 0, 0.0
         self._turn: Lane | None = None
         self._last_turn: Lane | None = None
@@ -133,15 +134,15 @@ class GroupReading:
         self._stopped = False
 
     def stop(self) -> None:
-        """End the iteration: when the next record is asked for, or within 0.1 s while one is waited
-        for. All records returned until then count as processed; `close` commits them.
+        """End the iteration: when the next record is requested, or within 0.1 s while one is
+        awaited. All records returned until then count as processed; `close` commits them.
 
-        Does nothing else, so the handler of a signal and other threads may call it.
+        Does nothing else, so signal handlers and other threads may call it.
         """
         self._stopped = True
-        self._run_until = 0.0  # nothing more at once
+        self._run_until = 0.0  # return nothing more at once
 
-    # --- where it stands ---
+    # --- its position ---
 
     @property
     def slots(self) -> list[int]:
@@ -150,19 +151,19 @@ class GroupReading:
 
     @property
     def generation(self) -> int:
-        """Of the group, as far as this member knows; 0 while it is no member."""
+        """The generation of the group, as far as this member knows; 0 while it is not a member."""
         return self._state.generation
 
     def slot_of(self, record: Record) -> int:
-        """The slot of a record that it has returned: its key decides, its subject if it has none.
-        In a slot, offsets only grow."""
+        """Return the slot of a record that it has returned: its key determines it, or its subject
+        if it has no key. In a slot, offsets only grow."""
         return slots_of((record,), self._slot_count)[0]
 
-    # --- what it says ---
+    # --- its requests ---
 
     def _join_request(self, start: int) -> JoinGroup:
-        """The same join again until it is answered, or this client would take the member of one
-        whose answer was lost for another client."""
+        """Return the same join again until it is answered. Otherwise this client would take its own
+        membership, created by a join whose answer was lost, for that of another client."""
         one = self._settings
         token = self._token = self._token or secrets.token_hex(16)
         session_ms = round(one.session * 1000)
@@ -182,7 +183,7 @@ class GroupReading:
         self._told(answer, sent)
 
     def _beat_request(self, wait: float, *, without: Collection[int] = ()) -> BeatGroup:
-        """`without` these slots, which it has finished."""
+        """Return a heartbeat, `without` these slots, which it has finished."""
         state = self._state
         return BeatGroup(
             self.stream,
@@ -214,15 +215,15 @@ class GroupReading:
     def _wait(self) -> float:
         return min(self._settings.session / 3, LONGEST_WAIT_SECONDS)
 
-    # --- what it hears ---
+    # --- its answers ---
 
     def _take_news(self) -> None:
-        """Act on what the coordinator has answered. Raises GroupFenced when another client has the
-        name of this member, and errors that would come again."""
+        """Act on the answers of the coordinator. Raises GroupFenced if another client has the name
+        of this member, and permanent errors."""
         while self._news:
             answer, joined, sent = self._news.popleft()
             if joined != self._state.joined:
-                continue  # of an earlier membership: that it is over was known when this one began
+                continue  # of an earlier membership, whose end was known when this one began
             if isinstance(answer, AssignmentAnswer):
                 self._told(answer, sent)
             elif isinstance(answer, GroupFenced):
@@ -241,7 +242,7 @@ class GroupReading:
         gained, revoked = self._state.told(answer.joined, answer.generation, slots, sent)
         if answer.incarnation == self._incarnation:
             for lane in set(self._state.lanes) - lanes:
-                lane.epoch = answer.epoch  # others have read so far, perhaps in a newer one than we
+                lane.epoch = answer.epoch  # others have read up to there, possibly in a newer epoch
         if revoked:
             for lane, arrived in self._arrived.items():
                 arrived.keep(lane, self._slot_count)
@@ -252,8 +253,8 @@ class GroupReading:
         self._ask_for_what_it_has()
 
     def _lose(self, error: LiftlogError) -> None:
-        """It is no member any more. Raises the error if it must not join again."""
-        had = self._state.slots  # the caller was told already of those that were being given up
+        """It is no longer a member. Raises the error if it must not join again."""
+        had = self._state.slots  # slots being given up were already reported to the caller
         self._state.lost()
         self._drop_readers()
         if had:
@@ -274,7 +275,7 @@ class GroupReading:
             callback(slots)
 
     def _drop_readers(self) -> None:
-        """Of lanes that are gone."""
+        """Drop the readers of lanes that are gone."""
         lanes = set(self._state.lanes)
         for lane in [lane for lane in self._readers if lane not in lanes]:
             self._unread.append(self._readers.pop(lane))
@@ -284,7 +285,7 @@ class GroupReading:
     # --- records ---
 
     def _start_of(self, lane: Lane) -> tuple[Start, ReadOptions]:
-        """Where the read of a lane begins, and its options."""
+        """Return where the read of a lane begins, and its options."""
         options = self._settings.options.copy()
         options["read_ahead_bytes"] = self._read_ahead_bytes(len(lane.slots))
         if lane.done == 0:
@@ -301,7 +302,8 @@ class GroupReading:
         return self._settings.options.get("read_ahead_bytes", unless_set)
 
     def _arrive(self, lane: Lane, reader: Any, batch: Batches) -> None:
-        """A batch for this lane; what is not its own is left out. Raises CorruptBatch."""
+        """Take a batch for this lane; records that are not its own are left out. Raises
+        CorruptBatch."""
         self._know(lane, reader)
         records: list[Record] = []
         waiting = [batch]
@@ -325,16 +327,16 @@ class GroupReading:
         self._arrived[lane] = Arrived(records, slots, reader.position)
 
     def _know(self, lane: Lane, reader: Any) -> None:
-        """Which stream it reads, and in which epoch: commits state the newest that any lane knows,
-        since they tell how far all of them are."""
+        """Note the stream that it reads, and the epoch: commits state the newest epoch of any lane,
+        since they cover the progress of all lanes."""
         lane.epoch = reader.epoch
         is_same = reader.incarnation == self._incarnation
         self._epoch = max(self._epoch, reader.epoch) if is_same else reader.epoch
         self._incarnation = reader.incarnation
 
     def _next_at_once(self) -> Record | None:
-        """The record that follows the last one in its batch, if nothing is to be done before. It
-        costs little: the state learns of it later, by `_settle`."""
+        """Return the record that follows the last one in its batch, if nothing else has to be done
+        before. It costs little: `_settle` updates the state later."""
         run = self._run
         if run is None or self._news:
             return None
@@ -345,7 +347,8 @@ class GroupReading:
         return run.records[index]
 
     def _begin_run(self, arrived: Arrived, now: float) -> None:
-        """What follows may be returned at once, until there is something else to do."""
+        """Allow the following records to be returned at once, until there is something else to
+        do."""
         self._run = arrived
         self._run_end = len(arrived.records)
         one = self._settings
@@ -355,8 +358,8 @@ class GroupReading:
         self._run_until = until if self._commit_at is None else min(until, self._commit_at)
 
     def _settle(self) -> None:
-        """Tell the state what was returned at once. The last record may be in the caller's hands
-        still."""
+        """Update the state with the records returned at once. The caller may still have the last
+        one."""
         run, self._run = self._run, None
         if run is None or run.index == run.counted:
             return
@@ -372,13 +375,13 @@ class GroupReading:
 
     def _pass(self, lane: Lane, reader: Any) -> None:
         """The stream has nothing for this lane below the position of its reader. A commit of that
-        has to name the stream, also if no record of it has come yet."""
+        position has to name the stream, even if no record of it has arrived yet."""
         if reader.position is not None and reader.incarnation is not None:
             self._know(lane, reader)
             self._state.passed(lane, reader.position)
 
     def _next_record(self) -> Record | None:
-        """From what has arrived; None if that is used up, or nothing may be returned."""
+        """Return a record that has arrived; None if there is none left, or none may be returned."""
         while (lane := self._lane_in_turn()) is not None:
             arrived = self._arrived[lane]
             place = arrived.index
@@ -395,13 +398,13 @@ class GroupReading:
         return None
 
     def _next_records(self) -> list[Record]:
-        """The same for all records of a batch; empty if there are none."""
+        """Return all records of a batch; empty if there are none."""
         while (lane := self._lane_in_turn()) is not None:
             arrived = self._arrived[lane]
             first, end = arrived.index, len(arrived.records)
             if first < end:
                 found = arrived.records[first:] if first else arrived.records
-                slots: Collection[int] = lane.slots  # or those that are known to be there
+                slots: Collection[int] = lane.slots  # or those that are known to be present
                 if arrived.knows_slots:
                     slots = set(arrived.slots(first, end, self._slot_count))
                 arrived.index = arrived.counted = end
@@ -418,7 +421,8 @@ class GroupReading:
         self._turn = None
 
     def _lane_in_turn(self) -> Lane | None:
-        """Batches of several lanes take turns; what is in hand came from one of them."""
+        """Return the lane whose turn it is; the records that the caller has came from one of
+        them."""
         self._join_if_many()
         lanes = [lane for lane in self._state.lanes if lane in self._arrived]
         if not lanes or not self._state.may_return(time.monotonic()):
@@ -429,8 +433,8 @@ class GroupReading:
         return self._turn
 
     def _ask_for_what_it_has(self) -> None:
-        """Have each read ask for the slots that its lane has now, and the first one also for those
-        of lanes that are to join it. What was asked before is not asked again."""
+        """Make each read ask for the slots that its lane has now, and the first one also for those
+        of lanes that are to join it. Previous requests are not repeated."""
         if not self._readers:
             return
         first, *others = self._state.lanes
@@ -447,7 +451,7 @@ class GroupReading:
                 ahead.ask_for(sorted(slots), self._slot_count, ahead_bytes)
 
     def _is_near(self, ahead: ReadAhead, lane: Lane) -> bool:
-        """Whether the newest answers of that read and of the lane's overlap, or touch."""
+        """Return True if the newest answers of that read and of the lane's overlap, or touch."""
         reader = self._readers.get(lane)
         one, other = ahead.newest, None if reader is None else ahead_of(reader).newest
         if one is None or other is None:
@@ -455,8 +459,9 @@ class GroupReading:
         return max(one[0], other[0]) <= min(one[1], other[1])
 
     def _join_lanes(self) -> None:
-        """Lanes that have caught up with the first one continue with it. Its read goes on: when it
-        has asked for their slots as well, from a place that they have reached, theirs end."""
+        """Lanes that have caught up with the first one continue with it. Its read continues: once
+        it has requested their slots as well, from an offset that they have reached, their reads
+        end."""
         if len(self._state.lanes) < 2:
             return
         self._join_unread()
@@ -477,14 +482,14 @@ class GroupReading:
         self._ask_for_what_it_has()
 
     def _join_unread(self) -> None:
-        """Lanes that begin at the same offset, and are not read yet."""
+        """Merge lanes that begin at the same offset, and are not read yet."""
         unread = [lane for lane in self._state.lanes if lane not in self._readers]
         for lane in unread[1:]:
             if lane.done == unread[0].done:
                 self._state.merge(unread[0], lane)
 
     def _join_if_many(self) -> None:
-        """Lanes that are equally far begin one new read: there are too many to wait for each
+        """Let lanes with the same progress begin one new read: there are too many to wait for each
         other."""
         lanes = self._state.lanes
         if len(lanes) <= MOST_LANES:
@@ -495,7 +500,7 @@ class GroupReading:
             if arrived is not None and not lane.in_hand:
                 self._state.passed(lane, min(arrived.next_offset, first.done))
             if lane.done == first.done and self._state.merge(first, lane):
-                # What had arrived for the others had no records of these slots.
+                # The batches that had arrived for the others had no records of these slots.
                 self._arrived.pop(first, None)
                 reader = self._readers.pop(first, None)
                 if reader is not None:
@@ -514,8 +519,8 @@ class GroupReading:
 
     @property
     def _has_run_ahead(self) -> bool:
-        """Whether as many records were returned since the commit under way as are committed at
-        once: the iteration waits for it now."""
+        """True if as many records were returned since the current commit as are committed at once:
+        the iteration then waits for it."""
         return self._settings.every is not None and self._uncounted >= self._settings.every
 
     def _begin_commit(self) -> dict[int, int]:
@@ -523,8 +528,8 @@ class GroupReading:
         return self._state.uncommitted()
 
     def _begin_storing(self) -> list[Message]:
-        """What is to be said, one after the other, so that what was processed is stored, and others
-        get the slots that move; these may have to wait for a record that the caller has."""
+        """Return the messages, to be sent one after the other, that store the processed offsets,
+        and release the slots that move; these may have to wait for a record that the caller has."""
         offsets = self._begin_commit()
         finished = self._state.finished(offsets)
         messages: list[Message] = []
@@ -537,7 +542,7 @@ class GroupReading:
         return messages
 
     def _has_stored(self, storing: _Storing, requests: Sequence[Answered]) -> None:
-        """The daemon has answered. Raises the error if it has refused one of them."""
+        """Handle the daemon's answers. Raises the error if it has refused one of the messages."""
         state = self._state
         for message, answer, sent in requests:
             if storing.joined != state.joined:

@@ -1,21 +1,21 @@
-"""One continuous read, sans-io: which fetch to send next, what is ready, when it is over.
+"""One continuous read, sans-io: which fetch to send next, which batches are ready, when it ends.
 
-The next fetch leaves as soon as the header of the last answer has arrived, before its body, so
-the server always has one more to work on while a body is under way. The larger the answers, the
-longer a delay this covers, so a read begins with small ones (the caller may want a few records
-only) and doubles them. How far it runs ahead is bounded by `read_ahead_bytes` plus one answer.
+The next fetch is sent as soon as the header of the last answer has arrived, before its body, so the
+server always has one more to work on while a body is being sent. The larger the answers, the longer
+a delay this covers, so a read begins with small ones (the caller may want a few records only) and
+doubles them. `read_ahead_bytes` plus one answer limit how far it runs ahead.
 
-Damage is asked about before it is reported. Where a batch's header is damaged, its own bytes do not
-say how far it reaches; the daemon knows more (it has the index). Where its body is, the daemon has
-not looked at it yet: it sends batches as they are. Asked to look into the records there, it
-quarantines what is damaged, or repairs it from another replica. Then the read starts again at that
-very offset: the answer is either the exact range, or good records if it was repaired or only the
-transfer was at fault.
+The daemon is asked about damage before it is reported. If a batch's header is damaged, its own
+bytes do not show its extent; the daemon has the index, which does. If its body is damaged, the
+daemon has not examined it yet: it sends batches unchecked. When it is asked to look into the
+records there, it quarantines the damaged ones, or repairs them from another replica. Then the read
+starts again at that offset: the answer is either the exact range, or good records if it was
+repaired or only the transfer was at fault.
 
-A lost connection interrupts a read, it does not end it: the caller that drives the read connects
-again and calls `resume`, and the next batch returned is the one after the last. The fetches state
-the incarnation and the leader epoch that were read from, so a daemon that came back with another
-history says so; what happens then is the reset policy (`read_options`).
+A lost connection interrupts a read, it does not end it: the caller that drives the read reconnects
+and calls `resume`, and the next batch returned is the one after the last. The fetches state the
+incarnation and the leader epoch that were read from, so a daemon that restarted with another
+history reports it; the reset policy (`read_options`) then decides.
 """
 
 from __future__ import annotations
@@ -95,12 +95,13 @@ class ReadAhead:
         slots: tuple[list[int], int] | None = None,
         poll_ms: int = POLL_MS,
     ) -> None:
-        """`slots` of a group with so many: the daemon may leave out the records of all others."""
+        """`slots` are slots of a group with that number of them: the daemon may leave out the
+        records of all others."""
         check_options(until, prefer, replica, on_corrupt, on_reset, reset_callback)
         self.stream = stream
         self.on_ready: Callable[[], None] | None = None
         self.interruption: LiftlogError | None = None
-        """Why no more batches come until `resume`; all before it have been returned."""
+        """The reason why no more batches come until `resume`; all before it have been returned."""
         self.answer_count = 0
         self._requester = requester
         self._next: dict[str, Any] = start_fields(start)  # where the next fetch starts
@@ -108,20 +109,20 @@ class ReadAhead:
         self._selection = selection_fields(filter, columns)
         self._slots: dict[str, Any] = {}
         self._wanted_slots: frozenset[int] | None = None  # in the next fetch; None: all records
-        self._asked_slots: frozenset[int] | None = None  # in the one that was sent last
+        self._asked_slots: frozenset[int] | None = None  # in the fetch that was sent last
         self.divided_by: frozenset[int] | None = None
-        """The slots to which alone the records of the newest batch belong, if the daemon has left
-        out all others."""
+        """The slots to which all records of the newest batch belong, if the daemon has left out all
+        others."""
         self._poll_ms = poll_ms
         self._replica = ANY_REPLICA if prefer == "nearest" else replica
         self.needs_bound = prefer == "nearest"
-        """`begin_with` is to be called before the first batch is asked for."""
+        """True if `begin_with` is to be called before the first batch is requested."""
         self._at_least: int | None = None
         self._until = until
         self._on_corrupt = on_corrupt
         self._on_reset = on_reset
         self._reset_callback = reset_callback
-        self._reset: tuple[LiftlogError, int | None] | None = None  # asked, not answered yet
+        self._reset: tuple[LiftlogError, int | None] | None = None  # requested, not answered yet
         self._looked_at: int | None = None
         """The offset of a damaged body that the daemon was asked to look into."""
         self._suspect: int | None = None
@@ -138,7 +139,7 @@ class ReadAhead:
             tuple[FetchHeader, Exchange, frozenset[int] | None] | LiftlogError | Reset
         ] = deque()
         self._current: ArrivingBatches | None = None
-        self._arriving: Exchange | None = None  # the answer that `_current` looks at
+        self._arriving: Exchange | None = None  # the answer that `_current` reads
         self._current_bytes = 0
         self._begun = False
         self._over = False  # no further fetch will be sent
@@ -146,18 +147,20 @@ class ReadAhead:
             self.ask_for(slots[0], slots[1], read_ahead_bytes)
 
     def ask_for(self, slots: list[int], slot_count: int, read_ahead_bytes: int) -> None:
-        """The records of these slots, from the next fetch on. One that is under way goes on."""
+        """Request the records of these slots, from the next fetch on. A fetch in flight
+        continues."""
         self._slots = {"filter_slots": slots, "slot_count": slot_count}
         self._wanted_slots = frozenset(slots)
         self._read_ahead_bytes = read_ahead_bytes
 
     @property
     def wanted_slots(self) -> frozenset[int] | None:
-        """Those of `ask_for`."""
+        """The slots of the last `ask_for`."""
         return self._wanted_slots
 
     def has_all_of(self, slots: Set[int]) -> bool:
-        """Whether all records of these slots from `position` on are in what follows."""
+        """Return True if all records of these slots from `position` on are in the batches that
+        follow."""
         asked = [one[2] for one in self._ready if isinstance(one, tuple)]
         if self._current is not None:
             asked.append(self.divided_by)
@@ -167,8 +170,8 @@ class ReadAhead:
 
     @property
     def newest(self) -> tuple[int, int] | None:
-        """The first offset of the newest answer, and the offset after it. Before there is one, both
-        are where the read begins; None while that is not known."""
+        """The first offset of the newest answer, and the offset after it. Before the first answer,
+        both are the start of the read; None while that is not known."""
         if self._last is not None:
             return self._last.offset, self._last.next_offset
         start = self._next.get("start")
@@ -181,7 +184,7 @@ class ReadAhead:
 
     @property
     def high_watermark(self) -> int | None:
-        """As of the newest answer; None before the first."""
+        """The high watermark in the newest answer; None before the first."""
         return None if self._last is None else self._last.high_watermark
 
     @property
@@ -209,8 +212,8 @@ class ReadAhead:
         return self._next.get("epoch")
 
     def begin_with(self, info: StreamInfo) -> None:
-        """The leader describes the stream: any copy that answers this read has as much. The ends
-        of the log are those of the leader."""
+        """Take the leader's description of the stream: any copy that answers this read must reach
+        as far. The ends of the log are those of the leader."""
         self.needs_bound = False
         self._at_least = info.high_watermark
         if self._next.get("start") == LATEST:
@@ -230,7 +233,8 @@ class ReadAhead:
         return found
 
     def next_batch(self) -> RecordBatch | None:
-        """The next batch, or None when it has not arrived (or the read is finished or interrupted).
+        """Return the next batch, or None if it has not arrived (or the read is finished or
+        interrupted).
 
         Raises the error that ended the read, after everything before it was returned. Then the read
         is finished, and `position` stays before the place of the error.
@@ -268,7 +272,7 @@ class ReadAhead:
                 self._ahead_bytes -= self._current_bytes
             if not self._ready:
                 self._ask_if_room()
-                if not self._ready:  # asking fails at once when the connection is gone
+                if not self._ready:  # sending fails at once if the connection is gone
                     return None
             item = self._ready.popleft()
             if isinstance(item, CorruptRange):
@@ -334,8 +338,8 @@ class ReadAhead:
             raise
 
     def _have_looked_at(self, offset: int) -> None:
-        """Have the daemon check the records there, by a fetch for which it has to look into them;
-        then continue at `offset`, whatever it has found."""
+        """Make the daemon check the records there, by a fetch for which it has to look into them;
+        then continue at `offset`, whatever the result."""
         last = self._last
         assert last is not None
         self._looked_at = offset
@@ -463,10 +467,10 @@ class ReadAhead:
         self._next = {**self._next, "start": position}
 
     def _drop(self) -> None:
-        """Give up all open requests, and drop what has arrived."""
+        """Cancel all open requests, and drop the bytes that have arrived."""
         self._over = True
         given_up, self._open = self._open, set()
-        for exchange in given_up:  # before giving up any: that may find the connection lost
+        for exchange in given_up:  # before any is cancelled: that may find the connection lost
             exchange.on_header = exchange.on_done = exchange.on_progress = None
         for exchange in given_up:
             self._requester.give_up(exchange)
@@ -512,8 +516,8 @@ class ReadAhead:
             exchange.finish(None, error)
 
     def _bound_for(self, position: object) -> int | None:
-        """What a copy must have to answer a fetch from there: its end may lie before a position
-        that another copy has reached."""
+        """Return the offset that a copy must have reached to answer a fetch from there: its end may
+        lie before a position that another copy has reached."""
         if self._at_least is not None and type(position) is int:
             self._at_least = max(self._at_least, position)
         return self._at_least
@@ -546,7 +550,8 @@ class ReadAhead:
         self._ask_if_room()
 
     def _compare_with_suspicion(self, header: FetchHeader) -> None:
-        """A daemon that has quarantined the damaged batch meanwhile answers with what follows."""
+        """If the daemon has quarantined the damaged batch meanwhile, it answers with the records
+        that follow."""
         suspect = self._suspect
         if suspect is None or header.offset != suspect:
             return
@@ -556,7 +561,7 @@ class ReadAhead:
             self._ready.append(corrupt_range(self.stream, suspect, following))
 
     def _on_progress(self) -> None:
-        """More bytes of a body arrived: that of the oldest answer that is not complete."""
+        """More bytes of a body arrived: of the oldest incomplete answer."""
         current, arriving = self._current, self._arriving
         if self.on_ready is not None and (
             current is None

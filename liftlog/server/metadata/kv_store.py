@@ -1,8 +1,9 @@
 """`NatsKvMetaStore`: the metadata store of a cluster in a key-value bucket of JetStream.
 
-The only operation that decides anything is a write with an expected sequence: it takes a majority
-of the NATS servers that hold the bucket. A read is a guess. A NATS leader that was deposed goes on
-answering reads for some seconds, so what must be certain is confirmed by a write (`get_newest`).
+The only operation with an authoritative result is a write with an expected sequence: it requires a
+majority of the NATS servers that hold the bucket. A read may be out of date. A NATS leader that was
+deposed continues to answer reads for some seconds, so certain facts are confirmed by a write
+(`get_newest`).
 """
 
 from __future__ import annotations
@@ -54,12 +55,13 @@ logger = logging.getLogger("liftlog.server.replication")
 _ANSWER_SECONDS = 3.0
 _CREATE_SECONDS = 20.0
 _LOOK_SECONDS = 10.0
-"""Between two looks for changes that no notice told of. A NATS server that leads no longer, and
-does not know it yet, answers reads for less."""
+"""Interval of the checks for changes without a notice. A NATS server that was deposed, and has not
+noticed it yet, answers reads for a shorter time."""
 _NOTICE_SECONDS = 1.0
 _RETRY_SECONDS = 0.5
 _SCANS_IN_DOUBT = 2
-"""So many scans after notices may have been missed: the first may come from such a server."""
+"""Number of scans after notices may have been missed: the first may be answered by such a
+server."""
 _FULL_SCAN_SECONDS = 300.0
 _LAG_SECONDS = 0.1
 _READS_AT_ONCE = 64
@@ -76,11 +78,11 @@ Headers = Sequence[tuple[str, str]]
 
 
 class BucketMissing(StoreUnavailable):
-    """JetStream knows no such bucket. It was deleted, or never made."""
+    """JetStream has no such bucket. It was deleted, or never made."""
 
 
 class _Doubtful(MetaStoreError):
-    """A server refuses a write because of what it knows of a key. `found` is the sequence there."""
+    """A server refuses a write because of its view of a key. `found` is the sequence there."""
 
     def __init__(self, message: str, found: int | None) -> None:
         super().__init__(message)
@@ -92,14 +94,15 @@ class NoBucket(ConfigError):
 
 
 class NotEnoughServers(ConfigError):
-    """JetStream cannot keep as many copies of the bucket."""
+    """JetStream cannot keep that many copies of the bucket."""
 
 
 class NatsKvMetaStore:
     """A MetaStore. Belongs to one event loop.
 
-    `node` is whose barrier is written; see `get_newest`. Changes are as durable as JetStream is:
-    `sync_interval: always` there makes each of them survive a power cut of all servers.
+    `node` is the node whose barrier is written; see `get_newest`. Changes are as durable as
+    JetStream is: `sync_interval: always` there makes each of them survive a power cut of all
+    servers.
     """
 
     def __init__(
@@ -124,11 +127,12 @@ class NatsKvMetaStore:
         self._written = 0
         self._warn = RareWarnings(logger).warn
         self.times_set_back = 0
-        """How often the bucket was found to have gone back in time."""
+        """Number of times that the bucket was found to have gone back in time."""
 
     async def open(self) -> None:
-        """Connect, and check the bucket; waits until JetStream answers. Raises ConfigError when it
-        never will: no JetStream, no bucket, no permission, a bucket of another configuration."""
+        """Connect, and check the bucket; waits until JetStream answers. Raises ConfigError for
+        permanent problems: no JetStream, no bucket, no permission, a bucket of another
+        configuration."""
         self._link.start()
         await self._link.wait_connected(_ANSWER_SECONDS)
         began = time.monotonic()
@@ -140,7 +144,7 @@ class NatsKvMetaStore:
                 if time.monotonic() - began > _NO_SERVICE_SECONDS:
                     raise _no_jetstream() from error
                 self._warn("metadata-store-awaited error=%s", error)
-            except (StoreUnavailable, CasUnknown) as error:  # the write binds no one
+            except (StoreUnavailable, CasUnknown) as error:  # its result does not matter
                 self._warn("metadata-store-awaited error=%s", error)
             await asyncio.sleep(_RETRY_SECONDS)
             await self._link.wait_connected(_ANSWER_SECONDS)
@@ -177,9 +181,9 @@ class NatsKvMetaStore:
             )
 
     async def create(self, replicas: int, cluster_id: str = "") -> bool:
-        """Make the bucket and the record of the cluster, for `liftlog cluster init`; False if both
-        are there. Instead of `open`; `cluster_id` is that of a cluster whose bucket was lost.
-        Raises ConfigError, CasUnknown, StoreUnavailable."""
+        """Make the bucket and the record of the cluster, for `liftlog cluster init`; return False
+        if both exist. Called instead of `open`; `cluster_id` is that of a cluster whose bucket was
+        lost. Raises ConfigError, CasUnknown, StoreUnavailable."""
         bucket = self.bucket
         self._link.start()
         until = time.monotonic() + _CREATE_SECONDS
@@ -202,7 +206,7 @@ class NatsKvMetaStore:
             await asyncio.sleep(_RETRY_SECONDS)
 
     async def _create_bucket(self, replicas: int) -> bool:
-        """False if it exists as it should be."""
+        """Return False if it exists with the right configuration."""
         bucket = self.bucket
         try:
             state = await self._state()
@@ -233,7 +237,7 @@ class NatsKvMetaStore:
         return True
 
     async def close(self) -> None:
-        """End the connection. Sessions are closed before; calls that come later, or wait now, raise
+        """End the connection. Sessions must be closed before; later and waiting calls raise
         StoreUnavailable or CasUnknown."""
         if self._looking is not None:
             self._looking.cancel()
@@ -254,7 +258,7 @@ class NatsKvMetaStore:
                     return found.entry
             except CasUnknown as error:
                 raise StoreUnavailable(f"{key} was read and not confirmed: {error}") from error
-            await asyncio.sleep(_LAG_SECONDS)  # it has changed, or the server that answered lags
+            await asyncio.sleep(_LAG_SECONDS)  # it has changed, or the answering server lags
         raise StoreUnavailable(f"{key} changes all the time, or a NATS server that lags answers")
 
     async def scan(self, prefix: str) -> dict[str, Entry]:
@@ -266,7 +270,7 @@ class NatsKvMetaStore:
         return await self._put(key, value, revision, [])
 
     async def put_for(self, key: str, value: bytes, revision: int, ttl_seconds: int) -> int:
-        """`cas` of an entry that expires."""
+        """Like `cas`, for an entry that expires."""
         return await self._put(key, value, revision, [(_TTL, str(max(1, ttl_seconds)))])
 
     async def delete(self, key: str, revision: int) -> None:
@@ -303,7 +307,7 @@ class NatsKvMetaStore:
             except CasLost:
                 if revision:
                     raise
-                # To JetStream, a key that has expired or was deleted is there for a while.
+                # For JetStream, a key that has expired or was deleted still exists for a while.
                 found = await self._find(key)
                 if found.value is not None or found.sequence == expected:
                     raise
@@ -313,13 +317,13 @@ class NatsKvMetaStore:
     async def _compare_and_set(
         self, key: str, value: bytes, expected: int, headers: Headers = ()
     ) -> int:
-        """Returns the new sequence. Raises CasLost, CasUnknown, StoreUnavailable.
+        """Return the new sequence. Raises CasLost, CasUnknown, StoreUnavailable.
 
         While NATS changes its leader, the old and the new one may get the same write, and the
-        refusal of the one may arrive before the ack of the other. So each write has an id, by which
-        JetStream knows it again, and a refusal counts only from a server that has something newer
-        than expected, which is then not this write. Otherwise the write is sent once more: it can
-        be made only once.
+        refusal of one may arrive before the ack of the other. So each write has an id, by which
+        JetStream recognises it, and a refusal counts only from a server that has a newer sequence
+        than the expected one, which then does not come from this write. Otherwise the write is sent
+        once more: it takes effect only once.
         """
         conditions = [
             (_SEQUENCE, str(expected)),
@@ -345,7 +349,7 @@ class NatsKvMetaStore:
         raise CasUnknown(f"it is not known whether {key} was written: servers disagree")
 
     async def _is_at(self, key: str, sequence: int) -> bool:
-        """Whether the key is at this sequence now. Raises CasUnknown, StoreUnavailable."""
+        """Return True if the key is at this sequence now. Raises CasUnknown, StoreUnavailable."""
         headers = [
             (_SEQUENCE, str(sequence)),
             (_OF_SUBJECT, self.bucket.subject(key)),
@@ -358,7 +362,7 @@ class NatsKvMetaStore:
         return True
 
     async def _write(self, key: str, value: bytes, headers: Headers) -> int:
-        """Returns the new sequence. Raises _Doubtful, CasUnknown, StoreUnavailable."""
+        """Return the new sequence. Raises _Doubtful, CasUnknown, StoreUnavailable."""
         newest = max(self._written, self._view.highest)
         try:
             revision, is_new = await self._link.ask(
@@ -405,7 +409,7 @@ class NatsKvMetaStore:
         return await self._read("STREAM.INFO", b"", self.bucket.state)
 
     async def _scan(self, prefix: str) -> tuple[dict[str, Found], State]:
-        """The newest message of each key, and the state of the bucket before that."""
+        """Return the newest message of each key, and the state of the bucket before that."""
         state = await self._state()
         keys: list[str] = []
         total = 1
@@ -454,7 +458,7 @@ class NatsKvMetaStore:
     # --- what changes ---
 
     def _doubt(self) -> None:
-        """Changes may have been missed: look now."""
+        """Changes may have been missed: scan now."""
         self._scans_due = _SCANS_IN_DOUBT
         self._look_now.set()
 
@@ -476,7 +480,7 @@ class NatsKvMetaStore:
                 if key.startswith(prefix):
                     try:
                         on_change(key, entry)
-                    except Exception:  # the connection, and other watchers, go on
+                    except Exception:  # the connection, and other watchers, continue
                         logger.exception("watch-failed key=%s", key)
 
     async def _keep_looking(self) -> None:
@@ -497,7 +501,7 @@ class NatsKvMetaStore:
                     await self._look_now.wait()
 
     async def _look(self) -> None:
-        """See to it that the view has all that was written until now. Raises StoreUnavailable."""
+        """Bring the view up to date with everything written until now. Raises StoreUnavailable."""
         state = await self._state()
         is_complete = state.messages == self._view.messages
         try:
@@ -513,7 +517,7 @@ class NatsKvMetaStore:
         self._report(self._view.scanned(found, state.last_sequence))
 
     async def _has_come(self, sequence: int) -> bool:
-        """Whether notices tell of everything until `sequence`."""
+        """Return True if notices cover everything until `sequence`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_NOTICE_SECONDS):
                 while self._view.highest < sequence:
@@ -525,7 +529,7 @@ class NatsKvMetaStore:
 async def make_store(
     settings: NatsSettings, cluster: str, replicas: int, cluster_id: str = ""
 ) -> bool:
-    """See `NatsKvMetaStore.create`. Raises ConfigError, and MetadataUnavailable when JetStream does
+    """See `NatsKvMetaStore.create`. Raises ConfigError, and MetadataUnavailable if JetStream does
     not answer."""
     store = NatsKvMetaStore(settings, settings.servers, cluster, "init")
     try:

@@ -1,7 +1,7 @@
-"""What this node knows of the metadata store, and how it changes it.
+"""This node's copy of the records in the metadata store, and its changes of them.
 
 A read may be out of date when it arrives. So every change reads the record, applies a pure function
-to it and commits the result by compare-and-set. When another node was faster, it reads again.
+to it and commits the result by compare-and-set. If another node was faster, it reads again.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ STREAM_PREFIX = "stream."
 NODE_PREFIX = "node."
 _ATTEMPTS = 50
 _CHANGES_AT_ONCE = 64
-"""A node with many streams changes all of their records when it starts and when it stops. More at
-once would keep the store from answering what is urgent, such as the session."""
+"""A node with many streams changes all of their records when it starts and when it stops. More
+changes at once would delay urgent requests to the store, such as those of the session."""
 _LOAD_ATTEMPTS = 20
 _LOAD_PAUSE_SECONDS = 0.5
 
 
 def record_of(key: str, entry: Entry) -> StreamMetadata:
-    """The record under a key. Raises CorruptMetadata, UnsupportedFormat."""
+    """Return the record under a key. Raises CorruptMetadata, UnsupportedFormat."""
     record = StreamMetadata.from_json(entry.value)
     if STREAM_PREFIX + record.name != key:
         raise CorruptMetadata(f"the key {key} holds the record of stream {record.name!r}")
@@ -57,7 +57,7 @@ def record_of(key: str, entry: Entry) -> StreamMetadata:
 
 class Mirror:
     """Belongs to one event loop. `on_record` is called with each newer record, `on_nodes` when a
-    node comes or goes."""
+    node was added or removed."""
 
     def __init__(
         self,
@@ -70,15 +70,16 @@ class Mirror:
         self.directory = Directory()
         self.records: dict[str, StreamMetadata] = {}
         self.changes = 0
-        """So often a record has become another one, or was removed."""
+        """Number of times that a record has changed, or was removed."""
         self.writes = dict.fromkeys(("stored", "lost", "unknown", "unavailable"), 0)
-        """Attempts to change a record, by what came of them."""
+        """Attempts to change a record, by result."""
         self.known: dict[str, StreamMetadata] = {}
         """The newest records that this node has seen, in this start or an earlier one."""
         self.doubtful: set[str] = set()
-        """Streams of which the store may have forgotten what this node has seen."""
+        """Streams whose records in the store may be older than those that this node has seen."""
         self.regressed: set[str] = set()
-        """Those of which it has. No one leads or is elected by what is stored."""
+        """Streams whose records in the store are older. No node leads or is elected by the stored
+        record."""
         self.newer: dict[str, str] = {}
         """Streams whose records have a form that only a newer version can read, and the reason."""
         self._kept = kept
@@ -90,7 +91,8 @@ class Mirror:
         self._is_loaded = False
 
     async def load(self) -> None:
-        """Read everything once. Raises MetadataUnavailable when the store is away for too long."""
+        """Read everything once. Raises MetadataUnavailable if the store is unreachable for too
+        long."""
         for attempts_left in reversed(range(_LOAD_ATTEMPTS)):
             try:
                 entries = await self._store.scan("")
@@ -107,8 +109,9 @@ class Mirror:
             self._note_purged(name)
 
     def remember(self, records: Mapping[str, StreamMetadata]) -> None:
-        """What this node has seen in earlier starts. Call it before `load`, or later if it could
-        not be read before: `check_memory` has kept this node from acting meanwhile."""
+        """Add the records that this node has seen in earlier starts. Call it before `load`, or
+        later if they could not be read before: `check_memory` has prevented this node from acting
+        meanwhile."""
         for name, record in records.items():
             seen = self.known.get(name)
             if seen is None:
@@ -119,7 +122,7 @@ class Mirror:
                 self._doubt(record)
 
     def _doubt(self, record: StreamMetadata) -> None:
-        """An earlier start has seen this record, and the store has one that is not newer."""
+        """An earlier start has seen this record, and the store does not have a newer one."""
         self.known[record.name] = record
         self.doubtful.add(record.name)
         self.records.pop(record.name, None)
@@ -129,33 +132,34 @@ class Mirror:
             self._kept.note(record)
 
     def check_memory(self) -> None:
-        """Raises MetadataUnavailable while it cannot be read what this node has seen in earlier
-        starts: the store may have been set back."""
+        """Raises MetadataUnavailable while the records that this node has seen in earlier starts
+        cannot be read: the store may have been set back."""
         if self._kept is not None and self._kept.problem:
             raise MetadataUnavailable(
                 f"what this node has seen of the metadata cannot be read: {self._kept.problem}"
             )
 
     async def remembered(self) -> None:
-        """Return when this node will remember what it knows now, whatever becomes of the store.
+        """Return when the present records are durable on this node, whatever happens to the store.
         Raises StorageError."""
         if self._kept is not None:
             await self._kept.written()
 
     async def hold(self, record: StreamMetadata) -> None:
-        """This node has a copy of the stream from now on; it remembers that, too, on return. Raises
+        """Note, durably on return, that this node has a copy of the stream from now on. Raises
         StorageError."""
         if self._kept is not None:
             await self._kept.hold(record.name, record.incarnation)
 
     def has_held(self, record: StreamMetadata) -> bool | None:
-        """True if this node has had a copy of the stream in its directory; None: not known."""
+        """Return True if this node has had a copy of the stream in its directory, None if it is not
+        known."""
         if self._kept is None:
             return None
         return self._kept.has_held(record.name, record.incarnation)
 
     async def run(self) -> None:
-        """Hear of changes until cancelled."""
+        """Receive changes until cancelled."""
         await self._store.watch("", self._note)
 
     def _note(self, key: str, entry: Entry | None) -> None:
@@ -176,8 +180,8 @@ class Mirror:
             logger.error("record-not-read key=%s error=%s", key, error)  # noqa: TRY400
 
     def _has_noted(self, name: str, entry: Entry) -> bool:
-        """Whether this is the newest known record, as for who has stored it: then nothing in it
-        needs to be looked at."""
+        """Return True if this is the newest known record, as for the node that has stored it: then
+        it need not be examined."""
         known = self.records.get(name)
         return (
             known is not None
@@ -186,7 +190,8 @@ class Mirror:
         )
 
     def _note_record(self, record: StreamMetadata, revision: int) -> None:
-        """A newer version of a record; an older one is a late notice, or the store was set back."""
+        """Take a newer version of a record; an older one is a late notice, or the store was set
+        back."""
         seen = self.known.get(record.name)
         if seen is not None and is_regressed(seen, record):
             self.doubtful.add(record.name)
@@ -194,7 +199,7 @@ class Mirror:
         known = self.records.get(record.name)
         is_same_stream = known is not None and known.incarnation == record.incarnation
         if is_same_stream and known is not None and record.version <= known.version:
-            if record.version == known.version:  # another node may have told of it
+            if record.version == known.version:  # it may have come from another node
                 self._revisions[record.name] = max(revision, self._revisions[record.name])
             return
         if not is_same_stream and revision <= self._revisions.get(record.name, 0):
@@ -211,8 +216,8 @@ class Mirror:
         self._on_record(record)
 
     def _note_purged(self, name: str) -> None:
-        """The store has no such record any more. One of a stream that was not deleted counts on:
-        only who loses the metadata removes that."""
+        """The store no longer has such a record. That of a stream that was not deleted stays valid:
+        only a loss of metadata removes it."""
         known = self.known.get(name)
         if known is None or not known.deleted:
             if known is not None:
@@ -228,9 +233,9 @@ class Mirror:
     # --- changes ---
 
     async def create(self, record: StreamMetadata, *, has_log: bool = False) -> StreamMetadata:
-        """Store the first record of a stream, in the place of a deleted one; returns the record
-        that is there then. A stream that a daemon has had on its own `has_log`, and settings that
-        may be larger. Raises InvalidArgument when it is too large, MetadataUnavailable."""
+        """Store the first record of a stream, in place of a deleted one; return the record that
+        exists afterwards. A stream that a daemon had on its own `has_log`, and possibly larger
+        settings. Raises InvalidArgument if it is too large, MetadataUnavailable."""
         async with self._turns:
             for _ in range(_ATTEMPTS):
                 entry, first = await self._get(record.name), record
@@ -249,11 +254,12 @@ class Mirror:
     async def change(
         self, name: str, step: Callable[[StreamMetadata], StreamMetadata | None]
     ) -> StreamMetadata | None:
-        """Apply `step`, which returns None when nothing is to be changed. Returns the record as it
-        is then, None when there is none. Raises what `step` raises, MetadataUnavailable.
+        """Apply `step`, which returns None if nothing is to be changed. Returns the record
+        afterwards, None if there is none. Raises the errors of `step`, MetadataUnavailable.
 
         It reads first, even a record that is known here: a store that was set back may have given
-        its revision to what another node has stored since, which would be lost unread."""
+        its revision to a record that another node has stored since, which would be overwritten
+        unread."""
         async with self._turns:
             for _ in range(_ATTEMPTS):
                 entry = await self._get(name)
@@ -269,7 +275,7 @@ class Mirror:
         raise _busy(f"stream {name}")
 
     async def purge(self, name: str) -> None:
-        """Remove the record of a deleted stream that no node has a copy of. When it has changed
+        """Remove the record of a deleted stream that no node has a copy of. If it has changed
         meanwhile, or the store does not answer, it stays. Raises CorruptMetadata."""
         try:
             entry = await self._store.get(STREAM_PREFIX + name)
@@ -287,8 +293,8 @@ class Mirror:
     async def update(
         self, name: str, step: Callable[[StreamMetadata], StreamMetadata | None]
     ) -> StreamMetadata | None:
-        """`change` of the settings. Raises InvalidArgument, too, when they would become too large;
-        larger ones that are there may become smaller."""
+        """`change` of the settings. Raises InvalidArgument, too, if they would become too large;
+        existing larger ones may become smaller."""
 
         def checked(present: StreamMetadata) -> StreamMetadata | None:
             after = step(present)
@@ -301,7 +307,7 @@ class Mirror:
         return await self.change(name, checked)
 
     def told(self, record: StreamMetadata) -> None:
-        """Another node has this record, which the store may not tell this one for long. Its
+        """Take a record from another node, since the store may not notify this one for long. Its
         revision is not known here."""
         known = self.records.get(record.name)
         if (
@@ -312,14 +318,14 @@ class Mirror:
             self._note_record(record, 0)
 
     async def commit(self, change: Change) -> None:
-        """Try a leader's change of the in-sync set once, after a read as `change` does. A newer
-        record tells what came of it, or the leader asks for it again. Raises MetadataUnavailable,
+        """Try a leader's change of the in-sync set once, after a read like `change`. A newer record
+        shows the result, or the leader asks for it again. Raises MetadataUnavailable,
         CorruptMetadata."""
         name = change.after.name
         known = self.records.get(name)
         if known is None or known.version != change.before.version:
             return
-        for _ in range(2):  # who was faster is known then
+        for _ in range(2):  # the faster change is known then
             entry = await self._get(name)
             record = self._believed(name, entry)
             if entry is None or record is None:
@@ -331,12 +337,12 @@ class Mirror:
                 return
 
     def _believed(self, name: str, entry: Entry | None) -> StreamMetadata | None:
-        """The record in the store. Raises MetadataUnavailable if this node has seen a newer one:
-        nothing is changed on the ground of what was forgotten; CorruptMetadata."""
+        """Return the record in the store. Raises MetadataUnavailable if this node has seen a newer
+        one: no change is based on an outdated record; CorruptMetadata."""
         self.check_memory()
         known = self.known.get(name)
         if entry is not None and known is not None and known.to_json() == entry.value:
-            return known  # as a rule; then nothing in it needs to be looked at
+            return known  # the usual case: it need not be examined
         record = None if entry is None else record_of(STREAM_PREFIX + name, entry)
         if known is not None and is_regressed(known, record):
             self.doubtful.add(name)
@@ -349,7 +355,7 @@ class Mirror:
         return record
 
     async def confirmed(self, name: str) -> StreamMetadata | None:
-        """The record in the store, without doubt of this moment, and known here from now on. It may
+        """Return the record in the store, confirmed at this moment, and take it over here. It may
         cost a write. Raises MetadataUnavailable, also if this node has seen a newer one;
         CorruptMetadata."""
         entry = await self._get_newest(name)
@@ -358,22 +364,23 @@ class Mirror:
             self._note_record(record, entry.revision)
         return record
 
-    # --- what was forgotten ---
+    # --- records that the store has lost ---
 
     async def read(self, name: str) -> StreamMetadata | None:
-        """The record in the store, believed or not. Raises MetadataUnavailable, CorruptMetadata."""
+        """Return the record in the store, trusted or not. Raises MetadataUnavailable,
+        CorruptMetadata."""
         entry = await self._get(name)
         return None if entry is None else record_of(STREAM_PREFIX + name, entry)
 
     async def read_newest(self, name: str) -> tuple[StreamMetadata | None, int]:
-        """The same and its revision, without doubt of this moment; it may cost a write."""
+        """Return the record and its revision, confirmed at this moment; it may cost a write."""
         entry = await self._get_newest(name)
         if entry is None:
             return None, 0
         return record_of(STREAM_PREFIX + name, entry), entry.revision
 
     async def read_newest_or_damaged(self, name: str) -> tuple[StreamMetadata | None, int]:
-        """The same; a damaged record is as if there were none, with its revision. Raises
+        """The same; a damaged record counts as missing, but has a revision. Raises
         UnsupportedFormat, MetadataUnavailable."""
         entry = await self._get_newest(name)
         if entry is None:
@@ -384,15 +391,15 @@ class Mirror:
             return None, entry.revision
 
     async def put(self, record: StreamMetadata, revision: int) -> bool:
-        """Store a record in the place of what has this revision, 0: nothing. False when another
+        """Store a record in place of the one with this revision (0: none). Returns False if another
         change came first. Raises MetadataUnavailable."""
         self.check_memory()
         return await self._cas(record, revision)
 
     async def go_over(self, name: str, node: str, checked: StreamMetadata) -> StreamMetadata | None:
-        """Believe what is stored, which has not come from what this node has seen, if it has come
-        from `checked`. The copy of `node` counts for nothing in it any more. Returns the record;
-        None when the store has changed. Raises Conflict, MetadataUnavailable, CorruptMetadata."""
+        """Adopt the stored record, which is not a successor of the one that this node has seen, if
+        it is one of `checked`. The copy of `node` no longer counts in it. Returns the record; None
+        if the store has changed. Raises Conflict, MetadataUnavailable, CorruptMetadata."""
         stored, revision = await self.read_newest(name)
         known = self.known.get(name)
         if stored is None or known is None or not is_regressed(known, stored):
@@ -415,8 +422,8 @@ class Mirror:
     async def change_node(
         self, node: str, step: Callable[[Mapping[str, Any]], dict[str, Any] | None]
     ) -> None:
-        """Apply `step` to what the store says of a node; None: nothing is to be changed. Raises
-        Conflict when there is no such node any more, MetadataUnavailable, CorruptMetadata."""
+        """Apply `step` to the store's record of a node; None: nothing is to be changed. Raises
+        Conflict if there is no such node any more, MetadataUnavailable, CorruptMetadata."""
         key = NODE_PREFIX + node
         for _ in range(_ATTEMPTS):
             entry = await self._read(key)
@@ -433,8 +440,8 @@ class Mirror:
         raise _busy(f"node {node}")
 
     async def restore_node(self, node: str, value: Mapping[str, Any]) -> None:
-        """Store what a node says of itself, if the store has forgotten this start of it. Raises
-        MetadataUnavailable, CorruptMetadata."""
+        """Store a node's description of itself, if the store has lost the record of this start.
+        Raises MetadataUnavailable, CorruptMetadata."""
         key = NODE_PREFIX + node
         for _ in range(_ATTEMPTS):
             try:
@@ -453,8 +460,8 @@ class Mirror:
         raise _busy(f"node {node}")
 
     async def remove_node(self, node: str) -> None:
-        """Remove what the store says of a node, which does not run. Raises Conflict when it has
-        started meanwhile, MetadataUnavailable, CorruptMetadata."""
+        """Remove the store's record of a node that does not run. Raises Conflict if it has started
+        meanwhile, MetadataUnavailable, CorruptMetadata."""
         key = NODE_PREFIX + node
         entry = await self._read(key)
         if entry is None:
@@ -488,7 +495,7 @@ class Mirror:
             raise MetadataUnavailable(str(error)) from error
 
     async def _cas(self, record: StreamMetadata, revision: int) -> bool:
-        """False when another change came first."""
+        """Return False if another change came first."""
         stored = await self._write(STREAM_PREFIX + record.name, record.to_json(), revision)
         if stored is None:
             return False
@@ -496,7 +503,7 @@ class Mirror:
         return True
 
     async def _write(self, key: str, value: bytes, revision: int) -> int | None:
-        """The new revision; None when another change came first."""
+        """Return the new revision; None if another change came first."""
         try:
             stored = await self._store.cas(key, value, revision)
         except CasLost:

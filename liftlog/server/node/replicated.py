@@ -1,6 +1,7 @@
 """The replicated streams of this node: their records, and the requests of other nodes for them.
 
-A record changes in the metadata store; each stream's `Replica` then takes the role that it says.
+A record changes in the metadata store; each stream's `Replica` then takes the role that the record
+gives it.
 """
 
 from __future__ import annotations
@@ -55,13 +56,13 @@ _CHANGES_AT_ONCE = 64
 _RECONNECT_SECONDS = 1.0
 _TELL_SECONDS = 2.0
 _SET_BACK = (
-    "the metadata store has forgotten what this node has seen of it. The nodes restore that when "
-    "they hear each other; else `liftlog cluster restore-metadata` does"
+    "the metadata store has lost the newest record of it. The nodes restore that record once they "
+    "are in contact; otherwise `liftlog cluster restore-metadata` does"
 )
 
 
 class ReplicatedStreams:
-    """Belongs to the event loop. `link_to` gives the connection to another node."""
+    """Belongs to the event loop. `link_to` returns the connection to another node."""
 
     def __init__(
         self,
@@ -114,7 +115,7 @@ class ReplicatedStreams:
         self.hearing.watch(self.peers.lost, silent=HUNG_SECONDS, refusing=ENDED_SECONDS)
         self.session: NodeSession | None = None
         self.store_problem: Callable[[], str] = lambda: ""
-        """Why the metadata store is not used; empty if it is."""
+        """Returns the reason why the metadata store is not used; empty if it is."""
         self.forwarding = Forwarding(link_to, self.view.not_leader)
         self.donors = ReplicaDonors(self.mirror, member.name, link_to, self._copy_again)
         self.moves = Moves(self.mirror)
@@ -125,12 +126,12 @@ class ReplicatedStreams:
         self.unclean = self._new_unclean_recovery(link_to)
         self._succession: Succession | None = None
         self.recorded: dict[str, StreamSettings] = {}
-        """Settings of all streams, as their records say."""
-        self._settings: dict[str, Mapping[str, Any]] = {}  # from which these were made
+        """Settings of all streams, from their records."""
+        self._settings: dict[str, Mapping[str, Any]] = {}  # the raw settings of these
         self._is_stopping = False
         self._is_displaced = asyncio.Event()
         self._is_listed = False
-        """The metadata store has been seen to know this node."""
+        """True once the metadata store was seen to have a record of this node."""
         self._restoring: asyncio.Task[None] | None = None
 
     def _new_leadership(self, link_to: Callable[[str], PeerLink]) -> Leadership:
@@ -167,11 +168,11 @@ class ReplicatedStreams:
     # --- records ---
 
     def record_changed(self, record: StreamMetadata) -> None:
-        """There is a newer record of a stream."""
+        """Called with a newer record of a stream."""
         self._note_settings(record)
         replica = self._replicas.get(record.name)
         if replica is None:
-            # This node may have been away when the stream was deleted, or moved.
+            # This node may have been down when the stream was deleted, or moved.
             if self._is_stopping or not record.concerns(self.member.name):
                 return
             replica = self._replicas[record.name] = Replica(record.name, self._node)
@@ -179,7 +180,7 @@ class ReplicatedStreams:
         replica.record_changed(record)
 
     def _note_settings(self, record: StreamMetadata) -> None:
-        """What a stream records, wherever that is, concerns the streams of this node."""
+        """The settings of a stream, wherever it is, concern the streams of this node."""
         name = record.name
         if record.deleted:
             if self._settings.pop(name, None) is not None:
@@ -189,22 +190,22 @@ class ReplicatedStreams:
             self._settings[name] = record.settings
             try:
                 self.recorded[name] = settings_of(record)
-            except LiftlogError as error:  # of a newer version: what was known holds on
+            except LiftlogError as error:  # written by a newer version: the previous settings stay
                 logger.warning("settings-not-read stream=%s error=%s", name, error)
             self._node.hosts.streams_change()
 
     async def _follow(self, replica: Replica) -> None:
         if await replica.run():
             del self._replicas[replica.name]
-            # Meanwhile the stream may have been created again.
+            # The stream may have been created again meanwhile.
             record = self.mirror.records.get(replica.name)
             if record is not None:
                 self.record_changed(record)
             replica.opened.set()
 
     def nodes_changed(self) -> None:
-        """A node came or went: a stream may wait for that. All nodes are connected with each
-        other, so that each hears all others."""
+        """Called when a node was added or removed: a stream may wait for that. All nodes are
+        connected with each other, so that each receives the heartbeats of all others."""
         nodes, me = self.mirror.directory.nodes, self.member
         own = nodes.get(me.name)
         self._is_listed = self._is_listed or own is not None
@@ -224,15 +225,16 @@ class ReplicatedStreams:
         await self._is_displaced.wait()
 
     def stand_aside(self) -> None:
-        """Another process is this node now: take no more messages, and change no record. What a
-        record says of the node is about that process."""
+        """Another process is this node now: accept no more messages, and change no record. The
+        records that name this node refer to that process."""
         self._is_displaced.set()
         self._is_stopping = self.handovers.is_stopping = True
         for name in list(self.led):
             self.copies.stop_leading(name, "another process runs as this node")
 
     def _restore_own_node(self) -> None:
-        """The store was set back, and other nodes do not know where to find this one."""
+        """Store this node's record again: the metadata store was set back, so other nodes have no
+        address of it."""
         if self._restoring is None or self._restoring.done():
             self._restoring = asyncio.get_running_loop().create_task(self._restore_node())
             self._tasks.add(self._restoring)
@@ -252,8 +254,8 @@ class ReplicatedStreams:
         task.add_done_callback(self._tasks.discard)
 
     def _copy_again(self, name: str) -> None:
-        """The copy here is damaged where no other one may repair it: it is fetched again as a
-        whole. Who leads gives that up first."""
+        """Fetch the copy here again as a whole: it is damaged where no other replica may repair it.
+        If this node leads, it hands over first."""
         replica = self._replicas.get(name)
         if replica is not None:
             replica.copy_again()
@@ -267,8 +269,8 @@ class ReplicatedStreams:
     # --- elections ---
 
     def stand(self, session: NodeSession, patience: Patience) -> None:
-        """From now on this node takes over streams that have lost their leader, and gives its own
-        up when it has lost its `session`."""
+        """From now on, take over streams that have lost their leader, and resign from the streams
+        led here if this node has lost its `session`."""
         self.session = session
         elections = Elections(
             self.member.name,
@@ -298,7 +300,7 @@ class ReplicatedStreams:
         return not is_stopping and self.copies.may_recover(name)
 
     def _give_up(self, name: str, stored: StreamMetadata) -> None:
-        """What this node knows of the stream is given up, for what has come from `stored`."""
+        """Discard this node's record of the stream, and adopt the successors of `stored`."""
         replica = self._replicas.get(name)
         if replica is None and not self.mirror.known[name].concerns(self.member.name):
             self._spawn(self._go_over(name, stored))
@@ -309,21 +311,21 @@ class ReplicatedStreams:
         replica.give_up(stored)
 
     async def _go_over(self, name: str, stored: StreamMetadata) -> None:
-        with contextlib.suppress(LiftlogError):  # the guard tries again
+        with contextlib.suppress(LiftlogError):  # the guard retries it
             await self.mirror.go_over(name, self.member.name, stored)
 
     # --- the start ---
 
     async def remember(self) -> None:
-        """What this node has seen of the records in earlier starts. Call it before anything is read
-        from the metadata store."""
+        """Load the records that this node has seen in earlier starts. Call it before anything is
+        read from the metadata store."""
         self.mirror.remember(await asyncio.to_thread(self._known.read))
         self._spawn(self._known.run())
 
     async def find_copies(self) -> None:
-        """Which copies are on the disk. Call it before anything is read from the metadata store: it
-        removes what was not created to the end, and later on that may be a copy that is just being
-        created. Its files would be gone, and what it confirms with them."""
+        """Find the copies on the disk. Call it before anything is read from the metadata store: it
+        removes copies whose creation was not completed, and later such a copy may just be being
+        created. Its files would be lost, and the records that it confirms with them."""
         self._on_disk = await asyncio.to_thread(self._node.data_dir.stream_names)
 
     async def open_streams(self) -> None:
@@ -345,12 +347,12 @@ class ReplicatedStreams:
             self._known.all_held(one for one in records if me in one.members and not one.deleted)
 
     async def opened(self, name: str) -> None:
-        """Return when the copy of a stream was opened, or could not be; at once if there is none
-        here."""
+        """Return when the copy of a stream was opened, or could not be opened; at once if there is
+        none here."""
         replica = self._replicas.get(name)
         while replica is not None:
             await replica.opened.wait()
-            # It may have left, and there is another one of a stream created again.
+            # It may have been removed, and replaced by that of a stream created again.
             before, replica = replica, self._replicas.get(name)
             if replica is before:
                 return
@@ -366,18 +368,18 @@ class ReplicatedStreams:
             yield Condition.of("known_records", self._known.problem)
 
     def link_to(self, node: str) -> PeerLink:
-        """The connection to another node."""
+        """Return the connection to another node."""
         return self._node.link_to(node)
 
     def may_answer(self, name: str) -> bool:
-        """Whether this node leads the stream, and no other one can have been elected meanwhile, as
-        far as sessions tell. A record that says otherwise may be on its way."""
+        """Return True if this node leads the stream, and no other one can have been elected
+        meanwhile, based on sessions. A newer record that names another leader may be on its way."""
         led = self.led.get(name)
         if led is None or led.leader.resigned:
             return False
         return self._succession is None or self._succession.may_lead(led.leader)
 
-    # --- what clients are told ---
+    # --- facts for clients ---
 
     def has_failed(self, name: str) -> bool:
         """True if the copy of a stream here cannot be served or written."""
@@ -386,7 +388,7 @@ class ReplicatedStreams:
 
     @property
     def elections(self) -> Mapping[str, int]:
-        """Those that this node has won, by reason."""
+        """Elections that this node has won, by reason."""
         if self._succession is None:
             return {}
         return {**self._succession.elections, "unclean": self.unclean.recovered}
@@ -397,22 +399,23 @@ class ReplicatedStreams:
         return {name: one.role.isr_changes for name, one in self._replicas.items()}
 
     def not_in_sync(self) -> list[str]:
-        """The streams that this node has a replica of which is not in sync."""
+        """Return the streams whose replica on this node is not in sync."""
         me, records = self.member.name, map(self.view.known, self._replicas)
         return [one.name for one in records if one and me in {*one.replicas} - {*one.isr}]
 
     @property
     def led(self) -> Mapping[str, ServedStream]:
-        """As it is now; it changes when a role does."""
+        """The present roles; the mapping changes when a role does."""
         return self._node.led
 
     @property
     def followed(self) -> Mapping[str, FollowedStream]:
-        """As it is now; it changes when a role does."""
+        """The present roles; the mapping changes when a role does."""
         return self._node.followed
 
     def _followed_hosts(self, names: Collection[str] | None) -> list[StreamHost]:
-        """And those that go from one role to the next; of these streams, None: of all."""
+        """Return the hosts of followed streams, including those between two roles; with `names`
+        only those of these streams."""
         hosts = self._node.hosts.hosts
         some = hosts.values() if names is None else filter(None, map(hosts.get, names))
         return [host for host in some if not host.is_leading]
@@ -424,8 +427,8 @@ class ReplicatedStreams:
         return is_electing or self.handovers.is_taking
 
     async def prepare_to_stop(self) -> None:
-        """Hand over everything, and have the other nodes know that they are to give this one
-        nothing. Does not raise."""
+        """Hand over all streams, and notify the other nodes that they must not hand over any to
+        this one. Does not raise."""
         if self._succession is not None:
             self._succession.stand_down()
         if self._is_displaced.is_set():
@@ -438,7 +441,7 @@ class ReplicatedStreams:
             is_told = value["start"] != self.member.start or value.get("stopping")
             return None if is_told else {**value, "stopping": True}
 
-        # Else they find out when they ask.
+        # Otherwise they detect it when they ask.
         with contextlib.suppress(LiftlogError, TimeoutError):
             async with asyncio.timeout(_TELL_SECONDS):
                 await self.mirror.change_node(self.member.name, step)
@@ -449,17 +452,17 @@ class ReplicatedStreams:
         self._is_stopping = self.handovers.is_stopping = True
         if self._is_displaced.is_set():
             return
-        await self._tell_that_it_stops()  # before: its last requests do not take it in again
+        await self._tell_that_it_stops()  # so that no later request adds it again
         gate = asyncio.Semaphore(_CHANGES_AT_ONCE)
 
         async def leave(one: Replica) -> None:
-            async with gate:  # the slowest of some does not keep the others waiting
+            async with gate:  # so that the slowest stream does not delay the others
                 await one.leave()
 
         await asyncio.gather(*map(leave, list(self._replicas.values())))
 
     async def close(self) -> None:
-        """Follow no record any more; the logs stay open, the broker closes them."""
+        """Stop following records; the logs stay open, the broker closes them."""
         self._is_stopping = True
         for task in list(self._tasks):
             task.cancel()

@@ -1,8 +1,8 @@
 """One consumer: delivers the records of a stream to one client, in order, over the leaf link.
 
-A pull consumer delivers what requests ask for; a push consumer to its subject, as long as that has
-a subscriber. It is kept in memory only and ends with its client, the stream's leadership or the
-link: clients then create another one, which continues where they are.
+A pull consumer delivers the records that requests ask for; a push consumer delivers to its subject,
+as long as that has a subscriber. It is kept in memory only and ends with its client, the stream's
+leadership or the link: clients then create another one, which continues at their position.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from liftlog.server.pull.services import PullServices
 logger = logging.getLogger("liftlog.server.jetstream_api")
 
 _PIECES_NOW = 16
-"""Of what was just written, read in the event loop at most; a thread reads the rest."""
+"""Number of just written pieces that are read in the event loop; a thread reads the rest."""
 _LONGEST_PAUSE_SECONDS = 5.0
 
 
@@ -60,9 +60,9 @@ class Consumer:
         is_there: Callable[[], bool],
         on_end: Callable[[Consumer], None],
     ) -> None:
-        """`party` has asked for it; `waiting` is its part of all requests that wait, `window` of
-        all windows of flow control, `pace` that of all consumers. `is_there`: whether the stream is
-        still this one, and led here."""
+        """`party` is the client; `waiting` is the consumer's part of all waiting requests, `window`
+        of all windows of flow control, `pace` is shared by all consumers. `is_there` returns True
+        while the stream is still this one, and led here."""
         self.spec = spec
         self.host = host
         self._services = services
@@ -78,10 +78,11 @@ class Consumer:
         self._rows: deque[Row] = deque()
         self._caught_up = False
         self._pieces_now = 0
-        """How many may be read in the event loop: some, since there was nothing more to read."""
+        """Number of pieces that may be read in the event loop; it is raised when there was nothing
+        more to read."""
         self._group = services.live_group(host)
         self._reading = asyncio.Lock()
-        """The cursor takes one call at a time."""
+        """The cursor accepts one call at a time."""
         self._requests = PullRequests(spec.max_waiting, waiting, deliveries)
         self._delivered = Delivered(
             host.name, spec.name, cursor.next_offset, headers_only=spec.headers_only
@@ -91,13 +92,13 @@ class Consumer:
         self._flow = PushFlow(spec, host.name, window, self._active_at)
         self._task: asyncio.Task[None] | None = None
 
-    # --- what clients ask ---
+    # --- requests of clients ---
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._run(), name=f"jetstream-consumer-{self.spec.name}")
 
     def add(self, request: PullRequest) -> None:
-        """A request of a pull consumer."""
+        """Add a request of a pull consumer."""
         self._active_at = self._loop.time()
         refusal = self._requests.add(request)
         if refusal:
@@ -111,8 +112,8 @@ class Consumer:
             self._news.set()
 
     def idle_seconds(self) -> float:
-        """How long no one has asked a pull consumer for anything; 0 while someone waits. A push
-        consumer ends with its subscriber."""
+        """Return the time since the last request to a pull consumer; 0 while a request waits. A
+        push consumer ends with its subscriber."""
         if self.spec.deliver_subject or self._requests:
             return 0.0
         return self._loop.time() - self._active_at
@@ -121,7 +122,7 @@ class Consumer:
         self._news.set()
 
     async def close(self, status: bytes = b"") -> None:
-        """End it; waiting requests get `status`."""
+        """End the consumer; waiting requests get `status`."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -144,8 +145,9 @@ class Consumer:
         self._flow.close()
 
     async def info(self, *, is_new: bool = False) -> dict[str, Any]:
-        """What JetStream says of a consumer. For a new one, `num_pending` is what there was when it
-        began: watchers of buckets take so many records for the present state."""
+        """Return JetStream's description of a consumer. For a new one, `num_pending` is the number
+        of records when it began: watchers of buckets take that many records for the present
+        state."""
         if not is_new:
             with contextlib.suppress(LiftlogError):
                 async with self._reading:
@@ -195,7 +197,7 @@ class Consumer:
         self._on_end(self)
 
     async def _step(self) -> str:
-        """Deliver something, or wait; returns why it ends, if it does."""
+        """Deliver something, or wait; return the reason if the consumer ends."""
         if not self.is_there():
             await self._say_end(b"409 Leadership Change")
             return "the stream is not led here, or may not be read any more"
@@ -266,7 +268,7 @@ class Consumer:
             return self._cursor.read_now(self._group)
 
     async def _open_share(self) -> None:
-        """While the loop is short of time, publishers come first."""
+        """Wait while the loop is short of time: publishers come first."""
         share = self._services.read_share
         while not share.is_open:
             opened = asyncio.Event()
@@ -299,13 +301,13 @@ class Consumer:
         now = self._loop.time()
         times = [now + _LONGEST_PAUSE_SECONDS, self._active_at + self.spec.inactive_seconds]
         times += self._flow.due() if self.spec.deliver_subject else self._requests.due()
-        # Not at once again: what is due is done at the next step.
+        # Not at once again: actions that are due are performed at the next step.
         return max(min(times), now + 0.001)
 
     # --- delivery ---
 
     async def _deliver(self) -> None:
-        """Send what is asked for of the records that are here."""
+        """Send the requested ones of the records that are here."""
         with self._services.read_share:
             if self.spec.deliver_subject:
                 commands = self._push()
@@ -321,7 +323,7 @@ class Consumer:
         return sum(len(row.value) + len(row.headers) for row in self._rows)
 
     def _drop_rows(self) -> None:
-        """Large records that no one asks for at the moment are read again later."""
+        """Drop large records that no request wants at the moment; they are read again later."""
         self._cursor.go_back(self._rows[0])
         self._rows.clear()
         self._caught_up = False

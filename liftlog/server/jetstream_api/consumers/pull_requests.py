@@ -129,8 +129,8 @@ class PullRequests:
         return ended
 
     def _status(self, request: PullRequest, words: bytes, *, counted: bool = False) -> bytes:
-        """The command that sends a status to a request; empty if nothing may be sent there.
-        `counted`: with what is left of the request."""
+        """Return the command that sends a status to a request; empty if nothing may be sent there.
+        `counted`: with the remaining counts of the request."""
         target = self._to.statuses(request.reply)
         if target is None:
             return b""

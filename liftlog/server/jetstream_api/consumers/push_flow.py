@@ -11,10 +11,9 @@ from liftlog.server.jetstream_api.consumers.delivered import Delivered
 from liftlog.server.jetstream_api.consumers.leaf import FLOW_PREFIX
 
 WINDOW_BYTES, LEAST_WINDOW_BYTES = 1024 * 1024, 128 * 1024
-"""After so many bytes a client with flow control is asked to answer; it may be one such window
-behind. Some clients look only a few times a second whether there is something to answer, so with a
-small window they get little. Where many consumers share the bound on all windows, theirs are the
-least."""
+"""After this many bytes, a client with flow control is asked to answer; it may be one such window
+behind. Some clients check for such requests only a few times a second, so a small window slows them
+down. If many consumers share the limit on all windows, theirs have the least size."""
 
 
 class PushFlow:
@@ -39,7 +38,7 @@ class PushFlow:
         return not self.question or self._bytes < self._window_bytes
 
     def sent(self, size: int) -> bytes:
-        """Count what was sent; returns the subject for a new question, if it is time for one."""
+        """Count the sent bytes; return the subject for a new question, if one is due."""
         if not self._is_on:
             return b""
         self._bytes += size
