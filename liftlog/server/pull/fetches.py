@@ -1,9 +1,9 @@
-"""The fetches of one connection on one stream: answered in order, the first may wait.
+"""The fetches of one connection on one stream: answered in order; the first one may wait.
 
 A fetch that finds too little waits until the high watermark moves or its time is up. Nothing polls:
 the group of consumers at the end of the stream (`tailing`) and one timer wake it. For a fetch with
-a filter a thread looks into the records (`filtering`); whether to answer is decided here, as for
-the others.
+a filter, a thread examines the records (`filtering`); this module decides whether to answer it, as
+for the others.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ from liftlog.server.reading.tailing import Tail
 from liftlog.server.requests.rights import Caller
 
 _CATCH_UP_SECONDS = 1.0
-"""For so long a fetch waits for a follower to have what the client asks for; then it is sent to the
-leader."""
+"""Time that a fetch waits for a follower to have the requested records; then the client is sent to
+the leader."""
 _REST_SECONDS = 0.0016
-"""Between two looks into the records for a member of a group, times a power of two that is at most
-the number of such members: so many look as often as one, at the same times, and each finds some
-records."""
+"""Rest between two scans of the records for a member of a group, multiplied by a power of two that
+is at most the number of such members. So all members together scan as often as a single one, at the
+same times, and each finds some records."""
 _BUSY_REST = 2
-"""So many times as long while the event loop is busy."""
+"""Factor of the rest while the event loop is busy."""
 _LONGEST_REST_SECONDS = 0.1024
 _REPAIR_SECONDS = 5.0
-"""For so long a fetch waits for a repair before the client is asked to try again."""
+"""Time that a fetch waits for a repair before the client is asked to retry."""
 
 Result = TypeVar("Result")
 
@@ -78,21 +78,21 @@ class _Waiting:
         self.deadline: float | None = None  # set when it becomes the first in the queue
         self.lingered = False
         self.examined: int | None = None  # a thread has examined the damage at this offset
-        self.damage: CorruptRange | None = None  # found by a thread, not yet looked at
+        self.damage: CorruptRange | None = None  # found by a thread, not handled yet
         self.repair_until: float | None = None  # set when it waits for a repair
         self.catch_up_until: float | None = None  # set when this copy has too little
         self.begin(None, None)
 
     def begin(self, incarnation: str | None, readable: tuple[str, ...] | None) -> None:
-        """Forget what was found out: it holds only for one incarnation of the stream, and for one
-        set of readable subjects."""
+        """Reset the results: they are valid only for one incarnation of the stream, and for one set
+        of readable subjects."""
         self.incarnation = incarnation
         self.readable = readable
         self.selection: Selection | None = None
         self.offset: int | None = None  # once known
         self.scan_from: int | None = None  # no record between `offset` and here is selected
-        self.scanned: Scanned | None = None  # the result of a thread, not yet looked at
-        self.is_whole = False  # it is answered as without `optional_subjects`
+        self.scanned: Scanned | None = None  # the result of a thread, not handled yet
+        self.is_whole = False  # it is answered as if without `optional_subjects`
 
 
 class FetchQueue:
@@ -107,7 +107,7 @@ class FetchQueue:
         *,
         for_node: bool = False,
     ) -> None:
-        """`for_node`: another node asks, to repair its copy of the stream."""
+        """`for_node`: another node fetches, to repair its copy of the stream."""
         limits = services.limits
         self._loop = asyncio.get_running_loop()
         self._services = services
@@ -123,15 +123,15 @@ class FetchQueue:
         self._max_wait_ms = limits.wire.max_wait_ms
         self._linger = limits.linger_seconds
         self._queue: deque[_Waiting] = deque()
-        self._parked: Callable[[], object] | None = None  # gives up what the first waits for
+        self._parked: Callable[[], object] | None = None  # cancels the wait of the first fetch
         self._timer: asyncio.TimerHandle | None = None
         self._job: Future[Any] | None = None  # a thread works for the first in the queue
         self._tail_answered_at = -self._linger
-        self._looked_at = 0.0  # into the records, for a member of a group
+        self._looked_at = 0.0  # time of the last scan, for a member of a group
 
     @property
     def is_idle(self) -> bool:
-        """No fetch waits, and no thread works for one."""
+        """True if no fetch waits, and no thread works for one."""
         return not self._queue and self._job is None
 
     def add(self, request_id: int, fetch: Fetch) -> None:
@@ -180,7 +180,7 @@ class FetchQueue:
                 self._answers.refuse(waiting.request_id, error)
 
     def _serve(self, waiting: _Waiting) -> bool:
-        """True when the fetch was answered, False when it has to wait."""
+        """Return True if the fetch was answered, False if it has to wait."""
         fetch = waiting.fetch
         readable = self._readable_subjects()
         stream = self._stream(fetch)
@@ -213,8 +213,8 @@ class FetchQueue:
         return self._serve_whole(waiting, stream, waiting.offset)
 
     def _stream(self, fetch: Fetch) -> StreamHost:
-        """Where another node may lead, its copy has the newest records; this node's own is read
-        only if the client asks for it. Raises NotLeader, StreamNotFound, StreamUnavailable."""
+        """If another node may lead, its copy has the newest records; this node's own is read only
+        if the client asks for it. Raises NotLeader, StreamNotFound, StreamUnavailable."""
         broker = self._services.broker
         name, replica = self._stream_name, fetch.replica
         if replica is None or not broker.catalog.may_read_copy(name, replica):
@@ -222,8 +222,8 @@ class FetchQueue:
         return broker.stream(name)
 
     def _check_identity(self, fetch: Fetch, log: Log) -> None:
-        """Check that the client means this stream, and that what it has read before is in it.
-        Raises StaleIncarnation, Diverged, NotLeader."""
+        """Check that the client means this stream, and that the stream still contains what the
+        client has read. Raises StaleIncarnation, Diverged, NotLeader."""
         if fetch.incarnation is not None and fetch.incarnation != log.incarnation:
             name = self._stream_name
             self._services.broker.catalog.check_incarnation(
@@ -252,8 +252,8 @@ class FetchQueue:
             )
 
     def _lags(self, waiting: _Waiting, stream: StreamHost) -> bool:
-        """Whether the fetch waits until this copy has what the client asks for. Raises NotLeader
-        when that takes long."""
+        """Return True if the fetch has to wait until this copy has the requested records. Raises
+        NotLeader if that takes long."""
         fetch, log = waiting.fetch, stream.log
         if stream.is_leading:
             return False
@@ -276,8 +276,8 @@ class FetchQueue:
         return self._services.broker.hosted.mender
 
     def _readable_subjects(self) -> tuple[str, ...] | None:
-        """The subjects on which records may be handed out (None: all). Asked each time that a
-        fetch is looked at, since the ACL may have changed while it waited. Raises Forbidden."""
+        """Return the subjects on which records may be handed out (None: all). Called each time that
+        a fetch is served, since the ACL may have changed while it waited. Raises Forbidden."""
         caller = self._caller
         if self._for_node:
             caller.gate.authorize(
@@ -290,9 +290,9 @@ class FetchQueue:
         fetch, log = waiting.fetch, stream.log
         asked_bytes = self._default_bytes if fetch.max_bytes is None else fetch.max_bytes
         max_bytes = max(1, min(asked_bytes, self._max_bytes))
-        view = log.view  # before reading: what is not found is not there
+        view = log.view  # before reading: a record that is not found is not there
         high_watermark = view.committed.offset
-        # A fetch that does not wait is not for the tail: it gets slices straight from the file.
+        # A fetch that does not wait is not for the tail: it gets slices directly from the file.
         group = self._services.tail_group(stream) if fetch.max_wait_ms else None
         if group is not None and self._too_soon(waiting, offset < high_watermark):
             self._park(waiting, stream, offset)
@@ -301,7 +301,7 @@ class FetchQueue:
         question = (offset, max_bytes, fetch.max_records)
         if group is not None and offset >= log.log_start_offset:
             found = group.recall(view, *question)
-        if found is None and offset != high_watermark:  # there the log has nothing to read
+        if found is None and offset != high_watermark:  # nothing to read in the log there
             try:
                 found = log.read(*question)
             except CorruptRange as damage:
@@ -410,7 +410,7 @@ class FetchQueue:
         self._start_job(waiting, found, self._scanners, scan_log, log, scan)
 
     def _rests(self, waiting: _Waiting) -> bool:
-        """Whether a member of a group waits for more records to come together."""
+        """Return True if a member of a group waits for more records to accumulate."""
         fetch = waiting.fetch
         members = (fetch.slot_count or 0) // max(len(fetch.filter_slots or ()), 1)
         rest = _REST_SECONDS * (1 << max(members.bit_length() - 1, 0))
@@ -428,7 +428,7 @@ class FetchQueue:
         return waiting.deadline is not None and self._loop.time() < waiting.deadline
 
     def _too_soon(self, waiting: _Waiting, has_news: bool) -> bool:
-        """Whether so soon after the last answer there would be little in this one: a moment later
+        """Return True if an answer so soon after the last one would contain little: a moment later
         there is more."""
         now = self._loop.time()
         return (
@@ -474,8 +474,8 @@ class FetchQueue:
         )
 
     def _meet(self, damage: CorruptRange, waiting: _Waiting, stream: StreamHost) -> bool:
-        """Damage on the way: have it examined, or wait until it is repaired. False: the fetch is
-        served again. Raises what the client is told."""
+        """Handle damage in the way: have it examined, or wait until it is repaired. Returns False
+        if the fetch is to be served again. Raises the error for the client."""
         first, end = damage.first_offset, damage.next_offset
         if waiting.examined != first and not stream.log.is_quarantined(first, end):
             self._examine(waiting, stream.log, damage)
@@ -496,8 +496,8 @@ class FetchQueue:
         return False
 
     def _examine(self, waiting: _Waiting, log: Log, damage: CorruptRange) -> None:
-        """Have damage that is met for the first time quarantined before the client is told, so that
-        the daemon's metrics and health report it too."""
+        """Have newly found damage quarantined before the client gets the error, so that the
+        daemon's metrics and health report it, too."""
 
         def found(_: None) -> None:
             waiting.examined = damage.first_offset
@@ -519,7 +519,7 @@ class FetchQueue:
         function: Callable[..., Result],
         *arguments: Any,
     ) -> None:
-        """Have a thread work for the first fetch in the queue, then serve that fetch again."""
+        """Start a thread's work for the first fetch in the queue, then serve that fetch again."""
 
         def done(job: asyncio.Future[Result]) -> None:
             self._job = None
@@ -542,17 +542,17 @@ class FetchQueue:
 
     def _drop_job(self) -> None:
         """Its result is no longer wanted. A job that already runs ends soon, and no other begins
-        before: else a client that asks and cancels could occupy all the threads."""
+        before: otherwise a client that repeatedly fetches and cancels could occupy all threads."""
         if self._job is not None:
             self._job.cancel()
 
 
 def _do_nothing() -> None:
-    """A rest ends by itself."""
+    """Nothing to stop: a rest ends by a timer."""
 
 
 def _known_offset(fetch: Fetch, log: Log) -> int | None:
-    """Where to begin, as an offset; None when it has to be looked up by time. Raises BadRequest."""
+    """Return the start as an offset; None if it has to be looked up by time. Raises BadRequest."""
     start = fetch.start
     if (start is None) == (fetch.timestamp_ns is None):
         raise BadRequest("a fetch states either a start `o` or a timestamp `t`")
@@ -585,7 +585,7 @@ def _header(
         record_count,
         log.high_watermark,
         # Retention may have passed the answer while it was read, and a reader drops records below
-        # the log start: it would miss these, and nothing would tell it.
+        # the log start: it would miss these without noticing.
         min(log.log_start_offset, offset),
         log.log_end_offset,
         log.leader_epoch,

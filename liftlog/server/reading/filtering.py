@@ -1,10 +1,10 @@
-"""The answer to a fetch with a filter or a choice of columns: its records are found in the log and
-encoded in new batches.
+"""The answer to a fetch with a filter or a choice of columns: finds the records in the log and
+encodes them in new batches.
 
-Runs in a thread, looks at a bounded amount of the log, and checks every byte that it uses: the
-answer ends before damage, and the next fetch is answered with CORRUPT_RANGE. Where a sketch has
-checksums of parts, or a subject index says where the wanted records lie, others are not read, and
-damage in them is not found.
+Runs in a thread, examines a bounded amount of the log, and checks every byte that it uses: the
+answer ends before damage, and the next fetch is answered with CORRUPT_RANGE. If a sketch has
+checksums of parts, or a subject index gives the places of the wanted records, the others are not
+read, and damage in them is not found.
 """
 
 from __future__ import annotations
@@ -44,40 +44,40 @@ from liftlog.server.reading.pieces import Piece, Stamps, chunks_from, chunks_in
 from liftlog.server.reading.scan import Scan, Scanned
 
 SCAN_BYTES = 16 * MIB
-"""Read of the log for one answer, at most (or one batch, if that is larger)."""
+"""Limit of the bytes read from the log for one answer (or one batch, if that is larger)."""
 
 SCAN_SECONDS = 0.05
-"""Processor time for one answer, roughly: synchronous publishers leave batches of one record, which
-cost ten times as much per byte. Other scans wait for their turn."""
+"""Approximate limit of processor time for one answer: synchronous publishers leave batches of one
+record, which cost ten times as much per byte. Other scans wait for their turn."""
 
 MAX_ANSWER_BYTES = 1 * MIB
-"""Encoded for one answer, at most (or one record). Such answers stay in memory until they are sent,
-unlike slices of files."""
+"""Limit of encoded bytes for one answer (or one record). Such answers stay in memory until they are
+sent, unlike slices of files."""
 
 _DIVIDED_BYTES = 16 * MIB
-"""Read for one answer to a member of a group: what the members read in turn stays in memory
-meanwhile (`pieces`)."""
+"""Limit of the bytes read for one answer to a member of a group: the pieces that the members read
+in turn stay in memory meanwhile (`pieces`)."""
 
 _SEGMENT_BYTES = 2**32
-"""All that is left of a segment: by its subject index the records are found anywhere."""
+"""The whole rest of a segment: its subject index finds records at any distance."""
 
-_INDEX_BYTES = 64 * KIB  # counted for each, at least: its file is opened, and perhaps read
+_INDEX_BYTES = 64 * KIB  # least size counted for an index: its file is opened
 _LEAST_BY_SUBJECT = 4 * RUN_BYTES
-"""Wanted of an answer, at least: of what the index finds, a whole run is read for one record."""
+"""Least size of an answer that uses an index: for each record found, a whole run is read."""
 
 _READ_BYTES = 512 * KIB
 _SHARED_READ_BYTES = 4 * MIB  # each piece costs each member some steps of numpy
-_PARTIAL_READ_BYTES = 4 * MIB  # of which a part is read: then finding a piece takes the longest
-_SPARSE_READ_BYTES = 16 * MIB  # of which few values are read, without a step for each batch
+_PARTIAL_READ_BYTES = 4 * MIB  # read in part: then finding a piece takes the longest
+_SPARSE_READ_BYTES = 16 * MIB  # with few values read, without a step for each batch
 
 _BATCH_RECORDS = 4096
-_MARKED_BATCH_RECORDS = 32_768  # of records that are shown without anything
-_LARGE_BYTES = 16 * KIB  # a batch that is not put together with others
+_MARKED_BATCH_RECORDS = 32_768  # for records that are shown without content
+_LARGE_BYTES = 16 * KIB  # a batch of this size is not joined with others
 
 
 def scan_log(log: Log, scan: Scan) -> Scanned:
-    """Blocking. Raises OffsetOutOfRange, CorruptRange, StorageError; StreamUnavailable when it
-    cannot decompress the records."""
+    """Blocking. Raises OffsetOutOfRange, CorruptRange, StorageError; StreamUnavailable if it cannot
+    decompress the records."""
     try:
         return _Scanner(log, scan).run()
     except UnsupportedFormat as error:
@@ -88,7 +88,7 @@ def scan_log(log: Log, scan: Scan) -> Scanned:
 
 
 class _Damaged(Exception):
-    """Bytes that fail a check; everything before `reached` was looked at."""
+    """Bytes that fail a check; everything before `reached` was examined."""
 
 
 class _Scanner:
@@ -99,7 +99,7 @@ class _Scanner:
         self._is_marked = selection.is_projection and selection.columns == {OFFSET}
         most = _MARKED_BATCH_RECORDS if self._is_marked else _BATCH_RECORDS
         self._builder = AnswerBuilder(scan.max_bytes, most)
-        self._reached = scan.offset  # everything below was looked at
+        self._reached = scan.offset  # everything below was examined
         self._left = SCAN_BYTES if scan.shared is None else _DIVIDED_BYTES
         self._passed_bytes = 0  # of the log, whether they were read or not
         self._others = selection.without_slots
@@ -133,12 +133,12 @@ class _Scanner:
         )
 
     def _go(self) -> bool:
-        """Scan batch after batch; True when the high watermark was reached."""
+        """Scan batch after batch; return True if the high watermark was reached."""
         scan, log = self._scan, self._log
         while self._left > 0 and not self._is_late():
             if scan.stop_offset is not None and self._reached >= scan.stop_offset:
                 return False
-            high_watermark = log.high_watermark  # before reading: what is not found is not there
+            high_watermark = log.high_watermark  # before reading
             try:
                 done = self._take_by_subject()
                 if done is not None:
@@ -146,7 +146,7 @@ class _Scanner:
                         return False
                     continue
                 self._try_marks()
-                # What is shared has the same borders for all.
+                # Shared pieces have the same borders for all.
                 own = self._read_bytes()
                 most = own if scan.shared is None else _SHARED_READ_BYTES
                 known = self._known_piece()
@@ -156,7 +156,7 @@ class _Scanner:
                     if known.is_newest:
                         return True
                     continue
-                manifest = log.view.manifest  # before reading: what changes it is not in the piece
+                manifest = log.view.manifest  # before reading: later changes are not in the piece
                 piece = log.read(self._reached, most)
                 if piece is None:
                     self._reached = max(self._reached, high_watermark)
@@ -176,14 +176,14 @@ class _Scanner:
         return False
 
     def _known_piece(self) -> Piece | None:
-        """What another member has read, if the log is still the same there."""
+        """Return a piece that another member has read, if the log is still the same there."""
         shared, wanted = self._scan.shared, self._scan.selection.slots
         if shared is None or wanted is None:
             return None
         return shared.covering(self._log, wanted, self._reached)
 
     def _take_known(self, known: Piece) -> bool:
-        """Scan what was decoded already; False when the answer is full."""
+        """Scan a decoded piece; return False if the answer is full."""
         self._left -= known.length
         wanted = self._scan.selection.slots
         assert wanted is not None
@@ -200,8 +200,8 @@ class _Scanner:
         return self._reach(known.next_offset)
 
     def _take_one_batch(self) -> None:
-        """The first bytes are damaged. The log, which has the index, knows how far the damage
-        reaches: it names the range, or cuts out the one batch."""
+        """The first bytes are damaged. The log has the index, which shows the extent of the damage:
+        it names the range, or returns the single batch."""
         manifest = self._log.view.manifest
         piece = self._log.read(self._reached, 1)
         if piece is None:
@@ -219,8 +219,8 @@ class _Scanner:
             ) from damage
 
     def _take(self, piece: LogSlice, manifest: Manifest) -> bool:
-        """Scan these batches; False when the answer is full, or late. `manifest` is that of the log
-        before the piece was found in it. Raises _Damaged."""
+        """Scan these batches; return False if the answer is full, or late. `manifest` is that of
+        the log before the piece was found in it. Raises _Damaged."""
         shared, wanted = self._scan.shared, self._scan.selection.slots
         try:
             if self._is_sparse or (self._wanted is not None and self._is_partial):
@@ -228,7 +228,7 @@ class _Scanner:
                 if done is not None:
                     return done
                 if self._is_marked:
-                    return True  # once more, less at once
+                    return True  # once more, with a smaller piece
             if self._scan.is_optional:
                 return False
             self._left -= piece.length
@@ -238,7 +238,7 @@ class _Scanner:
             if partial is not None:
                 chunks = chunks_from(partial.decode, piece.length, _place_of(piece))
                 goes_on = self._take_chunks(chunks, piece.next_offset, partial)
-                # Where most records are wanted, reading twice only takes longer.
+                # If most records are wanted, reading twice only takes longer.
                 self._skips_values = 2 * partial.values_read_whole < piece.length
                 return goes_on
             raw = piece.pread()
@@ -253,8 +253,8 @@ class _Scanner:
         return self._take_chunks(chunks_in(raw, _place_of(piece)), piece.next_offset, None)
 
     def _take_by_subject(self) -> bool | None:
-        """The records on the wanted subjects by the subject index of the segment; None if they are
-        to be taken in another way, False when the answer is full, or late."""
+        """Take the records on the wanted subjects by the subject index of the segment. Returns None
+        if they are to be taken in another way, False if the answer is full, or late."""
         wanted, stop, taken = self._subjects, self._scan.stop_offset, self._builder.size_bytes
         index = None if wanted is None else self._log.subject_index(self._reached)
         if wanted is None or index is None:
@@ -286,7 +286,7 @@ class _Scanner:
         return goes_on and self._reach(found.next_offset) and not self._is_late()
 
     def _take_run(self, batch: RecordBatch) -> bool:
-        """A batch with nothing but wanted records; False when the answer is full."""
+        """Take a batch with only wanted records; return False if the answer is full."""
         header, columns = batch.header, self._scan.selection.columns
         if len(batch.raw) < _LARGE_BYTES or not self._is_within(header):
             _, records = self._within(decode_columns(batch))
@@ -308,7 +308,7 @@ class _Scanner:
         return not len(records) or self._add(records, found.batches[0].header)
 
     def _try_marks(self) -> None:
-        """Once, if only offsets are wanted, and more of them than a first, small piece had: look at
+        """Once, if only offsets are wanted, and more of them than a first, small piece had: read
         the heads of a large piece in common steps."""
         if self._may_try_marks and self._reached > self._scan.offset:
             self._may_try_marks = False
@@ -319,12 +319,12 @@ class _Scanner:
 
     def _read_bytes(self) -> int:
         if self._is_marked and self._is_sparse:
-            # No more than the answer has room for, by what it took up to here.
+            # At most as much as the answer has room for, judging by its size so far.
             made = max(self._builder.size_bytes, 1)
             room = max(self._scan.max_bytes - made, 0) * self._passed_bytes // made
             return min(max(room, _READ_BYTES), _SPARSE_READ_BYTES)
         if self._is_sparse:
-            return _SPARSE_READ_BYTES  # of which the least is read
+            return _SPARSE_READ_BYTES  # with the least part read
         return min(_PARTIAL_READ_BYTES if self._is_partial else _READ_BYTES, self._left)
 
     def _take_sparsely(self, piece: LogSlice) -> bool | None:
@@ -354,10 +354,10 @@ class _Scanner:
         return self._reach(piece.next_offset) and not self._is_late()
 
     def _read_partially(self, piece: LogSlice) -> PartialPiece | None:
-        """None if all of it is to be read."""
+        """Return None if the whole piece is to be read."""
         if self._scan.shared is not None or not self._skips_values:
             return None
-        # A sketch is large: who only looks at one place is faster without.
+        # A sketch is large: a scan of a single place is faster without it.
         return self._log.read_partially(piece, load=self._reached > self._scan.offset)
 
     def _take_chunks(
@@ -373,11 +373,11 @@ class _Scanner:
         return True
 
     def _is_late(self) -> bool:
-        """Whether time is up. Never before there was some progress."""
+        """True if time is up; never before there was some progress."""
         return self._reached > self._scan.offset and time.thread_time() >= self._deadline
 
     def _take_chunk(self, chunk: Chunk, partial: PartialPiece | None) -> bool:
-        """False when the answer is full, or at the end of the scan."""
+        """Return False if the answer is full, or at the end of the scan."""
         header, selection = chunk.header, self._scan.selection
         if not header.record_count:
             return self._reach(header.next_offset)
@@ -394,7 +394,7 @@ class _Scanner:
         return self._reach(header.next_offset)
 
     def _selected(self, chunk: Chunk, partial: PartialPiece | None) -> Columns:
-        """What is wanted of the records that were not looked at yet."""
+        """Return the wanted ones of the records that were not examined yet."""
         selection, low, records = self._scan.selection, *self._within(chunk.columns())
         wanted = selection.matching(records)
         projected = selection.project(records)
@@ -410,8 +410,8 @@ class _Scanner:
         return header.base_offset >= self._reached and (stop is None or header.next_offset <= stop)
 
     def _within(self, records: Columns) -> tuple[int, Columns]:
-        """Those that were not looked at yet, and are not behind the end of the scan; and the number
-        of the first of them."""
+        """Return the records that were not examined yet, and are not beyond the end of the scan;
+        and the index of the first of them."""
         stop, offsets = self._scan.stop_offset, records.offsets
         low = int(offsets.searchsorted(self._reached))
         high = len(offsets) if stop is None else int(offsets.searchsorted(stop))
@@ -420,7 +420,7 @@ class _Scanner:
         return low, records.part(low, max(low, high))
 
     def _add(self, selected: Columns, header: BatchHeader, stamps: Stamps | None = None) -> bool:
-        """False when the answer is full."""
+        """Return False if the answer is full."""
         taken = self._builder.add(selected, header, stamps)
         if taken == len(selected):
             return True
@@ -428,7 +428,7 @@ class _Scanner:
         return False
 
     def _reach(self, offset: int) -> bool:
-        """Everything below was looked at; False at the end of the scan."""
+        """Note that everything below was examined; return False at the end of the scan."""
         self._reached = max(self._reached, offset)
         stop = self._scan.stop_offset
         if stop is not None and self._reached >= stop:
@@ -438,7 +438,7 @@ class _Scanner:
 
 
 def _wanted_subjects(selection: Selection) -> WantedSubjects | None:
-    """The only conditions, if they are all about subjects."""
+    """Return the conditions if all of them are about subjects."""
     more = (selection.keys, selection.headers, selection.values, selection.slots)
     if any(one is not None for one in more):
         return None
@@ -458,8 +458,8 @@ def _place_of(piece: LogSlice) -> Place:
 
 
 def _projected(chunk: Chunk, selection: Selection) -> bytearray | None:
-    """All records of a chunk as one batch; None if they are better taken one by one."""
+    """Return all records of a chunk as one batch; None if they are better taken one by one."""
     if not chunk.is_one_batch:
-        return None  # of small batches, those of an answer become few
+        return None  # so that small batches become few in an answer
     made = project_batch(chunk.batches[0], selection.columns)
     return made if len(made) <= BATCH_BYTES else None

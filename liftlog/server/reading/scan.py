@@ -9,7 +9,7 @@ from liftlog.server.reading.pieces import SharedPieces
 
 
 class Scan(NamedTuple):
-    """Where to look, and for which records. `stop_offset` is exclusive; None: up to the high
+    """The place to scan, and the wanted records. `stop_offset` is exclusive; None: up to the high
     watermark."""
 
     offset: int
@@ -19,14 +19,14 @@ class Scan(NamedTuple):
     shared: SharedPieces | None = None
     """For a member of a group."""
     is_optional: bool = False
-    """Whether the reader takes all records as they are stored where looking for them takes long."""
+    """True if the reader accepts all records as they are stored when searching them takes long."""
 
 
 class Scanned(NamedTuple):
-    """What was found between the scan's offset and `next_offset`.
+    """The result between the scan's offset and `next_offset`.
 
-    `caught_up`: the high watermark was reached. Without it more records may be there already.
-    `is_refused`: the scan was optional, and nothing was looked at.
+    `caught_up`: the high watermark was reached. Otherwise more records may be there already.
+    `is_refused`: the scan was optional, and nothing was examined.
     """
 
     incarnation: str
@@ -43,5 +43,5 @@ class Scanned(NamedTuple):
 
     @property
     def body(self) -> bytes:
-        """A copy of the batches, joined."""
+        """Return a copy of the batches, joined."""
         return b"".join(self.batches)
