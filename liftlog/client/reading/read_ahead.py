@@ -95,8 +95,7 @@ class ReadAhead:
         slots: tuple[list[int], int] | None = None,
         poll_ms: int = POLL_MS,
     ) -> None:
-        """`slots` are slots of a group with that number of them: the daemon may leave out the
-        records of all others."""
+        """`slots`, with the number of slots of the group: the daemon may leave out all others."""
         check_options(until, prefer, replica, on_corrupt, on_reset, reset_callback)
         self.stream = stream
         self.on_ready: Callable[[], None] | None = None
