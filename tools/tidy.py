@@ -270,7 +270,7 @@ ALLOWED: Mapping[str, int] = {
     'docstrings that begin with "Of"': 0,
     'docstrings that begin with "Whether"': 6,
     "lines of tests that use private names": 147,
-    "lines of tests that import or patch private names": 135,
+    "lines of tests that import or patch private names": 129,
 }
 """The most of each figure; 0 where none is named."""
 

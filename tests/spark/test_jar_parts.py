@@ -12,6 +12,7 @@ import pytest
 from support.disks.logs import create
 from support.disks.logs import flip as sim_flip
 from support.disks.simfs import SimFileSystem
+from support.disks.small_runs import index_small_segments
 from support.disks.stored_logs import batch_positions, flip
 from support.spark.spark_jar import ALL_COLUMNS, hadoop_of, jar_rows, partition_count, python_rows
 from support.worlds.rewriting import (
@@ -25,7 +26,6 @@ from support.worlds.rewriting import (
 )
 
 from liftlog.log import EncodedBatch, LogConfig
-from liftlog.log.rewrite import subject_indexing
 from liftlog.records import decode_batch, encode_batch, iter_batches
 
 if TYPE_CHECKING:
@@ -177,10 +177,7 @@ def test_random_histories_give_the_same_rows(spark: SparkSession, tmp_path: Path
 @pytest.fixture
 def any_index(monkeypatch: pytest.MonkeyPatch) -> None:
     """Subject indexes of small segments, too, with short runs."""
-    monkeypatch.setattr(subject_indexing, "MOST_PART", 1)
-    monkeypatch.setattr(subject_indexing, "_LEAST_BATCH_BYTES", 0)
-    monkeypatch.setattr(subject_indexing, "_LEAST_RECORDS", 0)
-    monkeypatch.setattr(subject_indexing, "RUN_BYTES", 4096)
+    index_small_segments(monkeypatch)
 
 
 @pytest.mark.usefixtures("any_index")

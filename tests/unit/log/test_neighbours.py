@@ -11,24 +11,18 @@ import pytest
 from crc32c import crc32c
 from support.disks.logs import DIRECTORY, reopen
 from support.disks.neighbours import OTHER, Neighbours, check_all_readers, neighbours, swaps
+from support.disks.small_runs import index_small_segments, read_small_answers_by_subject
 from support.rounds import one_in
 from support.worlds.rewriting import ROLL_ON_DEMAND
 
 from liftlog.log.files.acked_end import ACKED_END_NAME
-from liftlog.log.read import by_subject
-from liftlog.log.rewrite import subject_indexing
-from liftlog.server.reading import filtering
 
 
 @pytest.fixture(autouse=True)
 def small_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Subject indexes are worth it in these small segments too."""
-    monkeypatch.setattr(subject_indexing, "RUN_BYTES", 4096)
-    monkeypatch.setattr(subject_indexing, "MOST_PART", 1)
-    monkeypatch.setattr(subject_indexing, "_LEAST_BATCH_BYTES", 0)
-    monkeypatch.setattr(subject_indexing, "_LEAST_RECORDS", 0)
-    monkeypatch.setattr(by_subject, "SPARSE_VALUE_BYTES", 16)
-    monkeypatch.setattr(filtering, "_LEAST_BY_SUBJECT", 0)
+    index_small_segments(monkeypatch)
+    read_small_answers_by_subject(monkeypatch)
 
 
 @pytest.fixture(name="world")

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from support.disks.logs import BASE_NS, create, flip, reopen
 from support.disks.simfs import Fault, Keep, MachineStopped, SimFileSystem
+from support.disks.small_runs import index_small_segments, read_small_answers_by_subject
 from support.worlds.rewriting import (
     ROLL_ON_DEMAND,
     Row,
@@ -62,13 +63,9 @@ SELECTIONS: list[dict[str, Any]] = [
 
 @pytest.fixture(autouse=True)
 def small_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subject_indexing, "RUN_BYTES", 4096)
-    monkeypatch.setattr(subject_indexing, "MOST_PART", 1)
-    monkeypatch.setattr(subject_indexing, "_LEAST_BATCH_BYTES", 0)
+    index_small_segments(monkeypatch)
+    read_small_answers_by_subject(monkeypatch)
     monkeypatch.setattr(subject_indexing, "_CHAPTER_BYTES", 24 * 1024)
-    monkeypatch.setattr(subject_indexing, "_LEAST_RECORDS", 0)
-    monkeypatch.setattr(by_subject, "SPARSE_VALUE_BYTES", 16)
-    monkeypatch.setattr(filtering, "_LEAST_BY_SUBJECT", 0)
     monkeypatch.setattr(filtering, "_LARGE_BYTES", 1024)
 
 

@@ -102,10 +102,8 @@ async def test_the_task_that_ends_last_gives_the_lease_back(
     assert leases(cleaning, stream) == []
 
 
-async def test_a_task_that_failed_has_not_ended(
-    cleaning: Cleaning, address: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(decoder, "_RUN_ROWS", 10)  # else all is read before the first rows come
+@pytest.mark.usefixtures("few_rows_at_once")
+async def test_a_task_that_failed_has_not_ended(cleaning: Cleaning, address: str) -> None:
     chosen = options(address, "in", columns="offset")
     (wanted,) = await planned(replace(chosen, target_partition_bytes=2**30))
 

@@ -1,0 +1,23 @@
+"""Subject indexes of small segments, with short runs: a test need not write megabytes."""
+
+from __future__ import annotations
+
+import pytest
+
+from liftlog.log.read import by_subject
+from liftlog.log.rewrite import subject_indexing
+from liftlog.server.reading import filtering
+
+
+def index_small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let them be made, however small batches and runs are."""
+    monkeypatch.setattr(subject_indexing, "RUN_BYTES", 4096)
+    monkeypatch.setattr(subject_indexing, "MOST_PART", 1)
+    monkeypatch.setattr(subject_indexing, "_LEAST_BATCH_BYTES", 0)
+    monkeypatch.setattr(subject_indexing, "_LEAST_RECORDS", 0)
+
+
+def read_small_answers_by_subject(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let readers use them for small answers and small values, too."""
+    monkeypatch.setattr(by_subject, "SPARSE_VALUE_BYTES", 16)
+    monkeypatch.setattr(filtering, "_LEAST_BY_SUBJECT", 0)
