@@ -64,7 +64,7 @@ demo-cluster: $(DEMO)/.installed ## Three daemons that replicate: publish, kill 
 	$(DEMO)/bin/liftlog demo-cluster
 
 demo-spark: setup ## Orders from NATS into a lake, queried with Spark SQL, with a chart (needs Java)
-	$(BIN)/liftlog demo-spark --chart build/orders.png
+	PYTHONPATH=docs/examples $(BIN)/python -m orders_into_a_lake --chart build/orders.png
 
 test: setup ## Run all tests; those that fail beside others run once more, alone (WITHOUT='tests/unit ...')
 	@$(BIN)/python -m $(if $(ARGS),tools.compiled_tests --ignore=tests/spark --ignore=tests/install,tools.run_tests) $(PARALLEL) \

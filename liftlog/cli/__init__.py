@@ -21,7 +21,7 @@ imports/, exports/  `import` and `export`; export_job/ is for spark-submit
 context             names for daemons
 completion          scripts for the shell
 
-`demo`, `demo-cluster` and `demo-spark` are in liftlog/demo/.
+`demo` and `demo-cluster` are in liftlog/demo/.
 
 `liftlog --help` and completion import no command: the table in `root` has their short helps. A
 command's module imports at its top what its help and its output need. The client, the settings,

@@ -103,10 +103,6 @@ _SECTIONS = {
             "demo.command:demo_cluster",
             "See a cluster work: kill the leader, lose nothing.",
         ),
-        "demo-spark": (
-            "demo.command:demo_spark",
-            "See it work with Spark: from NATS into a lake, and SQL.",
-        ),
     },
 }
 COMMANDS = {

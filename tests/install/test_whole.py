@@ -85,7 +85,6 @@ def test_only_what_extras_bring_is_missing(minimal: Environment) -> None:
                 "liftlog.spark",
                 "liftlog.cli.exports.export_run",
                 "liftlog.records.columns.arrow",
-                "liftlog.demo",
             )
         )
         for _, module, _ in missing
@@ -97,7 +96,6 @@ def test_only_what_extras_bring_is_missing(minimal: Environment) -> None:
     [
         ("export orders --to {directory}/lake", "liftlog[spark]"),
         ("export orders --to {directory}/lake --format delta", "liftlog[spark]"),
-        ("demo-spark", "liftlog[spark]"),
         ("demo", "liftlog[embedded]"),
         ("serve --set nats.embedded=true --set data_dir={directory}/data", "liftlog[embedded]"),
     ],

@@ -150,7 +150,7 @@ WITHOUT = {
         acl check, acl explain, acl who, acl hash-token, acl new-nkey, doctor, log verify,
         log reindex, backup info, backup verify, context add, context use, context ls,
         context info, context rm, docs, errors ls, errors lookup, completion, demo,
-        demo-cluster, demo-spark""",
+        demo-cluster""",
     "requests": """ping, create, describe, list, delete, cancel, update, pause, resume,
         readonly, truncate, lease, renew, release, leases, streamsfor, metadata, commit, checkpoint,
         checkpoints, forget, groupjoin, groupbeat, groupcommit, groupleave, group, groups,

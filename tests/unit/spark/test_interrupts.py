@@ -80,7 +80,7 @@ def test_a_signal_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_handler_of_the_caller_is_asked() -> None:
-    """That of `liftlog demo-spark`, for one; if it does not raise, the start goes on."""
+    """As that of `orders_into_a_lake`; if it does not raise, the start goes on."""
     seen: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
     try:

@@ -10,8 +10,8 @@ from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from liftlog.demo.spark.shop import COUNTRIES, DAYS, FIRST_DAY, FIRST_EXPORT, REVENUE, STATES, Order
 from liftlog.errors import MissingDependency
+from orders_into_a_lake.shop import COUNTRIES, DAYS, FIRST_DAY, FIRST_EXPORT, REVENUE, STATES, Order
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -149,7 +149,7 @@ def check_matplotlib() -> None:
         import matplotlib  # noqa: F401
     except ImportError:
         raise MissingDependency(
-            "the chart needs matplotlib, which is not installed", hint="pip install 'liftlog[demo]'"
+            "the chart needs matplotlib, which is not installed", hint="pip install matplotlib"
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""`liftlog demo-spark`: orders from NATS into a lake, queried with Spark SQL. The worked example.
+"""Orders from NATS into a lake, queried with Spark SQL: the worked example. See README.md.
 
 scenario   what happens, step by step
 queries    the SQL, its answers against the books, the picture

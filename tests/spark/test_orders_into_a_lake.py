@@ -1,4 +1,4 @@
-"""`liftlog demo-spark`, and its page in the tutorial: what is told there happens."""
+"""The example `orders_into_a_lake`, and its page in the tutorial: they do what the page says."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from orders_into_a_lake import queries, scenario
 from support.daemons.daemon import Daemon
 from support.daemons.nats_server import NatsServer
 from support.repository import REPOSITORY
@@ -16,7 +17,6 @@ from support.repository import REPOSITORY
 from liftlog.cli.exports.export import export
 from liftlog.cli.lib.exit_codes import ExitCode
 from liftlog.client import Record, connect_sync
-from liftlog.demo.spark import queries, scenario
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -1,4 +1,4 @@
-"""The parts of `liftlog demo-spark` that need no Spark: the shop, its books, the chart."""
+"""The parts of the example `orders_into_a_lake` that need no Spark: shop, books, chart."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-
-from liftlog.demo.spark import queries
-from liftlog.demo.spark.queries import (
+from orders_into_a_lake import queries
+from orders_into_a_lake.queries import (
     Findings,
     InState,
     draw_chart,
@@ -20,7 +19,7 @@ from liftlog.demo.spark.queries import (
     sales_of,
     states_of,
 )
-from liftlog.demo.spark.shop import (
+from orders_into_a_lake.shop import (
     CANCELLED,
     COUNTRIES,
     DAYS,
@@ -33,7 +32,9 @@ from liftlog.demo.spark.shop import (
     changes,
     split_at,
 )
+from support.repository import REPOSITORY
 
+EXAMPLES = REPOSITORY / "docs/examples"
 CHANGES = changes(600)
 
 
@@ -160,17 +161,21 @@ def test_nothing_found_can_be_drawn(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("hidden", "told"),
-    [("matplotlib", "pip install 'liftlog[demo]'"), ("pyspark", "pip install 'liftlog[spark]'")],
+    [("matplotlib", "pip install matplotlib"), ("pyspark", "pip install 'liftlog[spark]'")],
 )
 def test_what_is_not_installed_is_told(hidden: str, told: str) -> None:
     code = (
         "import sys, importlib.util as u; find = u.find_spec; sys.modules[sys.argv[1]] = None;"
         "u.find_spec = lambda name, *rest: None if name == sys.argv[1] else find(name, *rest);"
         "from liftlog.spark.export import session; session._check_java = lambda: None;"
-        "from liftlog.cli.root import cli; cli.main(['demo-spark'])"
+        "from orders_into_a_lake.__main__ import main; main(['--orders', '300'])"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, hidden], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code, hidden],
+        cwd=EXAMPLES,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert done.returncode != 0
     assert told in done.stderr
@@ -179,7 +184,8 @@ def test_what_is_not_installed_is_told(hidden: str, told: str) -> None:
 
 def test_without_java_it_says_how_to_get_one() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "liftlog", "demo-spark"],
+        [sys.executable, "-m", "orders_into_a_lake"],
+        cwd=EXAMPLES,
         env={"PATH": "/nonexistent", "HOME": "/nonexistent"},
         capture_output=True,
         text=True,

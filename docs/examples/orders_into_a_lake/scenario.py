@@ -22,7 +22,8 @@ from liftlog.cli.stream_words import describe_last_pass
 from liftlog.client import connect
 from liftlog.client.publisher import Published, Publisher
 from liftlog.demo.running import DemoDaemon, Story, conclude, until_signal
-from liftlog.demo.spark.queries import (
+from liftlog.server.life.embedded import EmbeddedNats
+from orders_into_a_lake.queries import (
     BY_STATE,
     ORDERS,
     REVENUE_BY_DAY,
@@ -32,7 +33,7 @@ from liftlog.demo.spark.queries import (
     find_differences,
     show_money,
 )
-from liftlog.demo.spark.shop import (
+from orders_into_a_lake.shop import (
     CANCELLED,
     FIRST_EXPORT,
     STATES,
@@ -41,7 +42,6 @@ from liftlog.demo.spark.shop import (
     changes,
     split_at,
 )
-from liftlog.server.life.embedded import EmbeddedNats
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -69,7 +69,7 @@ def run_demo(
 ) -> ExitCode:
     """Run the demo. The chart is written to `chart`. `spark` is the session of this process, if it
     has one; it stays open. Raises LiftlogError, PublishFailed."""
-    directory = Path(tempfile.mkdtemp(prefix="liftlog-demo-spark-"))
+    directory = Path(tempfile.mkdtemp(prefix="liftlog-orders-into-a-lake-"))
     try:
         return asyncio.run(
             until_signal(lambda stack: _Demo(directory, orders, chart, spark, stack).run())
@@ -105,9 +105,7 @@ class _Demo:
         self._before, self._after = split_at(self._changes, FIRST_EXPORT)
 
     async def run(self) -> ExitCode:
-        self._story.title(
-            "liftlog demo-spark: orders from NATS into a lake, queried with Spark SQL"
-        )
+        self._story.title("Orders from NATS into a lake, queried with Spark SQL")
         nc = await self._start()
         last = await self._publish(nc, self._before, 0)
         await self._compact()
