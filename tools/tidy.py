@@ -264,7 +264,7 @@ FIGURES: Mapping[str, Callable[[], list[str]]] = {
 }
 
 ALLOWED: Mapping[str, int] = {
-    "modules above 500 lines": 8,
+    "modules above 500 lines": 6,
     "classes with more than 24 attributes or 40 methods": 2,
     'docstrings that begin with "What"': 6,
     'docstrings that begin with "Of"': 0,

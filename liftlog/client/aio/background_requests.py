@@ -9,7 +9,7 @@ from functools import partial
 
 from liftlog.client.aio.background import Background, BackgroundRouter
 from liftlog.client.aio.routing import Router
-from liftlog.client.groups.grouping import Answered
+from liftlog.client.groups.group_settings import Answered
 from liftlog.client.requests import result_of
 from liftlog.errors import LiftlogError
 from liftlog.protocol.messages import Message

@@ -11,7 +11,7 @@ from liftlog.client.aio.batch_reader import BatchReader, together
 from liftlog.client.aio.calls import Calls
 from liftlog.client.aio.consumer import Consumer
 from liftlog.client.aio.group import GroupConsumer
-from liftlog.client.groups.grouping import (
+from liftlog.client.groups.group_settings import (
     COMMIT_EVERY,
     COMMIT_INTERVAL_SECONDS,
     SESSION_SECONDS,

@@ -15,13 +15,8 @@ from liftlog.client.aio.heartbeats import Heartbeats
 from liftlog.client.aio.routing import Router
 from liftlog.client.connecting.reconnecting import ReadPatience, is_interruption
 from liftlog.client.groups.group_member import Lane
-from liftlog.client.groups.grouping import (
-    LOOK_SECONDS,
-    POLL_MS,
-    GroupReading,
-    GroupSettings,
-    logger,
-)
+from liftlog.client.groups.group_settings import LOOK_SECONDS, POLL_MS, GroupSettings
+from liftlog.client.groups.grouping import GroupReading, logger
 from liftlog.client.reading.read_ahead import ReadAhead
 from liftlog.client.requests import fetch_answer, fetch_request, result_of
 from liftlog.errors import GroupFenced, LiftlogError, RequestTimeout

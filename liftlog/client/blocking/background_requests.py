@@ -10,7 +10,7 @@ from functools import partial
 
 from liftlog.client.blocking.background import Background, BackgroundRouter
 from liftlog.client.blocking.routing import SyncRouter
-from liftlog.client.groups.grouping import Answered
+from liftlog.client.groups.group_settings import Answered
 from liftlog.client.requests import result_of
 from liftlog.errors import LiftlogError
 from liftlog.protocol.messages import Message

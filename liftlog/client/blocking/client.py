@@ -12,7 +12,7 @@ from liftlog.client.blocking.batch_reader import SyncBatchReader, together
 from liftlog.client.blocking.calls import SyncCalls
 from liftlog.client.blocking.consumer import SyncConsumer
 from liftlog.client.blocking.group import SyncGroupConsumer
-from liftlog.client.groups.grouping import (
+from liftlog.client.groups.group_settings import (
     COMMIT_EVERY,
     COMMIT_INTERVAL_SECONDS,
     SESSION_SECONDS,

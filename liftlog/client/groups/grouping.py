@@ -8,25 +8,18 @@ import math
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from liftlog.client.groups.arrived import Arrived, slots_of
 from liftlog.client.groups.group_member import GroupMember, Lane
+from liftlog.client.groups.group_settings import Answered, GroupSettings, SlotsCallback
 from liftlog.client.reading.base_reader import ahead_of
 from liftlog.client.reading.batches import take_records
 from liftlog.client.reading.read_ahead import DEFAULT_READ_AHEAD_BYTES, ReadAhead
 from liftlog.client.reading.read_options import ReadOptions, Start
-from liftlog.errors import GroupFenced, InvalidArgument, LiftlogError
-from liftlog.protocol.groups import (
-    MAX_SLOTS,
-    AssignmentAnswer,
-    BeatGroup,
-    CommitGroup,
-    JoinGroup,
-    LeaveGroup,
-)
+from liftlog.errors import GroupFenced, LiftlogError
+from liftlog.protocol.groups import AssignmentAnswer, BeatGroup, CommitGroup, JoinGroup, LeaveGroup
 from liftlog.protocol.limits import MIB
 from liftlog.records.decode import Record
 
@@ -34,14 +27,6 @@ if TYPE_CHECKING:
     from liftlog.protocol.messages import Message
     from liftlog.records.columns.positions import Batches
 
-SESSION_SECONDS = 10.0
-COMMIT_EVERY = 10_000
-COMMIT_INTERVAL_SECONDS = 1.0
-LOOK_SECONDS = 0.1
-"""A member without records checks at this interval for news of its group."""
-POLL_MS = 1000
-"""The daemon reports at this interval how far the stream was searched for records of the member's
-slots."""
 LONGEST_WAIT_SECONDS = 5.0
 """Longest wait for the answer to a heartbeat without news."""
 MOST_LANES = 4
@@ -51,49 +36,7 @@ and the daemon examines each piece of the log once for all of them."""
 _LONGEST_RUN_SECONDS = 0.05
 """Records are returned without other checks for at most this time."""
 
-SlotsCallback = Callable[[Sequence[int]], None]
-
 logger = logging.getLogger("liftlog.client")
-
-
-class Answered(NamedTuple):
-    """The answer to a message, and the time at which the message was sent (monotonic seconds)."""
-
-    message: Message
-    answer: Message | LiftlogError
-    sent: float
-
-
-@dataclass(frozen=True, slots=True)
-class GroupSettings:
-    """The arguments of `Client.group`."""
-
-    group: str
-    stream: str
-    member: str
-    is_static: bool
-    start: Start
-    session: float
-    slot_count: int | None
-    every: int | None
-    interval: float | None
-    on_assigned: SlotsCallback | None
-    on_revoked: SlotsCallback | None
-    options: ReadOptions = field(default_factory=ReadOptions)
-
-    def check(self) -> None:
-        """Raises InvalidArgument."""
-        if not 0.2 <= self.session <= 3600:
-            raise InvalidArgument(f"session={self.session!r} is not 0.2 to 3600 seconds")
-        if self.slot_count is not None and not 1 <= self.slot_count <= MAX_SLOTS:
-            raise InvalidArgument(f"slots={self.slot_count!r} is not 1 to {MAX_SLOTS}")
-        if self.every is not None and self.every < 1:
-            raise InvalidArgument(f"commit_every={self.every!r} is not a number of records")
-        if self.interval is not None and self.interval <= 0:
-            raise InvalidArgument(f"commit_interval={self.interval!r} is not a time in seconds")
-        for name in ("filter", "columns", "replica"):
-            if self.options.get(name) is not None:
-                raise InvalidArgument(f"a group reads whole records of the leader: no {name!r}")
 
 
 class _Storing(NamedTuple):

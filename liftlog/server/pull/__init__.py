@@ -15,6 +15,7 @@ services         shared by all connections: made by the server, handed down
 send_queue       frames and slices of log files that wait to be sent on a connection
 sockets          addresses, the sockets that listen on them, and one connected socket
 limits           bounds
+waiting_fetch    one fetch: its state while it waits, and the header of its answer
 
 `liftlog.server.requests` answers every request but fetches; `liftlog.server.reading` reads.
 """

@@ -16,7 +16,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 from liftlog.errors import (
-    BadRequest,
     Cancelled,
     CorruptRange,
     Diverged,
@@ -25,13 +24,14 @@ from liftlog.errors import (
     StaleIncarnation,
 )
 from liftlog.log import Log, LogSlice
-from liftlog.protocol.messages import EARLIEST, LATEST, Fetch, FetchHeader
-from liftlog.records.columns.selection import Selection, parse_selection
+from liftlog.protocol.messages import Fetch, FetchHeader
+from liftlog.records.columns.selection import parse_selection
 from liftlog.server.cleaning.mending import Mender
 from liftlog.server.commits.damage import quarantine_found
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.pull.answers import Answers
 from liftlog.server.pull.services import PullServices
+from liftlog.server.pull.waiting_fetch import WaitingFetch, header_of, known_offset, rest_seconds
 from liftlog.server.reading.filtering import MAX_ANSWER_BYTES, scan_log
 from liftlog.server.reading.scan import Scan, Scanned
 from liftlog.server.reading.tailing import Tail
@@ -40,59 +40,10 @@ from liftlog.server.requests.rights import Caller
 _CATCH_UP_SECONDS = 1.0
 """Time that a fetch waits for a follower to have the requested records; then the client is sent to
 the leader."""
-_REST_SECONDS = 0.0016
-"""Rest between two scans of the records for a member of a group, multiplied by a power of two that
-is at most the number of such members. So all members together scan as often as a single one, at the
-same times, and each finds some records."""
-_BUSY_REST = 2
-"""Factor of the rest while the event loop is busy."""
-_LONGEST_REST_SECONDS = 0.1024
 _REPAIR_SECONDS = 5.0
 """Time that a fetch waits for a repair before the client is asked to retry."""
 
 Result = TypeVar("Result")
-
-
-class _Waiting:
-    __slots__ = (
-        "catch_up_until",
-        "damage",
-        "deadline",
-        "examined",
-        "fetch",
-        "incarnation",
-        "is_whole",
-        "lingered",
-        "offset",
-        "readable",
-        "repair_until",
-        "request_id",
-        "scan_from",
-        "scanned",
-        "selection",
-    )
-
-    def __init__(self, request_id: int, fetch: Fetch) -> None:
-        self.request_id = request_id
-        self.fetch = fetch
-        self.deadline: float | None = None  # set when it becomes the first in the queue
-        self.lingered = False
-        self.examined: int | None = None  # a thread has examined the damage at this offset
-        self.damage: CorruptRange | None = None  # found by a thread, not handled yet
-        self.repair_until: float | None = None  # set when it waits for a repair
-        self.catch_up_until: float | None = None  # set when this copy has too little
-        self.begin(None, None)
-
-    def begin(self, incarnation: str | None, readable: tuple[str, ...] | None) -> None:
-        """Reset the results: they are valid only for one incarnation of the stream, and for one set
-        of readable subjects."""
-        self.incarnation = incarnation
-        self.readable = readable
-        self.selection: Selection | None = None
-        self.offset: int | None = None  # once known
-        self.scan_from: int | None = None  # no record between `offset` and here is selected
-        self.scanned: Scanned | None = None  # the result of a thread, not handled yet
-        self.is_whole = False  # it is answered as if without `optional_subjects`
 
 
 class FetchQueue:
@@ -122,7 +73,7 @@ class FetchQueue:
         self._max_bytes = limits.wire.max_fetch_bytes
         self._max_wait_ms = limits.wire.max_wait_ms
         self._linger = limits.linger_seconds
-        self._queue: deque[_Waiting] = deque()
+        self._queue: deque[WaitingFetch] = deque()
         self._parked: Callable[[], object] | None = None  # cancels the wait of the first fetch
         self._timer: asyncio.TimerHandle | None = None
         self._job: Future[Any] | None = None  # a thread works for the first in the queue
@@ -135,7 +86,7 @@ class FetchQueue:
         return not self._queue and self._job is None
 
     def add(self, request_id: int, fetch: Fetch) -> None:
-        self._queue.append(_Waiting(request_id, fetch))
+        self._queue.append(WaitingFetch(request_id, fetch))
         self.pump()
 
     def cancel(self, request_id: int) -> bool:
@@ -179,7 +130,7 @@ class FetchQueue:
             if error is not None:
                 self._answers.refuse(waiting.request_id, error)
 
-    def _serve(self, waiting: _Waiting) -> bool:
+    def _serve(self, waiting: WaitingFetch) -> bool:
         """Return True if the fetch was answered, False if it has to wait."""
         fetch = waiting.fetch
         readable = self._readable_subjects()
@@ -194,7 +145,7 @@ class FetchQueue:
             wait_ms = min(fetch.max_wait_ms, self._max_wait_ms)
             waiting.deadline = self._loop.time() + wait_ms / 1000
         if waiting.offset is None:
-            waiting.offset = _known_offset(fetch, log)
+            waiting.offset = known_offset(fetch, log)
             if waiting.offset is None:
                 assert fetch.timestamp_ns is not None
                 self._look_up(waiting, log, fetch.timestamp_ns)
@@ -251,7 +202,7 @@ class FetchQueue:
                 epoch_end_offset=end,
             )
 
-    def _lags(self, waiting: _Waiting, stream: StreamHost) -> bool:
+    def _lags(self, waiting: WaitingFetch, stream: StreamHost) -> bool:
         """Return True if the fetch has to wait until this copy has the requested records. Raises
         NotLeader if that takes long."""
         fetch, log = waiting.fetch, stream.log
@@ -286,7 +237,7 @@ class FetchQueue:
             return None
         return caller.gate.readable_subjects(caller.principal, self._stream_name, peer=caller.peer)
 
-    def _serve_whole(self, waiting: _Waiting, stream: StreamHost, offset: int) -> bool:
+    def _serve_whole(self, waiting: WaitingFetch, stream: StreamHost, offset: int) -> bool:
         fetch, log = waiting.fetch, stream.log
         asked_bytes = self._default_bytes if fetch.max_bytes is None else fetch.max_bytes
         max_bytes = max(1, min(asked_bytes, self._max_bytes))
@@ -324,10 +275,10 @@ class FetchQueue:
         if next_offset >= high_watermark:
             self._tail_answered_at = self._loop.time()
         if found is None:
-            header = _header(log, offset, next_offset, of_replica=fetch.replica is not None)
+            header = header_of(log, offset, next_offset, of_replica=fetch.replica is not None)
             self._answer(waiting, stream, header, None)
             return True
-        header = _header(
+        header = header_of(
             log,
             offset,
             next_offset,
@@ -340,7 +291,7 @@ class FetchQueue:
         self._answer(waiting, stream, header, body)
         return True
 
-    def _serve_selected(self, waiting: _Waiting, stream: StreamHost, offset: int) -> bool:
+    def _serve_selected(self, waiting: WaitingFetch, stream: StreamHost, offset: int) -> bool:
         log, scanned = stream.log, waiting.scanned
         waiting.scanned = None
         if scanned is None:
@@ -364,7 +315,7 @@ class FetchQueue:
         if scanned.caught_up:
             self._tail_answered_at = self._loop.time()
         first_offset = scanned.first_offset if scanned.record_count else offset
-        header = _header(
+        header = header_of(
             log, offset, next_offset, first_offset, scanned.record_count, scanned.size_bytes, True
         )
         self._answer(waiting, stream, header, scanned.batches or None)
@@ -372,7 +323,7 @@ class FetchQueue:
 
     def _answer(
         self,
-        waiting: _Waiting,
+        waiting: WaitingFetch,
         stream: StreamHost,
         header: FetchHeader,
         body: LogSlice | bytes | tuple[bytearray, ...] | None,
@@ -381,7 +332,7 @@ class FetchQueue:
             stream.observed.read(header.record_count, header.body_length)
         self._answers.fetched(waiting.request_id, header, body)
 
-    def _scan(self, waiting: _Waiting, log: Log, offset: int, position: int) -> None:
+    def _scan(self, waiting: WaitingFetch, log: Log, offset: int, position: int) -> None:
         fetch = waiting.fetch
         is_optional = not (fetch.selects or fetch.divides or waiting.readable is not None)
         if waiting.selection is None:
@@ -409,14 +360,9 @@ class FetchQueue:
 
         self._start_job(waiting, found, self._scanners, scan_log, log, scan)
 
-    def _rests(self, waiting: _Waiting) -> bool:
+    def _rests(self, waiting: WaitingFetch) -> bool:
         """Return True if a member of a group waits for more records to accumulate."""
-        fetch = waiting.fetch
-        members = (fetch.slot_count or 0) // max(len(fetch.filter_slots or ()), 1)
-        rest = _REST_SECONDS * (1 << max(members.bit_length() - 1, 0))
-        if self._share.is_busy:
-            rest *= _BUSY_REST
-        rest = min(rest, _LONGEST_REST_SECONDS)
+        rest = rest_seconds(waiting.fetch, is_busy=self._share.is_busy)
         until = (self._looked_at // rest + 1) * rest  # the same for all members
         if self._loop.time() >= until or not self._may_wait(waiting):
             return False
@@ -424,10 +370,10 @@ class FetchQueue:
         self._timer = self._loop.call_at(until, self._resume)
         return True
 
-    def _may_wait(self, waiting: _Waiting) -> bool:
+    def _may_wait(self, waiting: WaitingFetch) -> bool:
         return waiting.deadline is not None and self._loop.time() < waiting.deadline
 
-    def _too_soon(self, waiting: _Waiting, has_news: bool) -> bool:
+    def _too_soon(self, waiting: WaitingFetch, has_news: bool) -> bool:
         """Return True if an answer so soon after the last one would contain little: a moment later
         there is more."""
         now = self._loop.time()
@@ -438,7 +384,7 @@ class FetchQueue:
             and self._may_wait(waiting)
         )
 
-    def _park(self, waiting: _Waiting, stream: StreamHost, offset: int) -> None:
+    def _park(self, waiting: WaitingFetch, stream: StreamHost, offset: int) -> None:
         """Wait until the high watermark is above `offset`."""
         group = self._services.tail_group(stream)
         self._parked = partial(group.leave, group.wait(stream, offset, self._woken))
@@ -465,7 +411,7 @@ class FetchQueue:
         if timer is not None:
             timer.cancel()
 
-    def _look_up(self, waiting: _Waiting, log: Log, timestamp_ns: int) -> None:
+    def _look_up(self, waiting: WaitingFetch, log: Log, timestamp_ns: int) -> None:
         def found(offset: int) -> None:
             waiting.offset = offset
 
@@ -473,7 +419,7 @@ class FetchQueue:
             waiting, found, self._services.cold_readers, log.offset_for_timestamp, timestamp_ns
         )
 
-    def _meet(self, damage: CorruptRange, waiting: _Waiting, stream: StreamHost) -> bool:
+    def _meet(self, damage: CorruptRange, waiting: WaitingFetch, stream: StreamHost) -> bool:
         """Handle damage in the way: have it examined, or wait until it is repaired. Returns False
         if the fetch is to be served again. Raises the error for the client."""
         first, end = damage.first_offset, damage.next_offset
@@ -495,7 +441,7 @@ class FetchQueue:
         self._timer = self._loop.call_at(waiting.repair_until, self._resume)
         return False
 
-    def _examine(self, waiting: _Waiting, log: Log, damage: CorruptRange) -> None:
+    def _examine(self, waiting: WaitingFetch, log: Log, damage: CorruptRange) -> None:
         """Have newly found damage quarantined before the client gets the error, so that the
         daemon's metrics and health report it, too."""
 
@@ -513,7 +459,7 @@ class FetchQueue:
 
     def _start_job(
         self,
-        waiting: _Waiting,
+        waiting: WaitingFetch,
         found: Callable[[Result], None],
         executor: Executor,
         function: Callable[..., Result],
@@ -549,48 +495,3 @@ class FetchQueue:
 
 def _do_nothing() -> None:
     """Nothing to stop: a rest ends by a timer."""
-
-
-def _known_offset(fetch: Fetch, log: Log) -> int | None:
-    """Return the start as an offset; None if it has to be looked up by time. Raises BadRequest."""
-    start = fetch.start
-    if (start is None) == (fetch.timestamp_ns is None):
-        raise BadRequest("a fetch states either a start `o` or a timestamp `t`")
-    if start is None:
-        return None
-    if type(start) is int:
-        return start
-    if start == EARLIEST:
-        return log.log_start_offset
-    if start == LATEST:
-        return log.high_watermark
-    raise BadRequest(f"the start must be an offset, {EARLIEST!r} or {LATEST!r}")
-
-
-def _header(
-    log: Log,
-    offset: int,
-    next_offset: int,
-    first_offset: int | None = None,
-    record_count: int = 0,
-    body_length: int = 0,
-    selected: bool | None = None,
-    *,
-    of_replica: bool = False,
-) -> FetchHeader:
-    return FetchHeader(
-        offset,
-        offset if first_offset is None else first_offset,
-        next_offset,
-        record_count,
-        log.high_watermark,
-        # Retention may have passed the answer while it was read, and a reader drops records below
-        # the log start: it would miss these without noticing.
-        min(log.log_start_offset, offset),
-        log.log_end_offset,
-        log.leader_epoch,
-        log.incarnation,
-        body_length,
-        selected,
-        log.view.manifest.tombstones_removed_below if of_replica else None,
-    )

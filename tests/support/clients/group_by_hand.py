@@ -8,7 +8,8 @@ from typing import Any
 
 from liftlog.client.groups.arrived import Arrived
 from liftlog.client.groups.group_member import Lane
-from liftlog.client.groups.grouping import GroupReading, GroupSettings
+from liftlog.client.groups.group_settings import GroupSettings
+from liftlog.client.groups.grouping import GroupReading
 from liftlog.client.reading.base_reader import BaseReader
 from liftlog.client.reading.read_ahead import ReadAhead
 from liftlog.client.reading.read_options import ReadOptions, Start

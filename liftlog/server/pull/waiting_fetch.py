@@ -1,0 +1,111 @@
+"""One fetch: its state while it waits, where it begins, and the header of its answer."""
+
+from __future__ import annotations
+
+from liftlog.errors import BadRequest, CorruptRange
+from liftlog.log import Log
+from liftlog.protocol.messages import EARLIEST, LATEST, Fetch, FetchHeader
+from liftlog.records.columns.selection import Selection
+from liftlog.server.reading.scan import Scanned
+
+_REST_SECONDS = 0.0016
+"""Rest between two scans of the records for a member of a group, multiplied by a power of two that
+is at most the number of such members. So all members together scan as often as a single one, at the
+same times, and each finds some records."""
+_BUSY_REST = 2
+"""Factor of the rest while the event loop is busy."""
+_LONGEST_REST_SECONDS = 0.1024
+
+
+class WaitingFetch:
+    __slots__ = (
+        "catch_up_until",
+        "damage",
+        "deadline",
+        "examined",
+        "fetch",
+        "incarnation",
+        "is_whole",
+        "lingered",
+        "offset",
+        "readable",
+        "repair_until",
+        "request_id",
+        "scan_from",
+        "scanned",
+        "selection",
+    )
+
+    def __init__(self, request_id: int, fetch: Fetch) -> None:
+        self.request_id = request_id
+        self.fetch = fetch
+        self.deadline: float | None = None  # set when it becomes the first in the queue
+        self.lingered = False
+        self.examined: int | None = None  # a thread has examined the damage at this offset
+        self.damage: CorruptRange | None = None  # found by a thread, not handled yet
+        self.repair_until: float | None = None  # set when it waits for a repair
+        self.catch_up_until: float | None = None  # set when this copy has too little
+        self.begin(None, None)
+
+    def begin(self, incarnation: str | None, readable: tuple[str, ...] | None) -> None:
+        """Reset the results: they are valid only for one incarnation of the stream, and for one set
+        of readable subjects."""
+        self.incarnation = incarnation
+        self.readable = readable
+        self.selection: Selection | None = None
+        self.offset: int | None = None  # once known
+        self.scan_from: int | None = None  # no record between `offset` and here is selected
+        self.scanned: Scanned | None = None  # the result of a thread, not handled yet
+        self.is_whole = False  # it is answered as if without `optional_subjects`
+
+
+def rest_seconds(fetch: Fetch, *, is_busy: bool) -> float:
+    """Return the pause between two looks into the records for a member of a group."""
+    members = (fetch.slot_count or 0) // max(len(fetch.filter_slots or ()), 1)
+    rest = _REST_SECONDS * (1 << max(members.bit_length() - 1, 0))
+    return min(rest * _BUSY_REST if is_busy else rest, _LONGEST_REST_SECONDS)
+
+
+def known_offset(fetch: Fetch, log: Log) -> int | None:
+    """Return the start as an offset; None if it has to be looked up by time. Raises BadRequest."""
+    start = fetch.start
+    if (start is None) == (fetch.timestamp_ns is None):
+        raise BadRequest("a fetch states either a start `o` or a timestamp `t`")
+    if start is None:
+        return None
+    if type(start) is int:
+        return start
+    if start == EARLIEST:
+        return log.log_start_offset
+    if start == LATEST:
+        return log.high_watermark
+    raise BadRequest(f"the start must be an offset, {EARLIEST!r} or {LATEST!r}")
+
+
+def header_of(
+    log: Log,
+    offset: int,
+    next_offset: int,
+    first_offset: int | None = None,
+    record_count: int = 0,
+    body_length: int = 0,
+    selected: bool | None = None,
+    *,
+    of_replica: bool = False,
+) -> FetchHeader:
+    return FetchHeader(
+        offset,
+        offset if first_offset is None else first_offset,
+        next_offset,
+        record_count,
+        log.high_watermark,
+        # Retention may have passed the answer while it was read, and a reader drops records below
+        # the log start: it would miss these without noticing.
+        min(log.log_start_offset, offset),
+        log.log_end_offset,
+        log.leader_epoch,
+        log.incarnation,
+        body_length,
+        selected,
+        log.view.manifest.tombstones_removed_below if of_replica else None,
+    )
