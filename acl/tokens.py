@@ -2,7 +2,7 @@
 
 `$argon2id$...` is safe for every secret, even one that a person chose. Each check takes tens of
 milliseconds and some MiB, so it runs off the event loop and behind a rate limit. `sha256:<hex>` is
-safe for a random secret (`new_secret`): nobody can guess it, so a slow hash adds no safety. A check
+safe for a random secret (`new_secret`): no one can guess it, so a slow hash adds no safety. A check
 takes microseconds.
 """
 

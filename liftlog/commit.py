@@ -26,7 +26,7 @@ def commit() -> str:
 
 
 def checked_out(clone: Path) -> str:
-    """The commit that is checked out in the repository at `clone`; "" if that is none."""
+    """The commit that is checked out in the repository at `clone`; "" if `clone` is not one."""
     try:
         directory = clone / ".git"
         if directory.is_file():  # of a worktree: gitdir: /some/where/.git/worktrees/name
@@ -47,7 +47,7 @@ def checked_out(clone: Path) -> str:
                 if line.endswith(f" {name}"):
                     return _shown(line.split(" ", 1)[0])
     except (OSError, UnicodeDecodeError):
-        pass  # a damaged repository is none
+        pass  # a damaged repository counts as none
     return ""
 
 

@@ -1,4 +1,4 @@
-"""What becomes of a record whose processing fails: it is tried again, then published elsewhere.
+"""Dead letters: a record whose processing fails is retried, then published elsewhere.
 
     letters = DeadLetters(publisher, "dead.orders", expect=["dead"], retries=3)
     async with client.group("billing", "orders") as records:

@@ -275,7 +275,7 @@ class Elections:
         the other nodes may have elected a new leader meanwhile.
 
         Replicas that still fetch from this leader have not elected another one. So a leader that
-        most replicas fetch from goes on even while the store is unreachable.
+        most replicas fetch from continues even while the store is unreachable.
         """
         return not self.has_session(now) and not leader.heard_by_majority(now, self._patience.veto)
 

@@ -1,4 +1,4 @@
-"""What to read of a stream, as typed on the command line: rpk's grammar of offsets.
+"""Ranges of a stream, as typed on the command line: rpk's grammar of offsets.
 
 start   end   42   -100   +100   5m   @TIME     from there on
 10:20   :20   -100:end   @-1h:-5m   @T:+10m     and up to there, exclusive

@@ -106,7 +106,7 @@ class Client(Calls):
         until: Until = None,
         **options: Unpack[ReadOptions],
     ) -> BatchReader:
-        """Record batches from `start` to `until` (exclusive; None: for ever), with their checksums
+        """Record batches from `start` to `until` (exclusive; None: forever), with their checksums
         verified.
 
         `ReadOptions` describes the options: `filter`, `columns`, and what to do about damaged
@@ -188,15 +188,15 @@ class Client(Calls):
           each other: the older one ends with GroupFenced. None: a random name, and `close` leaves
           the group.
         - `start`: where a new group begins.
-        - `session`: a member that the daemon has not heard for so many seconds loses its slots.
-        - `slots`: into how many parts a new group divides the keys, 1 to 1,024 (64). No group has
+        - `session`: a member without a heartbeat for this many seconds loses its slots.
+        - `slots`: the number of parts of the keys in a new group, 1 to 1,024 (64). No group has
           more members that read.
-        - `commit_every`, `commit_interval`: commit after so many records, or seconds.
-        - `on_assigned`, `on_revoked` are called with the numbers of slots that come and go. A slot
-          that goes is committed after `on_revoked`, unless the session has ended.
+        - `commit_every`, `commit_interval`: commit after this many records, or seconds.
+        - `on_assigned`, `on_revoked` are called with the numbers of slots that it gains and loses.
+          A slot that it loses is committed after `on_revoked`, unless the session has ended.
 
         `ReadOptions` describes the options; `filter`, `columns` and `replica` cannot be used here.
-        Raises InvalidArgument. The iteration raises what `fetch` raises, Forbidden, Conflict when
+        Raises InvalidArgument. The iteration raises the errors of `fetch`, Forbidden, Conflict if
         the group has another number of slots, and LimitExceeded.
         """
         settings = GroupSettings(

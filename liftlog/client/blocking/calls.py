@@ -261,7 +261,7 @@ class SyncCalls:
     def truncate_prefix(
         self, name: str, offset: int, *, incarnation: str | None = None
     ) -> StreamInfo:
-        """Make `offset` the log start: all records below it are gone for ever. Durable on return.
+        """Make `offset` the log start, and delete all records below it. Durable on return.
 
         Raises StreamNotFound, OffsetOutOfRange above the high watermark, Conflict while a lease
         holds records below `offset`, StaleIncarnation when the stream is not the one of

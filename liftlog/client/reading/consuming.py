@@ -127,7 +127,7 @@ class Progress:
     # --- storing it ---
 
     def start_commit(self, now: float) -> None:
-        """Whether it succeeds or not, the next one is due a full interval from now."""
+        """Begin a commit. The next one is due a full interval from now, even if this one fails."""
         self._postpone(now)
         self._tries = 0
 

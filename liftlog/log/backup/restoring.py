@@ -64,7 +64,7 @@ def verify_backup(
     fs: FileSystem | None = None,
     read: Callable[[int], None] = lambda size: None,
 ) -> tuple[Backup, list[BackupFinding]]:
-    """Read every byte of a backup. Raises CorruptMetadata if `directory` is none, OSError."""
+    """Read every byte of a backup. Raises CorruptMetadata if `directory` is no backup, OSError."""
     files = fs or ReadOnlyFileSystem()
     backup = read_backup(files, directory)
     found = []

@@ -6,7 +6,7 @@ the layer above (the stream's settings, for example); the log stores it without 
 There are two copies, so that a flipped bit, an unreadable sector or an old file put back by mistake
 costs nothing. `manifest.copy` is renamed into place before `manifest`, and `sequence` rises with
 every change. A stop between the two renames leaves two different manifests, and both are valid: the
-files of the newer one were on disk before either was written, and nobody outside had seen the
+files of the newer one were on disk before either was written, and no one outside had seen the
 change yet. The newer one is used. A manifest without a sequence was written by a version that does
 not write copies.
 """

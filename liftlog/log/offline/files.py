@@ -90,7 +90,7 @@ class StreamFacts:
     """The contents of the small files of a stream."""
 
     manifest: Manifest | None
-    problem: str  # what is wrong with the manifest; empty if there is none
+    problem: str  # the problem with the manifest; empty if it is intact
     slot: AckedEnd | None
     recovery_point: int  # everything below it was fsynced
     copies: tuple[str, ...] = ()  # problems of the manifest's two copies

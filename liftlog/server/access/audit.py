@@ -21,7 +21,7 @@ LOGIN = "login"
 log = logging.getLogger(AUDIT_LOGGER)
 
 PER_PRINCIPAL = Rate(60, 1)
-"""Lines of the audit log: so many at once, and so many each second."""
+"""Lines of the audit log for one principal: a burst of 60, then one per second."""
 _ALTOGETHER = Rate(1000, 20)
 _MAX_CHARACTERS = 300
 _MAX_PRINCIPALS = 4096

@@ -92,7 +92,7 @@ class CheckpointIntake:
             self._send(publish_commands([(target, text)]))
 
     def _note(self, stream: str, consumer: str, error: LiftlogError, *, answered: bool) -> None:
-        """Log refusals that nobody else receives, for lack of a reply subject; fewer and fewer of
+        """Log refusals that no client receives, for lack of a reply subject; fewer and fewer of
         them, so that a publisher cannot fill the log."""
         if answered:
             return

@@ -168,7 +168,7 @@ class GroupCommits:
         self._observe_sync()
         if group is self._sequencer.oldest_out:
             self._finish(group, error)
-        elif isinstance(error, SyncFailed):  # the lead ended meanwhile: nobody waits for an answer
+        elif isinstance(error, SyncFailed):  # the lead ended: no one waits for an answer
             self._abandon_tail(error, keep_offsets=False)
 
     def _observe_sync(self) -> None:

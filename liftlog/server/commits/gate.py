@@ -196,7 +196,7 @@ class ReplicatedGate:
     def _tell(self) -> None:
         self._telling = None
         if self._now() - self._was_told_at < _TELL_SECONDS:
-            self._tell_soon()  # records carry it, as long as they come so often
+            self._tell_soon()  # records carry it while they arrive more often
             return
         self._wake_all(self.leader.untold(self._now()))
 

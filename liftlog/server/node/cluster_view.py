@@ -110,7 +110,7 @@ class ClusterView:
     # --- nodes ---
 
     def is_down(self, node: str) -> bool:
-        """True if a node has no session and this node does not hear from it."""
+        """True if a node has no session and this node receives nothing from it."""
         is_live = node == self._member.name or node in self._mirror.directory.live
         return not is_live and self.silent_seconds(node) > 0
 

@@ -1,4 +1,4 @@
-"""What a filtered read is to look for, and what it has found."""
+"""A filtered read of a log: its conditions and its result."""
 
 from __future__ import annotations
 

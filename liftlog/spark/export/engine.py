@@ -70,8 +70,8 @@ class SparkEngine:
         return results(tasks, [row[0] for row in rows])
 
     def cancel(self) -> None:
-        """Cancel the running job. Callable from any thread. A job that begins after this call goes
-        on."""
+        """Cancel the running job. Callable from any thread. A job that begins after this call is
+        not affected."""
         context = _context_of(self._spark)
         with suppress(*_FAILURES):  # then the job fails by itself
             if context is None:
