@@ -110,7 +110,8 @@ class Scrub(SmallFile):
 
     def write(self, number: int) -> None:
         schedule = ScrubSchedule(self.fs, DATA_DIR, 1)
-        log: Any = SimpleNamespace(name="orders", incarnation="i", segments=(), quarantined=())
+        view = SimpleNamespace(manifest=SimpleNamespace(quarantined=()))
+        log: Any = SimpleNamespace(name="orders", incarnation="i", segments=(), view=view)
         assert schedule.next_job(log, number) is None  # the round begins
         schedule.save(["orders"])
 

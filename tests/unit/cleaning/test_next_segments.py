@@ -6,8 +6,6 @@ import logging
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from support.disks.logs import BASE_NS, SMALL, FakeClock, encode, environment
@@ -73,7 +71,9 @@ def test_a_restart_goes_on_where_the_round_was(log: Log, tmp_path: Path) -> None
 
 def test_another_incarnation_starts_over(log: Log, tmp_path: Path) -> None:
     scrubs = schedule(tmp_path)
-    former: Any = SimpleNamespace(name="s", incarnation="former", segments=(), quarantined=())
+    (tmp_path / "former").mkdir()
+    former = Log.create(tmp_path / "former" / "s", environment(OsFileSystem(), FakeClock()), SMALL)
+    assert (former.name, former.incarnation != log.incarnation) == (log.name, True)
     scrubs.next_job(former, BASE_NS)
     assert take_round(scrubs, log, BASE_NS + HOUR_NS) == []
     assert take_round(scrubs, log, BASE_NS + 2 * HOUR_NS) == [1, 11, 21]
