@@ -160,8 +160,8 @@ def test_the_mode_is_in_the_manifest_before_a_segment_is_sealed_in_it(tmp_path: 
         assert again.report.clean
         assert again.log.view.manifest.replicated is replicated
         assert (again.log.high_watermark, again.log.log_end_offset) == (high, 3)
-        again.log.roll()
-        again.log.begin_epoch(again.log.leader_epoch + 1)  # stores the high watermark
+        again.log.writer.roll()
+        again.log.writer.begin_epoch(again.log.leader_epoch + 1)  # stores the high watermark
         again.close()
 
 

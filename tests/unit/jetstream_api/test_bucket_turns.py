@@ -146,7 +146,7 @@ def test_what_is_too_large_is_not_read_again_until_it_has_shrunk(
             await world.buckets._look(big)
         assert world.counts[-1] == ("big", None)
         assert len(advances) == turns
-        big.log.roll()
+        big.log.writer.roll()
         add(big.log, [[row(None, b"x", subject="k.newer")]])
         big.log.truncate_prefix(big.log.high_watermark - 1)
         index = await world.buckets.index(big)
