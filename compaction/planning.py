@@ -175,7 +175,9 @@ def plan_compaction(
         reasons.append(f"expired tombstones in {sum(drop)} segments")
     if not reasons:
         return None
-    horizon = policy.horizon_ns(now_ns)
+    # A clock that is behind the stamps of the log must not end the retention of tombstones early.
+    stamps = [segment.max_timestamp_ns for segment in taken]
+    horizon = policy.horizon_ns(max([now_ns, *stamps]))
     return CompactionPlan(
         sources=sources,
         groups=_groups(taken, live, drop, cleaned_below, segment_max_bytes, horizon),

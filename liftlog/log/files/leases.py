@@ -255,16 +255,19 @@ class Leases:
                 logger.warning("leases-not-removed stream=%s error=%s", self._directory.name, error)
             return count
 
-    def live(self, now_ns: int) -> tuple[Lease, ...]:
-        """Return the leases that last. Raises StorageError if the file was not read (`load`)."""
+    def live(self, now_ns: int | None) -> tuple[Lease, ...]:
+        """Return the leases that last; all if the time is not known. Raises StorageError if the
+        file was not read (`load`)."""
         known = self._known
         if known is None:
             raise StorageError(f"the leases of {self._directory.name} were not read")
-        return tuple(lease for lease in known.leases.values() if lease.is_live(now_ns))
+        leases = known.leases.values()
+        return tuple(lease for lease in leases if now_ns is None or lease.is_live(now_ns))
 
-    def low_bound(self, now_ns: int) -> int | None:
+    def low_bound(self, now_ns: int | None) -> int | None:
         """Return the offset that the log start must not pass, and from which on tombstones must
-        stay; None if no lease lasts."""
+        stay; None if no lease lasts. If the time is not known, `now_ns` is None, and each lease
+        counts as live."""
         return min((lease.low for lease in self.live(now_ns)), default=None)
 
     # --- replicas ---

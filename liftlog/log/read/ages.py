@@ -43,6 +43,15 @@ def listed_times_of(
     return [now_ns - _since(segment.listed_since_ns, monotonic_ns) for segment in segments]
 
 
+def held_times_of(
+    environment: LogEnvironment, segments: Sequence[Segment], now_ns: int
+) -> list[int]:
+    """Return for each segment since when this process has had all its records, whatever the wall
+    clocks were."""
+    monotonic_ns = environment.clock.monotonic_ns()
+    return [now_ns - _since(segment.held_since_ns, monotonic_ns) for segment in segments]
+
+
 def seconds_ahead(stamp_ns: int, now_ns: int) -> float:
     """Return how far a stamp is ahead of `now_ns`; 0.0 below `TOLERANCE_NS`."""
     ahead_ns = stamp_ns - now_ns

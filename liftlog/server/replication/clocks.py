@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from liftlog.cluster.clocks import Offset, Verdict, judge_clock
+from liftlog.cluster.clocks import MAX_SKEW_SECONDS, Offset, Verdict, judge_clock
 from liftlog.log import Clock
 from liftlog.log.read.ages import span
 from liftlog.server.vitals.clock_guard import ClockGuard
@@ -24,6 +24,7 @@ _SAMPLES = 8
 _STALE_NS = 10 * 1_000_000_000
 _MEASURING_NS = 60 * 1_000_000_000
 """Time that a node waits for clocks: older versions do not send theirs, and nodes can be down."""
+_MAX_SKEW_NS = int(MAX_SKEW_SECONDS * 1e9)
 _JUMP_NS = 1_000_000_000
 """Two clocks do not drift by this much while the answers are kept."""
 SHOWN_SECONDS = 5.0
@@ -62,6 +63,7 @@ class NodeClocks:
         self._started_ns = clock.monotonic_ns()
         self._others = others
         self._samples: dict[str, deque[_Sample]] = {}
+        self._right_ns: int | None = None
 
     def asked(self) -> int:
         """Return the monotonic clock now, for `answered`."""
@@ -94,10 +96,17 @@ class NodeClocks:
 
     def verdict(self) -> Verdict:
         """A clock that was found wrong stays in doubt until a measurement finds it right."""
-        found = judge_clock({node: self.offset(node) for node in self._others()})
-        if found.reason or found.is_measured:
+        own_ns = self._clock.now_ns() - self._clock.monotonic_ns()
+        offsets = {node: self.offset(node) for node in self._others()}
+        found = judge_clock(offsets)
+        if found.reason or (found.is_measured and offsets):
             self._guard.dispute = found.reason
-        elif self._guard.dispute:
+            self._right_ns = None if found.reason else own_ns
+        elif found.is_measured:
+            return found  # no other node is known, or none is known yet
+        elif self._right_ns is not None and own_ns - self._right_ns > _MAX_SKEW_NS:
+            self._guard.dispute = "it has jumped ahead since it was last found right"
+        if self._guard.dispute and not (found.reason or found.is_measured):
             reason = f"{self._guard.dispute}. Most nodes have not answered since"
             return Verdict(reason, is_measured=False)
         return found

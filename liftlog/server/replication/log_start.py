@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from compaction.retention import RetentionPolicy, decide
 from liftlog.log import Log
+from liftlog.log.read.ages import newest_times_of
 from liftlog.server.commits.configs import window_ns
 from liftlog.settings import StreamSettings
 
@@ -15,12 +16,14 @@ def follow_log_start(log: Log, offset: int, settings: StreamSettings, now_ns: in
     if offset == log.log_end_offset:
         # Otherwise the active file would stay, with all records below the log start.
         log.writer.roll()
+    segments = log.segments
     decision = decide(
-        log.segments,
+        segments,
         RetentionPolicy(protect_newer_than_ns=window_ns(settings)),
         log_start_offset=offset,
         log_end_offset=log.high_watermark,
         now_ns=now_ns,
+        newest_ns=newest_times_of(log.environment, segments, now_ns),
     )
     if decision.delete_segments or offset > log.log_start_offset:
         log.structure.remove_before(

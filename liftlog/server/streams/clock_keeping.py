@@ -70,15 +70,19 @@ class ClockKeeper:
 
     async def look(self) -> None:
         hosts = [host for host in self._hosts.values() if not host.failure]
-        await asyncio.to_thread(self._look, hosts)
+        steps, is_confirmed = self.guard.steps, self.is_confirmed()
+        await asyncio.to_thread(self._look, hosts, steps, is_confirmed=is_confirmed)
 
-    def _look(self, hosts: list[StreamHost]) -> None:
+    def _look(
+        self, hosts: list[StreamHost], steps: int | None = None, *, is_confirmed: bool = False
+    ) -> None:
         guard, now_ns = self.guard, self._clock.now_ns()
         if guard.unread:
             self.recall()
+        steps = guard.steps if steps is None else steps  # a later step is not believed
         is_doubted = guard.doubt_seconds or not guard.wall_clock_is_trusted()
-        if is_doubted and self.is_confirmed():
-            guard.believe("most nodes of the cluster have the same time")
+        if is_doubted and is_confirmed:
+            guard.believe("most nodes of the cluster have the same time", steps=steps)
         if guard.doubt_seconds and guard.wall_clock_is_trusted():
             doubt = guard.doubt_seconds
             self.at_stake = [
@@ -87,7 +91,7 @@ class ClockKeeper:
             if doubt > self._checkpoint_seconds / _PARTS:
                 self.at_stake.append(OFFSETS_STREAM)
             if not self.at_stake:
-                guard.believe("it has lasted for an hour and changes ages little")
+                guard.believe("it has lasted for an hour and changes ages little", steps=steps)
         elif not guard.doubt_seconds:
             self.at_stake = []
         found = {host.name: seconds_ahead(host.log.view.max_timestamp_ns, now_ns) for host in hosts}

@@ -89,9 +89,11 @@ class Housekeeping:
                     lambda: follow_log_start(log, log.log_start_offset, settings, now_ns)
                 )
             return
+        now_ns = self._broker.now_ns()  # read before the check, so the check covers it
+        by_time = by_time and self._broker.ages_are_judged()
         decision = await asyncio.get_running_loop().run_in_executor(
             self._deciders,
-            lambda: self._decide(host, settings, by_time=by_time),
+            lambda: self._decide(host, settings, now_ns, by_time=by_time),
         )
         if decision is None:
             return
@@ -118,13 +120,13 @@ class Housekeeping:
         )
 
     def _decide(
-        self, host: StreamHost, settings: StreamSettings, *, by_time: bool
+        self, host: StreamHost, settings: StreamSettings, now_ns: int, *, by_time: bool
     ) -> RetentionDecision | None:
         """Runs in a thread. On a full disk leases are void: a reader must not keep publishers from
         writing."""
         if self._reserve.is_disk_full():
             host.log.leases.void("the disk is full")
-        return decide_retention(host.log, settings, self._broker.now_ns(), by_time=by_time)
+        return decide_retention(host.log, settings, now_ns, by_time=by_time)
 
     # --- recovery points ---
 

@@ -13,7 +13,7 @@ from compaction.retention import RetentionDecision, RetentionPolicy, decide
 from liftlog.errors import Conflict, OffsetOutOfRange, StorageError
 from liftlog.log import Log
 from liftlog.log.files.leases import Lease
-from liftlog.log.read.ages import newest_times_of
+from liftlog.log.read.ages import held_times_of, newest_times_of
 from liftlog.log.segment.segment import Segment
 from liftlog.server.commits.configs import window_ns
 from liftlog.settings import StreamSettings
@@ -50,6 +50,7 @@ def decide_retention(
         protect_newer_than_ns=window_ns(settings),
     )
     segments = log.segments
+    times_of = newest_times_of if by_time else held_times_of
     decision = decide(
         segments,
         policy,
@@ -57,8 +58,8 @@ def decide_retention(
         log_end_offset=log.high_watermark,
         now_ns=now_ns,
         offset_of_record=lambda segment, number: _offset_of_record(log, segment, number),
-        held_from=None if after_leases else log.leases.low_bound(now_ns),
-        newest_ns=newest_times_of(log.environment, segments, now_ns),
+        held_from=None if after_leases else log.leases.low_bound(now_ns if by_time else None),
+        newest_ns=times_of(log.environment, segments, now_ns),
     )
     if not decision.delete_segments and decision.log_start_offset == log.log_start_offset:
         return None

@@ -91,6 +91,7 @@ class ClockGuard:
         self._monotonic_ns = self._first_monotonic_ns = clock.monotonic_ns()
         self._stepped_at_ns: int | None = None
         self._ahead_ns = 0
+        self._steps = 0
         self.dispute = ""
         """Why the last measurement found that other nodes have another time; empty if the clock was
         right."""
@@ -120,14 +121,23 @@ class ClockGuard:
             self._look()
             return max(self._ahead_ns, 0) / 1e9
 
-    def believe(self, reason: str) -> None:
-        """Judge ages by the wall clock from now on."""
+    def believe(self, reason: str, *, steps: int | None = None) -> None:
+        """Judge ages by the wall clock from now on; not if there was another step after `steps`."""
         with self._lock:
             self._look()
+            if steps not in (None, self._steps):
+                return
             if self._ahead_ns > 0:
                 seconds = self._ahead_ns // 10**9
                 logger.warning("wall-clock-believed seconds=%d reason=%s", seconds, reason)
             self._stepped_at_ns, self._ahead_ns, self.unread = None, 0, ""
+
+    @property
+    def steps(self) -> int:
+        """How many steps were detected so far."""
+        with self._lock:
+            self._look()
+            return self._steps
 
     def confirm(self) -> None:
         """Trust the wall clock, whatever was measured before, because an operator says that it is
@@ -179,6 +189,7 @@ class ClockGuard:
         if abs(step) <= largest:
             return
         self._stepped_at_ns = self._monotonic_ns
+        self._steps += 1
         self._ahead_ns += step
         if abs(self._ahead_ns) <= STEP_NS:  # taken back
             self._ahead_ns = 0

@@ -7,7 +7,17 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.disks.logs import BASE_NS, Promises, append, create
+from support.disks.logs import (
+    BASE_NS,
+    DIRECTORY,
+    SMALL,
+    FakeClock,
+    Promises,
+    append,
+    create,
+    encode,
+    environment,
+)
 from support.disks.simfs import SimFileSystem
 from support.worlds.followed import CONFIG, Host, Link, followed
 
@@ -20,7 +30,7 @@ from liftlog.errors import (
     NotLeader,
     UnsupportedFormat,
 )
-from liftlog.log import LogSlice
+from liftlog.log import Log, LogSlice
 from liftlog.protocol.replication import Replica, Replicate
 from liftlog.server.replication.fetching import FetchRoom, FollowedStream
 from liftlog.server.replication.log_start import follow_log_start
@@ -267,8 +277,29 @@ async def test_files_that_hold_recent_message_ids_outlive_the_log_start() -> Non
     assert (log.log_start_offset, log.view.first_stored_offset) == (12, 1)
     follow_log_start(log, end, settings, BASE_NS + second)
     assert (log.log_start_offset, log.view.first_stored_offset) == (end, 1)
+    clock = log.environment.clock
+    assert isinstance(clock, FakeClock)
+    clock.now = later_ns
     follow_log_start(log, end, settings, later_ns)
     assert (log.log_start_offset, log.view.first_stored_offset) == (end, end)
+
+
+@pytest.mark.parametrize("ahead_seconds", [-3600, 10 * 365 * 86_400])
+def test_stamps_of_a_leader_with_a_wrong_clock_neither_end_nor_extend_the_window(
+    ahead_seconds: int,
+) -> None:
+    clock = FakeClock()
+    log = Log.create(DIRECTORY, environment(SimFileSystem(), clock), SMALL)
+    for _ in range(4):
+        log.append([encode(log, [b"x" * 100] * 10, stamp=BASE_NS + ahead_seconds * 10**9)])
+        log.commit_up_to(log.sync())
+    before, settings = len(log.segments), StreamSettings(subject="s", dedupe_window="2m")
+    clock.now += 10 * 10**9
+    follow_log_start(log, 35, settings, clock.now)
+    assert len(log.segments) == before
+    clock.now += 86_400 * 10**9
+    follow_log_start(log, log.log_end_offset, settings, clock.now)
+    assert len(log.segments) == 1
 
 
 async def test_a_follower_keeps_the_files_that_its_leader_keeps() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from liftlog.server.replication.clocks import NodeClocks
 from liftlog.server.vitals.clock_guard import ClockGuard
 
@@ -105,7 +107,18 @@ def test_a_node_that_is_left_alone_has_no_one_to_differ_from() -> None:
     clocks = NodeClocks(clock, lambda: others, guard)
     others.clear()  # they were removed from the cluster
     assert clocks.may_decide()
-    assert not guard.dispute
+
+
+def test_a_look_before_the_other_nodes_are_known_ends_no_doubt() -> None:
+    """A health probe comes while the metadata is still being read."""
+    clock, others = HandSetClock(), list[str]()
+    guard = ClockGuard(clock)
+    guard.dispute = "most of the nodes have another time"  # before the restart
+    clocks = NodeClocks(clock, lambda: others, guard)
+    list(clocks.conditions())
+    others += ["b", "c"]
+    clock.pass_seconds(61)
+    assert not clocks.may_decide()
 
 
 def test_a_node_on_its_own_waits_for_no_one() -> None:
@@ -152,5 +165,21 @@ def test_a_jump_of_the_other_clocks_counts_with_the_next_answer() -> None:
     answer(clocks, clock, ahead=-3600)
     assert not clocks.may_decide()
     assert clocks.shown_seconds("b") == -3600.0
+    answer(clocks, clock)
+    assert clocks.may_decide()
+
+
+@pytest.mark.parametrize("jumps", [1, 20])
+def test_small_jumps_count_while_the_others_are_silent(jumps: int) -> None:
+    """Each is too small for the guard of a lone daemon; together they may be hours."""
+    clock = HandSetClock()
+    clocks = measured(clock)
+    clock.pass_seconds(61)
+    assert clocks.may_decide()
+    for _ in range(jumps):
+        clock.wall += 599 * SECOND
+    assert not clocks.may_decide()
+    clock.wall -= jumps * 599 * SECOND
+    assert not clocks.may_decide(), "nobody has measured it since"
     answer(clocks, clock)
     assert clocks.may_decide()

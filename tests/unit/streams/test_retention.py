@@ -15,6 +15,7 @@ from support.worlds.rewriting import add, compact_once, keyed, row, stored
 from compaction.retention import RetentionDecision
 from liftlog.errors import InvalidArgument, OffsetOutOfRange, StorageError
 from liftlog.log import Log, OsFileSystem
+from liftlog.log.rewrite import CompactJob, apply_compaction, compact
 from liftlog.log.segment.index import SparseIndex
 from liftlog.server.cleaning.compaction import plan_pass
 from liftlog.server.streams.retention import (
@@ -232,3 +233,61 @@ def test_tombstones_of_replicas_stay_from_the_bound_that_the_leader_tells(
     grant_lease(log, 1, duration_ns=MINUTE_NS, now_ns=BASE_NS)
     plan_pass(log, log.segments, limits, BASE_NS)
     assert kept_from == [0, end - 1, end, 1]
+
+
+def reopened(log: Log) -> None:
+    """As after a restart: ages come from stamps again."""
+    for segment in log.segments:
+        segment.is_timed, segment.held_since_ns = False, log.environment.clock.monotonic_ns()
+
+
+@pytest.mark.parametrize("wrong_seconds", [50 * 60, -7200])
+def test_while_the_clock_is_in_doubt_no_lease_counts_as_ended(log: Log, wrong_seconds: int) -> None:
+    for _ in range(5):
+        append(log, 10)
+    grant_lease(log, 1, duration_ns=1800 * 10**9, now_ns=BASE_NS)
+    limits = settings(retention={"max_messages": 5}, dedupe_window="0s")
+    wrong_ns = BASE_NS + wrong_seconds * 10**9
+    assert decide_retention(log, limits, wrong_ns, by_time=False) is None
+    assert log.log_start_offset == 1
+
+
+def test_while_the_clock_is_in_doubt_files_with_message_ids_stay_for_a_window(log: Log) -> None:
+    for _ in range(5):
+        append(log, 10)
+    reopened(log)
+    limits = settings(retention={"max_messages": 5}, dedupe_window="2m")
+    decision = decide_retention(log, limits, BASE_NS + 3000 * 10**9, by_time=False)
+    assert decision is not None
+    assert decision.delete_segments == 0
+    clock = log.environment.clock
+    assert isinstance(clock, FakeClock)
+    clock.now += 121 * 10**9
+    decision = decide_retention(log, limits, BASE_NS + 3000 * 10**9, by_time=False)
+    assert decision is not None
+    assert decision.delete_segments == 4
+
+
+def test_a_clock_that_was_behind_during_a_pass_removes_no_tombstone_early() -> None:
+    fs = SimFileSystem()
+    log = keyed(fs)
+    for value in (row(b"k", b"1"), row(b"k", None), row(b"z", b"1")):
+        add(log, [[value]])
+        log.writer.roll()
+    compaction = {"tombstone_retention": "24h", "min_dirty_ratio": 0.01}
+    limits = settings(compaction=compaction, dedupe_window="0s")
+    plan = plan_pass(log, log.segments, limits, BASE_NS - 40 * 86_400 * 10**9)
+    assert plan is not None
+    job = CompactJob(
+        str(log.directory),
+        plan,
+        tuple(segment.entry() for segment in log.segments[: plan.sources]),
+        log_start_offset=log.log_start_offset,
+        memory_bytes=1 << 20,
+        compression="none",
+        epochs=log.view.manifest.epochs,
+        incarnation=log.incarnation,
+    )
+    apply_compaction(log, compact(job, fs))
+    again = plan_pass(log, log.segments, limits, BASE_NS + 60 * 10**9)
+    assert again is None or not any(again.drop_tombstones)

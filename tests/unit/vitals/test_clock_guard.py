@@ -211,3 +211,19 @@ async def test_the_other_nodes_end_the_doubt_about_a_clock_that_was_set_back(
 
 def place(fs: SimFileSystem, clock: HandSetClock) -> SimpleNamespace:
     return SimpleNamespace(environment=environment(fs, cast(Any, clock)), path=DATA_DIR)
+
+
+async def test_a_step_after_the_measurement_is_not_trusted_with_it(clock: HandSetClock) -> None:
+    fs = SimFileSystem()
+    make_durable_directory(fs, DATA_DIR)
+    guard = ClockGuard(clock, boot_id="one")
+    keeper = ClockKeeper(guard, {}, cast(Any, place(fs, clock)))
+    clock.wall -= 3600 * SECOND
+
+    def is_confirmed() -> bool:
+        clock.wall += 40 * 86_400 * SECOND
+        return True
+
+    keeper.is_confirmed = is_confirmed
+    await keeper.look()
+    assert guard.doubt_seconds > 30 * 86_400
