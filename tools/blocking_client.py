@@ -65,34 +65,34 @@ PHRASES = {
     No task runs in the background: a call that needs a connection makes it, one call at a time, and
     the others wait for it. When that call is cancelled, the next one takes over.
 """: """\
-    Belongs to one thread at a time. A call that needs a connection makes it.
+    Belongs to one thread at a time. A call that needs a connection opens it.
 """,
     "asyncio client": "blocking client",
     "Async iterator": "Iterator",
     "async with": "with",
-    "Made by `connect`": "Made by `connect_sync`",
+    "Created by `connect`": "Created by `connect_sync`",
     "client.publisher import": "client.sync_publisher import",
     """\
     Belongs to one event loop and is not thread-safe; any number of its tasks may use it at the
     same time. Cancelling a call cancels the request and leaves the client usable.
 """: """\
-    Not thread-safe: one thread at a time may use it. An exception that the handler of a signal
-    raises ends the call that is waiting, and leaves the client usable.
+    Not thread-safe: only one thread at a time may use it. An exception that a signal handler raises
+    ends the call in progress, and leaves the client usable.
 """,
     """\
-    `anext` may be cancelled and called again, and called again after it raised ConnectionLost.
+    `anext` can be called again after a cancellation or a ConnectionLost.
 """: """\
-    `next` may be called again after it raised ConnectionLost, and after the handler of a signal
-    interrupted it by an exception. If that comes just while a record is returned, the record is
-    lost, as with any iterator: start another read at your own position then, or let the handler
-    only set a flag.
+    `next` can be called again after a ConnectionLost, and after an exception that a signal handler
+    raised in it. If such an exception arrives while a record is being returned, the record is lost,
+    as with any iterator: start another read at your own position then, or let the handler only set
+    a flag.
 """,
     """\
     Belongs to one task. An iteration that was cancelled can be continued.
 """: """\
-    Belongs to one thread. An iteration that the handler of a signal interrupted by an exception can
-    be continued. If that comes just while records are returned, they are lost, as with any
-    iterator: open another consumer then, or let the handler only set a flag.
+    Belongs to one thread. An iteration can be continued after an exception that a signal handler
+    raised in it. If such an exception arrives while records are being returned, they are lost, as
+    with any iterator: open another consumer then, or let the handler only set a flag.
 """,
 }
 """In docstrings, comments and imports. A phrase may run over several lines of one of them."""

@@ -33,21 +33,22 @@ def connect(
 ) -> Connecting:
     """Connect to a daemon: `client = await connect(...)` or `async with connect(...) as client`.
 
-    `address` may name several nodes of a cluster, separated by commas. One that answers is enough,
-    and the client connects to the others for the streams that they lead, also after a change of the
-    leader.
+    `address` may name several nodes of a cluster, separated by commas. One reachable node is
+    enough: the client connects to the other nodes for the streams that they lead, also after a
+    change of the leader.
 
-    `token` is sent only if the daemon asks for one. Without TLS everyone on the way can read it;
-    the log then has a warning, unless the address is on this machine. `nkey` is a file with the
-    seed of a user's nkey, alone or as `.creds`. It signs a challenge of the daemon and is never
-    sent. `tls` is for an address `tls://host:port`: a file of CA certificates or an
-    `ssl.SSLContext`; by default the system's CAs are trusted.
+    `token` is sent only if the daemon asks for one. Without TLS anyone on the network path can read
+    it; the client then logs a warning, unless the address is on this machine. `nkey` is a file with
+    the seed of a user's nkey, alone or as `.creds`. The client signs a challenge of the daemon with
+    the seed, and never sends the seed. `tls` is for an address `tls://host:port`: a file of CA
+    certificates or an `ssl.SSLContext`; by default the system's CAs are trusted.
 
-    Timeouts are in seconds. `reconnect_for` is how long reads, and calls within their
-    `request_timeout`, try to reconnect after the connection was lost: None forever, 0 not at all.
+    Timeouts are in seconds. `reconnect_for` limits the time in which reads and calls try to
+    reconnect after a lost connection (calls try for at most `request_timeout`). None: forever; 0:
+    not at all.
 
     Raises ConnectionLost if the daemon cannot be reached, Unauthenticated, UnsupportedVersion,
-    LimitExceeded (too many connections), and InvalidArgument for the arguments.
+    LimitExceeded (too many connections), and InvalidArgument if an argument is invalid.
     """
     return Connecting(
         Target.of_all(address, token, nkey, tls, connect_timeout, request_timeout, reconnect_for)

@@ -73,10 +73,11 @@ class Publisher:
     of a server; further keywords then go to `nats.connect`. Belongs to one event loop; any
     number of its tasks may publish at the same time.
 
-    An attempt without an answer for `ack_timeout` seconds is repeated with the same message id,
-    which the stream stores once, until `retry_for` seconds after the first attempt. The message
-    then ends as PublishUnknown. `retry_for` is at most half of `dedupe_window`, which is that of
-    the streams. With 0 there is one attempt and no message id. All times are in seconds.
+    If an attempt gets no answer within `ack_timeout` seconds, the publisher repeats it with the
+    same message id; the stream stores only one of them. It stops `retry_for` seconds after the
+    first attempt, and the call raises PublishUnknown. `retry_for` is at most half of
+    `dedupe_window`, the streams' setting of that name. With `retry_for=0` there is one attempt and
+    no message id. All times are in seconds.
 
     `order`: whether records are stored in the order of the calls
       `any`            not promised: up to `max_in_flight` messages at once, each on its own
@@ -84,9 +85,9 @@ class Publisher:
       `sequence`       yes, with up to `max_in_flight` at once, by `Nats-Expected-Last-Sequence`;
                        for the only publisher of one stream, which `expect` names;
                        `last_sequence` is the last offset of the stream, if known
-    With the last two, no further message is sent after one that may or may not have been stored.
-    With `sequence` the same holds after another publisher wrote to the stream. Calls then raise
-    OrderBroken until `resume`.
+    With `one_in_flight` and `sequence` the publisher stops sending after a message that may or may
+    not have been stored; with `sequence` also after another publisher has written to the stream.
+    Calls then raise OrderBroken until `resume`.
     """
 
     def __init__(
@@ -191,12 +192,14 @@ class Publisher:
         message_id: str | None = None,
         expect: Sequence[str] | None = None,
     ) -> Published:
-        """Publish and wait for the ack of every stream in `expect`; of any stream, if it is empty.
+        """Publish, and wait for an ack from every stream in `expect`, or from any stream if
+        `expect` is empty.
 
-        `value` None is a tombstone for `key`. Without `message_id` the publisher makes one.
-        `headers`: values by name, of which each may be a list; pairs of name and value; or those of
-        a record, which are all published. Values that are bytes need not be text. Cancelling ends
-        only the wait: the message may be stored nevertheless.
+        `value=None` publishes a tombstone for `key`. Without `message_id` the publisher makes an
+        id. `headers`: a mapping of names to values or lists of values; a sequence of (name, value)
+        pairs; or the headers of a record, all of which are published. A header value given as bytes
+        need not be valid UTF-8. Cancelling the call ends only the wait: the message may still be
+        stored.
 
         Raises PublishRefused, PublishUnknown, NotPublished, OrderBroken (all PublishFailed), and
         InvalidArgument for a message that cannot be sent at all.
@@ -216,8 +219,8 @@ class Publisher:
         message_id: str | None = None,
         expect: Sequence[str] | None = None,
     ) -> asyncio.Future[Published]:
-        """Like `publish`, but return as soon as the message is among the `max_in_flight` in flight;
-        the future has the result.
+        """Like `publish`, but return as soon as the message is one of the `max_in_flight` messages
+        in flight. The returned future gets the result.
 
         Raises OrderBroken, InvalidArgument, and LiftlogError if the publisher is closed.
         """
@@ -255,11 +258,13 @@ class Publisher:
         headers: Headers | None = None,
         message_id: str | None = None,
     ) -> None:
-        """Publish without asking for an ack, for a stream with `acks: off`. The message is sent
-        once; whether it is stored is not known. Keeps the order of the calls.
+        """Publish without requesting an ack, for a stream with `acks: off`. The message is sent
+        once, and the publisher gets no confirmation that it was stored. Messages keep the order of
+        the calls.
 
-        `flush` returns when NATS has received it. Raises NotPublished while there is no connection,
-        and InvalidArgument as `publish` does, also with an `order` other than `any`.
+        `flush` returns when NATS has received the message. Raises NotPublished while there is no
+        connection, and InvalidArgument for the same reasons as `publish`, or if `order` is not
+        `any`.
         """
         if self._order != "any":
             raise InvalidArgument('send needs order="any": the other orders need acks')
@@ -277,7 +282,7 @@ class Publisher:
             )
 
     async def flush(self) -> None:
-        """Return when no message is in flight; the futures have the results.
+        """Wait until no message is in flight. The futures then have their results.
 
         Raises errors only after `send`: NatsUnavailable if NATS may not have received every
         message, NatsRefused for a message that NATS refused.

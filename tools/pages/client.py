@@ -15,9 +15,8 @@ _HEAD = """\
 
 <!-- Made by `make pages`; a test fails when this page is out of date. -->
 
-Every name of `liftlog.client`, with its signature and the documentation in its code.
-[The client](client.md) explains how to use them together; [Consume](../how-to/consume.md) begins
-with an example.
+All public names of `liftlog.client`, with their signatures and docstrings. [The client](client.md)
+explains how to use them together; [Consume](../how-to/consume.md) begins with an example.
 
 `SyncClient`, `SyncConsumer`, `SyncBatchReader` and `SyncRecordReader` have the same methods as the
 classes below, without `await` (and `close` instead of `aclose`). Only one thread at a time may use

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class BatchReader(BaseReader):
     """Async iterator over record batches. Leaving the loop early cancels pending requests.
 
-    `anext` may be cancelled and called again, and called again after it raised ConnectionLost.
+    `anext` can be called again after a cancellation or a ConnectionLost.
     """
 
     def __init__(self, session: ReadRoute, ahead: ReadAhead) -> None:

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 class SyncBatchReader(BaseReader):
     """Iterator over record batches. Leaving the loop early cancels pending requests.
 
-    `next` may be called again after it raised ConnectionLost, and after the handler of a signal
-    interrupted it by an exception. If that comes just while a record is returned, the record is
-    lost, as with any iterator: start another read at your own position then, or let the handler
-    only set a flag.
+    `next` can be called again after a ConnectionLost, and after an exception that a signal handler
+    raised in it. If such an exception arrives while a record is being returned, the record is lost,
+    as with any iterator: start another read at your own position then, or let the handler only set
+    a flag.
     """
 
     def __init__(self, session: SyncReadRoute, ahead: ReadAhead) -> None:

@@ -105,42 +105,44 @@ class SyncCalls:
         return self._session.link.connection.welcome
 
     def ping(self) -> None:
-        """Return when the daemon has answered. Raises the errors of every call."""
+        """Return when the daemon has answered. Raises only the errors that every call can raise
+        (see `SyncClient`)."""
         self._call(Ping(), Pong)
 
     def metadata(self) -> DaemonInfo:
-        """Return the daemon's description of itself. From then on the client also has the addresses
-        of the other nodes of its cluster, and asks them if this one does not answer. Raises the
-        errors of every call."""
+        """Return the daemon's description of itself. From then on the client also tries the other
+        nodes of the daemon's cluster if this one does not answer. Raises only the errors that every
+        call can raise (see `SyncClient`)."""
         info = (self._call(Metadata(), DaemonAnswer)).info
         self._session.learn(info.nodes)
         return info
 
     @property
     def addresses(self) -> list[str]:
-        """The addresses of nodes that the client was given, and those that it has learnt."""
+        """Addresses of nodes: those given to the client, and those received from the cluster."""
         return [target.address.text for target in self._session.targets]
 
     def cluster(self) -> ClusterInfo:
         """Return the nodes of the daemon's cluster, and the streams that the caller may read.
-        Raises the errors of every call."""
+        Raises only the errors that every call can raise (see `SyncClient`)."""
         return (self._call(DescribeCluster(), ClusterAnswer)).info
 
     def move_stream(self, stream: str, replicas: Sequence[str]) -> None:
-        """Begin to move a stream to these nodes, the preferred leader first. Without nodes, cancel
-        a move and return to the previous replicas. `cluster` shows the progress.
+        """Begin to move a stream to the nodes `replicas`, the preferred leader first. Without
+        nodes, cancel a move and return to the previous replicas. `cluster` shows the progress.
 
         The move continues without this client. Raises StreamNotFound, InvalidArgument for unknown
-        nodes, Conflict if it is being moved elsewhere or a new node cannot take it.
+        nodes, and Conflict if the stream is already being moved elsewhere, or if a new node cannot
+        accept a replica.
         """
         self._call(MoveStream(stream, list(replicas)), Done)
 
     def drain_node(self, node: str, *, ends: bool = False) -> None:
-        """Place nothing more on a node, and move its replicas to others; with `ends`, place
-        replicas there again. `cluster` shows the progress.
+        """Stop placing replicas on a node, and move its replicas to other nodes. `ends=True` ends
+        this: the node can get replicas again. `cluster` shows the progress.
 
-        The moves continue without this client. Raises InvalidArgument for an unknown node, Conflict
-        if there are too few others.
+        The moves continue without this client. Raises InvalidArgument for an unknown node, and
+        Conflict if the cluster has too few other nodes.
         """
         self._call(DrainNode(node, ends), Done)
 
@@ -153,33 +155,35 @@ class SyncCalls:
         self, stream: str, node: str | None = None, *, lost: Sequence[str] = ()
     ) -> str:
         """Make `node`, or by default the first replica, the leader of a stream of a cluster,
-        without an interruption for publishers and consumers. Returns the node, once it leads.
+        without an interruption for publishers and consumers. Returns its name, once it leads.
 
-        `lost`: no node can lead the stream, because all complete copies were on these nodes and are
-        gone for good. Then `node` is elected, and the records that its copy lacks are abandoned.
+        `lost`: nodes that held all the complete copies of the stream, if these copies are gone for
+        good, so that no node can lead the stream. `node` is then elected, and records that its copy
+        does not have are abandoned.
 
         Raises StreamNotFound, Conflict if the node is not in sync, or if another node could lead
-        without a loss, and StreamUnavailable if the handover failed; then the stream keeps its
-        leader.
+        without a loss, and StreamUnavailable if the handover failed (the stream then keeps its
+        leader).
         """
         return (self._call(ElectLeader(stream, node, list(lost)), LeaderAnswer)).node
 
     def restore_metadata(self, *, dry_run: bool = False) -> RestoreAnswer:
-        """Store the newest records that the nodes of the cluster have seen, if its metadata store
-        has older ones or none; with `dry_run`, only report them. Raises Forbidden,
-        MetadataUnavailable."""
+        """Restore the cluster's metadata store from the newest metadata that its nodes hold, where
+        the store has an older version or none. With `dry_run` the call only reports the changes.
+        Raises Forbidden, MetadataUnavailable."""
         return self._call(RestoreMetadata(dry_run), RestoreAnswer)
 
     # --- streams ---
 
     def create_stream(self, name: str, subject: str | None = None, **settings: Any) -> StreamInfo:
-        """Create a stream; settings have the keys of the YAML file. A stream that exists with the
-        same settings is not an error.
+        """Create a stream. `settings` uses the same keys as the YAML file. If the stream exists
+        with the same settings, nothing changes.
 
-        Returns once NATS has confirmed the subscription. Raises Conflict when the stream exists
-        with other settings (`details["differences"]`), InvalidArgument for a name or setting,
-        NatsRefused (then there is no stream, unless it has messages on others of its subjects
-        already), and NatsUnavailable (then the stream exists and subscribes as soon as possible).
+        Returns once NATS has confirmed the subscription. Raises Conflict if the stream exists with
+        other settings (`details["differences"]`), InvalidArgument for an invalid name or setting,
+        NatsRefused (the new stream is then removed, unless it already has messages on another of
+        its subjects), and NatsUnavailable (the stream then exists, and subscribes as soon as
+        possible).
         """
         return (self._call(create_request(name, subject, settings), StreamAnswer)).info
 
@@ -188,12 +192,13 @@ class SyncCalls:
         return (self._call(DescribeStream(name), StreamAnswer)).info
 
     def list_streams(self) -> list[StreamInfo]:
-        """Return the streams that the principal may read. Raises the errors of every call."""
+        """Return the streams that the principal may read. Raises only the errors that every call
+        can raise (see `SyncClient`)."""
         return (self._call(ListStreams(), StreamsAnswer)).infos
 
     def streams_for(self, subject: str) -> list[StreamInfo]:
-        """Return the streams that record `subject`; for a pattern, those that record any part of
-        it. Raises InvalidArgument."""
+        """Return the streams that record `subject`. For a pattern, returns the streams that record
+        at least one of its subjects. Raises InvalidArgument."""
         return (self._call(StreamsFor(subject), StreamsAnswer)).infos
 
     def delete_stream(self, name: str) -> None:
@@ -206,7 +211,7 @@ class SyncCalls:
 
     def compact_stream(self, name: str, *, wait: bool = False) -> StreamInfo:
         """Request a compaction pass now, whatever the dirty ratio; the active segment is rolled
-        first. With `wait` it returns once the pass is over, however long that takes.
+        first. With `wait` the call returns after the pass, however long the pass takes.
 
         Raises StreamNotFound, InvalidArgument if the stream has no compaction, and with `wait`
         StreamUnavailable if the pass failed.
@@ -227,8 +232,8 @@ class SyncCalls:
         allow_deletion: bool = False,
         **more: Any,
     ) -> StreamUpdate:
-        """Change the named settings of a stream, given as a mapping or as keywords with the keys of
-        the YAML file. Other settings stay. Durable on return.
+        """Change the given settings of a stream: a mapping or keywords, with the keys of the YAML
+        file. Other settings keep their values. Durable on return.
 
         With `dry_run` nothing changes; the answer describes the change. Raises StreamNotFound,
         InvalidArgument for a bad value or a setting that cannot be changed, and Conflict for a
@@ -241,21 +246,22 @@ class SyncCalls:
         return StreamUpdate.from_answer(self._call(request, Updated))
 
     def pause_stream(self, name: str) -> StreamInfo:
-        """Make the stream refuse new messages until it is resumed, also after a restart; publishers
-        that ask for an ack get a refusal.
+        """Make the stream refuse new messages until `resume_stream`, even after a restart.
+        Publishers that request an ack get a refusal.
 
-        On return all messages that it received before are committed. Raises StreamNotFound, and
-        StreamUnavailable if the disk does not respond.
+        On return, all messages that the stream received before are committed. Raises
+        StreamNotFound, and StreamUnavailable if the disk does not respond.
         """
         return (self._call(PauseStream(name), StreamAnswer)).info
 
     def resume_stream(self, name: str) -> StreamInfo:
-        """The opposite of `pause_stream`. Raises StreamNotFound."""
+        """Let a paused stream accept messages again. Raises StreamNotFound."""
         return (self._call(ResumeStream(name), StreamAnswer)).info
 
     def set_read_only(self, name: str, read_only: bool = True) -> StreamInfo:
-        """Like pausing, but the refusal tells publishers not to retry; with False, accept messages
-        again. Raises StreamNotFound, and StreamUnavailable if the disk does not respond."""
+        """Like `pause_stream`, but the refusal tells publishers not to retry. With
+        `read_only=False` the stream accepts messages again. Raises StreamNotFound, and
+        StreamUnavailable if the disk does not respond."""
         return (self._call(SetReadOnly(name, read_only), StreamAnswer)).info
 
     def truncate_prefix(
@@ -264,7 +270,7 @@ class SyncCalls:
         """Make `offset` the log start, and delete all records below it. Durable on return.
 
         Raises StreamNotFound, OffsetOutOfRange above the high watermark, Conflict while a lease
-        holds records below `offset`, StaleIncarnation when the stream is not the one of
+        holds records below `offset`, StaleIncarnation if the stream has another incarnation than
         `incarnation`, and InvalidArgument.
         """
         request = truncate_request(name, offset, incarnation)
@@ -273,12 +279,12 @@ class SyncCalls:
     def stream_extents(
         self, stream: str, start: int = 0, *, step_bytes: int = DEFAULT_STEP_BYTES
     ) -> list[StreamExtent]:
-        """How the bytes of the stream are spread over its offsets, from the segment of offset
-        `start` to the high watermark. For readers that divide a stream by size.
+        """Return the sizes of consecutive offset ranges, from the segment that contains `start` to
+        the high watermark. Readers use them to divide a stream by size.
 
-        Each piece has about `step_bytes`, or more where there would be more than 4096 pieces.
-        Sizes are those on disk, after compression. Raises StreamNotFound, and UnknownRequest from
-        an older daemon.
+        Each range has about `step_bytes`, or more if there would be more than 4096 ranges. Sizes
+        are sizes on disk, after compression. Raises StreamNotFound, and UnknownRequest if the
+        daemon is too old.
         """
         request = ListExtents(stream, start, step_bytes)
         return (self._call(request, ExtentsAnswer)).extents
@@ -295,16 +301,17 @@ class SyncCalls:
         incarnation: str | None = None,
         for_export: bool = False,
     ) -> LeaseInfo:
-        """Hold the stream from `start` to its present high watermark for `ttl` seconds: the records
-        in [`low`, `high`) of the answer stay as they are. Durable on return.
+        """Keep the records of the stream from `start` to its present high watermark for `ttl`
+        seconds: retention and compaction do not change [`low`, `high`) of the answer. Durable on
+        return.
 
-        "earliest" is where retention wants the log to start. That is above the log start while
-        another lease holds retention up.
+        "earliest" is the offset up to which retention would delete if there were no leases. It is
+        above the log start while another lease delays retention.
 
-        Renew the lease well before `ttl` has passed. It ends early only when the disk is full.
-        `for_export` takes a lease from the share that is kept for exports when others have taken
-        theirs. Raises StreamNotFound, OffsetOutOfRange, StaleIncarnation, LimitExceeded (too many
-        leases), and InvalidArgument (a lease lasts at most an hour).
+        Renew the lease well before `ttl` has passed. It ends early only if the disk is full. With
+        `for_export` the lease can be one of those reserved for exports, if all others are taken.
+        Raises StreamNotFound, OffsetOutOfRange, StaleIncarnation, LimitExceeded (too many leases),
+        and InvalidArgument (a lease lasts at most an hour).
         """
         wish = for_export or None  # older daemons do not have this field
         request = AcquireLease(stream, start, milliseconds(ttl), holder, incarnation, wish)
@@ -321,17 +328,17 @@ class SyncCalls:
         begun: int | None = None,
         stopped: bool = False,
     ) -> LeaseInfo:
-        """Let a lease last `ttl` seconds from now. With `low` it holds the records from there on;
-        give it once what is below has been read.
+        """Extend a lease to `ttl` seconds from now. `low` moves the start of the lease up to that
+        offset; pass it once all records below it have been read.
 
-        For a read that several clients share: `finished=(part, parts)` reports that one of `parts`
-        parts, counted from 0, has been read, and `begun=part` that its reader begins. The lease
-        ends when each part was named once. `stopped=True` reports that the reader of a finished
-        part needed no more records. When a stream has no lease left, the daemon ends those whose
-        readers have all stopped, or have not renewed for 15 seconds.
+        For a read that several clients share: `begun=i` reports that the reader of part i starts,
+        and `finished=(i, n)` that part i of n (counted from 0) has been read. The lease ends when
+        every part has been reported as finished. `stopped=True` reports that the reader of a
+        finished part needed no more records. When the limit of leases is reached, the daemon
+        releases shared leases whose readers have all stopped, or have not renewed for 15 seconds.
 
-        Raises LeaseGone (the records that it held may have changed since), StreamNotFound, and
-        InvalidArgument.
+        Raises LeaseGone (the records of the lease may have changed since it ended), StreamNotFound,
+        and InvalidArgument.
         """
         request = renewal_request(stream, lease_id, ttl, low, finished, begun, stopped)
         return (self._call(request, LeaseAnswer)).info
@@ -359,11 +366,11 @@ class SyncCalls:
         incarnation: str | None = None,
         epoch: int | None = None,
     ) -> None:
-        """Store `offset` as the next one that `consumer` reads in `stream`. Durable on return.
+        """Store `offset` as the next offset that `consumer` reads in `stream`. Durable on return.
 
-        With `expected` it is stored only if that offset is stored now; 0 means none. `incarnation`
-        and `epoch` of the records that were read ensure that it is still the same stream: give both
-        if you can. `metadata` is text of your own.
+        With `expected` the commit succeeds only if `expected` is the stored offset (0: there is no
+        checkpoint yet). Pass `incarnation` and `epoch` of the records that were read, if possible:
+        the daemon then checks that the stream is still the same. `metadata` is free text.
 
         Raises CheckpointMoved (`details["offset"]` is the stored offset), StreamNotFound,
         OffsetOutOfRange beyond the log end, StaleIncarnation, Diverged, InvalidArgument, and
@@ -377,10 +384,11 @@ class SyncCalls:
     ) -> Checkpoint | None:
         """Return the stored checkpoint; None if there is none.
 
-        Raises an error for a checkpoint from which the stream can no longer be read:
-        StreamNotFound, StaleIncarnation, OffsetOutOfRange (below the log start or beyond the log
-        end), Diverged. Raises CheckpointUncertain if there is none, but damage may have destroyed
-        it. With `check=False` the checkpoint is returned unchecked, with its `problem`.
+        If the stream can no longer be read from the checkpoint, raises StreamNotFound,
+        StaleIncarnation, OffsetOutOfRange (below the log start or beyond the log end) or Diverged.
+        If no checkpoint is stored, but damage may have destroyed one, raises CheckpointUncertain.
+        With `check=False` the call returns the checkpoint without these checks, and with its
+        `problem`.
         """
         request = FetchCheckpoint(stream, consumer, not check)
         return (self._call(request, CheckpointAnswer)).info
@@ -388,8 +396,8 @@ class SyncCalls:
     def list_checkpoints(
         self, *, consumer: str | None = None, stream: str | None = None
     ) -> list[Checkpoint]:
-        """Return checkpoints of the streams that the principal may read, with their lag, sorted by
-        consumer and stream. Raises the errors of every call."""
+        """Return the checkpoints in streams that the principal may read, with their lag, sorted by
+        consumer and stream. Raises only the errors that every call can raise (see `SyncClient`)."""
         found: list[Checkpoint] = []
         after: str | None = None
         while True:
@@ -400,20 +408,21 @@ class SyncCalls:
                 return found
 
     def delete_checkpoint(self, consumer: str, stream: str, expected: int | None = None) -> None:
-        """Delete a checkpoint, durably. A missing one is not an error. Raises CheckpointMoved if
-        `expected` is given and another offset is stored."""
+        """Delete a checkpoint, durably. A missing checkpoint is not an error. Raises
+        CheckpointMoved if `expected` is given and another offset is stored."""
         self._call(DeleteCheckpoint(stream, consumer, expected), Done)
 
     # --- consumer groups ---
 
     def describe_group(self, group: str, stream: str) -> GroupInfo | None:
-        """Return the members of a group, and owner and offset of each slot; None if there is no
-        such group. Raises the errors of every call."""
+        """Return the members of a group, and the owner and offset of each slot; None if the group
+        does not exist. Raises only the errors that every call can raise (see `SyncClient`)."""
         return (self._call(DescribeGroup(stream, group), GroupAnswer)).info
 
     def list_groups(self, *, stream: str | None = None) -> list[GroupInfo]:
         """Return groups of the streams that the principal may read, with their lag, sorted by name,
-        without a description of their slots. Raises the errors of every call."""
+        without a description of their slots. Raises only the errors that every call can raise (see
+        `SyncClient`)."""
         found: list[GroupInfo] = []
         after: str | None = None
         while True:
@@ -424,7 +433,7 @@ class SyncCalls:
                 return found
 
     def seek_group(self, group: str, stream: str, offset: int) -> None:
-        """Let all slots of a group continue at `offset`; 0 is the log start. Durable on return.
+        """Make all slots of a group continue at `offset` (0: the log start). Durable on return.
 
         Raises Conflict while the group has members, StreamNotFound, and OffsetOutOfRange beyond the
         log end.
@@ -432,6 +441,6 @@ class SyncCalls:
         self._call(SeekGroup(stream, group, offset), Done)
 
     def remove_group(self, group: str, stream: str) -> None:
-        """Delete a group, durably. A missing one is not an error. Raises Conflict while it has
-        members."""
+        """Delete a group, durably. A missing group is not an error. Raises Conflict while the group
+        has members."""
         self._call(RemoveGroup(stream, group), Done)

@@ -37,18 +37,21 @@ if TYPE_CHECKING:
 
 
 class SyncClient(SyncCalls):
-    """A daemon, as its callers see it. Made by `connect_sync`.
+    """Connection to a daemon or a cluster. Created by `connect_sync`.
 
-    Not thread-safe: one thread at a time may use it. An exception that the handler of a signal
-    raises ends the call that is waiting, and leaves the client usable.
+    Not thread-safe: only one thread at a time may use it. An exception that a signal handler raises
+    ends the call in progress, and leaves the client usable.
 
-    A lost connection is made again by the next call or read that needs it: reads continue after the
-    last batch that they returned, and calls are repeated where doing them twice does no harm.
+    After a lost connection the next call or read reconnects. Reads continue after the last batch
+    that they returned. A call is repeated if repeating it is harmless.
 
-    Methods raise the typed errors of `liftlog.errors`. Every call may raise RequestTimeout when no
-    answer came in `request_timeout` seconds, ConnectionLost when there was no connection for
-    `reconnect_for` seconds (its `undecided` says that the call may have taken effect), Forbidden,
-    and StreamUnavailable when the storage of the stream failed.
+    Methods raise the typed errors of `liftlog.errors`. Every call can raise:
+
+    - RequestTimeout: no answer within `request_timeout` seconds.
+    - ConnectionLost: no connection for `reconnect_for` seconds. If the error's `undecided` is true,
+      the call may have taken effect.
+    - Forbidden: the principal lacks the right.
+    - StreamUnavailable: the storage of the stream failed.
     """
 
     def fetch(
@@ -65,25 +68,28 @@ class SyncClient(SyncCalls):
         filter: Filter | None = None,
         columns: Sequence[Column] | None = None,
     ) -> FetchAnswer:
-        """One fetch of the protocol: record batches from `start` on. Most programs want `read`.
+        """Send one fetch request, and return its record batches, from `start` on. Most programs use
+        `read` instead.
 
         - `start`: an offset, "earliest", "latest", or a `datetime` (the first record stamped then
           or later).
-        - `max_bytes`, `max_records`: where to end the answer. At least one whole batch comes,
-          however large. None: the daemon's limit.
-        - `min_bytes`: with less than that to read, the daemon waits for more.
-        - `max_wait_ms`: how long it waits, in milliseconds; it then answers with what there is,
-          even with no batch. The call may take that much longer than `request_timeout`.
-        - `incarnation`, `epoch`: those of the stream when `start` was stored; a stream that was
-          deleted and created again, or has lost its end, is an error instead of other records.
-        - `filter`: which records to send; `columns`: what of each record. The daemon then scans a
-          bounded part of the stream, and may find nothing before the end: fetch again at
-          `next_offset` of the answer.
+        - `max_bytes`, `max_records`: limits of the answer. It contains at least one whole batch,
+          even if that batch is larger. None: the daemon's limit.
+        - `min_bytes`: the daemon waits until it has at least this many bytes to return.
+        - `max_wait_ms`: the longest wait of the daemon for `min_bytes`, in milliseconds. It then
+          returns the available batches, possibly none. The call may take that much longer than
+          `request_timeout`.
+        - `incarnation`, `epoch`: incarnation and leader epoch of the stream, stored together with
+          `start`. If the stream was deleted and created again, or has lost records at its end, the
+          call raises an error instead of returning other records.
+        - `filter` selects records, `columns` selects their columns. With a filter the daemon scans
+          only a limited part of the stream, which may contain no match: fetch again at the answer's
+          `next_offset`.
 
         Raises StreamNotFound, OffsetOutOfRange (below the log start or beyond the log end),
-        StaleIncarnation, Diverged, InvalidArgument, and UnsupportedVersion from a daemon that is
-        too old for `filter` and `columns`. Damaged records raise CorruptRange from `batches()` of
-        the answer.
+        StaleIncarnation, Diverged, InvalidArgument, and UnsupportedVersion if the daemon is too old
+        for `filter` and `columns`. If records are damaged, `batches()` of the answer raises
+        CorruptRange.
         """
         request = fetch_request(
             stream,
@@ -107,12 +113,13 @@ class SyncClient(SyncCalls):
         until: Until = None,
         **options: Unpack[ReadOptions],
     ) -> SyncBatchReader:
-        """Record batches from `start` to `until` (exclusive; None: forever), with their checksums
-        verified.
+        """Read record batches from `start` to `until` (exclusive; None: forever), and verify their
+        checksums.
 
-        `ReadOptions` describes the options: `filter`, `columns`, and what to do about damaged
-        records and about a position that is gone. Raises InvalidArgument. The iteration raises what
-        `fetch` raises, and ConnectionLost after `reconnect_for` seconds without a connection.
+        `ReadOptions` describes the options: `filter`, `columns`, and the handling of damaged
+        records and of a position that can no longer be read. Raises InvalidArgument. The iteration
+        raises the errors of `fetch`, and ConnectionLost after `reconnect_for` seconds without a
+        connection.
         """
         replica = ANY_REPLICA if options.get("prefer") == "nearest" else options.get("replica")
         route = self._session.route(stream, replica)
@@ -141,13 +148,14 @@ class SyncClient(SyncCalls):
         metadata: str = "",
         **options: Unpack[ReadOptions],
     ) -> SyncConsumer:
-        """Read the records of `stream` from the checkpoint of the consumer `name` on, at least
-        once.
+        """Read the records of `stream` from the checkpoint of the consumer `name` on, with
+        at-least-once delivery.
 
-        Without a checkpoint it begins at `start`. A checkpoint is stored after `checkpoint_every`
-        records (None: not by number) or `checkpoint_interval` seconds (None: not by time), on
-        request, and at the end. `metadata` is stored with each. With `exclusive` the iteration ends
-        with CheckpointMoved if another process has stored a checkpoint under this name.
+        If the consumer has no checkpoint, it begins at `start`. It stores a checkpoint after
+        `checkpoint_every` records (None: no limit by number) or `checkpoint_interval` seconds
+        (None: no limit by time), on request, and at the end. `metadata` is stored with each
+        checkpoint. With `exclusive` the iteration ends with CheckpointMoved if another process has
+        stored a checkpoint under this name.
 
         `ReadOptions` describes the options; `on_reset` applies if the stream can no longer be read
         from the checkpoint. Raises InvalidArgument. The iteration raises the errors of `fetch`,
@@ -181,20 +189,22 @@ class SyncClient(SyncCalls):
         on_revoked: SlotsCallback | None = None,
         **options: Unpack[ReadOptions],
     ) -> SyncGroupConsumer:
-        """Share `stream` with the other members of the group `name`: each record goes to one of
-        them, at least once, and records of one key go to the same one, in order.
+        """Share `stream` with the other members of the group `name`. Each record is delivered to
+        one member, at least once; records with the same key are delivered to the same member, in
+        order.
 
-        - `member`: a name of its own for this member. A process that restarts under its name within
-          `session` seconds gets its slots back, and nothing moves. Two processes of one name fence
-          each other: the older one ends with GroupFenced. None: a random name, and `close` leaves
-          the group.
+        - `member`: unique name of this member. A process that restarts under the same name within
+          `session` seconds gets its slots back, and no slot moves to another member. If a second
+          process joins under the same name, the first one ends with GroupFenced. None: a random
+          name, and `close` leaves the group.
         - `start`: where a new group begins.
         - `session`: a member without a heartbeat for this many seconds loses its slots.
-        - `slots`: the number of parts of the keys in a new group, 1 to 1,024 (64). No group has
-          more members that read.
-        - `commit_every`, `commit_interval`: commit after this many records, or seconds.
-        - `on_assigned`, `on_revoked` are called with the numbers of slots that it gains and loses.
-          A slot that it loses is committed after `on_revoked`, unless the session has ended.
+        - `slots`: number of slots into which a new group divides the keys, 1 to 1,024 (default 64).
+          At most this number of members can read at the same time.
+        - `commit_every`, `commit_interval`: commit after this number of records, or this number of
+          seconds.
+        - `on_assigned` and `on_revoked` are called with the ids of the assigned and the revoked
+          slots. A revoked slot is committed after `on_revoked`, unless the session has ended.
 
         `ReadOptions` describes the options; `filter`, `columns` and `replica` cannot be used here.
         Raises InvalidArgument. The iteration raises the errors of `fetch`, Forbidden, Conflict if
@@ -217,7 +227,7 @@ class SyncClient(SyncCalls):
         return SyncGroupConsumer(self._session, settings)
 
     def close(self) -> None:
-        """Close the connection. Calls and reads that wait for it raise ConnectionLost."""
+        """Close the connection. Calls and reads in progress raise ConnectionLost."""
         self._session.close("closed by this client")
 
     def __enter__(self) -> Self:
@@ -233,12 +243,12 @@ class SyncClient(SyncCalls):
 
 
 class SyncRecordReader:
-    """Iterator over records. Leaving the loop early cancels the requests under way.
+    """Iterator over records. Leaving the loop early cancels pending requests.
 
-    `next` may be called again after it raised ConnectionLost, and after the handler of a signal
-    interrupted it by an exception. If that comes just while a record is returned, the record is
-    lost, as with any iterator: start another read at your own position then, or let the handler
-    only set a flag.
+    `next` can be called again after a ConnectionLost, and after an exception that a signal handler
+    raised in it. If such an exception arrives while a record is being returned, the record is lost,
+    as with any iterator: start another read at your own position then, or let the handler only set
+    a flag.
     """
 
     # Not a generator, which would end with the first exception that passes through it.

@@ -16,18 +16,20 @@ from liftlog.records.decode import Record, RecordBatch
 
 
 class SyncConsumer(ConsumerState, ConsumingBlock[RecordBatch]):
-    """Records from the stored checkpoint on, at least once. Made by `SyncClient.consumer`.
+    """Iterates over records from the stored checkpoint on, with at-least-once delivery. Created by
+    `SyncClient.consumer`.
 
-    A record counts as processed when the next one is asked for; `checkpoint()` counts the last one
-    too. Checkpoints are stored by number and by time when a record is asked for and while none
-    comes, on request, at the end of the read, and by `close`, which `with` calls. When one
-    cannot be stored for now (no connection, a full disk), the log has a warning and the next one
-    makes up for it. CheckpointMoved, when another process commits under this name, ends the
-    iteration.
+    A record counts as processed when the next record is requested; `checkpoint()` also counts the
+    last returned record. A checkpoint is stored after `checkpoint_every` records or
+    `checkpoint_interval` seconds (also while the consumer waits for records), on request, at the
+    end of the read, and by `close`, which `with` calls. If a checkpoint cannot be stored for
+    now (no connection, a full disk), the client logs a warning, and the next checkpoint covers the
+    same records. If another process commits under this name, the iteration raises CheckpointMoved
+    and ends.
 
-    Belongs to one thread. An iteration that the handler of a signal interrupted by an exception can
-    be continued. If that comes just while records are returned, they are lost, as with any
-    iterator: open another consumer then, or let the handler only set a flag.
+    Belongs to one thread. An iteration can be continued after an exception that a signal handler
+    raised in it. If such an exception arrives while records are being returned, they are lost, as
+    with any iterator: open another consumer then, or let the handler only set a flag.
     """
 
     _reader: SyncBatchReader | None
@@ -65,7 +67,8 @@ class SyncConsumer(ConsumerState, ConsumingBlock[RecordBatch]):
         """Return the same records, batch by batch: all records of a batch count when the next one
         is requested.
 
-        If single records of a batch were returned before, the rest of it comes first.
+        If the iteration has already returned some records of a batch, the rest of that batch comes
+        first.
         """
         return Batches(self)
 
@@ -116,7 +119,7 @@ class SyncConsumer(ConsumerState, ConsumingBlock[RecordBatch]):
         """Count all records returned so far as processed, and store a checkpoint. Durable on
         return.
 
-        Returns the stored offset, None if there is nothing to store. Raises the errors of
+        Returns the stored offset; None if there is nothing to store. Raises the errors of
         `commit_checkpoint`.
         """
         self._count_in_hand()
@@ -149,8 +152,8 @@ class SyncConsumer(ConsumerState, ConsumingBlock[RecordBatch]):
     # --- the end ---
 
     def close(self) -> None:
-        """Stop reading and store the checkpoint. Raises the errors of `commit_checkpoint`; another
-        call retries.
+        """Stop reading and store the checkpoint. Raises the errors of `commit_checkpoint`; call it
+        again to retry.
 
         The record or batch that was returned last does not count, unless `checkpoint` was called
         after it.

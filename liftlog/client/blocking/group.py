@@ -29,17 +29,18 @@ _OPENING_SECONDS = 0.005
 
 
 class SyncGroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
-    """Records of the slots that this member owns, at least once, in order for each key. Made by
-    `SyncClient.group`.
+    """Iterates over the records of the slots that this member owns, with at-least-once delivery, in
+    order for each key. Created by `SyncClient.group`.
 
-    A record counts as processed when the next one is asked for. Commits are stored by number and by
-    time, when slots move, on request, and by `close`, which `with` calls. Its beats are sent
-    while the caller works. When its session ends nevertheless, because the process hung or had no
-    connection, it joins again and continues with the slots that it gets.
+    A record counts as processed when the next record is requested. The consumer commits after
+    `commit_every` records or `commit_interval` seconds, when slots move, on request, and in
+    `close`, which `with` calls. It sends heartbeats in the background, while the caller
+    processes records. If its session ends nevertheless, because the process hung or had no
+    connection, the consumer joins again and continues with the slots that it then gets.
 
-    Belongs to one thread. An iteration that the handler of a signal interrupted by an exception can
-    be continued. If that comes just while records are returned, they are lost, as with any
-    iterator: open another consumer then, or let the handler only set a flag.
+    Belongs to one thread. An iteration can be continued after an exception that a signal handler
+    raised in it. If such an exception arrives while records are being returned, they are lost, as
+    with any iterator: open another consumer then, or let the handler only set a flag.
     """
 
     def __init__(
@@ -74,8 +75,8 @@ class SyncGroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
         return record
 
     def batches(self) -> Iterator[list[Record]]:
-        """Return the same records, those of a batch together: they count when the next ones are
-        requested."""
+        """Return the records in lists, one list per batch. A list counts as processed when the next
+        list is requested."""
         return Batches(self)
 
     def _take_batch(self) -> list[Record]:
@@ -225,7 +226,8 @@ class SyncGroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
     # --- commits ---
 
     def commit(self) -> None:
-        """Count all records returned so far as processed, and store that. Durable on return.
+        """Count all records returned so far as processed, and store the positions. Durable on
+        return.
 
         Raises GroupFenced if the member has lost its slots; the iteration then joins again.
         """
@@ -290,8 +292,8 @@ class SyncGroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
     # --- the end ---
 
     def leave(self) -> None:
-        """Commit, and release the slots to the other members at once. For a member without a name
-        of its own, `close` is enough."""
+        """Commit, and release the slots to the other members at once. A member with a random name
+        can use `close` instead, which does the same."""
         self._settle()
         if self._state.joined:
             self._commit()
@@ -304,8 +306,9 @@ class SyncGroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
         self._end()
 
     def close(self) -> None:
-        """Stop reading and commit. A member with a name of its own stays a member for its session,
-        so that the same name gets its slots again; others leave the group.
+        """Stop reading and commit. A member with a chosen name stays a member until its session
+        ends, so that a process that joins under this name gets the same slots. A member with a
+        random name leaves the group.
 
         The record or batch that was returned last does not count, unless `commit` was called after
         it.

@@ -34,7 +34,7 @@ logger = logging.getLogger("liftlog.client")
 class SyncSession:
     """Requests over the present connection.
 
-    Belongs to one thread at a time. A call that needs a connection makes it.
+    Belongs to one thread at a time. A call that needs a connection opens it.
     """
 
     def __init__(self, target: Target) -> None:

@@ -77,10 +77,10 @@ class GroupReading:
         self._stopped = False
 
     def stop(self) -> None:
-        """End the iteration: when the next record is requested, or within 0.1 s while one is
-        awaited. All records returned until then count as processed; `close` commits them.
+        """End the iteration when the next record is requested, or within 0.1 s if the iteration is
+        waiting for one. All records returned until then count as processed; `close` commits them.
 
-        Does nothing else, so signal handlers and other threads may call it.
+        Does no I/O, so signal handlers and other threads may call it.
         """
         self._stopped = True
         self._run_until = 0.0  # return nothing more at once
@@ -89,17 +89,17 @@ class GroupReading:
 
     @property
     def slots(self) -> list[int]:
-        """The slots whose records it returns now."""
+        """The slots whose records the consumer returns at present."""
         return self._state.slots
 
     @property
     def generation(self) -> int:
-        """The generation of the group, as far as this member knows; 0 while it is not a member."""
+        """The group's generation in the last answer; 0 if this consumer is not a member."""
         return self._state.generation
 
     def slot_of(self, record: Record) -> int:
-        """Return the slot of a record that it has returned: its key determines it, or its subject
-        if it has no key. In a slot, offsets only grow."""
+        """Return the slot of a returned record, which is determined by the record's key, or by the
+        subject if the record has no key. Within a slot, offsets increase."""
         return slots_of((record,), self._slot_count)[0]
 
     # --- its requests ---

@@ -48,7 +48,7 @@ class Progress:
         if interval is not None and interval <= 0:
             raise InvalidArgument(f"checkpoint_interval={interval!r} is not a time in seconds")
         self.position: int | None = None
-        """Everything below counts as processed; None before anything does."""
+        """All records below it count as processed; None until the first one does."""
         self.committed = 0
         """The stored offset, as far as is known; 0 if there is none."""
         self.incarnation: str | None = None
@@ -179,7 +179,8 @@ class ConsumerSettings:
 
     def may_go_on_after(self, error: LiftlogError) -> bool:
         """Return True if the iteration continues although a checkpoint could not be stored: the
-        next one includes it, or the read is about to continue at another position."""
+        next checkpoint covers the same records, or the read is about to continue at another
+        position."""
         resets = self.options.get("on_reset", "error") != "error"
         return error.retriable or (resets and isinstance(error, RESETTABLE))
 
@@ -254,12 +255,12 @@ class ConsumerState:
 
     @property
     def position(self) -> int | None:
-        """Everything below counts as processed; None before anything does."""
+        """All records below it count as processed; None until the first one does."""
         return self._progress.position
 
     @property
     def committed(self) -> int:
-        """The offset that is stored durably; 0 if there is none."""
+        """The durably stored offset; 0 if there is no checkpoint."""
         return self._progress.committed
 
     @property
