@@ -217,7 +217,7 @@ class DaemonAnswer(Message):
 
 
 class StreamExtent(NamedTuple):
-    """The records [first_offset, next_offset) take up about `size_bytes` of the log."""
+    """Approximate size of the records [first_offset, next_offset) in the log."""
 
     first_offset: int
     next_offset: int
@@ -228,8 +228,8 @@ class StreamExtent(NamedTuple):
 class StreamUpdate:
     """Result of an update; with `dry_run`, the result that it would have.
 
-    Each of `differences` has `setting`, `existing` and `requested`. `removal` is what retention
-    then removes, if anything.
+    Each entry of `differences` has `setting`, `existing` and `requested`. `removal` describes the
+    data that retention removes after the update; None if it removes nothing.
     """
 
     info: StreamInfo

@@ -17,20 +17,20 @@ PAGE_CHECKPOINTS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint(Described):
-    """Where a consumer continues in a stream: `offset` is the next one to read.
+    """Stored position of a consumer in a stream: `offset` is the next offset to read.
 
     `incarnation` and `epoch` are those of the stream when the checkpoint was committed, at
-    `time_ns` by the daemon's clock. `lag` is the number of offsets left to read. It is None when
-    the stream cannot be read from here; `problem` is then the name of the error that a reader gets:
-    STREAM_NOT_FOUND, STALE_INCARNATION, OFFSET_OUT_OF_RANGE, DIVERGED, STREAM_UNAVAILABLE,
-    CHECKPOINT_UNCERTAIN.
+    `time_ns` by the daemon's clock. `lag` is the number of offsets left to read. If the stream
+    cannot be read from the checkpoint, `lag` is None and `problem` is the name of the error that a
+    reader gets: STREAM_NOT_FOUND, STALE_INCARNATION, OFFSET_OUT_OF_RANGE, DIVERGED,
+    STREAM_UNAVAILABLE, CHECKPOINT_UNCERTAIN.
 
-    `uncertain`: the daemon has lost checkpoints to damage, maybe a newer one than this. Continuing
-    from here may read some records again. With `offset` 0 there is no checkpoint, but there may
-    have been one.
+    `uncertain`: the daemon has lost checkpoints to damage, maybe a newer one of this consumer. If
+    the consumer continues from here, it may read some records again. If `offset` is 0, no
+    checkpoint is stored, but one may have been lost.
 
-    `owner` is the principal that committed the checkpoint and whose quota it counts towards; empty
-    without an ACL, and from an older daemon.
+    `owner` is the principal that committed the checkpoint; the checkpoint counts towards this
+    principal's quota. Empty if the daemon has no ACL or is too old.
     """
 
     consumer: str = ""

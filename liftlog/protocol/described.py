@@ -53,7 +53,8 @@ def _plain_type(hint: Any) -> type:
 
 @dataclass(frozen=True, slots=True)
 class StreamInfo(Described):
-    """A stream as the daemon sees it at one moment. Sizes are in bytes, offsets as in the log."""
+    """Snapshot of a stream's state in the daemon. Sizes are in bytes, and offsets are those of the
+    log."""
 
     name: str = ""
     subject: str = ""
@@ -110,11 +111,11 @@ class StreamInfo(Described):
 
 @dataclass(frozen=True, slots=True)
 class LeaseInfo(Described):
-    """A lease on [low, high) of a stream. While it lasts, its reader sees the stream as it was at
-    `high`.
+    """A lease on [low, high) of a stream. While the lease lasts, its reader gets the records as
+    they were when the high watermark was `high`.
 
-    `expires_ns` is by the daemon's clock; `remaining_ms` was left when the daemon answered.
-    `lease_id` is empty for a caller that may not release the lease.
+    `expires_ns` is the expiry by the daemon's clock; `remaining_ms` is the time left when the
+    daemon answered. `lease_id` is empty if the caller may not release the lease.
     """
 
     stream: str = ""
@@ -129,8 +130,8 @@ class LeaseInfo(Described):
 
 @dataclass(frozen=True, slots=True)
 class Removal(Described):
-    """Result of retention if it ran at once: it removes at most `records` records, and `segments`
-    files of `size_bytes` together. Readers then start at `log_start_offset`."""
+    """Result that retention would have now: it would remove at most `records` records, and
+    `segments` files with `size_bytes` in total. The log would then start at `log_start_offset`."""
 
     log_start_offset: int = 0
     records: int = 0
@@ -143,15 +144,18 @@ class Removal(Described):
 class DaemonInfo(Described):
     """A daemon's description of itself.
 
-    `nats` holds `connected` and `server_version`; `limits` are those of its connections; `features`
-    lists the kinds of request that it answers and what else a client may want to know in advance.
-    `commit` is the commit that the daemon was built from, or "". `stream_count` counts the streams
-    that the principal may read, including failed ones. `conditions` are the current problems, the
-    worst first: maps with `name`, `severity` (unready, error or warning), `about` (daemon, stream
-    or node), `subject`, `text` and `next_step`; at most 20 of each kind, and one without `subject`
-    that gives the number of the others. `warnings` maps the names of those that leave the daemon
-    ready to their texts. `nodes` has the addresses of the pull sockets of its cluster, its own
-    among them; it is empty for a daemon that belongs to no cluster.
+    - `nats`: `connected` and `server_version`.
+    - `limits`: limits of the daemon's connections.
+    - `features`: supported requests and other capabilities.
+    - `commit`: the commit that the daemon was built from, or "".
+    - `stream_count`: number of streams that the principal may read, including failed ones.
+    - `conditions`: the current problems, the worst first. Each is a map with `name`, `severity`
+      (unready, error or warning), `about` (daemon, stream or node), `subject`, `text` and
+      `next_step`. There are at most 20 entries of each kind; if a kind has more, an entry without
+      `subject` gives the number of the rest.
+    - `warnings`: maps the names of conditions that do not affect readiness to their texts.
+    - `nodes`: addresses of the pull sockets of the daemon's cluster, including its own. Empty if
+      the daemon does not belong to a cluster.
     """
 
     name: str = ""

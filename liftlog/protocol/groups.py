@@ -25,11 +25,15 @@ _NUMBERS = array_of(uint(), MAX_SLOTS)
 class GroupInfo(Described):
     """A consumer group.
 
-    `members` have `name`, `slots` (how many they own), `session_ms`, `principal` and `lag`. For
-    each slot, `owners` has the name of its member, empty while it has none, and `offsets` the next
-    offset to read, 0 for the log start; both are empty in a list of groups. `lag` is the number of
-    offsets between the slot that is farthest behind and the high watermark, None when the stream
-    cannot be read here.
+    Each entry of `members` has `name`, `slots` (the number of slots that the member owns),
+    `session_ms`, `principal` and `lag`.
+
+    `owners` and `offsets` have one entry for each slot: the name of the member that owns the slot
+    ("" if no member owns it), and the next offset to read (0: the log start). `list_groups` leaves
+    both empty.
+
+    `lag` is the number of offsets between the slot that is farthest behind and the high watermark;
+    None if the answering node cannot read the stream.
     """
 
     group: str = ""

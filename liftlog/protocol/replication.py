@@ -240,9 +240,9 @@ class RestoreMetadata(Message):
 class ClusterNode(Described):
     """A node of the cluster.
 
-    `live`: it has renewed its session in time. `replicas` is the number of streams of which it has
-    a replica, or still has to give one away; `leads` is the number of those of which it is the
-    first replica.
+    `live`: the node has renewed its session in time. `replicas`: number of streams with a replica
+    on the node, including replicas that are still to be moved away. `leads`: number of streams
+    whose first replica is this node.
     """
 
     node: str = ""
@@ -264,10 +264,10 @@ class ClusterNode(Described):
 
 @dataclass(frozen=True, slots=True)
 class ClusterStream(Described):
-    """A stream of the cluster, as far as the answering node knows it.
+    """A stream of the cluster, as reported by the answering node.
 
-    `leader` is None while no node leads. The offsets are those of that node's own copy, None where
-    it has none.
+    `leader` is None while no node leads. The offsets are those of the answering node's own copy;
+    None if this node has no copy.
     """
 
     name: str = ""
@@ -309,10 +309,10 @@ class ClusterStream(Described):
 
 @dataclass(frozen=True, slots=True)
 class ClusterInfo(Described):
-    """The cluster as one of its nodes sees it.
+    """Snapshot of the cluster, from the metadata of one node.
 
-    `cluster_id` is empty for a daemon that belongs to no cluster; it then has neither nodes nor
-    streams.
+    `cluster_id` is empty if the daemon does not belong to a cluster; `nodes` and `streams` are then
+    empty, too.
     """
 
     cluster_id: str = ""
@@ -380,11 +380,11 @@ class Replica(Message):
 
 @dataclass(frozen=True, slots=True)
 class SuspectAnswer(Message):
-    """Answer to suspect.
+    """Answer to a `suspect` request.
 
-    Says whether the node suspects the other one, for how long it has received nothing from it, and
-    where its own copies of the streams end that the other one leads: last epoch and log end, by
-    name.
+    `suspects`: the answering node suspects the node named in the request. `silent_ms`: milliseconds
+    since it last received data from that node. `logs`: for each stream that the named node leads,
+    by the stream's name, the last epoch and the log end of the answering node's own copy.
     """
 
     KIND: ClassVar[str] = "opinion"

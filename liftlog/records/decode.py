@@ -52,9 +52,9 @@ Entry = TypeVar("Entry", str, bytes)
 
 
 class Record(NamedTuple):
-    """One stored message. `value` is None for a tombstone, `key` is None without one. `raw_headers`
-    is the header block as it is stored, b"" without one; `headers` has them by name, and is built
-    at each access."""
+    """One stored message. `value` is None for a tombstone; `key` is None if the record has no key.
+    `raw_headers` is the stored header block, or b""; `headers` parses the block into a mapping at
+    each access."""
 
     offset: int
     timestamp_ns: int
@@ -74,7 +74,7 @@ _new_tuple: Callable[[type[Record], Iterable[Any]], Record] = tuple.__new__
 
 
 class RecordBatch:
-    """A decoded batch; immutable. Holds on to the buffer that it was made from.
+    """A decoded batch; immutable. It keeps a reference to the buffer that it was decoded from.
 
     Methods raise CorruptBatch when the columns contradict the header or each other.
     """
@@ -120,8 +120,8 @@ class RecordBatch:
 
     @property
     def raw(self) -> memoryview:
-        """Header and columns of the whole batch, even if it was trimmed: `stored` itself, or a
-        longer copy when the batch is compressed."""
+        """Header and columns of the whole batch, uncompressed, also after `trim`: the stored bytes,
+        or a decompressed copy of them."""
         return self._view
 
     def trim(self, first_offset: int, stop_offset: int | None = None) -> RecordBatch:
@@ -222,10 +222,10 @@ class RecordBatch:
         return self._binary(found.values)  # type: ignore[return-value]  # list is invariant
 
     def value_column(self) -> tuple[memoryview, list[int]]:
-        """Return the value column: its bytes, and a list of `len + 1` places in them.
+        """Return the value column: its bytes, and a list `ends` of `len + 1` positions in them.
 
-        Value i is at `places[i]` to `places[i + 1]`; a tombstone takes no bytes. For code that
-        works on columns: no object is created per value.
+        Value i has the bytes from `ends[i]` to `ends[i + 1]`; a tombstone has no bytes. Intended
+        for code that works on columns: no object is created per value.
         """
         column, count = self._layout.values, self.header.record_count
         raw_ends = numbers(self._view, column.ends, count + 1, "i")
@@ -239,8 +239,8 @@ class RecordBatch:
     def value_views(self) -> list[memoryview | None]:
         """Return the payloads as views into the batch, without a copy; None for a tombstone.
 
-        Faster for values larger than 512 bytes: copies of that size are allocated and freed one by
-        one, which costs more than slicing views.
+        Faster than `values` for values larger than 512 bytes: allocating and freeing copies of that
+        size one by one costs more than slicing views.
         """
         data, ends = self.value_column()
         views = [data[a:b] for a, b in pairwise(ends)]
@@ -269,8 +269,8 @@ class RecordBatch:
     def to_arrow(self, columns: Sequence[str] | None = None) -> pyarrow.RecordBatch:
         """Return a `pyarrow.RecordBatch`: offset, timestamp, subject, key, headers, value.
 
-        Keys, headers and values are not copied. `columns` chooses some of them. Raises LiftlogError
-        if pyarrow is not installed.
+        Keys, headers and values are not copied. `columns` selects the columns to return. Raises
+        LiftlogError if pyarrow is not installed.
         """
         from liftlog.records.columns.arrow import to_arrow
 

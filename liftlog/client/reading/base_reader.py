@@ -21,23 +21,23 @@ class BaseReader:
 
     @property
     def position(self) -> int | None:
-        """The offset after all records returned or skipped; None until that is known."""
+        """The offset that follows all returned and skipped records; None until it is known."""
         return self._ahead.position
 
     @property
     def incarnation(self) -> str | None:
-        """The incarnation of the stream: store it with a position."""
+        """The incarnation of the stream. Store it with a position."""
         return self._ahead.incarnation
 
     @property
     def epoch(self) -> int | None:
-        """The stream's leader epoch in the newest answer: store it with a position."""
+        """The stream's leader epoch in the newest answer. Store it with a position."""
         return self._ahead.epoch
 
     @property
     def divided_by(self) -> frozenset[int] | None:
-        """The slots of a group to which all records of the newest batch belong, if the daemon has
-        left out the others."""
+        """The slots to which the records of the newest batch are limited, if the daemon has
+        selected records by slots of a group; otherwise None."""
         return self._ahead.divided_by
 
 

@@ -242,12 +242,12 @@ class FetchAnswer:
 
     @property
     def next_offset(self) -> int:
-        """Where to fetch next."""
+        """The offset for the next fetch."""
         return self.header.next_offset
 
     @property
     def high_watermark(self) -> int:
-        """The stream's high watermark: everything below is committed."""
+        """The stream's high watermark: all records below it are committed."""
         return self.header.high_watermark
 
     def __len__(self) -> int:
@@ -255,8 +255,8 @@ class FetchAnswer:
         return 0 if self._body is None else len(self._body)
 
     def batches(self) -> Iterator[RecordBatch]:
-        """Yield checked and trimmed batches. Raises CorruptRange; continue fetching at its
-        `next_offset`."""
+        """Yield checked and trimmed batches. Raises CorruptRange; the next fetch can start at
+        `next_offset` of the error."""
         if self._body is None:
             return iter(())
         return checked_batches(self._stream, self.header, self._body)

@@ -26,12 +26,13 @@ COLUMNS: tuple[str, ...] = get_args(Column)
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which records to read; all given conditions must hold. The daemon applies them, so that other
-    records are not transferred.
+    """Selects the records to read; all given conditions must match. The daemon applies the
+    conditions, so that other records are not transferred.
 
-    `subject` is a pattern with NATS wildcards, `key` the exact key of a record; of several, any may
-    match. `header` is `"Name"` (there is such a header) or `"Name=value"`; of several, all must be
-    there. Names of headers are compared without regard to case, values exactly.
+    - `subject`: a pattern with NATS wildcards, or several patterns, of which one must match.
+    - `key`: the exact key of a record, or several keys, of which one must match.
+    - `header`: `"Name"` (the header exists) or `"Name=value"`, or several of these, which must all
+      match. Names of headers are compared without regard to case, values exactly.
     """
 
     subject: str | Sequence[str] | None = None
@@ -91,14 +92,14 @@ Until: TypeAlias = int | Literal["end"] | None
 END = "end"
 
 OnCorrupt: TypeAlias = Literal["raise", "skip"] | Callable[[CorruptRange], None]
-"""Handling of damaged records: end with CorruptRange, log a warning and continue after them, or
-call the callable and continue (unless it raises)."""
+"""Handling of damaged records: end the read with CorruptRange; log a warning and continue after the
+records; or call the callable and continue, unless the callable raises."""
 
 Prefer: TypeAlias = Literal["leader", "nearest"]
 """The copy of a replicated stream that a read uses."""
 
 OnReset: TypeAlias = Literal["error", "earliest", "latest"]
-"""End with the error, or continue at the log start or at the high watermark."""
+"""End the read with the error, or continue at the log start or at the high watermark."""
 
 ResetCallback: TypeAlias = "Callable[[Reset], None]"
 
@@ -109,10 +110,11 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """A read has left its position and continues at another one.
+    """Describes a jump of a read to another position.
 
-    `error` says why. `from_offset` is the offset that it wanted to read next, None when that was
-    not an offset. It continues at `to_offset` of the stream's `incarnation`.
+    `error` is the reason. `from_offset` is the next offset of the read before the jump; None if the
+    read was to start at a time or at an end of the log. The read continues at `to_offset` of the
+    stream's `incarnation`.
     """
 
     stream: str
@@ -123,35 +125,41 @@ class Reset:
 
 
 class ReadOptions(TypedDict, total=False):
-    """All are optional.
+    """The options of a read; all are optional.
 
-    `filter` and `columns` choose what the daemon sends: which records, and which columns of them.
-    Columns that are left out are empty: timestamp 0, subject "", no key, no headers, and the value
-    b"" (but None for a tombstone, so that no record looks deleted that is not).
+    `filter` selects the records that the daemon sends, and `columns` selects their columns. Other
+    columns are empty: timestamp 0, subject "", no key, no headers, and the value b"". A tombstone
+    still has the value None, so the application can distinguish tombstones from other records.
 
-    `fetch_bytes` is how much one request asks for, `read_ahead_bytes` how much may wait for the
-    application.
+    `fetch_bytes` limits the answer to one request; `read_ahead_bytes` limits the data that is
+    buffered for the application.
 
-    `on_corrupt`: damaged records end the read with CorruptRange, whose `first_offset` and
-    `next_offset` say exactly which are gone ("raise"); or a warning is logged and the read
-    continues after them ("skip"); or a callable is called with the CorruptRange, and the read
-    continues.
+    `on_corrupt` defines the handling of damaged records:
 
-    `on_reset`: when the read's position is gone (OffsetOutOfRange, Diverged, StaleIncarnation), the
-    read ends with that error ("error"); or it logs a warning, calls `reset_callback` if there is
-    one, and continues at the log start ("earliest") or at the high watermark ("latest").
+    - "raise" (the default): the read ends with CorruptRange. Its `first_offset` and `next_offset`
+      are the exact range of the lost records.
+    - "skip": the client logs a warning, and the read continues after the range.
+    - a callable: it is called with the CorruptRange, and the read continues after the range.
 
-    `incarnation` and `epoch` are those of the stream when the position was stored. If the stream
-    was deleted and created again, or has lost records that were read, the read raises an error.
+    `on_reset` defines what happens if the stream can no longer be read from the read's position
+    (OffsetOutOfRange, Diverged, StaleIncarnation):
 
-    `replica` names the node of a cluster that the client is connected to: the read then uses its
-    copy of the stream, although another node leads. It may be a moment behind.
+    - "error" (the default): the read ends with the error.
+    - "earliest", "latest": the read logs a warning, calls `reset_callback` if there is one, and
+      continues at the log start ("earliest") or at the high watermark ("latest").
 
-    `prefer="nearest"`: of a replicated stream, read the copy of the first of the client's
-    addresses that answers and is in sync, else that of the leader: list the nearest one first.
-    It has everything that was committed when the read began: the leader is asked for that once,
-    and a copy that lacks some of it is waited for. What is committed later may come a moment
-    later than from the leader. A daemon without a cluster answers as ever.
+    `incarnation` and `epoch` are values of the stream that were stored together with the position.
+    If the stream was deleted and created again, or has lost records that were already read, the
+    read raises an error.
+
+    `replica` is the name of the node that the client is connected to. The read then uses this
+    node's copy of the stream, even if another node leads. The copy may be slightly behind.
+
+    `prefer="nearest"`: read a replicated stream from the first of the client's addresses whose node
+    is reachable and in sync, otherwise from the leader. List the nearest node first. The read
+    returns every record that was committed before it began: the client asks the leader once for its
+    high watermark, and waits until the copy has reached it. Records that are committed after that
+    may arrive slightly later than from the leader. A daemon without a cluster ignores the option.
     """
 
     filter: Filter | None
