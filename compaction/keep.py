@@ -1,7 +1,8 @@
 """Decides which records of a compacted stream stay. No other code decides that.
 
 A record stays if it has no key, or if no newer record with its key is mapped. A tombstone stays
-like any other record until its retention has passed; the plan shows in which sources it has.
+like any other record until its retention time has passed; the plan's `drop_tombstones` says for
+which sources this is the case.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ class UnsupportedVersion(LiftlogError):
 
 
 class UnknownRequest(LiftlogError):
-    """The daemon does not know this kind of request.
+    """The daemon does not support this kind of request.
 
     Upgrade the daemon, which is older than the client, or do without the request.
     """

@@ -200,11 +200,11 @@ class Follower:
         return self.outstanding
 
     def answered(self, answer: Answer, *, first_stored: int = 0) -> Effect | None:
-        """Return the effect of `answer`; None if it does not match the open request or cannot be
-        right.
+        """Return the effect of `answer`; None if it does not match the open request or is
+        implausible.
 
-        `first_stored` is the first offset of this node's own log, which its retention moves
-        independently.
+        `first_stored` is the first offset of this node's copy; local retention moves it
+        independently of the leader.
         """
         if not self._is_awaited(answer):
             return None

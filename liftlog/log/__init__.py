@@ -1,6 +1,7 @@
 """Blocking storage: segments, index, manifest, recovery. No asyncio and no NATS here.
 
-One stream's log; `log` is what others see of it. Imports run one way, downwards in this list:
+The log of one stream. Code outside uses mainly the module `log`. A module imports only modules
+below it in this list:
 
     backup, offline  copies while a daemon runs; verify, dump, repair and reindex without one
     rewrite          compaction, re-batching, scrubbing; in a process of its own
@@ -12,11 +13,11 @@ One stream's log; `log` is what others see of it. Imports run one way, downwards
     structure        retention, swaps of rewritten segments, quarantine
     writing          appends, syncs, acks, rolls to a new segment
     state            the immutable view that readers take, and how it is replaced
-    active_segment   the one file that is being written, its index and its ends
+    active_segment   the file that is being written, its index, how far it is written and synced
     copied_batches   checks batches that come from another log
     environment      shared by all logs: clock, open files, indexes
     segment/         one segment and the files made from it
-    files/           the files beneath
+    files/           low-level files: file system, manifest, leases, acked end
 
 `docs/explanation/durability.md` explains what an ack guarantees, and why;
 `docs/reference/storage-format.md` specifies every byte.

@@ -172,7 +172,8 @@ class ClientConnection:
     def _proof(
         self, challenge: Challenge, credentials: Credentials, certificate: bytes | None
     ) -> Auth:
-        """A token is sent only if the server asks for one; the seed of an nkey is never sent."""
+        """Choose the credentials that the server asks for. A token is sent only if the server asks
+        for one; the seed of an nkey is never sent."""
         methods, nkey = challenge.methods, credentials.nkey
         if NKEY in methods and nkey is not None:
             text = text_to_sign(self._nonce, challenge.nonce, challenge.server_id, certificate)

@@ -224,8 +224,8 @@ def within_payload(commands: bytes, max_payload_bytes: int) -> tuple[bytes, int]
 
 @lru_cache(maxsize=16)
 def _size_of_digits(count: int) -> re.Pattern[bytes]:
-    """Return a pattern for text that may be a size of at least `count` digits; a body may contain
-    such text too."""
+    """Return a pattern that finds candidates for the size field of a command, with at least `count`
+    digits. Message bodies can match, too."""
     return re.compile(rb" \d{%d,}\r\n" % count)
 
 

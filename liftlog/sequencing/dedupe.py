@@ -117,8 +117,8 @@ class DedupeWindow:
         return True
 
     def add_run(self, marks: Sequence[bytes], offsets: list[int], timestamp_ns: int) -> AddedRun:
-        """Remember the ids of a run, each at the offset that its message has if no other message of
-        the run is a duplicate. Call it only if `may_evict` returns False."""
+        """Add the ids of a run. `offsets` are those that the messages get if the run contains no
+        duplicate. Call it only if `may_evict` returns False."""
         if not marks:
             return AddedRun(marks, [], offsets)
         table = self._offsets

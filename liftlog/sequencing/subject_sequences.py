@@ -59,7 +59,7 @@ class SubjectSequences:
         log_start_offset: Callable[[], int],
         tombstones_delete: bool = False,
     ) -> None:
-        """Every record from offset `known_from` on will be noted; older ones are for a scan.
+        """The caller adds every record from offset `known_from` on; a scan adds older records.
 
         With `tombstones_delete` a tombstone deletes the records of its subject.
         """

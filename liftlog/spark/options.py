@@ -72,8 +72,7 @@ _ISO = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Narrowing:
-    """The narrower limits of a read that follow from the conditions of a query, within its
-    options."""
+    """Limits that the conditions of a query add to those of the read's options."""
 
     first_offset: int = 0
     end_offset: int | None = None

@@ -137,7 +137,8 @@ def measure_syncs(directory: Path) -> list[float]:
 
 def check_file_descriptors(settings: Settings) -> Iterator[Checkup]:
     """Compare the limits in the settings with the number of files that this process may open. Idle
-    streams need none, so they share the rest."""
+    streams keep no files open, so the check counts two files for each stream, and at most 512 for
+    all streams."""
     limit, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = (
         settings.log.max_open_files

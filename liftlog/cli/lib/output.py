@@ -68,8 +68,8 @@ def to_yaml(value: Any) -> str:
 
 @lru_cache(maxsize=1)
 def _yaml_dumper() -> Any:
-    """Make a dumper that double-quotes every text to be escaped: only double quotes allow
-    escapes."""
+    """Return a YAML dumper that double-quotes every string with characters to escape, since no
+    other style supports escapes."""
     import yaml
 
     base: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
@@ -156,7 +156,7 @@ class YamlArray:
 
 
 class Lines:
-    """The same as lines: a JSON object each, or the result of the template."""
+    """Writes objects one per line: as JSON, or formatted by the template."""
 
     def __init__(self, line_of: Callable[[Any], str] | None = None) -> None:
         self._line_of = line_of

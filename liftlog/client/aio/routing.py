@@ -167,7 +167,8 @@ class Router:
     # --- reads ---
 
     def is_alone(self, interruption: LiftlogError) -> bool:
-        """True if the only session of this client has to handle the interruption."""
+        """True if no other node can serve the interrupted read, so its own session has to
+        reconnect."""
         return not self._routes.has_choice and not isinstance(interruption, NotLeader)
 
     async def move(

@@ -201,11 +201,13 @@ def seal_active(
     found: Source,
     missing: set[str],
 ) -> SealedActive | None:
-    """Copy the part of the active segment below the end of `found`, fdatasynced, with its index.
+    """Copy the records of the active segment below `found.end_offset`, and write their index; both
+    are fdatasynced.
 
-    Returns None if its file is gone, and adds it to `missing`: it was sealed and then rewritten or
-    deleted, so examine the stream again. If it was in `missing` before, the file is lost. Raises
-    OSError.
+    If the file of the segment is missing, adds its name to `missing` and returns None: the segment
+    was then sealed, and rewritten or deleted, and the caller must examine the stream again. If
+    `missing` already contains the file, the file is lost, and an empty segment takes its place.
+    Raises OSError.
     """
     manifest, end, active = found.manifest, found.end_offset, found.active
     quarantined = tuple(

@@ -121,7 +121,8 @@ class AckedEndFile:
     def __init__(
         self, fs: FileSystem, directory: Path, lineage: str, *, boot_id: str | None = None
     ) -> None:
-        """Open the slot. Raises OSError for errors that say nothing about the file's bytes."""
+        """Open the slot. Raises OSError, unless the error means that the disk cannot read the
+        stored bytes; the slot is then rewritten."""
         self._fs = fs
         self._path = directory / ACKED_END_NAME
         self._boot_crc = _boot_crc(boot_id)

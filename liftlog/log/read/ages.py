@@ -16,8 +16,8 @@ from liftlog.records.header import parse_header
 def newest_times_of(
     environment: LogEnvironment, segments: Sequence[Segment], now_ns: int
 ) -> list[int]:
-    """Return the time of the newest record of each of the `segments` of a log; see `newest_times`.
-    May read a few headers if timestamps are not credible."""
+    """Return, for each segment, the time of its newest record; see `newest_times`. May read a few
+    headers if timestamps are not credible."""
     monotonic_ns = environment.clock.monotonic_ns()
     known = [
         Witness(

@@ -84,8 +84,8 @@ def rebatch(
 ) -> RebatchResult:
     """Rewrite `job.source` with batches of about `job.target_bytes`; fsynced on return.
 
-    Raises SourceDamaged and OSError. After an error, and if the number of batches would not fall
-    much, it has removed its new files.
+    Raises SourceDamaged and OSError. Removes its new files after an error, and also if the rewrite
+    would not reduce the number of batches enough (`_WORTHWHILE`).
     """
     directory = Path(job.directory)
     source = job.source

@@ -103,7 +103,7 @@ class CheckpointTable:
 
     @property
     def uncertain_count(self) -> int:
-        """How many of the existing checkpoints are uncertain."""
+        """Number of existing checkpoints that are uncertain."""
         return len(self._entries.keys() - self._settled) if self.losses else 0
 
     def items(self) -> list[tuple[CheckpointKey, Stored]]:

@@ -345,7 +345,7 @@ def _damaged_segment(log: Log, bad: QuarantinedRange) -> Segment | None:
 
 
 def _ranges_in(log: Log, segment: Segment) -> list[QuarantinedRange]:
-    """Return all quarantined ranges among the bytes of a sealed segment."""
+    """Return the quarantined ranges that lie inside a sealed segment."""
     name = segment.path.name
     return [
         bad

@@ -55,11 +55,12 @@ class Appender:
     async def append(
         self, stream: StreamInfo, message: PostedMessage, may_administer: Callable[[str], bool]
     ) -> Ack:
-        """Publish once; returns the stream's ack.
+        """Publish once, and return the stream's ack.
 
-        PublishUnknown after a timeout: the message may have been stored; with a message id it is
-        safe to repeat it. The client `may_administer` this stream; it must also be able to
-        administer other streams that store the message.
+        Raises PublishUnknown after a timeout: the message may have been stored. It is safe to
+        publish again with the same message id. The client needs the right to administer every
+        stream that records the subject: the caller has checked it for `stream`, and
+        `may_administer` is called for the others.
 
         Raises InvalidArgument, Forbidden, Conflict, NatsUnavailable, PublishFailed.
         """

@@ -390,7 +390,7 @@ class NatsConnection:
         return [sid for sid in found if sid is not None]
 
     def set_handler(self, wanted: LinkSubscription, handler: RunHandler) -> None:
-        """Deliver its messages to `handler` from now on."""
+        """Deliver the messages of the subscription `wanted` to `handler` from now on."""
         self._handlers[self._runs[wanted]] = handler
 
     def _unsubscribe(self, sids: Iterable[int]) -> None:

@@ -63,8 +63,8 @@ class Health:
         *,
         ready_after_seconds: float = 0.0,
     ) -> None:
-        """After a start, readiness waits for replicas that are not in sync, but at most for
-        `ready_after_seconds`."""
+        """After a start the daemon reports ready once its replicas are in sync, or at the latest
+        after `ready_after_seconds`."""
         self.phase = Phase.RECOVERING
         self.jetstream_api: JetStreamApi | None = None
         """Set if the daemon is to answer JetStream's clients."""

@@ -63,7 +63,7 @@ class PeerService:
             led.lost(node)
 
     def connected(self, node: str) -> None:
-        """This node is connected to `node` again."""
+        """Notify the replicas that follow: this node has reconnected to `node`."""
         for followed in list(self._node.followed.values()):
             followed.connected(node)
 

@@ -5,8 +5,8 @@ Reading from one connection costs little, but a thousand connections can be read
 within one turn of the loop no message is stored and no ack is sent. Connections for which a turn
 has no time left are read in the next turns.
 
-`FairThreads`: a few threads for the scans of all clients. (`turns` is for the work of requests in
-the event loop.)
+`FairThreads`: a few threads for the scans of all clients. (The module `turns` schedules the work of
+requests in the event loop.)
 
 In both, the parties (principals) take turns, and so do the members of each (its connections): a
 principal with many jobs or many connections delays only itself. `read_share` limits the share of

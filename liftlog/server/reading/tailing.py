@@ -59,7 +59,8 @@ class Tail(NamedTuple):
 class TailGroup:
     """The consumers that wait at the end of one stream. Belongs to the loop's thread.
 
-    It wakes consumers by the high watermark, below which every record is committed.
+    A consumer is woken when the high watermark passes its position, so it only gets committed
+    records.
     """
 
     def __init__(

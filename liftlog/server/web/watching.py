@@ -53,5 +53,5 @@ class Descriptions:
         return info
 
     def forget(self, name: str) -> None:
-        """Describe the stream again at the next request: it has changed."""
+        """Drop the kept description of the stream, which has changed."""
         self._kept.pop(name, None)

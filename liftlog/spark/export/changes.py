@@ -224,7 +224,8 @@ def add_changes(
     staged: Sequence[StagedFile],
     bucket_bytes: int,
 ) -> Rows:
-    """Merge on read: no file is written again. Raises LiftlogError."""
+    """Add the changes as new files; existing files are not rewritten (merge on read). Raises
+    LiftlogError."""
     old = Rows([one for one in old.files if one.max_offset >= work.log_start_offset], old.removed)
     tasks = plan_changes(work, old, staged, bucket_bytes)
     done = engine.run("merge", tasks, tell)

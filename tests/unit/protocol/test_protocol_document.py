@@ -76,7 +76,8 @@ def test_the_compaction_of_a_stream() -> None:
     described = re.findall(
         r"`(\w+)`", " ".join(r[0] for r in rows(section("Compaction of a stream")))
     )
-    log = SimpleNamespace(cleaned_below=1, tombstones_removed_below=1)
+    manifest = SimpleNamespace(cleaned_below=1, tombstones_removed_below=1)
+    log = SimpleNamespace(view=SimpleNamespace(manifest=manifest))
     declared = StreamCleaning().to_info(log, enabled=True, now=0.0)  # type: ignore[arg-type]
     assert described == list(declared)
 

@@ -1,4 +1,4 @@
-"""A limit on a resource that all consumers share, and that no single one can exhaust. Pure."""
+"""A limit on a resource that all consumers share, and that no single one can exhaust. No I/O."""
 
 from __future__ import annotations
 
