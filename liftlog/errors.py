@@ -3,9 +3,9 @@
 The first paragraph of a class's docstring says what the error means, the second what to do;
 docs/reference/errors.md is made from them.
 
-Errors that cross the pull socket carry a number (`code`), a name, a message, a `hint` that says
-what to do next, and whether the same request may succeed later (`retriable`). Errors that stay
-inside one process have code 0.
+Errors that cross the pull socket carry a number (`code`), a name, a message, a `hint` for the next
+step, and `retriable`: true if the same request may succeed later. Errors that stay inside one
+process have code 0.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class LiftlogError(Exception):
 class InternalError(LiftlogError):
     """A defect of the daemon.
 
-    Look for the traceback in the daemon's log and report it. Other requests are served.
+    Look for the traceback in the daemon's log and report it. The daemon still answers other
+    requests.
     """
 
     code = 1
@@ -72,7 +73,7 @@ class UnsupportedVersion(LiftlogError):
 class UnknownRequest(LiftlogError):
     """The daemon does not support this kind of request.
 
-    Upgrade the daemon, which is older than the client, or do without the request.
+    Upgrade the daemon, which is older than the client, or do not use the request.
     """
 
     code = 4
@@ -80,7 +81,7 @@ class UnknownRequest(LiftlogError):
 
 
 class Unauthenticated(LiftlogError):
-    """The client did not prove who it is.
+    """The client did not prove its identity.
 
     Pass the token, nkey or certificate of a principal that the ACL file names.
     """
@@ -104,7 +105,7 @@ class LimitExceeded(LiftlogError):
     """A frame, a body, or the number of requests, connections, leases or checkpoints exceeds a
     limit, which the message names.
 
-    Ask for less, or raise the setting. If the hint says so, try again later.
+    Request less, or raise the setting. Try again later if the hint suggests it.
     """
 
     code = 7
@@ -169,7 +170,7 @@ class OffsetOutOfRange(LiftlogError):
     `log_start_offset` and `log_end_offset`.
 
     Decide where to continue: retention has deleted records, or the position belongs to another
-    stream. Reads take the decision as `on_reset`.
+    stream. The option `on_reset` of reads contains this decision.
     """
 
     code = 13
@@ -192,7 +193,8 @@ class StreamUnavailable(LiftlogError):
 class CorruptRange(LiftlogError):
     """Records in [`first_offset`, `next_offset`) are damaged or lost.
 
-    Continue at `next_offset`. With `on_corrupt` or `--skip-damaged` reads do so themselves.
+    Continue at `next_offset`. With `on_corrupt` or `--skip-damaged` a read continues there by
+    itself.
     """
 
     code = 15
@@ -209,10 +211,10 @@ class CorruptRange(LiftlogError):
 
 
 class Diverged(LiftlogError):
-    """The stream has lost records at its end that the reader has read.
+    """The stream has lost records at its end that the reader has already read.
 
-    Go back to the end of the common history (`details["epoch_end_offset"]`, if it is known), or
-    read the stream again from its start.
+    Go back to the end of the common history (`details["epoch_end_offset"]`, if present), or read
+    the stream again from its start.
     """
 
     code = 16
@@ -220,9 +222,9 @@ class Diverged(LiftlogError):
 
 
 class StaleIncarnation(LiftlogError):
-    """The stream was deleted and created again since the caller last saw it.
+    """The stream was deleted and created again after the caller stored its position or incarnation.
 
-    Read the new stream from its start: offsets of the old stream mean nothing in it.
+    Read the new stream from its start: offsets of the old stream are not valid in it.
     """
 
     code = 17
@@ -239,8 +241,8 @@ class StorageError(LiftlogError):
 
 
 class DiskFull(StorageError):
-    """The file system of the data directory is full: liftlog can store nothing, but still read
-    everything.
+    """The file system of the data directory is full. liftlog can still read everything, but it
+    cannot store messages.
 
     Free space, or let retention remove more. The daemon then continues by itself.
     """
@@ -277,8 +279,8 @@ class NatsUnavailable(LiftlogError):
 
 
 class LeaseGone(LiftlogError):
-    """A lease has expired, was released, or became void when the disk was full. The records that it
-    held may have changed since.
+    """A lease has expired, was released, or became void when the disk was full. Its records may
+    have changed since then.
 
     Acquire a new lease, and check again where the stream begins.
     """
@@ -289,8 +291,8 @@ class LeaseGone(LiftlogError):
 
 
 class CheckpointMoved(LiftlogError):
-    """The stored checkpoint is not the one that the caller expected; `details["offset"]` is the
-    stored one, 0 for none.
+    """The stored checkpoint differs from the expected one; `details["offset"]` is the stored offset
+    (0: no checkpoint).
 
     Find the process that commits under the same name, or the person who moved the checkpoint.
     """
@@ -301,10 +303,11 @@ class CheckpointMoved(LiftlogError):
 
 
 class CheckpointUncertain(LiftlogError):
-    """There is no checkpoint. The daemon has lost checkpoints to damage, and this one may have been
-    among them.
+    """No checkpoint is stored, but one may have been lost: damage has destroyed checkpoints of the
+    daemon.
 
-    Find out how far the consumer has come, and set its checkpoint with `liftlog offsets seek`.
+    Find out which records the consumer has processed, and set its checkpoint with `liftlog offsets
+    seek`.
     """
 
     code = 23
@@ -313,12 +316,12 @@ class CheckpointUncertain(LiftlogError):
 
 
 class NatsRefused(LiftlogError):
-    """NATS refuses the daemon's subscription to the stream's subject, usually because its user has
-    no permission; or it refuses a message that a publisher sent without asking for an ack. The
-    message quotes NATS.
+    """NATS refuses the daemon's subscription to the stream's subject, usually because the daemon's
+    user has no permission; or NATS refuses a message that a publisher sent without requesting an
+    ack. The message quotes NATS.
 
-    Give the user in the daemon's `nats` settings the permission, see `liftlog docs how-to/nats`. If
-    the stream was about to be created, it exists only if it has messages on other subjects already.
+    Give the user in the daemon's `nats` settings the permission, see `liftlog docs how-to/nats`. A
+    stream that was to be created exists only if it already has messages on other subjects.
     """
 
     code = 24
@@ -327,10 +330,10 @@ class NatsRefused(LiftlogError):
 
 
 class NotLeader(LiftlogError):
-    """Another node leads this stream. `details` has its name (`leader`, empty when there is none at
-    the moment), its `address`, the stream's `replicas` and its leader `epoch`.
+    """Another node leads this stream. `details` contains the name of the leader (`leader`, empty
+    while no node leads), its `address`, and the stream's `replicas` and leader `epoch`.
 
-    Ask that node; while there is no leader, try again.
+    Send the request to the leader; while no node leads, try again.
     """
 
     code = 25
@@ -339,8 +342,8 @@ class NotLeader(LiftlogError):
 
 
 class FencedEpoch(LiftlogError):
-    """The request carries an older leader epoch than the node knows: the sender has missed a change
-    of leader.
+    """The request carries a leader epoch older than the node's: the sender has missed a change of
+    leader.
 
     Read the stream's metadata again.
     """
@@ -350,7 +353,7 @@ class FencedEpoch(LiftlogError):
 
 
 class UnknownEpoch(LiftlogError):
-    """The request carries a newer leader epoch than the node knows: the node has not yet received a
+    """The request carries a leader epoch newer than the node's: the node has not yet received a
     change of leader.
 
     Try again after a moment.
@@ -362,7 +365,7 @@ class UnknownEpoch(LiftlogError):
 
 
 class NotEnoughReplicas(LiftlogError):
-    """Fewer replicas of the stream are in sync than `min_isr` requires, so messages that ask for an
+    """Fewer replicas of the stream are in sync than `min_isr` requires, so messages that request an
     ack cannot be committed.
 
     Bring the other nodes back; the stream then continues by itself.
@@ -375,9 +378,9 @@ class NotEnoughReplicas(LiftlogError):
 
 
 class NotReady(LiftlogError):
-    """The node leads the stream, but does not yet know up to which offset it was committed before.
+    """The node has just become leader of the stream, and has not yet determined the high watermark.
 
-    Try again: the node learns it from the next requests of its followers.
+    Try again: the next requests of the followers determine it.
     """
 
     code = 29
@@ -387,7 +390,7 @@ class NotReady(LiftlogError):
 
 class MetadataUnavailable(LiftlogError):
     """The store of the cluster's metadata does not answer, or has lost changes that this node has
-    seen.
+    already received.
 
     Check the store: `cluster.store` in the settings.
     """
@@ -398,12 +401,12 @@ class MetadataUnavailable(LiftlogError):
 
 
 class GroupFenced(LiftlogError):
-    """The caller is not a member of the consumer group: its session has ended, another one has
-    joined under its name, or the slot belongs to another member.
+    """The caller is not a member of the consumer group: its session has ended, another client has
+    joined under the same name, or the slot belongs to another member.
 
-    Join again. The client does so by itself; records since the last commit are read again, by the
-    member that owns their slot now. If it happens often, the session is too short for the work that
-    is done between two records, or two processes use one name.
+    Join again. The client does this by itself; the new owner of each slot reads the records since
+    the last commit again. If the error is frequent, the session is too short for the work between
+    two records, or two processes use the same name.
     """
 
     code = 31
@@ -416,7 +419,7 @@ class GroupFenced(LiftlogError):
 class ConfigError(LiftlogError):
     """The configuration is wrong; the message lists every finding with its path.
 
-    Correct them; the settings page lists every setting.
+    Correct the settings; the settings page lists all of them.
     """
 
     name = "CONFIG_ERROR"
@@ -425,7 +428,7 @@ class ConfigError(LiftlogError):
 class DataDirLocked(LiftlogError):
     """Another process uses this data directory.
 
-    Stop it, or choose another `data_dir`.
+    Stop the other process, or choose another `data_dir`.
     """
 
     name = "DATA_DIR_LOCKED"
@@ -433,9 +436,10 @@ class DataDirLocked(LiftlogError):
 
 
 class SyncFailed(StorageError):
-    """An fdatasync failed: nothing written since the last successful one can be trusted.
+    """An fdatasync failed: data written since the last successful one may not be on the disk.
 
-    Check the disk. The messages of that fsync were refused; the stream continues in a new segment.
+    Check the disk. The messages of the failed fdatasync were refused; the stream continues in a new
+    segment.
     """
 
     name = "SYNC_FAILED"
@@ -460,7 +464,8 @@ class MissingDependency(LiftlogError):
 
 
 class UnsupportedFormat(LiftlogError):
-    """The data was written by a newer liftlog, or uses a feature that this one lacks.
+    """The data was written by a newer liftlog, or uses a feature that is missing in this
+    installation.
 
     Upgrade, or install the extra that the message names.
     """
@@ -469,10 +474,10 @@ class UnsupportedFormat(LiftlogError):
 
 
 class NewerFormat(UnsupportedFormat):
-    """The data was written by a newer liftlog, and uses a feature that this one does not know. The
-    data stays unchanged.
+    """The data was written by a newer liftlog, and uses a feature that this version does not
+    support. The data stays unchanged.
 
-    Upgrade this liftlog, or go back to the version that has written it; see `liftlog docs
+    Upgrade this liftlog, or go back to the version that wrote the data; see `liftlog docs
     how-to/upgrade`.
     """
 
@@ -509,10 +514,10 @@ class ProtocolViolation(LiftlogError):
 
 
 class ConnectionLost(LiftlogError):
-    """There is no connection to the daemon, or it was lost before an answer came.
+    """The client has no connection to the daemon, or lost the connection before an answer arrived.
 
     Check the address and the daemon. If `undecided` is true, the call may have taken effect: check
-    before you repeat it.
+    this before you repeat the call.
     """
 
     name = "CONNECTION_LOST"

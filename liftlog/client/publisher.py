@@ -69,9 +69,9 @@ _WATCH_SECONDS = 0.25  # nats-py only notifies the connection's owner of reconne
 class Publisher:
     """Publishes messages and waits for the acks of streams. Open it with `async with`.
 
-    `nats` is a connection of nats-py, which remains the caller's, or the address (or addresses)
-    of a server; further keywords then go to `nats.connect`. Belongs to one event loop; any
-    number of its tasks may publish at the same time.
+    `nats` is a connection of nats-py, which the publisher does not close, or the address (or
+    addresses) of NATS servers; further keywords then go to `nats.connect`. A publisher belongs to
+    one event loop; any number of tasks of this loop may publish at the same time.
 
     If an attempt gets no answer within `ack_timeout` seconds, the publisher repeats it with the
     same message id; the stream stores only one of them. It stops `retry_for` seconds after the
@@ -284,8 +284,8 @@ class Publisher:
     async def flush(self) -> None:
         """Wait until no message is in flight. The futures then have their results.
 
-        Raises errors only after `send`: NatsUnavailable if NATS may not have received every
-        message, NatsRefused for a message that NATS refused.
+        Raises errors only for messages of `send`: NatsUnavailable if NATS may not have received all
+        of them, NatsRefused if NATS refused one.
         """
         await self._idle.wait()
         since, self._unconfirmed_since = self._unconfirmed_since, None

@@ -1,6 +1,6 @@
 """Checks across fields: errors (findings), and settings that are allowed but risky (cautions).
 
-They see only settings whose fields are valid, and never raise.
+The checks get only settings whose fields are valid, and never raise.
 """
 
 from __future__ import annotations
@@ -121,8 +121,8 @@ def _check_replicas(stream: StreamSettings, at: KeyPath) -> Iterator[Finding]:
 def check_installed(stream: StreamSettings) -> Iterator[Finding]:
     """Check that this machine has the packages that a stream needs.
 
-    A missing package does not make a configuration file invalid, nor a stream that exists: the
-    other streams must start without it.
+    A missing package makes neither a configuration file nor an existing stream invalid: the other
+    streams must start without it.
     """
     package = _CODEC_PACKAGES.get(stream.compression)
     if package is not None and importlib.util.find_spec(package) is None:

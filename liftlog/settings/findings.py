@@ -25,10 +25,8 @@ _SECRET_WORDS = ("password", "token", "secret", "seed")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong with a configuration.
-
-    `problem` names the bad value and what is accepted instead; `origin` may be empty. `involved`
-    holds the other paths that a cross check looked at.
+    """One error of a configuration. `problem` names the bad value and the accepted values; `origin`
+    may be empty. `involved` has the other paths that a cross check used.
     """
 
     path: KeyPath

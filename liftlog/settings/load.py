@@ -123,8 +123,8 @@ class Sources:
             self._put(path, value, f"--set {key.strip()}")
 
     def _path_of(self, words: list[str]) -> tuple[str, ...]:
-        """Return the path of an environment variable. Its name is upper case; the keys and stream
-        names that it means may not be."""
+        """Return the path of an environment variable. The name of the variable is upper case, but
+        keys and names of streams in the path may be lower case."""
         path: list[str] = []
         for word in words:
             there: Any = self.tree
@@ -191,7 +191,7 @@ def load_settings(
 def load_with_sources(
     path: Path | None, environ: Mapping[str, str], overrides: Sequence[str] = ()
 ) -> tuple[Settings, Sources]:
-    """As `load_settings`; the sources have the origin of each value."""
+    """Like `load_settings`, and also return the sources, with the origin of each value."""
     sources = Sources(Settings)
     if path is not None:
         sources.add_file(path)
@@ -210,9 +210,9 @@ def load_with_sources(
 def parse_stream_settings(values: Mapping[str, Any], *, exists: bool = False) -> StreamSettings:
     """The settings of one stream from the keys of the YAML file.
 
-    Raises InvalidArgument with every finding. For a stream that `exists`, a missing package (such
-    as a codec) is not a finding, nor a history that compaction deletes: it has a warning. Keys that
-    are not known are those of a newer version: NewerFormat.
+    Raises InvalidArgument with every finding. If the stream `exists`, a missing package (such as a
+    codec) is not a finding, and neither is a history that compaction deletes: the stream gets a
+    warning. Unknown keys of an existing stream come from a newer version, and raise NewerFormat.
     """
     if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):
         raise InvalidArgument("the settings of a stream must be a mapping whose keys are text")
@@ -244,7 +244,8 @@ def _validate(
 ) -> tuple[_Model | None, list[Finding]]:
     """Cross checks need a complete model, so leave out bad values and validate the rest again.
 
-    What a later round finds about a value that was left out is an echo, and is not reported.
+    A finding of a later round about a value that was left out is a consequence of that, and is not
+    reported.
     """
     findings: list[Finding] = []
     left_out: set[KeyPath] = set()
@@ -304,7 +305,7 @@ def _as_dicts(findings: Sequence[Finding]) -> list[dict[str, str]]:
 
 
 def load_policy(file: Path) -> Policy:
-    """Raises ConfigError that lists everything wrong with the file; it never shows a credential."""
+    """Raises ConfigError that lists all errors of the file; it never shows a credential."""
     try:
         with file.open("rb") as opened:
             mode = os.fstat(opened.fileno()).st_mode

@@ -1,9 +1,9 @@
 """The settings of a stream as manifests and records store them, so that older versions can read
 them.
 
-A version refuses a stream with a setting that it does not know, since it cannot apply it. So a
-setting that was added later is left out if its value means what older versions do anyway. Then they
-can open the stream.
+A version refuses a stream with an unknown setting, since it cannot apply the setting. So a setting
+of a later version is left out if its value equals the behaviour of older versions, and older
+versions can then open the stream.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ ADDED_LATER: dict[str, Any] = {
     "retention.discard": "old",
     "jetstream": None,
 }
-"""Settings that the first versions lack, with the value that stands for the behaviour of those."""
+"""Settings that the first versions do not have, each with the value that equals the behaviour of
+these versions."""
 
 
 def stored_form(settings: StreamSettings) -> dict[str, Any]:

@@ -146,8 +146,8 @@ class Calls:
         await self._call(DrainNode(node, ends), Done)
 
     async def forget_node(self, node: str) -> None:
-        """Remove a node from the cluster for good. Raises InvalidArgument for an unknown node,
-        Conflict while it is live or has replicas."""
+        """Remove a node from the cluster for good. Raises InvalidArgument for an unknown node, and
+        Conflict while the node is live or has replicas."""
         await self._call(ForgetNode(node), Done)
 
     async def elect_leader(
@@ -350,8 +350,8 @@ class Calls:
         await self._call(ReleaseLease(stream, lease_id), Done)
 
     async def list_leases(self, stream: str) -> list[LeaseInfo]:
-        """Return the leases on a stream. Their ids are shown only to principals that may administer
-        it. Raises StreamNotFound."""
+        """Return the leases on a stream, with their ids only if the principal may administer the
+        stream. Raises StreamNotFound."""
         return (await self._call(ListLeases(stream), LeasesAnswer)).infos
 
     # --- checkpoints ---

@@ -8,9 +8,9 @@ from liftlog.errors import LiftlogError
 
 
 class Ack(NamedTuple):
-    """A stream has stored the message at `offset`; with `duplicate`, an earlier copy of it.
-
-    `durability` is the stream's setting: with `fsync` the record is on disk.
+    """A stream has stored the message at `offset`. If `duplicate` is true, this is the offset of an
+    earlier copy of the message. `durability` is the stream's setting: with `fsync` the record is on
+    disk.
     """
 
     stream: str
@@ -50,7 +50,7 @@ class Published(NamedTuple):
 
     @property
     def duplicate(self) -> bool:
-        """True if no stream stored the message anew."""
+        """True if every stream already had the message."""
         return all(ack.duplicate for ack in self.acks)
 
     def ack(self, stream: str) -> Ack:
@@ -64,8 +64,8 @@ class Published(NamedTuple):
 class PublishFailed(LiftlogError):
     """Not every expected stream has confirmed the message.
 
-    `acks` are those that arrived, `refusals` holds the last refusal of each stream that refused,
-    and `missing` names the expected streams that may or may not have stored the message.
+    `acks` has the acks that arrived, `refusals` the last refusal of each stream that refused, and
+    `missing` the names of the expected streams that may or may not have stored the message.
     """
 
     name: ClassVar[str] = "PUBLISH_FAILED"
@@ -90,8 +90,8 @@ class PublishFailed(LiftlogError):
 
 
 class PublishRefused(PublishFailed):
-    """At least one stream refused the message, and nothing is uncertain: every expected stream
-    either has an ack in `acks` or has not stored it.
+    """At least one stream refused the message, and the result is certain: each expected stream
+    either has an ack in `acks` or has not stored the message.
 
     Look at `err_code`: either the message is wrong, or the stream does not accept any at present.
     """
@@ -119,7 +119,7 @@ class PublishUnknown(PublishFailed):
 
 
 class NotPublished(PublishFailed):
-    """No stream received the message: its subject has no subscriber, or NATS was unreachable.
+    """No stream received the message: the subject has no subscriber, or NATS was unreachable.
 
     Publish it again once there is a stream and a connection.
     """
@@ -129,8 +129,8 @@ class NotPublished(PublishFailed):
 
 
 class OrderBroken(NotPublished):
-    """The message was not sent, or refused everywhere, because it is not certain whether an earlier
-    message was stored.
+    """The message was not sent, or all streams refused it, because an earlier message may or may
+    not have been stored.
 
     Decide about that message, then call `publisher.resume()`.
     """
