@@ -31,7 +31,8 @@ class Background(Generic[Result]):
 
     @property
     def ending(self) -> bool:
-        """True if the work has to end, since `stop` was called. A task is cancelled instead."""
+        """True if the work has to end, because `stop` was called. For a task this is always False:
+        it is cancelled."""
         return False
 
     async def pause(self, seconds: float) -> None:

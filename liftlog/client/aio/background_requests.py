@@ -77,7 +77,8 @@ class ConnectionOpener:
         return await opened.result()
 
     async def stop(self) -> None:
-        """A connection that was not taken ends with those of the client."""
+        """Stop opening. A connection that was not taken is closed together with the client's
+        connections."""
         if self._background is not None:
             await self._background.stop(0)
             self._background = None

@@ -65,7 +65,8 @@ class BatchReader(BaseReader):
 
 
 async def first_of(readers: Sequence[BatchReader], seconds: float) -> None:
-    """Wait until one of them may have a batch, for at most `seconds`. None of them has one now."""
+    """Wait until one of the readers may have a batch, for at most `seconds`. Call it only if no
+    reader has a batch now."""
     await first_input([(reader._session.link, reader._ahead) for reader in readers], seconds)
 
 

@@ -196,7 +196,7 @@ class Client(Calls):
           `session` seconds gets its slots back, and no slot moves to another member. If a second
           process joins under the same name, the first one ends with GroupFenced. None: a random
           name, and `close` leaves the group.
-        - `start`: where a new group begins.
+        - `start`: position at which a new group begins.
         - `session`: a member without a heartbeat for this many seconds loses its slots.
         - `slots`: number of slots into which a new group divides the keys, 1 to 1,024 (default 64).
           At most this number of members can read at the same time.

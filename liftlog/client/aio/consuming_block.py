@@ -20,7 +20,7 @@ class ConsumingBlock(ABC, Generic[Batch]):
 
     @abstractmethod
     async def _take_batch(self) -> Batch:
-        """Return the next batch. Ends the iteration if there is none."""
+        """Return the next batch. Ends the iteration if there is no further batch."""
 
     @abstractmethod
     def _log_failure(self, failure: LiftlogError) -> None:

@@ -1,4 +1,4 @@
-"""The asyncio client's connection to its daemon, which it replaces when it is lost."""
+"""The asyncio client's connection to its daemon. A lost connection is replaced by a new one."""
 
 from __future__ import annotations
 
@@ -92,10 +92,9 @@ class Session:
             self._link.give_up(exchange)
 
     async def ask(self, message: Message, timeout: float) -> Exchange:
-        """Send one request, and repeat it on another connection if that is harmless.
-
-        All of it within `timeout` seconds. Raises RequestTimeout; ConnectionLost if there is no
-        connection, or with `undecided` if the request may have taken effect.
+        """Send one request, and repeat it on another connection if repeating is harmless, within
+        `timeout` seconds in total. Raises RequestTimeout, and ConnectionLost if there is no
+        connection (with `undecided` if the request may have taken effect).
         """
         started = time.monotonic()
         deadline = deadline_after(started, timeout, self.target.reconnect_for)
@@ -168,10 +167,11 @@ class Session:
             raise self._closed or gave_up(self.target.address.text, None) from None
 
     async def _reconnect(self, deadline: float | None) -> Link:
-        """Attempts until one succeeds, one call at a time. Raises TimeoutError at the deadline.
+        """Attempt to connect until an attempt succeeds; only one call does this at a time. Raises
+        TimeoutError at the deadline.
 
         The pauses count from one attempt to the next, whichever call makes it: many calls with
-        little time each must not cause more attempts.
+        short timeouts must not cause more attempts.
         """
         lost = self.link
         if lost.usable:

@@ -1,5 +1,5 @@
-"""Coordinates calls that need a new connection: one of them makes it, and the others wait for
-it."""
+"""Coordinates calls that need a new connection: one of them opens it, and the others wait for the
+connection."""
 
 from __future__ import annotations
 

@@ -78,7 +78,8 @@ class SyncConnectionOpener:
         return opened.result()
 
     def stop(self) -> None:
-        """A connection that was not taken ends with those of the client."""
+        """Stop opening. A connection that was not taken is closed together with the client's
+        connections."""
         if self._background is not None:
             self._background.stop(0)
             self._background = None

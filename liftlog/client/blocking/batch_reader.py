@@ -69,7 +69,8 @@ class SyncBatchReader(BaseReader):
 
 
 def first_of(readers: Sequence[SyncBatchReader], seconds: float) -> None:
-    """Wait until one of them may have a batch, for at most `seconds`. None of them has one now."""
+    """Wait until one of the readers may have a batch, for at most `seconds`. Call it only if no
+    reader has a batch now."""
     first_input([(reader._session.link, reader._ahead) for reader in readers], seconds)
 
 

@@ -64,8 +64,8 @@ class SyncConsumer(ConsumerState, ConsumingBlock[RecordBatch]):
         return record
 
     def batches(self) -> Iterator[RecordBatch]:
-        """Return the same records, batch by batch: all records of a batch count when the next one
-        is requested.
+        """Return the same records in batches. All records of a batch count as processed when the
+        next batch is requested.
 
         If the iteration has already returned some records of a batch, the rest of that batch comes
         first.
@@ -155,8 +155,8 @@ class SyncConsumer(ConsumerState, ConsumingBlock[RecordBatch]):
         """Stop reading and store the checkpoint. Raises the errors of `commit_checkpoint`; call it
         again to retry.
 
-        The record or batch that was returned last does not count, unless `checkpoint` was called
-        after it.
+        The last returned record or batch does not count as processed, unless `checkpoint` was
+        called after it.
         """
         self._let_go()
         if self._reader is not None:

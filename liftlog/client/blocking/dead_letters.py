@@ -16,20 +16,23 @@ from liftlog.records.decode import Record
 
 
 class SyncDeadLetters(Lettering):
-    """Processes records so that one that cannot be processed does not stop the others.
+    """Processes records. A record that fails repeatedly is published to another subject, and does
+    not stop the others.
 
-    - `publisher` is open, and remains the caller's. `subject`: where dead letters are published;
-      `expect` names the stream that records it, which has to be another one than the group reads.
-    - `retries`: how often to try again after the first attempt, the first time after `pause`
-      seconds, then twice as long each time, at most 30 s. Meanwhile this member does nothing else,
-      so the records of a key stay in order.
-    - `errors`: what a record can be guilty of. All other errors end the run, and the record comes
-      again: name the errors of bad records, and not those of a database that is down.
+    - `publisher`: an open publisher, which the caller closes. `subject`: subject of the dead
+      letters. `expect`: name of the stream that records this subject; it must not be the stream
+      that the group reads.
+    - `retries`: number of further attempts after the first one. The first pause lasts `pause`
+      seconds, and each following pause is twice as long, up to 30 s. Meanwhile the member processes
+      no other record, so the records of a key stay in order.
+    - `errors`: errors that a bad record can cause. All other errors end the run, and the record is
+      read again later. So do not include errors such as those of a database that is down.
 
-    A dead letter is acked before its record counts as processed. If it cannot be published, the
-    error ends the run, the record does not count, and comes again. If the process dies between the
-    ack and the commit, the record comes again and may become a dead letter again: that has the same
-    message id, so its stream stores it once within its dedupe window.
+    A record counts as processed only after its dead letter is acked. If the dead letter cannot be
+    published, the error ends the run; the record does not count as processed, and is read again
+    later. If the process dies between the ack and the commit, the record is also read again and may
+    become a dead letter again. This letter has the same message id, so within the dedupe window its
+    stream stores it only once.
     """
 
     def __init__(
@@ -47,17 +50,18 @@ class SyncDeadLetters(Lettering):
         self._publisher = publisher
 
     def run(self, records: SyncGroupConsumer | SyncConsumer, work: SyncWork) -> None:
-        """`process` each record, until the iteration ends."""
+        """Call `process` for each record, until the iteration ends."""
         for record in records:
             self.process(records, record, work)
 
     def process(
         self, records: SyncGroupConsumer | SyncConsumer, record: Record, work: SyncWork
     ) -> Published | None:
-        """Call `work(record)`, again after an error, and then publish a dead letter, whose acks
-        are returned; None if `work` succeeded. `records` is where the record comes from.
+        """Call `work(record)`, and repeat it after an error. If all attempts fail, publish a dead
+        letter and return its acks; return None if `work` succeeded. `records` is the consumer that
+        returned the record.
 
-        Raises the errors that are not of `errors`, GroupFenced, and PublishFailed.
+        Raises errors of `work` that are not in `errors`, GroupFenced, and PublishFailed.
         """
         for attempt in range(1, self._retries + 2):
             try:

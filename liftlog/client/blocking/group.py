@@ -310,8 +310,8 @@ class SyncGroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
         ends, so that a process that joins under this name gets the same slots. A member with a
         random name leaves the group.
 
-        The record or batch that was returned last does not count, unless `commit` was called after
-        it.
+        The last returned record or batch does not count as processed, unless `commit` was called
+        after it.
         """
         if self._closed:
             return

@@ -64,7 +64,7 @@ class SyncRouter:
 
     @property
     def targets(self) -> list[Target]:
-        """The addresses that the client was given, and those that it has learnt."""
+        """The addresses given to the client, and those received from the cluster."""
         return list(self._routes.targets.values())
 
     def learn(self, addresses: Sequence[str]) -> None:
@@ -74,7 +74,7 @@ class SyncRouter:
 
     @property
     def usable(self) -> bool:
-        """True if that connection is usable."""
+        """True if the connection that was used last is usable."""
         return self._newest.usable
 
     def close(self, reason: str) -> None:
@@ -86,8 +86,9 @@ class SyncRouter:
             other.close(reason)
 
     def another(self) -> SyncRouter:
-        """Return a router with connections of its own, which end with those of this one. Waits for
-        the daemon as long as a read does; then raises the errors of `open`."""
+        """Return a router with its own connections, which are closed together with those of this
+        router. Waits for the daemon for as long as a read does; then raises the errors of
+        `open`."""
         other = SyncRouter(self.targets)
         self._others = [one for one in self._others if not one._is_closed]
         self._others.append(other)
@@ -111,10 +112,9 @@ class SyncRouter:
         return SyncReadRoute(self, key, self._session_at(self._routes.address_of(key)))
 
     def ask(self, message: Message, timeout: float) -> Exchange:
-        """Send one request to the node that answers it, and repeat it if that is harmless.
-
-        All of it within `timeout` seconds. Raises RequestTimeout; ConnectionLost if there is no
-        connection, or with `undecided` if the request may have taken effect.
+        """Send one request to the node that answers it, and repeat it if repeating is harmless,
+        within `timeout` seconds in total. Raises RequestTimeout, and ConnectionLost if there is no
+        connection (with `undecided` if the request may have taken effect).
         """
         started = time.monotonic()
         ends = started + timeout
@@ -144,8 +144,8 @@ class SyncRouter:
     def _ask_once(
         self, session: SyncSession, key: str, message: Message, ends: float, deadline: float
     ) -> Exchange | None:
-        """Send it to one of several nodes; return None if there is no connection and time for
-        another one."""
+        """Send the request to one of several nodes; return None if no connection could be made and
+        there is time for another attempt."""
         address = session.target.address.text
         try:
             link = session.reach(self._routes.deadline_at(time.monotonic(), deadline))
@@ -228,8 +228,8 @@ class SyncReadRoute:
         self._session.give_up(exchange)
 
     def bound(self, ahead: ReadAhead) -> None:
-        """Ask the leader up to which offset a copy must reach to answer this read. Raises the
-        errors of calls."""
+        """Ask the leader for the offset that a copy must have reached to answer this read. Raises
+        the errors that every call can raise."""
         timeout = self.target.request_timeout
         exchange = self._router.ask(DescribeStream(ahead.stream), timeout)
         if exchange.error is not None:

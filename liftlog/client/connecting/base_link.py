@@ -18,7 +18,7 @@ class BaseLink:
     def __init__(
         self, channel: Channel, address: str, silence_seconds: float, pool: BufferPool
     ) -> None:
-        """The daemon may be silent while it owes an answer for `silence_seconds` more than the
+        """While the daemon owes an answer, it may be silent for `silence_seconds` longer than the
         longest wait of a fetch."""
         self.address = address
         self.error: LiftlogError | None = None

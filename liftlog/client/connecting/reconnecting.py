@@ -1,9 +1,9 @@
-"""Decides when to reconnect and which requests to repeat, and makes the errors of connections.
-Without any I/O, for both clients.
+"""Decides when to reconnect and which requests to repeat, and makes the errors of connections. No
+I/O; for both clients.
 
 A request is repeated only if it cannot take effect twice: because of its kind (`REPEATABLE`),
-because it was never sent, or because the daemon refused it while stopping. Any other ends with a
-ConnectionLost whose `undecided` is true.
+because it was never sent, or because the daemon refused it while stopping. Any other request ends
+with a ConnectionLost whose `undecided` is true.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def is_detour(error: LiftlogError) -> bool:
 
 
 class Backoff:
-    """Pauses between attempts: they double up to a bound, and are random, so that the clients of a
-    daemon that went away do not all return at once."""
+    """Pauses between attempts. They double up to a limit, and are random, so that the clients of a
+    stopped daemon do not all reconnect at once."""
 
     def __init__(self, spread: Callable[[], float] = random.random) -> None:
         self._spread = spread
@@ -83,7 +83,7 @@ class ReadPatience:
         return self._backoff.next_pause(), self._deadline
 
     def gave_up(self) -> None:
-        """If the caller continues reading, it gets the whole time again."""
+        """Start again: if the caller continues reading, the read gets the whole time again."""
         self._answer_count = -1
 
 
@@ -96,8 +96,8 @@ def may_repeat(message: Message, exchange: Exchange, *, refused: bool) -> bool:
 
 
 def may_pass(error: LiftlogError) -> bool:
-    """Return True if another attempt to connect may succeed. A limit on connections may pass, too:
-    the daemon may not have noticed yet that the old ones are gone."""
+    """Return True if another attempt to connect may succeed. This includes a limit on connections:
+    the daemon may not have detected yet that the old connections are closed."""
     return error.retriable or isinstance(error, LimitExceeded)
 
 

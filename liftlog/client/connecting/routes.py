@@ -1,8 +1,8 @@
-"""Selects the node of a cluster that answers a request, as far as the client has learnt it. No I/O;
-for both clients.
+"""Selects the node of a cluster for a request, from the answers that the client has received so
+far. No I/O; for both clients.
 
-A client begins at one of the addresses that it was given. A node that cannot answer names the
-responsible one, in NOT_LEADER. Such information is used until it turns out to be wrong.
+A client begins at one of the addresses given to it. A node that cannot answer a request names the
+responsible node, in NOT_LEADER. The client uses this information until a node contradicts it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Routes:
 
     @property
     def has_choice(self) -> bool:
-        """True if there is another address to try if one does not answer."""
+        """True if the client has more than one address to try."""
         return len(self._order) > 1
 
     def address_of(self, key: str) -> str:
@@ -65,22 +65,24 @@ class Routes:
         return self._leaders.get(key, self._order[0])
 
     def deadline_at(self, now: float, deadline: float | None) -> float | None:
-        """Return until when to try one address. If it is the only one, that is the whole time."""
+        """Return the time until which to try one address: the whole `deadline` if it is the only
+        address."""
         if not self.has_choice:
             return deadline
         soon = now + _ATTEMPT_SECONDS
         return soon if deadline is None else min(soon, deadline)
 
     def failed(self, key: str, address: str) -> None:
-        """Note that a connection to this address is not possible: another one is tried next."""
+        """Note that a connection to this address is not possible, so that the next attempt uses
+        another address."""
         if self._leaders.get(key) == address:
             del self._leaders[key]
         if self._order[0] == address:
             self._order.append(self._order.pop(0))
 
     def told(self, key: str, address: str, error: LiftlogError) -> bool:
-        """Note that the node there does not answer this; return True if the responsible node is
-        known."""
+        """Note that the node at `address` refuses requests with this key; return True if the
+        responsible node is known."""
         if not isinstance(error, NotLeader):
             return False
         if key.endswith(f" {ANY_REPLICA}"):
@@ -100,7 +102,7 @@ class Routes:
 
     def learn(self, text: str) -> bool:
         """Add another address of the cluster; return True if it can be used. A client that uses TLS
-        never continues without it."""
+        never connects without TLS."""
         if text in self.targets:
             return True
         first = next(iter(self.targets.values()))
@@ -128,8 +130,8 @@ class Wandering:
         self._followed: set[str] = set()
 
     def pause_before(self, address: str, *, is_named: bool) -> float:
-        """Return a pause in seconds. A node that another one names is asked at once, the first
-        time."""
+        """Return a pause in seconds. The first time that a node names another one, the client asks
+        it without a pause."""
         if is_named and address not in self._followed:
             self._followed.add(address)
             return 0.0

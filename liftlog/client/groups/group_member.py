@@ -43,7 +43,7 @@ class Lane:
         return max(self.slots.values(), default=0)
 
     def next_of(self, slot: int) -> int:
-        """Return the offset from which on nothing in this slot is processed."""
+        """Return the offset from which on no record of this slot is processed."""
         return max(self.done, self.slots[slot])
 
 
@@ -93,11 +93,11 @@ class GroupMember:
         return now < self.deadline
 
     def heard(self, sent: float) -> None:
-        """The coordinator has answered a request that was sent at that time."""
+        """Extend the session: the coordinator has answered a request that was sent at that time."""
         self.deadline = max(self.deadline, sent + self._session)
 
     def lost(self) -> list[int]:
-        """It is no longer a member. Returns the slots that it had."""
+        """The membership has ended. Returns the slots that the member had."""
         had = self.owned
         self.joined = self.generation = 0
         self.deadline = -math.inf
@@ -190,7 +190,7 @@ class GroupMember:
         ]
 
     def give_up(self, slots: Iterable[int] | None = None) -> list[int]:
-        """Leave these out of the next heartbeat, or all that are finished; return them."""
+        """Leave `slots`, or all finished ones, out of the next heartbeat; return them."""
         given = self.finished() if slots is None else [one for one in slots if one in self._leaving]
         for slot in given:
             self._left[slot] = self._leaving.pop(slot).since

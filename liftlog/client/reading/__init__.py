@@ -4,5 +4,5 @@ read_options  the options of a read
 read_ahead    one continuous read, without I/O
 batches       turns an answer into checked batches
 base_reader   position and state of the readers of both clients
-consuming     how far a consumer has come, and when to store that
+consuming     the progress of a consumer, and when to store it
 """

@@ -1,12 +1,13 @@
-"""The part of a consumer that does not wait, shared by both kinds: its progress, and when to store
+"""The part of a consumer that does not wait, for both clients: its progress, and the time to store
 it.
 
-A record counts as processed when the next one is requested. A checkpoint is the offset after the
-last processed record, so a record that the consumer was working on when it ended is read again.
+A record counts as processed when the next record is requested. A checkpoint is the offset after the
+last processed record. So if the consumer ends while it processes a record, this record is read
+again.
 
-With `exclusive` every commit states which checkpoint it expects to be stored. A commit whose answer
-was lost may have taken effect or not. Its offset is remembered: if the next commit is refused
-because exactly that offset is stored, it has taken effect.
+With `exclusive` every commit states the checkpoint that it expects to be stored. A commit whose
+answer was lost may have taken effect or not, so its offset is kept. If the daemon refuses the next
+commit because exactly this offset is stored, the lost commit has taken effect.
 """
 
 from __future__ import annotations
@@ -91,8 +92,8 @@ class Progress:
             self.incarnation, self.epoch = incarnation, epoch
 
     def hear(self, incarnation: str | None, epoch: int | None) -> None:
-        """Note the stream from which the following records were read. A checkpoint among them has
-        to name this epoch: the previous one may have ended below them."""
+        """Note the incarnation and epoch of the following records. A checkpoint among them has to
+        name this epoch, because the previous epoch may have ended below them."""
         self.incarnation, self.epoch = incarnation, epoch
 
     def move(self, position: int, incarnation: str) -> None:
@@ -186,12 +187,14 @@ class ConsumerSettings:
 
 
 def reads_from(settings: ConsumerSettings, found: Checkpoint | None) -> tuple[Start, ReadOptions]:
-    """Return where the read begins, and its options. With a checkpoint they state what was read
-    before, so that the daemon reports if the position is gone or the stream is another one.
+    """Return the start of the read, and its options. With a checkpoint, the options state the
+    incarnation and epoch that were read before, so that the daemon reports a position that is gone
+    or another stream of the same name.
 
-    If the daemon has lost checkpoints to damage, an older one only means that records are read
-    again. Without any, a start after the first record would skip records that were never read: then
-    this raises CheckpointUncertain, unless `on_reset` defines where to continue.
+    If the daemon has lost checkpoints to damage, continuing from an older checkpoint only means
+    that records are read again. If no checkpoint is left, a start after the first record could skip
+    records that were never read: the function then raises CheckpointUncertain, unless `on_reset`
+    defines where to continue.
     """
     options = settings.options.copy()
     if found is None:
@@ -219,8 +222,8 @@ def reads_from(settings: ConsumerSettings, found: Checkpoint | None) -> tuple[St
 
 
 def with_reset_noted(options: ReadOptions, progress: Progress) -> ReadOptions:
-    """A reset moves the consumer, too, unless the caller's own callback raises. The checkpoint then
-    stays unchanged, and the next run gets the same error."""
+    """Return options whose reset also moves the consumer. If the caller's own callback raises, the
+    checkpoint stays unchanged, and the next run gets the same error."""
     callback = options.get("reset_callback")
 
     def moved(reset: Reset) -> None:
@@ -233,7 +236,7 @@ def with_reset_noted(options: ReadOptions, progress: Progress) -> ReadOptions:
 
 
 class ConsumerState:
-    """The records that a consumer has returned, those of them that count, and its position.
+    """Returned records of a consumer, the number that counts as processed, and the position.
 
     The two consumers add the loops that wait for records and for the daemon to store a checkpoint.
     """
@@ -317,7 +320,7 @@ class ConsumerState:
     # --- checkpoints ---
 
     def _begin(self, found: Checkpoint | None, now: float) -> tuple[Start, ReadOptions]:
-        """Return where the read begins, and its options; `found` is the stored checkpoint."""
+        """Return the start of the read, and its options; `found` is the stored checkpoint."""
         start, options = reads_from(self._settings, found)
         self._progress.begin(found, now)
         return start, with_reset_noted(options, self._progress)
