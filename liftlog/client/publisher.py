@@ -76,8 +76,8 @@ class Publisher:
     If an attempt gets no answer within `ack_timeout` seconds, the publisher repeats it with the
     same message id; the stream stores only one of them. It stops `retry_for` seconds after the
     first attempt, and the call raises PublishUnknown. `retry_for` is at most half of
-    `dedupe_window`, the streams' setting of that name. With `retry_for=0` there is one attempt and
-    no message id. All times are in seconds.
+    `dedupe_window`, the shortest one among the streams that record the messages. With `retry_for=0`
+    there is one attempt and no message id. All times are in seconds.
 
     `order`: whether records are stored in the order of the calls
       `any`            not promised: up to `max_in_flight` messages at once, each on its own

@@ -48,7 +48,7 @@ class Background(Generic[Result]):
 
     @property
     def ending(self) -> bool:
-        """True if the work has to end, since `stop` was called."""
+        """True if the work has to end, because `stop` was called."""
         return self._ending.is_set()
 
     def pause(self, seconds: float) -> None:
@@ -65,8 +65,8 @@ class Background(Generic[Result]):
         return self._results[0]
 
     def stop(self, patience: float | None) -> None:
-        """Tell the work to end, and wait `patience` seconds for that, None for as long as it takes:
-        a thread cannot be cancelled. Logs a defect that was not raised to a caller."""
+        """Request the end of the work, and wait for it for `patience` seconds (None: without a
+        limit): a thread cannot be cancelled. Logs a defect that was not raised to a caller."""
         self._ending.set()
         if self._thread is not None:
             self._thread.join(patience)

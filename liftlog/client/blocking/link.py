@@ -18,7 +18,7 @@ from liftlog.protocol.messages import Message
 
 
 class SyncLink(BaseLink):
-    """Its caller polls the socket: it receives only inside a call that waits."""
+    """The caller polls the socket: the link receives only inside a call that waits."""
 
     def __init__(
         self, channel: Channel, address: str, silence_seconds: float, pool: BufferPool

@@ -1,13 +1,13 @@
-"""The state of one member of a consumer group: what it may read, its progress, and what it has to
-report. Pure.
+"""The state of one member of a consumer group: its slots, its progress, and the content of its
+commits and heartbeats. No I/O.
 
 A member reads its slots in *lanes*. A lane is a read of the stream for some slots, from one offset
-on. Slots that are assigned later may be far behind the others: they get a lane of their own, so
-that the others continue, and join the other lane once both have read equally far.
+on. Slots that are assigned later may be far behind the others. They get their own lane, so that the
+first lane can continue, and join the first lane once both have read equally far.
 
-Records of a slot that is to be given up are no longer returned. Once the caller has finished those
-that were returned, its offset is committed, and only then it is left out of the heartbeats: so the
-next owner begins after it.
+The member returns no more records of a slot that it has to give up. Once the caller has finished
+the records already returned, the member commits the slot's offset, and only then leaves the slot
+out of its heartbeats. So the next owner begins after these records.
 """
 
 from __future__ import annotations
@@ -75,21 +75,22 @@ class GroupMember:
 
     @property
     def owned(self) -> list[int]:
-        """The slots in its heartbeats: those that it reads or has not finished yet."""
+        """The slots in the member's heartbeats: slots that it reads, or has not finished yet."""
         return sorted(self._since)
 
     @property
     def slots(self) -> list[int]:
-        """The slots whose records it returns."""
+        """The slots whose records the member returns."""
         return sorted(self._since.keys() - self._leaving.keys())
 
     @property
     def is_moving(self) -> bool:
-        """True while it is giving up slots."""
+        """True while the member is giving up slots."""
         return bool(self._leaving)
 
     def may_return(self, now: float) -> bool:
-        """True while its session lasts. Afterwards other members may own its slots already."""
+        """True while the member's session lasts. After that, other members may already own its
+        slots."""
         return now < self.deadline
 
     def heard(self, sent: float) -> None:
@@ -110,7 +111,8 @@ class GroupMember:
         self, joined: int, generation: int, slots: Iterable[Sequence[int]], sent: float
     ) -> tuple[list[int], list[int]]:
         """Take the answer to a join or a heartbeat that was sent at that time: slots as (slot,
-        since, offset). Returns the slots that it gains and those that it has to give up."""
+        since, offset). Returns the slots that the member gains, and the slots that it has to give
+        up."""
         if joined != self.joined:
             self.lost()
             self.joined = joined

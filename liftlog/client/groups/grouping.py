@@ -1,5 +1,5 @@
-"""The part of a group's consumer that does not wait, shared by both kinds: which record comes next,
-what counts as processed, when to commit, and the content of its heartbeats."""
+"""The part of a group's consumer that does not wait, for both clients: it chooses the next record,
+counts processed records, decides when to commit, and makes the heartbeats."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ logger = logging.getLogger("liftlog.client")
 
 
 class _Storing(NamedTuple):
-    """Offsets that are being stored in the background, and the slots that are given up then."""
+    """Offsets that are being stored in the background, and the slots to release after that."""
 
     joined: int
     offsets: dict[int, int]
@@ -105,8 +105,8 @@ class GroupReading:
     # --- its requests ---
 
     def _join_request(self, start: int) -> JoinGroup:
-        """Return the same join again until it is answered. Otherwise this client would take its own
-        membership, created by a join whose answer was lost, for that of another client."""
+        """Return the same join until it is answered. With another token, this client could mistake
+        its own membership, created by a join whose answer was lost, for that of another client."""
         one = self._settings
         token = self._token = self._token or secrets.token_hex(16)
         session_ms = round(one.session * 1000)
@@ -126,7 +126,8 @@ class GroupReading:
         self._told(answer, sent)
 
     def _beat_request(self, wait: float, *, without: Collection[int] = ()) -> BeatGroup:
-        """Return a heartbeat, `without` these slots, which it has finished."""
+        """Return a heartbeat. It does not contain the slots `without`, which the member has
+        finished."""
         state = self._state
         return BeatGroup(
             self.stream,
@@ -196,7 +197,7 @@ class GroupReading:
         self._ask_for_what_it_has()
 
     def _lose(self, error: LiftlogError) -> None:
-        """It is no longer a member. Raises the error if it must not join again."""
+        """End the membership. Raises the error if the member must not join again."""
         had = self._state.slots  # slots being given up were already reported to the caller
         self._state.lost()
         self._drop_readers()
@@ -228,7 +229,7 @@ class GroupReading:
     # --- records ---
 
     def _start_of(self, lane: Lane) -> tuple[Start, ReadOptions]:
-        """Return where the read of a lane begins, and its options."""
+        """Return the start position and the options for reading a lane."""
         options = self._settings.options.copy()
         options["read_ahead_bytes"] = self._read_ahead_bytes(len(lane.slots))
         if lane.done == 0:
@@ -245,8 +246,7 @@ class GroupReading:
         return self._settings.options.get("read_ahead_bytes", unless_set)
 
     def _arrive(self, lane: Lane, reader: Any, batch: Batches) -> None:
-        """Take a batch for this lane; records that are not its own are left out. Raises
-        CorruptBatch."""
+        """Take a batch for this lane, without the records of other lanes. Raises CorruptBatch."""
         self._know(lane, reader)
         records: list[Record] = []
         waiting = [batch]
@@ -270,8 +270,8 @@ class GroupReading:
         self._arrived[lane] = Arrived(records, slots, reader.position)
 
     def _know(self, lane: Lane, reader: Any) -> None:
-        """Note the stream that it reads, and the epoch: commits state the newest epoch of any lane,
-        since they cover the progress of all lanes."""
+        """Note the incarnation and the epoch that the lane reads. Commits state the newest epoch of
+        any lane, because they cover the progress of all lanes."""
         lane.epoch = reader.epoch
         is_same = reader.incarnation == self._incarnation
         self._epoch = max(self._epoch, reader.epoch) if is_same else reader.epoch

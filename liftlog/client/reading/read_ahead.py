@@ -95,7 +95,7 @@ class ReadAhead:
         slots: tuple[list[int], int] | None = None,
         poll_ms: int = POLL_MS,
     ) -> None:
-        """`slots`, with the number of slots of the group: the daemon may leave out all others."""
+        """`slots`, with their number in the group: the daemon may leave out all other slots."""
         check_options(until, prefer, replica, on_corrupt, on_reset, reset_callback)
         self.stream = stream
         self.on_ready: Callable[[], None] | None = None
@@ -169,8 +169,8 @@ class ReadAhead:
 
     @property
     def newest(self) -> tuple[int, int] | None:
-        """The first offset of the newest answer, and the offset after it. Before the first answer,
-        both are the start of the read; None while that is not known."""
+        """The first offset of the newest answer, and the offset that follows the answer. Before the
+        first answer, both are the start of the read; None while the start is not known."""
         if self._last is not None:
             return self._last.offset, self._last.next_offset
         start = self._next.get("start")
@@ -188,7 +188,7 @@ class ReadAhead:
 
     @property
     def position(self) -> int | None:
-        """Every record below it was returned or skipped; None until it is known."""
+        """The offset below which all records were returned or skipped; None until it is known."""
         first = self._ready[0] if self._ready else None
         if self._current is not None:
             position: Any = self._current.next_offset

@@ -64,7 +64,7 @@ def selection_fields(selected: Filter | None, columns: Sequence[Column] | None) 
 
 
 def not_selected(asked: bool, header: FetchHeader) -> LiftlogError | None:
-    """Return the error if a daemon without support for filters has answered with everything."""
+    """Return an error if the daemon does not support filters, and has answered with all records."""
     if not asked or header.selected:
         return None
     return UnsupportedVersion(
