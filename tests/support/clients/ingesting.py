@@ -161,34 +161,34 @@ class AckedPublisher(threading.Thread):
                 number = self.published
                 self.published += 1
                 waiting.add(number)
-                frames.append(self._frame(number, inbox + b".%d" % number))
+                frames.append(self.frame(number, inbox + b".%d" % number))
             client.send(b"".join(frames))
             if not is_torture():
-                self._stop_asked.wait(len(frames) / MOST_PER_SECOND)
+                self._stop_asked.wait(min(len(frames) / MOST_PER_SECOND, 0.1))
             if self.unheard > unheard:  # do not fill the time with messages that no one receives
                 unheard = self.unheard
                 self._stop_asked.wait(0.02)
             try:
-                self._take(client.next_message(0.3), waiting)
+                self.take(client.next_message(0.3), waiting)
                 while client.messages:
-                    self._take(client.next_message(), waiting)
+                    self.take(client.next_message(), waiting)
             except TimeoutError:
                 waiting.clear()
         # What is still under way: the answers come, or they do not.
         while waiting:
             try:
-                self._take(client.next_message(0.3), waiting)
+                self.take(client.next_message(0.3), waiting)
             except TimeoutError:
                 break
 
-    def _frame(self, number: int, reply: bytes) -> bytes:
+    def frame(self, number: int, reply: bytes) -> bytes:
         value = self._value_of(number)
         if not self._keys:
             return pub_frame(self.subject, value, reply=reply)
         block = header_block({"Liftlog-Key": f"{self.subject}/{number % self._keys}"})
         return hpub_frame(self.subject, block, value, reply=reply)
 
-    def _take(self, message: RawMessage, waiting: set[int]) -> None:
+    def take(self, message: RawMessage, waiting: set[int]) -> None:
         number = int(message.subject.rpartition(b".")[2])
         waiting.discard(number)
         if not message.payload:
