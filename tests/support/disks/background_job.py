@@ -157,14 +157,15 @@ class BackgroundJob:
 
 
 class _Counting:
-    """A log that counts the swaps that it made."""
+    """A log that counts the swaps that it made. It is its own structure."""
 
     def __init__(self, log: Log) -> None:
-        self._log = log
+        self._structure = log.structure
+        self.structure = self
         self.calls = 0
 
     def replace_segments(self, old_files: Any, new: Any, **more: Any) -> int:
-        freed = self._log.structure.replace_segments(old_files, new, **more)
+        freed = self._structure.replace_segments(old_files, new, **more)
         self.calls += 1
         return freed
 
