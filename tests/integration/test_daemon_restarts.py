@@ -73,7 +73,7 @@ class Program:
         return self.end()
 
     def kill(self) -> None:
-        """Unless it has ended."""
+        """Does nothing if the process has ended."""
         if self._process.poll() is None:
             self._process.kill()
 

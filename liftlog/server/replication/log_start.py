@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from compaction.retention import RetentionPolicy, decide
+from compaction.retention import RetentionDecision, RetentionPolicy, decide
 from liftlog.log import Log
 from liftlog.log.read.ages import newest_times_of
 from liftlog.server.commits.configs import window_ns
@@ -13,11 +13,24 @@ def follow_log_start(log: Log, offset: int, settings: StreamSettings, now_ns: in
     """Make `offset`, at most the high watermark, the log start, as the record or the leader
     requires. Files that are needed to recognise duplicates stay until their time is over, as at the
     leader: this node may lead next. Blocking. Raises StorageError, DiskFull."""
+    decision = plan_log_start(log, offset, settings, now_ns)
+    if decision.delete_segments or offset > log.log_start_offset:
+        log.structure.remove_before(
+            offset, decision.delete_segments, delete_below=decision.delete_below
+        )
+
+
+def plan_log_start(
+    log: Log, offset: int, settings: StreamSettings, now_ns: int
+) -> RetentionDecision:
+    """Return which files can go if `offset` becomes the log start: those that no recent message id
+    needs. Rolls the active file if it would hold nothing else. Blocking. Raises StorageError,
+    DiskFull."""
     if offset == log.log_end_offset:
         # Otherwise the active file would stay, with all records below the log start.
         log.writer.roll()
     segments = log.segments
-    decision = decide(
+    return decide(
         segments,
         RetentionPolicy(protect_newer_than_ns=window_ns(settings)),
         log_start_offset=offset,
@@ -25,7 +38,3 @@ def follow_log_start(log: Log, offset: int, settings: StreamSettings, now_ns: in
         now_ns=now_ns,
         newest_ns=newest_times_of(log.environment, segments, now_ns),
     )
-    if decision.delete_segments or offset > log.log_start_offset:
-        log.structure.remove_before(
-            offset, decision.delete_segments, delete_below=decision.delete_below
-        )

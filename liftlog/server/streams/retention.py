@@ -16,6 +16,7 @@ from liftlog.log.files.leases import Lease
 from liftlog.log.read.ages import held_times_of, newest_times_of
 from liftlog.log.segment.segment import Segment
 from liftlog.server.commits.configs import window_ns
+from liftlog.server.replication.log_start import plan_log_start
 from liftlog.settings import StreamSettings
 
 logger = logging.getLogger("liftlog.server")
@@ -150,18 +151,7 @@ def truncate_before(
     if offset <= log.log_start_offset:
         return 0
     check_truncation(log, offset, now_ns)
-    if offset == log.log_end_offset:
-        # Otherwise the active file would stay, with all records below the log start.
-        log.writer.roll()
-    segments = log.segments
-    decision = decide(
-        segments,
-        RetentionPolicy(protect_newer_than_ns=window_ns(settings)),
-        log_start_offset=offset,
-        log_end_offset=log.high_watermark,
-        now_ns=now_ns,
-        newest_ns=newest_times_of(log.environment, segments, now_ns),
-    )
+    decision = plan_log_start(log, offset, settings, now_ns)
     count = decision.delete_segments if delete_files else 0
     return log.structure.remove_before(offset, count, delete_below=decision.delete_below)
 

@@ -1,4 +1,4 @@
-"""What a node does by itself at moments that a test chooses, and what it keeps meanwhile."""
+"""Runs the periodic work of a node when a test asks for it, and shows the state that it keeps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def give_up(streams: ReplicatedStreams, record: StreamMetadata) -> None:
 
 
 def succession_of(streams: ReplicatedStreams) -> Succession:
-    """Of a node that stands for election."""
+    """State of a node that stands for election."""
     succession = streams._succession
     assert succession is not None
     return succession
@@ -39,5 +39,5 @@ def is_asking(successors: Successors) -> bool:
 
 
 def forget_gone(successors: Successors) -> None:
-    """What it has learned of streams and epochs that are over."""
+    """Streams and epochs that the node has recorded as ended."""
     successors._gone.clear()

@@ -1,4 +1,4 @@
-"""What a pull server keeps of its clients, which no answer and no metric shows."""
+"""State of a pull server about its clients that no answer and no metric shows."""
 
 from __future__ import annotations
 
