@@ -26,6 +26,7 @@ from support.daemons.node_inside import (
     succession_of,
 )
 
+import liftlog.server.requests.handlers  # noqa: F401 - its answers are registered
 from liftlog.cli.clustering.cluster import _state
 from liftlog.cluster import transitions
 from liftlog.cluster.election import Patience
