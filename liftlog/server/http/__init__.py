@@ -1,11 +1,11 @@
 """The HTTP port.
 
 server      listens; `/livez`, `/readyz`, `/metrics`; counts requests by route and status
-guard       limits on connections: how many, how long
+guard       limits the number of connections and the time that each may take
 shares      limits on the requests of each caller
-callers     identifies callers, and refuses requests that another site's page made a browser send
+callers     identifies callers; refuses requests that a browser sent for a page of another site
 log_api     `/api/v1/streams/...`, off by default: bounds, one record, append, truncate-prefix
-appending   a message through NATS and its ack, on a connection of its own
-bodies      records and messages <-> JSON and raw bytes
-failures    errors as JSON, and their status
+appending   publishes a message on NATS over a connection of its own, and awaits its ack
+bodies      converts records and messages between Python, JSON and raw bytes
+failures    converts errors to JSON and an HTTP status
 """

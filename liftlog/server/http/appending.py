@@ -1,7 +1,9 @@
-"""Appends a message: it is published on NATS, like any other, and answered with the stream's ack.
+"""Appends a message to a stream: publishes it on NATS like any other message, and returns the
+stream's ack.
 
-It takes a connection of its own, since the daemon's connection does not receive its own messages
-(`no_echo`). The first message opens it, and it stays open.
+The appender has a NATS connection of its own, because the daemon's connection is opened with
+`no_echo` and so does not receive messages that it publishes itself. The first append opens the
+connection, and it stays open.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ _CLOSE_SECONDS = 1.0
 
 
 class Appender:
-    """Appends messages. `is_connected` returns True while the daemon has a connection to NATS."""
+    """Publishes messages on NATS and returns their acks. `is_connected` returns True while the
+    daemon has a connection to NATS."""
 
     def __init__(
         self,
@@ -55,12 +58,12 @@ class Appender:
     async def append(
         self, stream: StreamInfo, message: PostedMessage, may_administer: Callable[[str], bool]
     ) -> Ack:
-        """Publish once, and return the stream's ack.
+        """Publish the message once, and return the stream's ack.
 
-        Raises PublishUnknown after a timeout: the message may have been stored. It is safe to
-        publish again with the same message id. The client needs the right to administer every
-        stream that records the subject: the caller has checked it for `stream`, and
-        `may_administer` is called for the others.
+        Raises PublishUnknown after a timeout: the message may have been stored, and it is safe to
+        publish it again with the same message id. The caller must have checked that the client may
+        administer `stream`. `may_administer` is called for each other stream that records the
+        subject, because the client needs the right to administer all of them.
 
         Raises InvalidArgument, Forbidden, Conflict, NatsUnavailable, PublishFailed.
         """
@@ -79,7 +82,8 @@ class Appender:
         if message.expected_last_offset is not None:
             expected = (EXPECTED_LAST_SEQUENCE.encode(), b"%d" % message.expected_last_offset)
             headers = [*without(lines_of(headers), EXPECTED_LAST_SEQUENCE), expected]
-        # Other subscribers may not know envelopes, so a plain message is sent where possible.
+        # Other subscribers may be unable to parse envelopes, so a plain message is sent if
+        # possible.
         enveloped = stream.acks == "envelope" or not _fits_header(message.key)
         publisher = await self._publisher(enveloped)
         published = await publisher.publish(
@@ -168,7 +172,8 @@ def subject_of(stream: StreamInfo, asked: str | None) -> str:
 
 
 def _fits_header(key: bytes | None) -> bool:
-    """Return True if a NATS header carries the key unchanged: it loses blanks around a value."""
+    """Return True if a NATS header carries the key unchanged; a header loses blanks at both ends of
+    its value."""
     if key is None:
         return True
     try:
@@ -179,8 +184,9 @@ def _fits_header(key: bytes | None) -> bool:
 
 
 def _is_dead(client: Client) -> bool:
-    """Return True if it is closed for good, or reports that it is connected while its read loop has
-    ended, which happens after input that nats-py cannot parse."""
+    """Return True if `client` cannot be used any more: it is closed, or its read loop has ended
+    although it still reports a connection. The read loop ends after input that nats-py cannot
+    parse."""
     reading = client._reading_task
     return bool(client.is_closed) or (
         client.is_connected and (reading is None or bool(reading.done()))

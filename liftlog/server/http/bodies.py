@@ -1,4 +1,5 @@
-"""Records and messages <-> JSON and raw bytes. Pure: no request, no event loop."""
+"""Converts records and messages between Python, JSON and raw bytes. Pure: no request, no event
+loop."""
 
 from __future__ import annotations
 
@@ -35,13 +36,13 @@ EXPECTED_LAST_OFFSET = "Liftlog-Expected-Last-Offset"
 HEADER_PREFIX = "Liftlog-Header-"
 
 MAX_HEAD_BYTES = 7 * 1024
-"""Most bytes of all headers added to a raw answer: most HTTP clients accept no line beyond 8
-KiB."""
+"""Limit for the total size of the headers added to a raw answer, because most HTTP clients reject a
+header line above 8 KiB."""
 
 _PIECE = 500
-"""Header lines handled at a time."""
+"""Number of header lines handled at a time."""
 
-_UNRESERVED = "!#$&'()*+,/:;=?@[]^`{|}~ \""  # not encoded in a header value, beside letters
+_UNRESERVED = "!#$&'()*+,/:;=?@[]^`{|}~ \""  # sent unencoded, like letters
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _Item = TypeVar("_Item")
 FIELDS = frozenset(
@@ -55,7 +56,8 @@ FIELDS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class PostedMessage:
-    """A message to append. `value` None is a tombstone; `subject` None is the stream's own."""
+    """A message to append. A `value` of None is a tombstone. If `subject` is None, the message is
+    published on the stream's own subject."""
 
     value: bytes | None
     subject: str | None = None
@@ -69,10 +71,10 @@ class PostedMessage:
 
 
 def record_json(stream: str, record: Record, encoding: Encoding) -> Iterator[str]:
-    """Yield the text of a JSON object, in pieces; each takes about a millisecond at most, whatever
-    the number of headers.
+    """Yield the text of a JSON object in pieces. Each piece takes about a millisecond at most,
+    whatever the number of headers.
 
-    Raises NotRepresentable with `utf-8`, for bytes that are not text.
+    Raises NotRepresentable with the encoding `utf-8`, for bytes that are not valid UTF-8.
     """
     try:
         fields = {"stream": stream, **record_object(record, encoding, headers={})}
@@ -103,11 +105,11 @@ def _pieces(whole: list[_Item]) -> Iterator[list[_Item]]:
 
 
 def record_head(record: Record, header_block: bytes) -> list[tuple[str, str]]:
-    """Return a record without its value, as HTTP headers; text is percent-encoded where necessary.
+    """Return the metadata of a record as HTTP headers; text is percent-encoded where necessary.
 
-    Raises NotRepresentable if it does not fit.
+    Raises NotRepresentable if the metadata does not fit into headers.
     """
-    if len(header_block) > MAX_HEAD_BYTES:  # before each of its lines is parsed
+    if len(header_block) > MAX_HEAD_BYTES:  # checked before the slow parsing
         raise _does_not_fit(record, "the metadata")
     found = [
         (OFFSET, str(record.offset)),
@@ -153,7 +155,7 @@ def _unquoted(text: str) -> bytes:
 
 
 def message_from_json(body: bytes) -> PostedMessage:
-    """Parse a message in JSON. Raises InvalidArgument, which names the field."""
+    """Parse a message in JSON. Raises InvalidArgument, whose message names the wrong field."""
     try:
         found = json.loads(body)
     except (ValueError, RecursionError):
@@ -180,8 +182,8 @@ def message_from_json(body: bytes) -> PostedMessage:
 
 
 def message_from_raw(headers: Mapping[str, str], body: bytes) -> PostedMessage:
-    """Parse a raw message. The body is the value; the rest is in the same headers as in a raw
-    answer."""
+    """Parse a raw message. The body is the value; all other fields are in the same HTTP headers as
+    in a raw answer."""
     tombstone = headers.get(TOMBSTONE, "false").lower()
     if tombstone not in ("true", "false"):
         raise InvalidArgument(f"{TOMBSTONE}: expected true or false")
@@ -202,8 +204,8 @@ def message_from_raw(headers: Mapping[str, str], body: bytes) -> PostedMessage:
 
 
 def _prefixed(headers: Mapping[str, str]) -> list[tuple[HeaderText, HeaderText]]:
-    """Return the headers in their order; a name can occur several times. Text is checked as text
-    later."""
+    """Return the message's own headers in the order in which they were sent; a name can occur
+    several times. Their text is checked later."""
     found: list[tuple[HeaderText, HeaderText]] = []
     for name, value in headers.items():
         if name.lower().startswith(HEADER_PREFIX.lower()):
@@ -230,7 +232,8 @@ def _text_of(found: dict[str, Any], name: str) -> str | None:
 
 
 def _checked_text(name: str, value: str | None) -> str | None:
-    """Refuse half of a surrogate pair: JSON can write it, but UTF-8 cannot encode it."""
+    """Raise InvalidArgument for half of a surrogate pair, which JSON can express but UTF-8 cannot
+    encode."""
     try:
         if value is not None:
             value.encode()
@@ -263,7 +266,7 @@ def _headers_of(found: dict[str, Any]) -> Headers:
         raise InvalidArgument(str(error)) from None
     if found.get(HEADERS_BASE64) is not None:
         return lines
-    return [(name.decode(), value.decode()) for name, value in lines]  # checked as text
+    return [(name.decode(), value.decode()) for name, value in lines]  # checked later
 
 
 def _offset_of(found: dict[str, Any], name: str) -> int | None:

@@ -1,5 +1,5 @@
-"""Identifies the sender of an HTTP request, and detects requests that another site's page made a
-browser send."""
+"""Identifies the sender of an HTTP request, and detects requests that a browser sent for a page of
+another site."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from liftlog.server.reading.turns import Asker
 _BEARER = "bearer "
 
 ASKER = web.RequestKey("asker", Asker)
-"""Set while the request is carried out in turns."""
+"""Set while the request is carried out under the rule of turns."""
 
 
 class HostNames:
-    """The names under which this daemon answers requests that need no credentials.
+    """The host names under which this daemon answers requests that need no credentials.
 
-    A web page can let a name of its own resolve to this machine (DNS rebinding): the browser then
-    treats this port as part of that page's site and can read every answer that needs no
-    credentials. Only the host name in the request reveals this. So such requests are answered only
-    under names that no stranger can register: IP addresses, `localhost`, names without a dot (of a
-    container, a service, this machine), and the configured ones in `allowed` (without a port, in
-    any case).
+    The check defends against DNS rebinding: the author of a web page can make a host name of that
+    page resolve to this machine. The browser then treats this port as part of the page's site, and
+    the page can read every answer that needs no credentials. Only the host name in the request
+    reveals the attack. Therefore such requests are answered only under names that no stranger can
+    register: IP addresses, `localhost`, names without a dot (of a container, a service, this
+    machine), and the configured names in `allowed` (without a port, in any case).
     """
 
     def __init__(self, allowed: Iterable[str] = ()) -> None:
@@ -41,12 +41,14 @@ class HostNames:
         self._names = frozenset(name.lower().rstrip(".") for name in names if name)
 
     def knows(self, request: web.Request) -> bool:
-        """Return True if the request uses such a name. Browsers always send a `Host` header."""
+        """Return True if the host name of the request is one of these names, or if the request has
+        no `Host` header, which only a program can omit."""
         host = request.headers.get("Host")
         return host is None or self.is_ours(host)
 
     def is_ours(self, host: str) -> bool:
-        """Return True if `host`, a `Host` header perhaps with a port, is a name of this daemon."""
+        """Return True if `host` is a name of this daemon. `host` is the value of a `Host` header,
+        with or without a port."""
         name = _without_port(host).lower()
         if not name:
             return False
@@ -61,7 +63,7 @@ class HostNames:
         return True
 
     def check(self, request: web.Request) -> None:
-        """Check the host name. Raises Forbidden."""
+        """Raise Forbidden if the request uses a host name that is not one of these names."""
         if not self.knows(request):
             raise Forbidden(
                 "this daemon does not know the host name of the request as its own",
@@ -70,8 +72,8 @@ class HostNames:
 
 
 class Callers:
-    """Identifies the callers of the HTTP port, with the gate, the limits and the audit of the pull
-    port. `failure_delay_seconds` slows down clients that guess tokens."""
+    """Identifies the callers of the HTTP port with the pull port's gate, limits and audit log.
+    `failure_delay_seconds` slows down clients that guess tokens."""
 
     def __init__(
         self,
@@ -89,7 +91,8 @@ class Callers:
         self._hosts = hosts or HostNames()
 
     async def principal(self, request: web.Request) -> str | None:
-        """Return the caller of the API. Raises Unauthenticated, Forbidden, LimitExceeded."""
+        """Return the principal that sent a request to the API. Raises Unauthenticated, Forbidden,
+        LimitExceeded."""
         self.check_origin(request)
         policy = self.gate.policy
         token = _bearer_token(request)
@@ -111,25 +114,26 @@ class Callers:
             if not identity.holds_in(self.gate.policy):
                 raise Unauthenticated("the ACL has changed meanwhile")
         except LiftlogError:
-            # Delayed, so that the time of the answer does not reveal how long the check took.
+            # The delay hides from the client how long the check of the token took.
             now = asyncio.get_running_loop().time()
             await asyncio.sleep(began + self._failure_delay - now)
             raise
         return identity
 
     def note_login(self, identity: Identity, request: web.Request) -> None:
-        """Note a login for the audit: further requests will come with a session's cookie, not with
-        the token."""
+        """Write a login to the audit log. Later requests of this user carry the cookie of a session
+        instead of the token."""
         assert identity.principal is not None
         self._audit.logged_in(identity.principal, peer_of(request), identity.method)
 
     def check_origin(self, request: web.Request, *, navigation: bool = False) -> None:
-        """Refuse requests that a page of another site made a browser send. Raises Forbidden.
+        """Refuse requests that a browser sent for a page of another site. Raises Forbidden.
 
-        The page may send them directly, or under a name of its own that resolves to this machine:
-        the browser may be able to reach a port that the page's author cannot. Programs send none of
-        these headers. With `navigation` the user may follow a link of another site, whose page then
-        cannot see the answer.
+        The page's author may be unable to reach this port, while the browser can. The page may send
+        its requests to this host directly, or under a host name of its own that resolves to this
+        machine. Programs other than browsers do not send the headers that are checked here. With
+        `navigation` a request is allowed if the user followed a link on a page of another site;
+        that page cannot read the answer.
         """
         host = request.headers.get("Host", "")
         origin = request.headers.get("Origin")
@@ -144,7 +148,8 @@ class Callers:
 
 
 def is_navigation(request: web.Request) -> bool:
-    """Return True if a browser shows the answer as a page of its own, not inside another."""
+    """Return True if a browser will show the answer as a whole page, not as a part of another
+    page."""
     return (
         request.method == "GET"
         and request.headers.get("Sec-Fetch-Mode") == "navigate"
@@ -153,8 +158,8 @@ def is_navigation(request: web.Request) -> bool:
 
 
 def asks(request: web.Request, principal: str | None) -> Hashable:
-    """Set and return the party of this request, among which requests take turns: the principal, or
-    the origin of the request."""
+    """Store and return the party of this request. The party is the principal, or the client's
+    address if the principal is unknown; parties take turns."""
     known = principal not in (None, ANONYMOUS)
     party: Hashable = principal if known else place_of(request.remote)
     asker = request.get(ASKER)

@@ -1,4 +1,4 @@
-"""Errors as JSON, and their HTTP status."""
+"""Converts errors to JSON and an HTTP status."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class UnsupportedMedia(LiftlogError):
 
 
 class NotRepresentable(LiftlogError):
-    """The record does not fit the requested form."""
+    """The record cannot be expressed in the requested format or encoding."""
 
     name = "NOT_REPRESENTABLE"
 
@@ -69,7 +69,7 @@ STATUS: dict[type[LiftlogError], int] = {
     DiskFull: 507,
 }
 _OWN = (NoRecord, BodyTooLarge, UnsupportedMedia, NotRepresentable, NotPublished, PublishUnknown)
-"""Errors for the caller that have no code of the pull protocol."""
+"""Errors of the HTTP API that have no code in the pull protocol."""
 _PRECONDITIONS = frozenset({10060, 10070, 10071})
 _TOO_LARGE = 10054
 _READ_ONLY = 10109
@@ -77,8 +77,11 @@ _RETRY_STATUS = frozenset({429, 503, 507})
 
 
 def status_of(error: LiftlogError) -> int:
-    """Return the status of an error. One that is not in the table (a later code): 503 if a retry
-    may succeed, else 409; 500 if it is not meant for clients."""
+    """Return the HTTP status of an error.
+
+    An error that is missing in the table, for example a code of a later version, gets 503 if it is
+    retriable and 409 otherwise. An error that is not meant for clients gets 500.
+    """
     if isinstance(error, PublishRefused):
         return _status_of_refusal(error)
     known = STATUS.get(type(error))
@@ -97,12 +100,12 @@ def _status_of_refusal(error: PublishRefused) -> int:
         return 413
     if refusal.err_code == _READ_ONLY:
         return 409
-    # JetStream answers some headers with a 500, although they are the sender's mistake.
+    # JetStream answers some invalid headers with 500, although the sender caused the error.
     return refusal.code if refusal.code in (400, 429, 503) else 400
 
 
 def failure(error: Exception) -> web.Response:
-    """Return the answer that carries `error`. An error that is not meant for clients is only
+    """Return the answer that carries `error`. If the error is not meant for clients, it is only
     logged, and the answer is INTERNAL."""
     if isinstance(error, PublishRefused):
         return _answer(status_of(error), _refusal_object(error))
@@ -141,7 +144,7 @@ def _refusal_object(error: PublishRefused) -> dict[str, Any]:
 
 
 def http_failure(error: web.HTTPException) -> web.Response:
-    """Return the answer for errors of aiohttp itself: unknown paths and methods."""
+    """Convert an error of aiohttp itself (unknown path or method) to an answer."""
     response = _answer(
         error.status,
         {

@@ -1,17 +1,17 @@
-"""Limits on HTTP connections: how many there are, and how long they may be slow.
+"""Limits HTTP connections: how many exist, and how long a slow client may take.
 
-aiohttp limits headers and bodies, but neither the number of connections nor the time that a request
-takes to arrive or an answer to be received. Here one rule covers both times: between two requests a
-connection has `timeout` seconds, in which the rest of the last answer has to leave and the next
-head to arrive. (A body has its own time limit, where it is read.)
+aiohttp limits the size of headers and bodies. It limits neither the number of connections nor the
+time in which a request must arrive or a client must read an answer. Here one rule covers both
+times: after each answer, the client has `timeout` seconds to read the rest of that answer and to
+send the head of its next request. (The time for a body is limited by the code that reads it.)
 
-When all places are taken, a connection that is not being served is ended: first those that have
-never presented a valid token, among these the ones from the address with most connections, and
-among these the one that has waited longest. So idle connections never lock out a health check, and
-a flood of unknown clients, even while their tokens are being checked, never locks out known ones. A
-connection that ends frees its place at once.
+When all places are taken, the guard closes a connection that is not being served. It prefers
+connections that have never presented a valid token; among these, connections from the address that
+has most of them; among these, the one that has waited longest. So idle connections never lock out a
+health check. A flood of unknown clients never locks out authenticated ones, not even while its
+tokens are being checked. A closed connection frees its place at once.
 
-Health checks are always served: some places are not available to other requests.
+Health checks are always served: some places are reserved for them.
 """
 
 from __future__ import annotations
@@ -34,11 +34,13 @@ HEALTH_PATHS = frozenset({"/livez", "/readyz"})
 HEALTH_PLACES = 16
 
 _SETTLING_SECONDS = 1.0
-"""A connection that was accepted has its transport one turn of the loop later, or never."""
+"""Time limit for an accepted connection to get its transport. It normally gets one in the next turn
+of the loop; some never do."""
 _LINGER_SECONDS = 1.0
 _MAX_LINGERING = 64
-"""Refused connections that are kept open until the client has read why: closing a socket while
-bytes arrive resets it, and the reset can overtake the answer."""
+"""Maximum number of refused connections that are kept open until the client has read the reason.
+Closing a socket while bytes arrive resets the connection, and the reset can reach the client before
+the answer."""
 
 _RESET = struct.pack("ii", 1, 0)  # struct linger: on, no seconds
 
@@ -51,7 +53,8 @@ _FULL = (
 
 
 class _Seat:
-    """One connection. `since` is when it began to wait, or to be identified."""
+    """One connection. `since` is the time at which it began to wait, or at which the check of its
+    caller began."""
 
     __slots__ = ("connection", "guard", "identifying", "is_known", "place", "since", "waits")
 
@@ -59,15 +62,16 @@ class _Seat:
         self.guard = guard
         self.connection = connection
         self.since = now
-        self.waits = True  # for its next request, or for the client to receive an answer
+        self.waits = True  # waits for its next request, or for the client to read an answer
         self.identifying: asyncio.Task[object] | None = None
         self.is_known = False  # it has presented a valid token
         self.place = ""
 
     @property
     def may_end(self) -> bool:
-        """True if it is not being served, so that it may be ended to make room. A connection whose
-        token is being checked counts as not served, even if the client has disconnected."""
+        """True if the connection may be closed to make room, because it is not being served. A
+        connection whose token is being checked counts as not served, even if the client has
+        disconnected."""
         return self.waits or self.identifying is not None
 
     def find_place(self) -> str:
@@ -84,10 +88,10 @@ _SEAT = web.RequestKey("seat", _Seat)
 
 @contextlib.contextmanager
 def identifying(request: web.Request) -> Iterator[None]:
-    """Let the connection be ended to make room until its caller is identified.
+    """Allow the guard to close the connection to make room until its caller is identified.
 
-    If the caller is not identified, this holds to the end of the request: many callers may fail at
-    once, and answering them must not take the places of health checks.
+    If the check of the caller fails, the connection can be closed until the request ends: many
+    callers may fail at once, and answering them must not take the places of health checks.
     """
     seat = request.get(_SEAT)
     if seat is not None:
@@ -99,22 +103,23 @@ def identifying(request: web.Request) -> Iterator[None]:
 
 
 def require_place(request: web.Request) -> None:
-    """Refuse a caller that has been identified, but whose place was taken meanwhile: during
-    identification a connection takes no place from others. Raises HTTPServiceUnavailable."""
+    """Refuse an identified caller if no place is left for its connection. While its token was
+    checked, the connection did not count as served, so other connections may have taken all places.
+    Raises HTTPServiceUnavailable."""
     seat = request.get(_SEAT)
     if seat is not None:
         seat.guard.require_place(seat)
 
 
 def identified(request: web.Request) -> None:
-    """Note that the caller is identified: its connection is among the last to be ended."""
+    """Mark the caller as identified: its connection is among the last that the guard closes."""
     seat = request.get(_SEAT)
     if seat is not None:
         seat.is_known = True
 
 
 class ConnectionGuard:
-    """Stands between the listening socket and aiohttp. Belongs to one event loop."""
+    """Limits connections between the listening socket and aiohttp. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -123,7 +128,8 @@ class ConnectionGuard:
         timeout_seconds: float = 30.0,
         health_places: int = HEALTH_PLACES,
     ) -> None:
-        """At most `max_connections` are served at once; `health_places` more are accepted."""
+        """Serve at most `max_connections` at once, and accept `health_places` more for health
+        checks."""
         self.timeout_seconds = timeout_seconds
         self._most_served = max_connections
         self._most = max_connections + health_places
@@ -136,12 +142,12 @@ class ConnectionGuard:
         self.evicted_total = 0
 
     def attach(self, server: web.Server) -> None:
-        """Have `server` report when its connections begin and end."""
+        """Make `server` report the begin and the end of each connection to this guard."""
         made, lost = server.connection_made, server.connection_lost
 
         def connection_made(connection: web.RequestHandler, transport: asyncio.Transport) -> None:
             made(connection, transport)
-            if connection not in self._seats:  # it was ended before it got its transport
+            if connection not in self._seats:  # it was closed before it got its transport
                 _reset(transport)
 
         def connection_lost(
@@ -162,7 +168,8 @@ class ConnectionGuard:
         return len(self._seats)
 
     def make_protocol(self) -> asyncio.Protocol:
-        """Return a protocol for `loop.create_server`: one call per accepted connection."""
+        """Return a protocol for one accepted connection; this is the factory for
+        `loop.create_server`."""
         assert self._server is not None
         now = asyncio.get_running_loop().time()
         if self.connection_count >= self._most and not self._make_room():
@@ -175,10 +182,11 @@ class ConnectionGuard:
 
     @web.middleware
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Note which connections are being served: the handler limits their time."""
+        """Mark the connection as being served until the handler returns. In that time the handler,
+        not the guard, limits how long the request takes."""
         seat = self._seats.get(request.protocol)
         if seat is None:
-            raise web.HTTPServiceUnavailable  # it was just ended: the client gets no answer
+            raise web.HTTPServiceUnavailable  # the guard has just closed it
         if request.path not in HEALTH_PATHS:
             self.require_place(seat)
         request[_SEAT] = seat
@@ -194,8 +202,8 @@ class ConnectionGuard:
             self._schedule()
 
     def require_place(self, seat: _Seat) -> None:
-        """Ensure that the places for health checks stay free when the request of `seat` is
-        served."""
+        """Refuse the request of `seat` if serving it would take a place that is reserved for health
+        checks. Raises HTTPServiceUnavailable."""
         if self.connection_count <= self._most_served:
             return
         served = sum(not other.may_end for other in self._seats.values() if other is not seat)
@@ -211,7 +219,7 @@ class ConnectionGuard:
             self._timer = None
 
     def _schedule(self) -> None:
-        """Schedule the check for slow clients, only while there are clients."""
+        """Start the timer that looks for slow clients; it runs only while clients are connected."""
         if self._timer is None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(max(self.timeout_seconds / 4, 0.02), self._sweep)
@@ -230,7 +238,8 @@ class ConnectionGuard:
             self._schedule()
 
     def _make_room(self) -> bool:
-        """End a connection; False if all connections are being served."""
+        """Close a connection that is not being served; return False if all connections are being
+        served."""
         crowds = Counter(seat.find_place() for seat in self._seats.values())
         leaving = min(
             (seat for seat in self._seats.values() if seat.may_end),
@@ -244,8 +253,8 @@ class ConnectionGuard:
         return True
 
     def _abort(self, seat: _Seat) -> None:
-        """End a connection with a reset: after an orderly end the kernel would hold the bytes that
-        the client does not read."""
+        """Close a connection with a reset. After an orderly close the kernel would keep the bytes
+        that the client does not read."""
         connection, task = seat.connection, seat.identifying
         del self._seats[connection]
         if connection.transport is not None:
@@ -255,8 +264,11 @@ class ConnectionGuard:
 
 
 def _leave_unbegun(connection: web.RequestHandler) -> None:
-    """Before Python 3.12 the task for a connection begins a turn of the loop later than that; if it
-    has ended meanwhile, the task would end with an AssertionError in the log."""
+    """Cancel the task of a closed connection if the task has not begun to run.
+
+    Before Python 3.12 such a task begins one turn of the loop later than its connection. If the
+    connection has been closed by then, the task would write an AssertionError to the log.
+    """
     task = connection._task_handler
     work = None if task is None else task.get_coro()
     if inspect.iscoroutine(work) and inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
@@ -272,14 +284,14 @@ def _reset(transport: asyncio.Transport) -> None:
 
 
 class _Refused(asyncio.Protocol):
-    """Sends the reason, and closes when the client has."""
+    """Sends the reason of the refusal, and closes the connection after the client has closed it."""
 
     def __init__(self, lingering: set[_Refused]) -> None:
         self._lingering = lingering
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        sending = cast(asyncio.Transport, transport)  # uvloop's is not a subclass
+        sending = cast(asyncio.Transport, transport)  # uvloop's transport is not a subclass
         sending.write(_FULL)
         if len(self._lingering) >= _MAX_LINGERING:
             sending.close()

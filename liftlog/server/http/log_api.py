@@ -5,7 +5,8 @@
     POST   /api/v1/streams/{stream}/records
     DELETE /api/v1/streams/{stream}/records            ?before={offset}
 
-One record at a time; the pull socket is for reading a stream. docs/reference/http.md is normative.
+Each request reads or writes one record; programs that read whole streams use the pull port.
+docs/reference/http.md is normative.
 """
 
 from __future__ import annotations
@@ -46,18 +47,18 @@ _JSON = "application/json"
 _RAW = "application/octet-stream"
 _READERS = 2
 _CATCH_UP_SECONDS = 1.0
-"""Time that a follower's copy may take to catch up with the records that its leader has
-committed."""
+"""Time within which a follower's copy must reach the records that its leader has committed."""
 
 
 TruncatePrefix = Callable[[str, int], Awaitable[Any]]
-"""Deletes the records of a stream below an offset. Durable on return."""
+"""Deletes the records of a stream below an offset. The deletion is durable on return."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogApiLimits:
-    """At most `max_requests` at once, and always `max_of_caller` of each caller; each may hold
-    `max_body_bytes` or one batch in memory."""
+    """Limits on concurrent requests. In total `max_requests` are served at once, and a caller with
+    fewer than `max_of_caller` is always served. Each request may hold `max_body_bytes` or one batch
+    in memory."""
 
     max_body_bytes: int = 2 * 2**20
     body_timeout_seconds: float = 30.0
@@ -66,7 +67,7 @@ class LogApiLimits:
 
 
 class LogApi:
-    """The routes of the log API; add them with `routes()`. Belongs to one event loop."""
+    """Implements the routes of the log API; `routes()` returns them. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -100,11 +101,12 @@ class LogApi:
     def _guarded(
         self, serve: Callable[[web.Request, str | None], Awaitable[web.Response]]
     ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-        """Limit the number of requests, identify the caller, and answer every error."""
+        """Wrap a handler: limit the number of requests, identify the caller, and convert every
+        error to an answer."""
 
         async def handle(request: web.Request) -> web.StreamResponse:
             try:
-                # First, so that unknown callers take no place from known ones.
+                # Runs before the limits, so that unknown callers take no place from known ones.
                 with identifying(request):
                     principal = await self._callers.principal(request)
                 require_place(request)
@@ -125,7 +127,8 @@ class LogApi:
         return handle
 
     def _authorize(self, request: web.Request, principal: str | None, operation: Operation) -> str:
-        """Return the stream of the request. Raises Forbidden, InvalidArgument."""
+        """Check the caller's right and return the name of the requested stream. Raises Forbidden,
+        InvalidArgument."""
         stream = request.match_info["stream"]
         self._callers.gate.authorize(principal, operation, stream, peer=peer_of(request))
         if operation != "read" and stream.startswith("_"):
@@ -149,7 +152,7 @@ class LogApi:
     async def _described(
         self, request: web.Request, principal: str | None, stream: str
     ) -> StreamInfo | None:
-        """Return the stream as its leader describes it; None if this node is the leader. Raises
+        """Return the leader's description of the stream; None if this node is the leader. Raises
         NotReady."""
         info = await self._ask_leader(request, principal, DescribeStream(stream))
         if info is None:
@@ -159,8 +162,11 @@ class LogApi:
     async def _copy_with(
         self, request: web.Request, principal: str | None, stream: str, offset: int
     ) -> Log:
-        """Return this node's log, once it has this record if its leader has. Raises NotLeader if
-        that takes long."""
+        """Return this node's log of the stream.
+
+        If the leader has committed the record at `offset` and this node's copy lacks it, wait for
+        the copy to catch up. Raises NotLeader if that takes longer than `_CATCH_UP_SECONDS`.
+        """
         host = self._broker.readable_stream(stream)
         if offset < host.log.high_watermark:
             return host.log
@@ -178,7 +184,8 @@ class LogApi:
     async def _ask_leader(
         self, request: web.Request, principal: str | None, message: Message
     ) -> StreamInfo | None:
-        """Return the answer of the stream's leader; None if this node is the leader."""
+        """Send the request to the stream's leader and return its answer; None if this node is the
+        leader."""
         caller = Caller(principal, self._callers.gate, self._broker, peer_of(request))
         answer = await ask_leader(caller, message)
         return answer.info if isinstance(answer, StreamAnswer) else None
@@ -197,7 +204,7 @@ class LogApi:
             pieces = bodies.record_json(stream, record, cast(Encoding, encoding))
             return _json_text(await self._joined(pieces))
         head = bodies.record_head(record, block)
-        # A browser must never take a published value for a page of this site.
+        # A browser must never show a published value as a page of this site.
         head.append(("Content-Disposition", f'attachment; filename="{stream}-{offset}"'))
         return web.Response(body=record.value or b"", headers=head, content_type=_RAW)
 
@@ -277,7 +284,7 @@ def _offsets(known: StreamInfo | Log) -> dict[str, int]:
 
 
 def _choice(request: web.Request, name: str, known: tuple[str, ...]) -> str:
-    """Return a query parameter; the first of `known` if it is missing."""
+    """Return the value of a query parameter, one of `known`; the first of them if it is missing."""
     value = request.query.get(name, known[0])
     if value not in known:
         raise InvalidArgument(f"{name}: expected one of {', '.join(known)}")

@@ -1,4 +1,5 @@
-"""The HTTP port: liveness, readiness, metrics, and the parts that are mounted on it."""
+"""The HTTP port: liveness, readiness, metrics, and the routes of the parts that are mounted on
+it."""
 
 from __future__ import annotations
 
@@ -22,15 +23,16 @@ from liftlog.server.vitals.conditions import MayRead
 from liftlog.server.vitals.histogram import LATENCY_BOUNDS, Histogram
 
 NO_ROUTE = "none"
-"""The label of requests for a path without a route: labels contain nothing of that path."""
+"""Label of requests for a path without a route: labels must not contain text that a client
+chose."""
 CUT_OFF = "cut off"
-"""Label in place of a status: the request ended before its answer, to make room for others or
-because the daemon stopped."""
+"""Label that replaces the status if a request ended before its answer: its connection was closed to
+make room, or the daemon stopped."""
 
 
 class Health(Protocol):
-    """The health of the daemon, as JSON. Implemented in the room `life`, which lies above this
-    one."""
+    """The health of the daemon, as JSON. Implemented by `liftlog.server.life`, which imports this
+    package."""
 
     @property
     def is_serving(self) -> bool:
@@ -39,13 +41,13 @@ class Health(Protocol):
 
     def liveness(self) -> dict[str, Any]: ...
     async def readiness(self, may_read: MayRead | None = None) -> tuple[bool, dict[str, Any]]:
-        """Return True if clients should be sent here, and the reasons if not. `may_read` limits the
-        streams that are named."""
+        """Return True if the daemon can serve clients; if not, the JSON names the reasons.
+        `may_read` limits the streams that the reasons name."""
         ...
 
 
 class Metrics(Protocol):
-    """The metrics page. Implemented in the room `metrics`, which lies above this one."""
+    """The metrics page. Implemented by `liftlog.server.metrics`, which imports this package."""
 
     @property
     def content_type(self) -> str: ...
@@ -54,24 +56,24 @@ class Metrics(Protocol):
         ...
 
 
-# By default aiohttp sends every client its own version and Python's in the header `Server`. It has
-# no setting for this, and answers to input that is not HTTP bypass the middlewares.
+# By default aiohttp sends its own version and Python's in the header `Server`. It has no setting to
+# prevent that, and its answers to input that is not HTTP bypass the middlewares.
 web_response.SERVER_SOFTWARE = "liftlog"  # type: ignore[attr-defined]
 
 _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 _HEALTH = "(health)"
-"""The party of health checks, wherever they come from."""
+"""Party of all health checks, whatever their source."""
 _METRICS = "/metrics"
-"""All scrapes are one party: each takes long where there is much to show."""
+"""Party of all scrapes. They share one, because a scrape takes long if there are many metrics."""
 _SHUTDOWN_SECONDS = 1.0
 _LINGER_SECONDS = 2.0
-"""Time for which the rest of an unwanted body is read and dropped, so that its sender sees the
-answer rather than a reset."""
+"""Time for which the rest of an unwanted body is read and dropped, so that the sender reads the
+answer before the connection is reset."""
 
 
 class _ClientErrors(logging.Filter):
-    """Logs input that is not HTTP as a warning, without a traceback and without its bytes; aiohttp
-    would log it like a defect of the daemon."""
+    """Logs input that is not HTTP as a warning, without a traceback and without its bytes. aiohttp
+    would log it as an internal error."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
@@ -90,11 +92,11 @@ def _protocol_logger() -> logging.Logger:
 
 
 class SharedReadiness:
-    """One answer about readiness for many requests.
+    """Shares one answer about readiness among many requests.
 
-    Any client may ask for the readiness, and with more streams the answer takes longer to compute.
-    So one answer serves all requests for about ten times as long as it took: even requests without
-    pause take no more than a tenth of the event loop.
+    Any client may request the readiness, and its computation takes longer with more streams.
+    Therefore an answer is reused for about ten times as long as its computation took. So even a
+    client that sends requests without pause uses at most a tenth of the event loop's time.
     """
 
     _SHARE = 10.0
@@ -118,14 +120,14 @@ class SharedReadiness:
 
 
 class HttpCounters:
-    """Counters of the HTTP port, which the metrics page reads. Belongs to one event loop."""
+    """Counters of the HTTP port for the metrics page. Belongs to one event loop."""
 
     def __init__(self) -> None:
         self.requests_total: Counter[tuple[str, str]] = Counter()
-        """By route, such as `/ui/streams/{stream}`, and status."""
+        """Number of requests by route, such as `/ui/streams/{stream}`, and status."""
         self.seconds: dict[str, Histogram] = {}
-        """By route, the time until the answer was made. It excludes sending, which depends on the
-        client."""
+        """Time from a request to its finished answer, by route. It excludes sending the answer,
+        which depends on the client."""
 
     @web.middleware
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -138,7 +140,7 @@ class HttpCounters:
             code = str(refusal.status)
             raise
         except Exception:
-            code = "500"  # which aiohttp makes of it
+            code = "500"  # aiohttp answers other exceptions with this status
             raise
         finally:
             self._count(_route_of(request), code, time.perf_counter() - began)
@@ -156,7 +158,8 @@ def _route_of(request: web.Request) -> str:
 
 
 class Mounted(Protocol):
-    """A part with routes of its own: the log API, the web page. Closed with the port."""
+    """A part of the port with routes of its own: the log API or the web page. Closed with the
+    port."""
 
     def routes(self) -> list[web.RouteDef]: ...
     async def close(self) -> None: ...
@@ -177,7 +180,7 @@ async def _plain_headers(request: web.Request, handler: Handler) -> web.StreamRe
 
 
 class HttpServer:
-    """`/livez`, `/readyz`, `/metrics`, and the routes of `mounted`."""
+    """Serves `/livez`, `/readyz`, `/metrics`, and the routes of `mounted`."""
 
     def __init__(
         self,
@@ -253,8 +256,9 @@ class HttpServer:
 
     @web.middleware
     async def _in_turns(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Take turns by caller. The parts that identify a caller name it (`callers.asks`)."""
-        party: object = request.transport  # until the caller is known
+        """Run the handler under the rule that parties take turns. Handlers that identify the caller
+        set its party by `callers.asks`."""
+        party: object = request.transport  # until the caller is identified
         if request.path in HEALTH_PATHS:
             party = _HEALTH
         elif request.path == _METRICS:
@@ -268,15 +272,15 @@ class HttpServer:
 
     @web.middleware
     async def _when_serving(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Answer "starting" while the streams are being opened: one that is not open yet must not
-        look as if it did not exist."""
+        """Answer "starting" until the streams are open, so that a stream that is not open yet is
+        not reported as missing."""
         if request.path.startswith("/api/") and not self._health.is_serving:
             return failure(StreamUnavailable("the daemon is starting", hint="try again"))
         return await handler(request)
 
     # --- without credentials ---
-    # A probe is answered under any host name, but under a strange one only with the verdict: the
-    # request may come from another site's page.
+    # A probe is answered under any host name. Under an unknown one it gets only the verdict,
+    # because the request may come from a page of another site.
 
     async def _livez(self, request: web.Request) -> web.Response:
         body = self._health.liveness()

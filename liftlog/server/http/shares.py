@@ -1,4 +1,4 @@
-"""Limits the requests that are answered at once, of all callers together and of each."""
+"""Limits the number of requests in progress, in total and per caller."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from liftlog.errors import LimitExceeded
 
 
 class Shares:
-    """At most `total` requests at once; but a caller that has fewer than `share` under way is
-    always served, so there may be `total` and a share for each caller. Belongs to one event
-    loop."""
+    """Admits a request if fewer than `total` are in progress, or if its caller has fewer than
+    `share` in progress. So the number of requests can exceed `total`, by at most `share` for each
+    caller. Belongs to one event loop."""
 
     def __init__(self, total: int, share: int) -> None:
         self._total, self._share = total, share
         self._under_way: Counter[Hashable] = Counter()
 
     def __len__(self) -> int:
-        """Number of callers that have requests under way."""
+        """Number of callers with a request in progress."""
         return len(self._under_way)
 
     @contextlib.contextmanager
     def one(self, caller: Hashable) -> Iterator[None]:
-        """Count a request until it ends. Raises LimitExceeded."""
+        """Count a request until the context ends. Raises LimitExceeded."""
         own = self._under_way[caller]
         if own >= self._share and self._under_way.total() >= self._total:
             raise LimitExceeded(
