@@ -1,5 +1,8 @@
-"""Changes of a stream: a page asks for confirmation, its form makes the change, and the browser
-returns to the page of the stream."""
+"""Actions on a stream, such as pause or compact.
+
+A page asks for confirmation, its form carries out the action, and the browser returns to the page
+of the stream.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +80,11 @@ DONE = {
 
 
 def check_changeable(asked: Asked) -> None:
-    """Raises Forbidden. Opening the page changes nothing, so only refusals are audited."""
+    """Check that the viewer may change the stream. Raises Forbidden, and InvalidArgument for a
+    stream of the daemon's own.
+
+    Only refusals are written to the audit log here, because opening the page changes nothing.
+    """
     if asked.stream.startswith("_") or not asked.may("admin", asked.stream):
         asked.authorize("admin")
         raise InvalidArgument(f"the stream {asked.stream} belongs to the daemon")
@@ -98,7 +105,7 @@ async def perform(asked: Asked) -> web.Response:
     action, stream = action_of(asked), asked.stream
     form = await read_form(asked.request)
     check_form(asked.parts.sessions, asked.request, form, purpose(action, stream))
-    asked.authorize("admin")  # again after the await, and audited
+    asked.authorize("admin")  # checked again after the await, and audited
     await asked.carry_out(action.request(stream))
     asked.parts.descriptions.forget(stream)
     logger.info("stream-changed-by-page stream=%s action=%s", stream, action.name)

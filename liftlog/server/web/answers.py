@@ -19,7 +19,8 @@ from liftlog.server.web import content, formats, outline, troubles
 from liftlog.server.web.history import FINEST, SPANS
 
 HEADERS = {
-    # Only our own files, and no inline script: what a record contains stays text.
+    # Only this site's own files are loaded, and no inline script runs: markup in a record cannot
+    # act.
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "img-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none'; "
     "frame-ancestors 'none'",
@@ -46,7 +47,7 @@ _LOOK_EVERY = 64
 
 @functools.cache
 def _environment() -> jinja2.Environment:
-    """Compiled templates are cached for the life of the process."""
+    """Return the environment that caches compiled templates until the process ends."""
     templates = jinja2.Environment(
         loader=jinja2.PackageLoader("liftlog.server.web"),
         autoescape=True,
@@ -118,12 +119,13 @@ def as_json(value: Any) -> web.Response:
 
 
 def see_other(where: str) -> web.Response:
-    """`where` is a path of this site, never unchecked input."""
+    """Redirect to `where`, a path of this site; never pass unchecked input."""
     return web.Response(status=303, headers={**HEADERS, "Location": where})
 
 
 def static_file(name: str) -> web.Response:
-    """Raises HTTPNotFound. `name` selects one of a few files; it is never used as a path."""
+    """Return the static file of this name. `name` selects one of a few known files and is never
+    used as a path. Raises HTTPNotFound."""
     media = STATIC.get(name)
     if media is None:
         raise web.HTTPNotFound
@@ -140,7 +142,7 @@ _kept: dict[str, bytes] = {}
 
 
 def _read(name: str) -> bytes:
-    """A few KiB, read once."""
+    """Read a static file of a few KiB; the content is cached."""
     if name not in _kept:
         _kept[name] = (resources.files("liftlog.server.web") / "static" / name).read_bytes()
     return _kept[name]

@@ -1,4 +1,4 @@
-"""One request for a page: the viewer, the stream, and the values from which the page is made."""
+"""One request for a page: its viewer, its stream, and access to the parts of the daemon."""
 
 from __future__ import annotations
 
@@ -45,14 +45,15 @@ class Parts:
     pace: Pace
     spread: SpreadWork = field(default_factory=SpreadWork)
     searching: FairLock = field(default_factory=FairLock)
-    """Held for each step through a log. The viewers take turns, so that all searches together take
-    no more interpreter time from the commits than one search does."""
+    """Held for each step of a search through a log. Viewers take turns, so that all their searches
+    together take no more of the interpreter's time than one search does; commits need that time,
+    too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Viewer:
-    """`principal` is None if no ACL is configured. `cookie` is the cookie of a viewer who has
-    signed in."""
+    """The user who sees the page. `principal` is None if no ACL is configured. `cookie` is set if
+    the viewer has signed in."""
 
     principal: str | None
     cookie: str | None = None
@@ -66,7 +67,8 @@ class Asked:
 
     @property
     def gate(self) -> Gate:
-        """Its decisions can change at each await."""
+        """The gate that decides about access. A decision may differ after each await, because the
+        ACL can be reloaded."""
         return self.parts.gate
 
     @property
@@ -75,7 +77,7 @@ class Asked:
 
     @property
     def party(self) -> str:
-        """The party that takes turns with other parties."""
+        """The party of this request; parties take turns at the searches."""
         return self.viewer.principal or self.peer
 
     @property
@@ -86,19 +88,20 @@ class Asked:
         return self.gate.may(self.viewer.principal, operation, stream)
 
     def authorize(self, operation: Operation) -> str:
-        """Returns the stream of the page. Raises Forbidden, InvalidArgument."""
+        """Check the viewer's right on the stream of the page, and return the stream's name. Raises
+        Forbidden, InvalidArgument."""
         self.gate.authorize(self.viewer.principal, operation, self.stream, peer=self.peer)
         return self.stream
 
     async def carry_out(self, message: Message) -> Message:
-        """Send a request that the viewer is authorized to make to the node responsible for it, and
-        return the answer. Raises the broker's errors."""
+        """Send a request to the node that is responsible for it, and return the answer. The caller
+        has checked that the viewer may make it. Raises the broker's errors."""
         caller = Caller(self.viewer.principal, self.gate, self.parts.broker, self.peer)
         return await carry_out(caller, message)
 
     async def describe(self) -> StreamInfo:
-        """Describe the stream of the page, as its leader sees it; if no leader can be reached, as
-        this node does."""
+        """Return the leader's description of the stream of the page, or this node's description if
+        no leader can be reached."""
         try:
             answer = await self.carry_out(DescribeStream(self.stream))
         except (NotLeader, NotReady):
@@ -107,7 +110,8 @@ class Asked:
         return answer.info
 
     async def scan(self, look: Callable[..., Result], *arguments: object) -> Result:
-        """Run `look` in the thread that all scans share. Raises ShuttingDown."""
+        """Run `look` in a thread that searches share, and return its result. Raises
+        ShuttingDown."""
         loop = asyncio.get_running_loop()
         try:
             thread = self.parts.scanners.of(self.party)
@@ -117,14 +121,16 @@ class Asked:
         return await waiting
 
     def text(self, name: str) -> str:
-        """Return a query parameter without surrounding blanks; empty if it is missing."""
+        """Return a query parameter without blanks at its ends; empty if it is missing. Raises
+        InvalidArgument if it is too long."""
         found = self.request.query.get(name, "").strip()
         if len(found) > MAX_TEXT:
             raise InvalidArgument(f"{name}: longer than {MAX_TEXT} characters")
         return found
 
     def choice(self, name: str, known: tuple[str, ...]) -> str:
-        """Return a query parameter; the first of `known` if it is missing."""
+        """Return a query parameter, one of `known`; the first of them if it is missing. Raises
+        InvalidArgument for any other value."""
         found = self.text(name) or known[0]
         if found not in known:
             raise InvalidArgument(f"{name}: expected one of {', '.join(known)}")
@@ -144,10 +150,13 @@ class Asked:
 class Shown:
     """The values of a page.
 
-    `data` is the answer of the `.json` twin, and everything that the template receives from the
-    daemon. `extra` is only for the form of the page: values of fields, links. `refused` is set if
-    the form was wrong: the page shows the form with the reasons, and the twin answers this error.
-    `moved_to` is set if a form was carried out: the browser continues with that page."""
+    `data` is returned as JSON at the page's address plus `.json`. The template receives no other
+    values from the daemon. `extra` is only for the form of the page: values of fields, links.
+
+    `refused` is set if the form contained an error: the page shows the form with the reasons, and
+    the JSON address returns this error. `moved_to` is set if a form was carried out: the browser
+    continues with that page.
+    """
 
     title: str
     data: dict[str, Any]

@@ -1,8 +1,8 @@
-"""The records of one page: those that match the viewer's form and that the viewer may read, newest
-or oldest first.
+"""Finds the records of one page: those that match the viewer's form and that the viewer may read,
+the newest or the oldest first.
 
-The log is read in the threads that all scans share, a bounded amount at a time. A search without a
-match ends after a while, with the offset at which it can continue.
+The log is read in the threads that all searches share, a limited amount at a time. A search without
+a match stops at a time limit and reports the offset at which it can continue.
 """
 
 from __future__ import annotations
@@ -22,16 +22,20 @@ from liftlog.server.web.asking import Asked
 from liftlog.server.web.pace import Pace, Paced
 
 _SEARCH_SECONDS = 0.7
-"""Time limit of one page; it shows the records found by then."""
+"""Time limit of one page. The page shows the records that were found by then."""
 _SHOWN_SECONDS = 0.3
-"""A page with at least one record is shown after this time: a viewer who searches wants to see the
+"""Shorter time limit once the page has at least one record, because the viewer wants to see the
 first match soon."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Records in [`since_ns`, `until_ns`), from offset `above` on, that match `selection`. The list
-    begins at `offset`, or else at the end of that range that `is_newest_first` selects."""
+    """The records that a viewer requests: those that match `selection`, have a time in [`since_ns`,
+    `until_ns`) and an offset of at least `above`.
+
+    The list begins at `offset`. Without `offset` it begins with the newest of these records if
+    `is_newest_first` is set, and with the oldest otherwise.
+    """
 
     limit: int
     selection: Selection
@@ -52,10 +56,11 @@ Row = dict[str, Any]
 
 
 class Found(NamedTuple):
-    """`next_offset` is where to continue; with `at_end`, no record exists from there on yet.
+    """The rows of one page. The search can continue at `next_offset`; with `at_end`, no further
+    record exists yet.
 
-    `span` holds the offsets that the list can reach; `looked_at` of them were examined, counted
-    from its beginning.
+    `span` is the range of offsets that the list can reach. The first `looked_at` of these offsets,
+    in the order of the list, have been examined.
     """
 
     first_offset: int
@@ -68,10 +73,10 @@ class Found(NamedTuple):
 
 
 async def browse(asked: Asked, stream: str, wanted: Wanted, row: Callable[[Item], Row]) -> Found:
-    """Find the records and make a row of each with `row`, at once: the records themselves are not
-    kept.
+    """Find the records and convert each to a row with `row` at once, so that the records themselves
+    need not stay in memory.
 
-    Raises LiftlogErrors: no such stream, no right to read it.
+    Raises LiftlogErrors, for example if the stream does not exist or the viewer may not read it.
     """
     principal = asked.viewer.principal
     readable = asked.gate.readable_subjects(principal, stream, peer=asked.peer)
@@ -107,7 +112,7 @@ async def browse(asked: Asked, stream: str, wanted: Wanted, row: Callable[[Item]
 
 
 def _step(walk: Walk, limit: int, pace: Pace) -> list[Item]:
-    """Blocking."""
+    """Return up to `limit` further records of the walk. Blocking."""
     pace.begin()
     items = walk.step(limit)
     pace()
@@ -125,7 +130,8 @@ def _walk(log: Log, wanted: Wanted, span: Span, start: int, selection: Selection
 
 
 def _start(log: Log, wanted: Wanted) -> tuple[Span, int, str]:
-    """Return the span that the list can reach, where to begin, and a note about it. Blocking."""
+    """Return the range of offsets that the list can reach, the offset of its first record, and a
+    note for the viewer. Blocking."""
     first, end = log.log_start_offset, log.high_watermark
     low, high, note = first, end, ""
     if wanted.since_ns is not None:

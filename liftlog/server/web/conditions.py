@@ -1,7 +1,7 @@
-"""Conditions on the values of records: a text in it, a field of its JSON, a regular expression.
+"""Search conditions on the values of records: a text, a field of JSON, a regular expression.
 
-Each examines a column of values at once, about 128 KiB at a time. During that time it may hold the
-interpreter, which the commits need as well.
+A condition examines a column of values in steps of about 128 KiB. During a step it may hold the
+interpreter lock, which the commits need, too.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ Condition = Callable[[BinaryColumn], Flags]
 
 
 def parse_condition(kind: str, text: str) -> Condition:
-    """`kind` is one of KINDS. Raises InvalidArgument, MissingDependency."""
+    """Return the condition of a kind, one of KINDS. Raises InvalidArgument, MissingDependency."""
     if kind == "json":
         return FieldIs.parse(text)
     return _expression(text) if kind == "regex" else Contains(text)
@@ -62,7 +62,8 @@ def _expression(text: str) -> Expression:
 
 
 def parts_of(values: BinaryColumn, size: int) -> Iterator[tuple[int, BinaryColumn]]:
-    """Parts of about `size` bytes, or one value, each with the number of its first item."""
+    """Yield parts of about `size` bytes, or of one longer value, each with the index of its first
+    item."""
     first, count = 0, len(values)
     while first < count:
         limit = int(values.ends[first]) + size
@@ -72,13 +73,17 @@ def parts_of(values: BinaryColumn, size: int) -> Iterator[tuple[int, BinaryColum
 
 
 class Contains:
-    """ASCII letters match without regard to case. Other letters are also found in the form that
-    JSON escapes them to: many programs write `\\u00fc` there for `ü`."""
+    """Matches values that contain a text.
+
+    ASCII letters match without regard to case. Other letters also match their escaped form in
+    JSON, because many programs write `\\u00fc` for `ü`.
+    """
 
     def __init__(self, text: str, *, step_bytes: int = _STEP_BYTES) -> None:
-        """Searches about `step_bytes` at once."""
+        """Search about `step_bytes` at once."""
         self._step_bytes = step_bytes
-        # Quotes and backslashes stay as they are: the rest of such a text may itself be JSON.
+        # Quotes and backslashes are not escaped, because the JSON may itself contain JSON in a
+        # text.
         escaped = _OUTSIDE_ASCII.sub(lambda found: json.dumps(found[0])[1:-1], text)
         self._wanted = dict.fromkeys(_encoded(one).lower() for one in (text, escaped))
 
@@ -92,7 +97,8 @@ class Contains:
 
 
 def _items_with(wanted: bytes, raw: bytes, part: BinaryColumn) -> Iterator[int]:
-    """Yield the items of `part`, whose content is `raw`, that contain these bytes."""
+    """Yield the indexes of the items of `part` that contain `wanted`. `raw` is the content of
+    `part`."""
     ends = (part.ends - part.ends[0]).tolist()
     at = raw.find(wanted)
     while at >= 0:
@@ -102,7 +108,7 @@ def _items_with(wanted: bytes, raw: bytes, part: BinaryColumn) -> Iterator[int]:
         if at + len(wanted) <= ends[item + 1]:
             yield item
             at = raw.find(wanted, ends[item + 1])
-        else:  # a match that reaches from one value into the next
+        else:  # the match spans two values, so it does not count
             at = raw.find(wanted, at + 1)
 
 
@@ -110,17 +116,18 @@ def _items_with(wanted: bytes, raw: bytes, part: BinaryColumn) -> Iterator[int]:
 
 
 class Expression:
-    """A regular expression of RE2. Python's own `re` can take hours for a short text, and holds the
-    interpreter meanwhile; the time of RE2 is proportional to the text, and it releases the
-    interpreter.
+    """A regular expression of RE2.
 
-    Each byte that is not UTF-8 counts as one character. Values that could take seconds are not
-    searched.
+    Python's `re` can take hours for a short text and holds the interpreter lock while it does. The
+    time of RE2 is proportional to the length of the text, and RE2 releases the lock.
+
+    Each byte that is not valid UTF-8 counts as one character. Values whose search could take
+    seconds are skipped.
     """
 
     def __init__(self, text: str, *, together: int = _TOGETHER) -> None:
-        """Joins `together` values for the first search. Raises InvalidArgument,
-        MissingDependency."""
+        """Compile the expression. A search joins `together` values and examines them one by one
+        only if the joined text matches. Raises InvalidArgument, MissingDependency."""
         self._together = together
         try:
             import re2
@@ -129,7 +136,7 @@ class Expression:
                 "expressions need google-re2, which is not installed: "
                 "pip install 'liftlog[search]'",
             ) from error
-        if count := _NO_LEAST_COUNT.search(text):  # RE2 takes it for plain text
+        if count := _NO_LEAST_COUNT.search(text):  # RE2 treats it as plain text
             raise InvalidArgument(f"{_NOT_VALID}: write {{0,{count[1]}}} for {count[0]}")
         options = re2.Options()
         options.log_errors = False
@@ -174,8 +181,9 @@ class Expression:
 
 
 def _sees_edges(text: str) -> bool:
-    """Return True if the expression may match in a value but not in several values joined, since it
-    may ask where a value, or a word, begins or ends. True if in doubt."""
+    """Return True if the expression might match a single value although it does not match several
+    values joined, because it tests for the edge of a text or of a word. If in doubt, return
+    True."""
     without_escapes = re.sub(r"\\.", "", text, flags=re.DOTALL)
     outside_classes = without_escapes.replace("[^", "")
     return bool(re.search(r"\\[AzbBQ]", text) or re.search(r"[$^]", outside_classes))
@@ -190,7 +198,7 @@ def _as_utf8(raw: bytes) -> bytes:
 
 
 def _problem(reason: str) -> str:
-    """Return RE2's message, with a hint if the message alone does not help."""
+    """Return RE2's error message, with a hint for errors that need one."""
     if reason.startswith("pattern too large"):
         return "the expression is too large: use smaller counts"
     hint = next((hint for words, hint in _HINTS.items() if reason.startswith(words)), "")
@@ -216,7 +224,7 @@ Path = tuple[str | int | None, ...]
 
 
 def parse_path(text: str) -> Path:
-    """Parse a field without a comparison. Raises InvalidArgument."""
+    """Parse the path of a field, without a comparison. Raises InvalidArgument."""
     path, position = _path(text)
     if not path or text[position:].strip():
         raise InvalidArgument(
@@ -227,7 +235,7 @@ def parse_path(text: str) -> Path:
 
 
 def _path(text: str) -> tuple[Path, int]:
-    """Parse a path as far as it goes, and return it with the position where it ends. Raises
+    """Parse the longest path at the start of `text`; return it with the position of its end. Raises
     InvalidArgument."""
     path: list[str | int | None] = []
     position = 1 if text.startswith("$") else 0
@@ -242,8 +250,8 @@ def _path(text: str) -> tuple[Path, int]:
 
 
 def found_at(value: Any, path: Path) -> Iterator[Any]:
-    """Yield the values that a JSON value has at `path`: several if the path has an `[*]`, or
-    none."""
+    """Yield the parts of a JSON value to which `path` leads: none if the path does not exist,
+    several if it contains `[*]`."""
     for level, step in enumerate(path):
         if isinstance(value, dict) and isinstance(step, str) and step in value:
             value = value[step]
@@ -260,8 +268,8 @@ def found_at(value: Any, path: Path) -> Iterator[Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Unusual:
-    """Escapes with which a text, or exponents with which a number, can be written in another way
-    than usual."""
+    """Signs that a value may be written in an unusual form, so that a search for its usual bytes is
+    not sufficient: escapes in a text, exponents in a number."""
 
     escapes: re.Pattern[bytes]
     exponents: bool
@@ -271,8 +279,8 @@ class _Unusual:
             return True
         if not self.exponents:
             return False
-        # The expression \d[eE] finds the same, but has to try every digit: that takes 30 times as
-        # long.
+        # The regular expression \d[eE] finds the same bytes but takes 30 times as long, because it
+        # tries every digit.
         octets = np.frombuffer(content, np.uint8)
         behind = np.flatnonzero((octets[1:] | 0x20) == ord("e"))
         return bool((octets[behind] - np.uint8(ord("0")) < 10).any())
@@ -280,19 +288,20 @@ class _Unusual:
 
 @dataclass(frozen=True, slots=True)
 class FieldIs:
-    """Matches if the field exists and its value compares as wanted. A number is compared with
-    numbers, a quoted text with texts; 17 without quotes is also the text "17"."""
+    """Matches a value whose JSON has the field, with a value that satisfies the comparison. A
+    number is compared with numbers and a quoted text with texts. 17 without quotes also equals the
+    text "17"."""
 
     path: Path
     compare: Callable[[Any, Any], Any] | None
     wanted: tuple[Any, ...]
     needle: bytes
-    """Bytes that every match contains, unless a part of the value is written in an unusual way."""
+    """Bytes that every match contains, unless a part of the value is in an unusual form."""
     unusual: _Unusual
 
     @classmethod
     def parse(cls, text: str) -> FieldIs:
-        """Raises InvalidArgument."""
+        """Parse a path with an optional comparison. Raises InvalidArgument."""
         path, position = _path(text)
         comparison = _COMPARISON.match(text, position)
         if not path or (comparison is None and text[position:].strip()):
@@ -305,7 +314,7 @@ class FieldIs:
             raise InvalidArgument(f"{_HELP}; there is nothing after {sign}")
         wanted = _literal(literal)
         if sign[0] in "<>":
-            wanted = wanted[:1]  # `<` and `>` do not compare 5 with texts
+            wanted = wanted[:1]  # `<` and `>` compare 5 with numbers only
             if isinstance(wanted[0], bool | None):
                 raise InvalidArgument(f"{_HELP}; only numbers and texts are less or greater")
         if sign in ("=", "==") and not isinstance(wanted[0], bool | float | None):
@@ -360,8 +369,8 @@ def _encoded(text: str) -> bytes:
 
 
 def _literal(text: str) -> tuple[Any, ...]:
-    """Return the values to compare with: the parsed JSON, and the text itself if it has no
-    quotes."""
+    """Return the values to compare with: the parsed JSON, and the literal itself as a text unless
+    it is quoted."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -379,5 +388,6 @@ def _from_json(quoted: str) -> str:
 
 
 def _kind(value: Any) -> type:
-    """All numbers are one kind; true and false are not numbers."""
+    """Return the kind of a JSON value. All numbers are of one kind; true and false are not
+    numbers."""
     return float if type(value) is int else type(value)

@@ -1,7 +1,8 @@
-"""A value as text, JSON, hexadecimal or msgpack: plain text for a page. Pure.
+"""Shows a value as text, JSON, hexadecimal or msgpack, converted to plain text for a page. Pure.
 
-The values are not trusted: no function here raises for any input. A preview takes at most about 2
-ms of processor time, an expanded one 4 ms, a whole value 20 ms: they are made on the event loop.
+The values are not trusted: no function here raises for any input. The functions run on the event
+loop. A preview takes at most about 2 ms of processor time, an expanded value 4 ms, a whole value 20
+ms.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ MAX_SHOWN_BYTES = 64 * 1024
 PREVIEW_CHARS = 240
 _HEX_BYTES = 16 * 1024
 LOOKED_AT_BYTES = 4096
-"""The beginning of a value, which decides whether it is shown as text."""
+"""Number of bytes at the start of a value that decide whether it is shown as text."""
 _PREVIEWED_BYTES = 8 * 1024
 
 _CONTROL = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n\r"}
@@ -44,8 +45,8 @@ _NAMES = {"json": "JSON", "msgpack": "msgpack"}
 
 
 class Content(NamedTuple):
-    """`view` is the view in which the value is shown; `problem` says why it is not the requested
-    one, or how much is left out."""
+    """A value as a page shows it. `view` is the view that was used. `problem` says why this is not
+    the requested view, or how much of the value is left out."""
 
     view: str
     text: str
@@ -54,7 +55,7 @@ class Content(NamedTuple):
 
 class _Bounds(NamedTuple):
     raw_bytes: int | None
-    """Number of bytes of a value that are read for text and hexadecimal; None: as many as a page
+    """Number of bytes that the text and hexadecimal views read; None stands for as many as a page
     shows."""
     chars: int
     lines: int
@@ -66,7 +67,7 @@ _EXPANDED = _Bounds(4096, 8192, 250)
 
 
 def show(raw: bytes | None, view: str = "auto") -> Content:
-    """Show the whole value, or as much of it as fits one page."""
+    """Show the whole value, or its beginning if it does not fit one page."""
     return Content("tombstone", "") if raw is None else _shown(raw, view, _WHOLE)
 
 
@@ -98,22 +99,22 @@ def preview(raw: bytes | None, view: str = "auto") -> Content:
 
 def _shown(raw: bytes, view: str, bounds: _Bounds) -> Content:
     problem = ""
-    # Parsing would be most of the cost of 250 rows, which show the text in the form in which it was
-    # sent.
+    # The text is shown in the form in which it was sent. Parsing it would be most of the cost of a
+    # page of 250 rows.
     is_parsed = bounds is _WHOLE or len(raw) <= _PREVIEWED_BYTES
     if is_parsed and (view == "json" or (view == "auto" and raw[:1] in (b"{", b"["))):
         found = _outlined("json", outline_json, raw, bounds)
         if isinstance(found, Content):
             return found
         problem = found
-    # Every byte below 128 is a number in msgpack, but rarely meant as one.
+    # Every byte below 128 is a valid number in msgpack, but is rarely meant as one.
     if view == "msgpack" or (view == "auto" and raw[:1] >= b"\x80" and not is_text(raw)):
         found = _outlined("msgpack", partial(outline_msgpack, is_text=is_text), raw, bounds)
         if isinstance(found, Content):
             return found
         problem = found
     if view == "auto" and not problem.startswith(_TOO_DEEP):
-        problem = ""  # it was a guess
+        problem = ""  # the format was only a guess
     looked_at = raw[: bounds.raw_bytes]
     as_text = view == "text" or (view != "hex" and is_text(raw))
     other = _text(looked_at) if as_text else _hex(looked_at)
@@ -121,13 +122,13 @@ def _shown(raw: bytes, view: str, bounds: _Bounds) -> Content:
 
 
 def visible(text: str) -> str:
-    """Replace control characters by their pictures, and those that change the writing direction by
-    U+FFFD."""
+    """Replace control characters by visible symbols, and characters that change the writing
+    direction by U+FFFD."""
     return text.translate(_CONTROL)
 
 
 def is_text(raw: bytes) -> bool:
-    """Return True if `raw` is UTF-8 with hardly any control characters."""
+    """Return True if `raw` is valid UTF-8 with hardly any control characters."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     try:
         text = decoder.decode(raw[:LOOKED_AT_BYTES], final=len(raw) <= LOOKED_AT_BYTES)
@@ -137,8 +138,8 @@ def is_text(raw: bytes) -> bool:
 
 
 def as_key(raw: bytes | None) -> str | None:
-    """Return the key as text if it is UTF-8, else as `hex:...`, which the filter for keys
-    accepts."""
+    """Return the key as text if it is valid UTF-8, else as `hex:...`. The filter for keys accepts
+    both forms."""
     if raw is None:
         return None
     try:
@@ -166,7 +167,7 @@ def _hex(raw: bytes) -> Content:
 def _outlined(
     view: str, outline: Callable[..., Outline], raw: bytes, bounds: _Bounds
 ) -> Content | str:
-    """Returns the reason, a text, if the value has no outline."""
+    """Return the value as an outline; if it has none, return the reason as a text."""
     if len(raw) > MAX_SHOWN_BYTES:
         return f"larger than {MAX_SHOWN_BYTES // 1024} KiB"
     try:

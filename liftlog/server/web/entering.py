@@ -1,5 +1,5 @@
-"""Sign in, sign out, and identify the viewer of a request: by cookie, by token, or without
-either."""
+"""Signs users in and out, and identifies the viewer of a request by its cookie or token, or as
+anonymous."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _MAX_FIELDS = 16
 _FORM_SECONDS = 10.0
 _FORM_TYPE = "application/x-www-form-urlencoded"
 _OWN_PATH = re.compile(r"/ui(/[A-Za-z0-9_-][A-Za-z0-9_.-]*)+(\?[A-Za-z0-9_.~%&=+*-]*)?", re.ASCII)
-"""Paths of this site. No part is empty or begins with a dot: `/ui/..//evil.example` leads to
-another site."""
+"""Paths of this site. No part may be empty or begin with a dot, because `/ui/..//evil.example`
+leads to another site."""
 
 
 class Entering:
@@ -46,11 +46,11 @@ class Entering:
         return self._callers.gate.policy
 
     def check_origin(self, request: web.Request) -> None:
-        """Raises Forbidden."""
+        """Refuse requests that a browser sent for a page of another site. Raises Forbidden."""
         self._callers.check_origin(request)
 
     async def viewer(self, request: web.Request) -> Viewer:
-        """Raises Unauthenticated, Forbidden, LimitExceeded."""
+        """Return the viewer of a request. Raises Unauthenticated, Forbidden, LimitExceeded."""
         self._callers.check_origin(request, navigation=is_navigation(request))
         policy = self.policy
         if policy is None:
@@ -66,7 +66,8 @@ class Entering:
         raise Unauthenticated("sign in first")
 
     async def sign_in(self, request: web.Request, token: str) -> web.Response:
-        """Raises Unauthenticated, LimitExceeded."""
+        """Begin a session for the owner of the token, and redirect to the requested page. Raises
+        Unauthenticated, LimitExceeded."""
         policy = self.policy
         if policy is None:
             return see_home(request)
@@ -96,7 +97,8 @@ class Entering:
 
 
 def see_home(request: web.Request) -> web.Response:
-    """Redirect to the page that the user requested before signing in; never outside this site."""
+    """Redirect to the page that the user requested before signing in. The target is always on this
+    site."""
     wanted = request.query.get("next", "")
     where = wanted if _OWN_PATH.fullmatch(wanted) else HOME
     return answers.see_other(where)
@@ -110,13 +112,14 @@ def login_path(request: web.Request) -> str:
 
 
 def is_encrypted(request: web.Request) -> bool:
-    """A proxy's header is trusted: it can only make the cookie more restricted."""
+    """Return True if the browser's connection is encrypted. A proxy's header is trusted, because a
+    wrong header can only make the cookie more restricted."""
     forwarded = request.headers.get("X-Forwarded-Proto", "").partition(",")[0].strip().lower()
     return request.secure or forwarded == "https"
 
 
 async def read_form(request: web.Request) -> dict[str, str]:
-    """Raises LiftlogErrors: a form has a size limit and a deadline."""
+    """Return the fields of a posted form, whose size and time are limited. Raises LiftlogErrors."""
     if request.content_type != _FORM_TYPE:
         raise Forbidden("expected a form of this page")
     body = bytearray()
@@ -137,7 +140,7 @@ async def read_form(request: web.Request) -> dict[str, str]:
 
 
 def check_form(sessions: Sessions, request: web.Request, form: dict[str, str], why: str) -> None:
-    """Raises Forbidden if this daemon did not make the form for this purpose and session."""
+    """Raise Forbidden unless this daemon made the form, for this purpose and session."""
     cookie = request.cookies.get(COOKIE)
     if not sessions.is_form_token(form.get("form_token", ""), cookie, why):
         raise Forbidden(

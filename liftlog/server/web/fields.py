@@ -1,4 +1,5 @@
-"""Chosen fields of JSON values, as the columns of a table; two values side by side. Pure."""
+"""Selects fields of JSON values as columns of a table, and compares two values line by line.
+Pure."""
 
 from __future__ import annotations
 
@@ -15,10 +16,11 @@ from liftlog.server.web.content import MAX_SHOWN_BYTES, visible
 MAX_FIELDS = 12
 MAX_CELL_CHARS = 200
 MAX_LINES = 500
-"""Lines of each of two compared values: the time grows with the product of both numbers."""
+"""Maximum number of lines of each compared value, because the time grows with the product of both
+numbers."""
 _MAX_ITEMS = 20
 _AROUND = 3
-"""Equal lines that are shown before and after a change."""
+"""Number of equal lines shown before and after a change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,7 @@ class Fields:
 
     @classmethod
     def parse(cls, text: str) -> Fields:
-        """Parse a list such as `customer.id, items[*].sku`. Raises InvalidArgument."""
+        """Parse a list of paths such as `customer.id, items[*].sku`. Raises InvalidArgument."""
         names = list(dict.fromkeys(filter(None, map(str.strip, _parts(text)))))
         if not names:
             raise InvalidArgument("expected fields such as customer.id, items[0].sku")
@@ -37,7 +39,7 @@ class Fields:
         return cls(names, [parse_path(name) for name in names])
 
     def of(self, raw: bytes | None) -> list[str | None]:
-        """Return a text for each field; None if the value does not have it."""
+        """Return a text for each field; None for a field that the value lacks."""
         nothing: list[str | None] = [None] * len(self.names)
         if not raw or len(raw) > MAX_SHOWN_BYTES:
             return nothing
@@ -74,8 +76,9 @@ def _cell(value: Any, path: Path) -> str | None:
 
 
 class Pair(NamedTuple):
-    """One line of a comparison. `kind` is `same`, `changed`, or `skipped`: then `left_out` equal
-    lines are not shown. The text of a side without a line is None."""
+    """One line of a comparison. `kind` is `same`, `changed` or `skipped`. A `skipped` line stands
+    for `left_out` equal lines that are not shown. The text of a side is None if the line exists
+    only on the other side."""
 
     kind: str
     left: str | None
@@ -97,8 +100,8 @@ def compared(left: str, right: str) -> list[Pair]:
 
 
 def _steps(old: Sequence[str], new: Sequence[str]) -> Iterator[tuple[str, int, int, int, int]]:
-    """Opcodes of SequenceMatcher. For two long, different texts it ignores frequent lines
-    (`autojunk`), which could take a second."""
+    """Return the opcodes of SequenceMatcher. For two long, different texts it ignores frequent
+    lines (`autojunk`); comparing those could take a second."""
     shorter = min(len(old), len(new))
     head = next((at for at in range(shorter) if old[at] != new[at]), shorter)
     rest = shorter - head
@@ -115,7 +118,8 @@ def _steps(old: Sequence[str], new: Sequence[str]) -> Iterator[tuple[str, int, i
 
 
 def _equal(lines: Sequence[str], *, is_first: bool, is_last: bool) -> Iterator[Pair]:
-    """Equal lines, without those far from any change."""
+    """Yield a block of equal lines; the lines that are far from any change are replaced by one
+    `skipped` line."""
     before = 0 if is_first else _AROUND
     after = 0 if is_last else _AROUND
     skipped = len(lines) - before - after

@@ -1,6 +1,7 @@
-"""Numbers, sizes, times and drawings for people. Pure.
+"""Formats numbers, sizes and times as text for people, and computes simple drawings. Pure.
 
-`static/live.js` formats numbers, sizes and rates in the same way."""
+`static/live.js` formats numbers, sizes and rates in the same way.
+"""
 
 from __future__ import annotations
 
@@ -17,19 +18,20 @@ _SECOND_NS = 1_000_000_000
 
 
 def count(number: float) -> str:
-    """`1,234,567`."""
+    """Format a number with separators, like `1,234,567`."""
     return f"{math.floor(number + 0.5):,}"
 
 
 def tenths(number: float) -> str:
-    """One decimal below 100. Halves are rounded up, as in JavaScript."""
+    """Format a number with one decimal if it is below 100. Halves are rounded up, as in
+    JavaScript."""
     if number >= 99.95:
         return count(number)
     return f"{math.floor(number * 10 + 0.5) / 10:.1f}"
 
 
 def size(size_bytes: float) -> str:
-    """`1.5 MiB`."""
+    """Format a size in bytes, like `1.5 MiB`."""
     number, unit = float(size_bytes), 0
     while number >= 1023.5 and unit < len(_UNITS) - 1:
         number, unit = number / 1024, unit + 1
@@ -37,7 +39,7 @@ def size(size_bytes: float) -> str:
 
 
 def rate(per_second: float) -> str:
-    """`0` rather than `0.0`, so that a quiet stream looks quiet."""
+    """Format a rate per second. Zero is `0`, not `0.0`, so that an idle stream is easy to see."""
     return "0" if per_second == 0 else tenths(per_second)
 
 
@@ -46,7 +48,8 @@ def percent(ratio: float) -> str:
 
 
 def moment(timestamp_ns: int) -> str:
-    """`2026-01-02 03:04:05.678 UTC`; `none` without a timestamp (0 or less)."""
+    """Format a time in ns since 1970, like `2026-01-02 03:04:05.678 UTC`; `none` if it is 0 or
+    less."""
     if timestamp_ns <= 0:
         return "none"
     try:
@@ -57,7 +60,7 @@ def moment(timestamp_ns: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """The two largest units: `3 d 4 h`, `5 min 6 s`, `0.8 s`."""
+    """Format a duration with its two largest units, like `3 d 4 h`, `5 min 6 s` or `0.8 s`."""
     if seconds < 10:
         return f"{math.floor(seconds * 10 + 0.5) / 10:g} s"
     rest, parts = int(seconds), []
@@ -76,10 +79,11 @@ def ago(timestamp_ns: int, now_ns: int) -> str:
 
 
 def parse_moment(text: str) -> int | None:
-    """Parse a time to ns since 1970; return None for any other text.
+    """Parse a time and return it in ns since 1970; return None for any other text.
 
-    Accepts ISO 8601 (UTC unless it names another zone; `today` or `yesterday` can replace the
-    date), seconds since 1970, and a time ago (`15m`, `2h`, `3d`)."""
+    Accepts ISO 8601 (in UTC unless it names another zone; `today` or `yesterday` may replace the
+    date), seconds since 1970, and a time ago (`15m`, `2h`, `3d`).
+    """
     text = text.strip()
     for word, days in (("today", 0), ("yesterday", 1)):
         if text.startswith(word):
@@ -110,15 +114,18 @@ WIDTH = 1000
 MAX_PARTS = 80
 _MIN_WIDTH, _MIN_MARK = 6.0, 3.0
 _MARK = 8.0
-"""Width of the mark of a consumer."""
+"""Width of the mark that shows a consumer's position."""
 KINDS = ("compacted", "sealed", "active", "damaged")
-"""A group of several kinds is shown as the last of them in this order."""
+"""Kinds of segments. A part that contains several kinds is drawn as the last of them in this
+order."""
 
 
 def segment_parts(segments: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Draw the segments of a stream as one bar: rectangles from left to right, each for one
-    segment, or for several neighbours if there are too many. Their widths show their sizes, with a
-    minimum so that each can be seen."""
+    """Compute a bar that shows the segments of a stream as rectangles from left to right.
+
+    Each rectangle shows one segment, or several neighbours if there are too many segments. The
+    width of a rectangle shows its size, but a minimum keeps each of them visible.
+    """
     groups = _grouped(segments)
     total = sum(group["size_bytes"] for group in groups) or 1
     room = WIDTH - _MIN_WIDTH * len(groups)
@@ -133,7 +140,8 @@ def segment_parts(segments: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def damage_marks(
     parts: Sequence[dict[str, Any]], damaged: Sequence[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Marks of these ranges of offsets in that bar, wide enough to be seen."""
+    """Compute marks for damaged ranges of offsets in that bar. A minimum width keeps each mark
+    visible."""
     marks = []
     for bad in damaged:
         for part in parts:
@@ -151,7 +159,7 @@ def damage_marks(
 
 
 def places(parts: Sequence[dict[str, Any]], offsets: Sequence[int | None]) -> list[float | None]:
-    """Places of these offsets in that bar; None if the place is not known."""
+    """Return the x coordinates of these offsets in that bar; None for an offset of None."""
     borders = [part["base_offset"] for part in parts]
     found: list[float | None] = []
     for offset in offsets:

@@ -1,4 +1,5 @@
-"""The last minutes and hours of each stream, and of the daemon as a whole, in bounded memory."""
+"""Keeps the last minutes and hours of each stream, and of the daemon as a whole, in bounded
+memory."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ INTERVAL_SECONDS = 5.0
 
 
 class Span(NamedTuple):
-    """A time to look back on: `kept` points, one every `seconds`."""
+    """A period that a chart shows: `kept` points, one every `seconds`."""
 
     text: str
     seconds: float
@@ -29,25 +30,26 @@ SPANS = {
 }
 FINEST = "5m"
 MAX_LONG = 2000
-"""Number of streams for which more than the finest span is kept: 18 KiB each. The others take 5
-KiB."""
+"""Maximum number of streams for which all spans are kept, at 18 KiB per stream. Further streams
+have only the finest span, at 5 KiB."""
 DAEMON = ""
-"""Replaces the name of a stream, which is never empty, for the daemon as a whole."""
+"""Name of the daemon's own history, in place of a stream's name, which is never empty."""
 _BETWEEN = "/"
-"""Separator: it does not occur in names of streams, consumers or groups."""
+"""Separator of two names; it occurs in no name of a stream, a consumer or a group."""
 _PER_TURN = 100
 
 
 class Reading(NamedTuple):
     """The counters and levels at one moment.
 
-    A point of the history is computed from two readings. For `totals`, which only grow, it is the
-    growth per second; for `events`, the growth; for `timings`, which are counts in the buckets of
-    LATENCY_BOUNDS, the median and the 99th percentile of the growth, in seconds; for `levels`, the
-    value itself.
+    A point of the history is computed from two readings. `totals` only grow, and a point holds
+    their growth per second. For `events` it holds the growth itself. `timings` count observations
+    in the buckets of LATENCY_BOUNDS; a point holds the median and the 99th percentile, in seconds,
+    of the observations between the two readings. For `levels` it holds the newer value.
 
-    `totals` begin with records and received bytes. A reading is immutable: passing the same object
-    as before shows cheaply that nothing has happened."""
+    The first two `totals` are records and received bytes. A reading is immutable. If nothing has
+    changed, the same object can be passed again, which is detected cheaply.
+    """
 
     totals: Mapping[str, float]
     events: Mapping[str, float]
@@ -56,8 +58,8 @@ class Reading(NamedTuple):
 
 
 class Rate(NamedTuple):
-    """Growth per second. `history` holds a rate of records per `INTERVAL_SECONDS`, the oldest
-    first."""
+    """Growth per second of one stream. `history` holds one rate of records per `INTERVAL_SECONDS`,
+    the oldest first."""
 
     records: float
     received_bytes: float
@@ -68,25 +70,25 @@ NOTHING = Rate(0.0, 0.0, [])
 
 
 class Points(NamedTuple):
-    """`times` in seconds since 1970, each the end of the interval that its values describe. A value
-    is NaN if nothing was measured."""
+    """The points of a chart. Each of `times`, in seconds since 1970, is the end of the interval
+    that its values describe. A value is NaN if nothing was measured."""
 
     times: Sequence[float]
     values: Mapping[str, Sequence[float]]
 
 
 def of_consumer(consumer: str, stream: str) -> str:
-    """The name of the history of a consumer."""
+    """Return the name of the history of a consumer."""
     return f"{consumer}{_BETWEEN}{stream}"
 
 
 def of_group(group: str, stream: str) -> str:
-    """The name of the history of a consumer group."""
+    """Return the name of the history of a consumer group."""
     return f"{group}{_BETWEEN * 2}{stream}"
 
 
 class _Series:
-    """One span of one stream."""
+    """The points of one stream in one span."""
 
     __slots__ = ("_at", "_last", "_span", "_still", "_values", "times")
 
@@ -95,7 +97,8 @@ class _Series:
         self.times = array("d")
         self._values: dict[str, array[float]] = {}
         self._still = 0
-        """Number of newest points that have no values yet: nothing has changed since `_last`."""
+        """Number of the newest points whose values are not stored yet, because nothing has changed
+        since `_last`."""
 
     @property
     def values(self) -> dict[str, array[float]]:
@@ -103,12 +106,12 @@ class _Series:
         return self._values
 
     def add(self, reading: Reading, at: float, wall: float) -> None:
-        """Add a point, unless the last one is less than a step old."""
+        """Add a point. Skips it if the previous point is less than a step old."""
         seconds, last = at - self._at, self._last
         if seconds < self._span.seconds - INTERVAL_SECONDS / 2:
             return
         self._at = at
-        if reading is last:  # the usual case for most of a thousand streams
+        if reading is last:  # most streams are idle in most intervals
             self._still += 1
             self._note_time(wall)
             return
@@ -142,7 +145,7 @@ _ZERO = Reading({}, {}, {}, {})
 
 
 def _point(reading: Reading, last: Reading, seconds: float) -> dict[str, float]:
-    """The changes between two readings."""
+    """Compute a point from two readings."""
     if any(now < last.totals.get(name, 0) for name, now in reading.totals.items()):
         last = _ZERO  # the stream was deleted and created again
     found: dict[str, float] = {}
@@ -160,10 +163,11 @@ def _point(reading: Reading, last: Reading, seconds: float) -> dict[str, float]:
 
 
 class History:
-    """The series of all streams. Belongs to the event loop.
+    """The histories of all streams. Belongs to the event loop.
 
-    The hot path only counts; the counters are read every few seconds. Nothing survives a restart:
-    metrics cover longer times."""
+    The code on the path of messages only counts; the counters are read every few seconds. The
+    history is lost at a restart: the metrics cover longer times.
+    """
 
     def __init__(
         self,
@@ -187,16 +191,17 @@ class History:
             self._task = None
 
     def rate(self, name: str) -> Rate:
-        """The growth of the stream in the last minutes."""
+        """Return the newest rates of a stream, and those of the last minutes."""
         series = self._series.get(name, {}).get(FINEST)
         if series is None or not series.times:
             return NOTHING
-        # Rounded to what the page shows: more digits would only make its twin longer.
+        # Rounded to the digits that the page shows, so that its JSON form is shorter.
         history = [round(one, 2) for one in series.values["records"]]
         return Rate(history[-1], round(series.values["received_bytes"][-1], 1), history)
 
     def points(self, name: str, span: str) -> Points:
-        """Empty for a stream that is unknown or new, or has no series of this length."""
+        """Return the points of one span. Empty if the stream is unknown or new, or has no history
+        of this length."""
         series = self._series.get(name, {}).get(span)
         return Points((), {}) if series is None else Points(series.times, series.values)
 
@@ -206,7 +211,7 @@ class History:
             await asyncio.sleep(INTERVAL_SECONDS)
 
     async def look(self) -> None:
-        """Read all counters once."""
+        """Read all counters once, and add a point to each history."""
         found = await self._readings()
         for number, (name, reading) in enumerate(found.items(), 1):
             self._take(name, reading)

@@ -1,8 +1,8 @@
-"""JSON and msgpack values as indented text, bounded while it is written; and such a text with
-colours, and marks where a browser can fold it. Pure.
+"""Writes JSON and msgpack values as indented text of limited size, and adds colours and marks for
+folding to such a text. Pure.
 
-A value of 64 KiB can take megabytes when it is indented. The text is therefore not truncated
-afterwards: writing stops at the bounds.
+The text of an indented value can be far longer than the value: 64 KiB can take megabytes. Therefore
+writing stops at the limits, instead of truncating the finished text.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ import msgpack
 MAX_DEPTH = 64
 MAX_CHARS = 256 * 1024
 MAX_LINES = 5_000
-"""Writing a line takes some microseconds."""
+"""Limit for the lines of an outline, because writing a line takes some microseconds."""
 
-_encoder = json.JSONEncoder(ensure_ascii=False)  # dumps() would make one at each call
+_encoder = json.JSONEncoder(ensure_ascii=False)  # dumps() creates one at each call
 _UNPACKING = {"raw": True, "strict_map_key": False, "timestamp": 0}
 
 
 class Outline(NamedTuple):
-    """`is_whole` is False if a bound was reached."""
+    """The indented text of a value. `is_whole` is False if a limit cut it off."""
 
     text: str
     is_whole: bool
 
 
 class TooDeep(ValueError):
-    """The written part is nested deeper than MAX_DEPTH."""
+    """The part of the value that was to be written is nested deeper than MAX_DEPTH."""
 
 
 def outline_json(raw: bytes, *, max_chars: int = MAX_CHARS, max_lines: int = MAX_LINES) -> Outline:
-    """Raises TooDeep, and ValueError for input that is not JSON."""
+    """Write JSON as indented text. Raises TooDeep, and ValueError for input that is not JSON."""
     try:
         value = json.loads(raw)
     except RecursionError:
@@ -51,9 +51,10 @@ def outline_msgpack(
     max_chars: int = MAX_CHARS,
     max_lines: int = MAX_LINES,
 ) -> Outline:
-    """Bytes for which `is_text` is false are written as `b"ff00"`.
+    """Write msgpack as indented text. Bytes for which `is_text` returns False are written as
+    `b"ff00"`.
 
-    Raises ValueError unless `raw` is one msgpack value, and TooDeep.
+    Raises ValueError unless `raw` is exactly one msgpack value. Raises TooDeep.
     """
     _check_msgpack(raw)
     unpacker = _unpacker(raw)
@@ -71,11 +72,10 @@ def _unpacker(raw: bytes) -> Any:
 
 
 def _check_msgpack(raw: bytes) -> None:
-    """Raises ValueError unless `raw` is one value from end to end.
+    """Raise ValueError unless `raw` is exactly one msgpack value.
 
-    The values are skipped, at the speed of the C library, and nothing is allocated for a length
-    that a header only declares. So the values that are unpacked later are no longer than the bytes
-    that exist.
+    The C library skips over the values without allocating memory for a length that a header only
+    declares. So unpacking later cannot allocate more than `raw` contains.
     """
     unpacker = _unpacker(raw)
     try:
@@ -87,7 +87,7 @@ def _check_msgpack(raw: bytes) -> None:
 
 
 class _Full(Exception):
-    """A bound was reached."""
+    """The text has reached a limit."""
 
 
 class _Writer:
@@ -175,7 +175,7 @@ def _write_msgpack(
 
 
 def _leaf(value: Any, is_text: Callable[[bytes], bool]) -> str:
-    """As in JSON, for values that JSON has."""
+    """Return a single value as text; a value that JSON can express is written as in JSON."""
     if isinstance(value, bytes):
         if is_text(value):
             return _encoder.encode(value.decode("utf-8", "replace"))
@@ -195,22 +195,24 @@ _TOKEN = re.compile(
     re.VERBOSE,
 )
 _MAX_COLOURED = 2000
-"""Characters of a line; a longer line has a long text in it, not many small values."""
+"""Maximum length of a line that gets colours. A longer line contains a long text rather than many
+small values."""
 
 Part = tuple[str, str]
 
 
 class Line(NamedTuple):
-    """`folds` is 1 if a block begins with this line, -1 if one ends with it, else 0. `parts` are
-    kinds (empty for signs and blanks) with their texts."""
+    """One line of an outline. `folds` is 1 if a block begins with this line, -1 if a block ends
+    with it, else 0. `parts` are pairs of a kind and a text; the kind of punctuation and blanks is
+    empty."""
 
     folds: int
     parts: list[Part]
 
 
 def folded(text: str) -> list[Line]:
-    """Return the lines of a text that `outline` wrote. Blocks that were cut off are closed by lines
-    without parts, so that every block has its end."""
+    """Split a text that `outline` wrote into lines. A block that was cut off is closed by a line
+    without parts, so that every block has an end."""
     lines: list[Line] = []
     depth = 0
     for text_line in text.split("\n"):

@@ -1,9 +1,11 @@
-"""How fast a search may go, so that publishers who wait for acks do not notice it.
+"""Slows down searches while messages are being stored, so that publishers do not wait longer for
+acks.
 
-A search computes in a thread. The commits, which are Python too, wait whenever it has the
-interpreter: each of the few steps to an ack then costs half a millisecond, or the time of one call
-into numpy. A search that runs while messages are stored therefore works for a few milliseconds and
-rests for the same time. Messages that arrived meanwhile are acked during the rest.
+A search computes in a thread. Commits run Python code, too, and wait while the search holds the
+interpreter lock. Each of the few steps of a commit then takes half a millisecond longer, or as long
+as one call into numpy. Therefore a search that runs while messages are stored works for a few
+milliseconds and then pauses for the same time. During the pause the messages that have arrived are
+committed and acked.
 """
 
 from __future__ import annotations
@@ -21,15 +23,15 @@ LONGEST_REST_SECONDS = 0.02
 _QUIET_SECONDS = 0.25
 """A search runs without rests once no message has arrived for this time."""
 PART_BYTES = 64 * 1024
-"""About a millisecond of work."""
+"""The amount of data that takes about a millisecond of work."""
 
 
 class Pace:
-    """Paces the searches of all viewers, of which one computes at a time. Call it between two small
-    pieces of work: it blocks while the search has to rest.
+    """Paces the searches of all viewers, of which one computes at a time. A search calls it between
+    two small pieces of work; the call blocks while the search has to pause.
 
-    `stored` returns a number that changes when messages arrive or are stored. It is called in a
-    thread.
+    `stored` returns a number that changes when messages arrive or are stored. It is called in the
+    search's thread.
     """
 
     def __init__(
@@ -44,7 +46,7 @@ class Pace:
         self._began = now()
 
     def begin(self) -> None:
-        """Begin a piece of work; the time before it does not count as work."""
+        """Begin a piece of work; earlier time does not count as work."""
         self._began = self._now()
 
     def __call__(self) -> None:
@@ -60,8 +62,7 @@ class Pace:
 
 
 class Paced:
-    """A condition that is evaluated on a part of the values at a time, with rests between the
-    parts."""
+    """A condition that examines a part of the values at a time and pauses between the parts."""
 
     def __init__(self, condition: Condition, pace: Pace) -> None:
         self._condition, self._pace = condition, pace

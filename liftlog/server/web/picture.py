@@ -1,5 +1,5 @@
-"""The picture of the topology: filters at the left, streams in the middle, readers at the right,
-with a line for each way of a message. Pure."""
+"""Computes the picture of the topology: filters at the left, streams in the middle, readers at the
+right, and lines for the paths of messages. Pure."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ _LEFT, _MIDDLE, _RIGHT = (0, 340), (440, 740), (840, 1140)
 """Horizontal bounds of the columns."""
 WIDTH = _RIGHT[1]
 _CHARACTER = 7.9
-"""Width of a letter of the fixed font, at the size of the picture."""
+"""Width of a letter of the monospaced font, in the units of the picture."""
 
 
 class Box(NamedTuple):
-    """`text` fits into the box; `one` is the object that it shows."""
+    """A box of the picture. `text` is shortened to fit into the box; `one` is the object that the
+    box shows."""
 
     x: int
     y: float
@@ -27,7 +28,8 @@ class Box(NamedTuple):
 
 
 class Line(NamedTuple):
-    """The `d` of a path. If `is_open`, messages do not go this way at the moment."""
+    """A line of the picture. `path` is the attribute `d` of an SVG path. `is_open` is True if no
+    messages can take this path at the moment."""
 
     path: str
     is_open: bool
@@ -43,8 +45,9 @@ class Picture(NamedTuple):
 
 
 def drawn(rows: Sequence[dict[str, Any]]) -> Picture:
-    """`rows`: streams with `filters`, `queue_group`, `records`, `readers` and `more`. Streams with
-    the same filters and queue group that follow each other share a box."""
+    """Compute the picture. Each of `rows` describes a stream by its `filters`, `queue_group`,
+    `records`, `readers` and `more`. Neighbouring streams with the same filters and queue group
+    share the boxes of these filters."""
     picture = Picture(WIDTH, 0, [], [], [], [])
     y, shared = 0, 0.0
     previous: tuple[Any, Any] | None = None
@@ -84,7 +87,7 @@ def _put_readers(picture: Picture, row: dict[str, Any], center: float) -> None:
 
 
 def _named(reader: dict[str, Any]) -> str:
-    """A consumer and a group may have the same name."""
+    """Return the label of a reader. It distinguishes a consumer from a group of the same name."""
     return f"{reader['name']} (group)" if reader["kind"] == "group" else str(reader["name"])
 
 
@@ -96,7 +99,8 @@ def _tops(center: float, count: int) -> list[float]:
 def _box(
     column: tuple[int, int], center: float, text: str, one: dict[str, Any], reserved: int
 ) -> Box:
-    """`reserved` counts the letters that the template adds."""
+    """Return a box whose text is shortened to fit. `reserved` is the number of letters that the
+    template adds to the text."""
     width = column[1] - column[0]
     room = int(width / _CHARACTER) - reserved
     if len(text) > room:

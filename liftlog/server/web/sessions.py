@@ -1,7 +1,8 @@
-"""Sessions of signed-in browsers, and proof that a form came from this page.
+"""Keeps the sessions of signed-in browsers, and proves that a form came from a page of this site.
 
-The session is kept here, and the cookie only names it: signing out ends it, and so does a reload of
-the ACL that withdraws the credential. Sessions are bounded in number and in time.
+A session is stored in the daemon, and the cookie only names it. A session ends when the user signs
+out, or when the ACL is reloaded without the credential. The number and the duration of sessions are
+limited.
 """
 
 from __future__ import annotations
@@ -38,18 +39,20 @@ class WebSession:
 
 
 class Sessions:
-    """Belongs to one event loop. It keeps only hashes of cookies, with which no one can sign in."""
+    """The sessions of all users. It stores only hashes of cookies, which cannot be used to sign in.
+    Belongs to one event loop."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
-        self._sessions: OrderedDict[bytes, WebSession] = OrderedDict()  # least recently used first
+        self._sessions: OrderedDict[bytes, WebSession] = OrderedDict()  # the oldest use first
         self._secret = secrets.token_bytes(32)
 
     def __len__(self) -> int:
         return len(self._sessions)
 
     def begin(self, identity: Identity) -> str:
-        """Returns the cookie. A principal with too many sessions loses the least recently used."""
+        """Begin a session and return its cookie. If the principal has too many sessions, the least
+        recently used one ends."""
         now = self._now()
         own = [
             key
@@ -65,7 +68,7 @@ class Sessions:
         return cookie
 
     def find(self, cookie: str | None, policy: Policy | None) -> WebSession | None:
-        """The session, if it is still valid."""
+        """Return the session of the cookie; None if there is no valid one."""
         if not cookie:
             return None
         key = _key(cookie)
@@ -81,7 +84,8 @@ class Sessions:
         return session
 
     def count(self, policy: Policy | None) -> int:
-        """Count the valid sessions; an invalid one is kept until its cookie arrives again."""
+        """Return the number of valid sessions. An expired session stays stored until its cookie
+        arrives again, but is not counted."""
         now = self._now()
         return sum([one.holds(now, policy) for one in self._sessions.values()])
 
@@ -93,7 +97,7 @@ class Sessions:
 
     def form_token(self, cookie: str | None, purpose: str) -> str:
         """Return the token for a hidden field of the form for `purpose`. A page of another site
-        cannot read the pages of this one, so it cannot learn the token."""
+        cannot read the pages of this site, so it cannot get the token."""
         text = f"{cookie or ''}\0{purpose}".encode("utf-8", "surrogatepass")
         return hmac.new(self._secret, text, hashlib.sha256).hexdigest()
 

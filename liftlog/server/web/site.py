@@ -1,4 +1,4 @@
-"""The routes of the web page. Every page passes `_guarded`, which identifies the viewer."""
+"""The routes of the web page, and the checks that run before every page."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ from liftlog.server.web.pages.topology import topology
 from liftlog.server.web.pages.versions import versions
 
 MAX_REQUESTS, MAX_OF_VIEWER = 16, 4
-"""Pages that are answered at once, in total and per viewer: each viewer can always have the second
-number. Each page can hold the descriptions of all streams in memory."""
+"""Maximum number of page requests in progress, in total and per viewer. A viewer below the second
+number is always served. Each page can hold the descriptions of all streams in memory."""
 MAX_READS, MAX_READS_OF_VIEWER = 8, 2
-"""The same limits for pages that read records: each can hold a batch and search for a while. They
-are counted separately, so that searches do not delay other pages."""
+"""The same limits for pages that read records: each can hold a batch in memory and search for a
+while. They are counted separately, so that searches do not delay other pages."""
 
 View = Callable[[Asked], Awaitable[Shown]]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Page(NamedTuple):
-    """The `.json` twin of a page has the same path with `.json` appended. `is_live` pages update
-    themselves; pages with `reads` read records."""
+    """A page. The same address with `.json` appended returns its values as JSON. `is_live` pages
+    update themselves; pages with `reads` read records."""
 
     path: str
     template: str
@@ -61,7 +61,8 @@ class Page(NamedTuple):
 
 
 class Form(NamedTuple):
-    """A form posted to the page of the same path. It is shown again if it is wrong."""
+    """A form that is posted to the address of its page. The form is shown again if it contains
+    errors."""
 
     path: str
     template: str
@@ -81,7 +82,7 @@ PAGES = (
     Page("/ui/create", "editing.html", creating),
     Page("/ui/health", "health.html", health, is_live=True),
     Page("/ui/cluster", "cluster.html", cluster, is_live=True),
-    # Before the stream's own page: routes are tried in this order.
+    # These must precede the stream's own page, because routes are tried in this order.
     Page(f"{_STREAM}/records/{{offset}}", "record.html", record, reads=True),
     Page(f"{_STREAM}/edit", "editing.html", editing),
     Page(f"{_STREAM}/publish", "publishing.html", publishing),
@@ -101,7 +102,7 @@ FORMS = (
 
 
 class WebSite:
-    """Add its routes with `routes()`. Belongs to one event loop."""
+    """The web page; `routes()` returns its routes. Belongs to one event loop."""
 
     def __init__(self, parts: Parts, callers: Callers) -> None:
         self._parts = parts
@@ -134,7 +135,7 @@ class WebSite:
             if page.view is actions.confirm
         ]
         routes += [web.post(form.path, self._guarded(self._html(form))) for form in FORMS]
-        routes.append(web.get("/ui/{nowhere:.+}", self._guarded(self._nowhere)))  # the last one
+        routes.append(web.get("/ui/{nowhere:.+}", self._guarded(self._nowhere)))  # must be last
         return routes
 
     async def close(self) -> None:
@@ -146,7 +147,8 @@ class WebSite:
     def _guarded(
         self, serve: Callable[[Asked], Awaitable[web.StreamResponse]], *, reads: bool = False
     ) -> Handler:
-        """Bound the number of requests, identify the viewer, and answer every error."""
+        """Wrap a handler: limit the number of requests, identify the viewer, and convert every
+        error to an answer."""
         shares = self._reads if reads else self._pages
 
         async def handle(request: web.Request) -> web.StreamResponse:
@@ -187,7 +189,7 @@ class WebSite:
         return serve
 
     async def _shown(self, page: Page | Form, asked: Asked) -> Shown:
-        """Return the values of a page, and the daemon's conditions, which each page shows."""
+        """Return the values of a page, with the daemon's conditions, which every page shows."""
         shown = await page.view(asked)
         found = await self._parts.broker.conditions.now(partial(asked.may, "read"))
         listed = first_of_each_kind(found)
@@ -208,7 +210,7 @@ class WebSite:
         return serve
 
     def _frame(self, request: web.Request, viewer: Viewer) -> dict[str, Any]:
-        """The values for the frame around each page."""
+        """Return the values for the frame around each page."""
         policy, sessions = self._entering.policy, self._parts.sessions
         return {
             "path": request.path,
@@ -228,8 +230,8 @@ class WebSite:
             return answered
         if isinstance(error, Unauthenticated):
             if request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
-                # A browser does not send the session's cookie when it follows a link from another
-                # site; it does when a page of this site then loads the same address.
+                # A browser omits the session's cookie when it follows a link from another site. It
+                # sends the cookie when a page of this site then loads the same address.
                 return answers.html(
                     await self._rendering.page("arriving.html", here=request.path_qs)
                 )
@@ -291,7 +293,7 @@ class WebSite:
     async def _login(self, request: web.Request) -> web.StreamResponse:
         try:
             self._entering.check_origin(request)
-            with identifying(request):  # however slowly the form arrives
+            with identifying(request):  # during the whole time in which the form arrives
                 form = await entering.read_form(request)
                 entering.check_form(self._parts.sessions, request, form, "sign in")
                 return await self._entering.sign_in(request, form.get("token", "").strip())
@@ -313,13 +315,14 @@ class WebSite:
 
 
 def twin_of(request: web.Request) -> str:
-    """Return the address of the `.json` twin of this page, with the same query."""
+    """Return the address of the JSON form of this page, with the same query."""
     query = f"?{request.query_string}" if request.query_string else ""
     return f"{request.path}.json{query}"
 
 
 def _noticed(found: Sequence[Condition]) -> list[dict[str, Any]]:
-    """The conditions for the top of a page: a few of each kind, the worst kind first."""
+    """Return the conditions for the top of a page: a few of each kind, the most severe kind
+    first."""
     kinds = {one.kind.name: one.kind for one in found}
     return [
         {

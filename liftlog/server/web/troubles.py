@@ -1,7 +1,8 @@
 """The text of a page that cannot show the requested object. Pure.
 
-Messages and hints of errors are written for programs and for a shell. A visitor gets the same in
-words, with a link if a hint names a command that has a page.
+Messages and hints of errors are written for programs and for a shell. This module rewrites them for
+the visitor of a page. If a hint names a command that has an equivalent page, a link to that page
+replaces it.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ _RANGE = re.compile(r"\bthe records \[(\d{1,19}), (\d{1,19})\)( are)?")
 _NEEDS_NO_HINT = (StreamNotFound.name, CorruptRange.name)
 """Errors for which a link replaces the hint."""
 _PAGES = {"`liftlog cluster status`": ("/ui/cluster", "Cluster")}
-"""The pages that show the same as these commands."""
+"""Commands, each with the page that shows the same."""
 
 
 class Trouble(NamedTuple):
-    """`message` and `hint` are sentences, in which backticks mark commands; `links` are addresses
-    and their texts."""
+    """The text of such a page. `message` and `hint` are sentences in which backticks mark commands;
+    `links` are pairs of an address and a text."""
 
     name: str
     message: str
@@ -31,7 +32,8 @@ class Trouble(NamedTuple):
 
 
 def worded(error: Mapping[str, Any], asked: Mapping[str, str]) -> Trouble:
-    """`error`: the body of a refusal. `asked`: the parts of the path, not trusted."""
+    """Convert an error to a text for the page. `error` is the error as JSON. `asked` holds the
+    parts of the path, which are not trusted."""
     name, details = error["name"], error["details"]
     message, hint = in_words(error["message"]), error["hint"]
     links: list[tuple[str, str]] = []
@@ -58,7 +60,7 @@ def worded(error: Mapping[str, Any], asked: Mapping[str, str]) -> Trouble:
 
 
 def in_words(message: str) -> str:
-    """Ranges of offsets in words: `the records [2, 4) are lost` becomes `records 2 to 3 are
+    """Replace ranges of offsets by words: `the records [2, 4) are lost` becomes `records 2 to 3 are
     lost`."""
     return _RANGE.sub(_said, message)
 
@@ -76,7 +78,7 @@ def _range(first: int, end: int) -> str:
 
 
 def _not_there(asked: Mapping[str, str], start: int) -> str:
-    """Empty if the path names no offset."""
+    """Return a sentence about the record that does not exist; empty if the path names no offset."""
     offset = asked.get("offset", "")
     if not (offset.isascii() and offset.isdecimal() and "stream" in asked):
         return ""

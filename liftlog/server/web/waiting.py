@@ -1,8 +1,9 @@
-"""The time that the next record of a reader has been in its stream: its lag as a time.
+"""Measures lag as a time: how long the next record of a reader has been in its stream.
 
-Every few seconds, the end of each stream is noted. These notes give the arrival times of the
-records of the last minutes, to about a second, without reading any record. Only if a reader is
-farther behind, its next record is read, and read again only after the reader has moved.
+Every few seconds, the end offset of each stream is noted with the time. These notes give the
+arrival times of the records of the last minutes, to about a second, without reading any record. If
+a reader is farther behind, its next record is read once, and read again only after the reader has
+moved.
 """
 
 from __future__ import annotations
@@ -19,19 +20,23 @@ from liftlog.records.decode import decode_batch
 
 _NOTES = 60
 _READS = 100
-"""Records read in one look; each takes a batch."""
+"""Maximum number of records read in one pass. Each read loads a batch."""
 
 
 class Place(NamedTuple):
-    """`offset` is the next one to read."""
+    """Position of a reader in a stream; `offset` is the next one to read."""
 
     log: Log
     offset: int
 
 
 class Waiting:
-    """Belongs to the event loop. `read` receives the places whose records have to be read, and
-    returns their arrival times in ns since 1970, as `received_ns` does."""
+    """Computes how long the next record of each reader has been in its stream. Belongs to the event
+    loop.
+
+    `read` returns the arrival times, in ns since 1970, of the records at the given places, as
+    `received_ns` does.
+    """
 
     def __init__(
         self,
@@ -43,8 +48,8 @@ class Waiting:
         self._known: dict[tuple[str, int], float] = {}
 
     async def seconds(self, places: Sequence[Place]) -> list[float]:
-        """Return the time for each place, 0 at the end of the stream and NaN if it is not known.
-        Call it every few seconds, with all places."""
+        """Return the time for each place, in seconds: 0 at the end of the stream, NaN if the time
+        is unknown. Call it every few seconds, with all places."""
         now = self._now()
         self._note({place.log.incarnation: place.log for place in places}, now)
         found = [self._since(place) for place in places]
@@ -85,14 +90,14 @@ def _age(since: float | None, now: float) -> float:
 
 
 class _Notes:
-    """Ends of a stream, with the times at which they were seen."""
+    """End offsets of a stream, each with the time at which it was read."""
 
     def __init__(self) -> None:
         self._ends: list[int] = []
         self._times: list[float] = []
 
     def add(self, end: int, now: float) -> None:
-        if self._ends and end < self._ends[-1]:  # a replica that was truncated
+        if self._ends and end < self._ends[-1]:  # a replica has been truncated
             self._ends.clear()
             self._times.clear()
         self._ends.append(end)
@@ -100,8 +105,8 @@ class _Notes:
         del self._ends[:-_NOTES], self._times[:-_NOTES]
 
     def since(self, offset: int) -> float | None:
-        """Return when the record arrived; infinity if it has not; None if it arrived before the
-        first note."""
+        """Return the arrival time of the record, in seconds since 1970. Infinity if it has not
+        arrived; None if it arrived before the first note."""
         following = bisect_right(self._ends, offset)
         if following == len(self._ends):
             return math.inf
@@ -113,8 +118,8 @@ class _Notes:
 
 
 def received_ns(places: Sequence[Place]) -> list[int | None]:
-    """Return the arrival time of the first record at or after each place; None if it cannot be
-    read. Blocking: reads a batch for each place."""
+    """Return the arrival time, in ns since 1970, of the first record at or after each place; None
+    if it cannot be read. Blocking: reads a batch for each place."""
     return [_received_ns(place) for place in places]
 
 
@@ -129,5 +134,5 @@ def _received_ns(place: Place) -> int | None:
             piece.release()
         left = batch.trim(place.offset)
         return int(left.timestamps_ns()[0]) if len(left) else None
-    except LiftlogError:  # damaged, or removed meanwhile: the page of the stream says which
+    except LiftlogError:  # damaged or deleted; the stream's page shows which
         return None

@@ -16,8 +16,8 @@ _MAX_DESCRIBED = 10_000
 
 
 class Descriptions:
-    """Belongs to the event loop. Describing hundreds of streams takes a while, so it is spread over
-    several turns of the loop."""
+    """Caches the descriptions of the streams for a second. Describing hundreds of streams takes a
+    while, so the work is spread over several turns of the event loop. Belongs to one event loop."""
 
     def __init__(self, broker: Broker, now: Callable[[], float] = time.monotonic) -> None:
         self._broker = broker
@@ -26,7 +26,7 @@ class Descriptions:
         self._one_at_a_time = asyncio.Lock()
 
     async def of(self, names: Sequence[str]) -> list[StreamInfo]:
-        """Return descriptions of those streams that exist."""
+        """Return the descriptions of the named streams; streams that do not exist are left out."""
         async with self._one_at_a_time:
             if len(self._kept) > _MAX_DESCRIBED:
                 self._kept.clear()
@@ -46,12 +46,12 @@ class Descriptions:
             return kept[1]
         try:
             info = await self._broker.describe_stream(name)
-        except StreamNotFound:  # deleted in the meantime
+        except StreamNotFound:  # the stream was deleted meanwhile
             self._kept.pop(name, None)
             return None
         self._kept[name] = (now, info)
         return info
 
     def forget(self, name: str) -> None:
-        """Drop the kept description of the stream, which has changed."""
+        """Remove the cached description of a stream that has changed."""
         self._kept.pop(name, None)

@@ -1,5 +1,5 @@
-"""Rights and their reasons. All viewers may ask about themselves; only administrators of a stream
-may ask about others."""
+"""Shows rights, and the rules that grant or deny them. Viewers may see their own rights; only
+administrators of a stream may see those of others."""
 
 from __future__ import annotations
 
@@ -65,7 +65,8 @@ async def access(asked: Asked) -> Shown:
 
 
 def _mine(asked: Asked, policy: Policy, me: str) -> list[dict[str, Any]]:
-    """Names only streams that the viewer may read: the existence of others is not revealed."""
+    """Return the viewer's rights on each stream that the viewer may read. Other streams are left
+    out, so that their existence is not revealed."""
     names = [name for name in asked.parts.broker.stream_names() if asked.may("read", name)]
     return [
         {
@@ -79,8 +80,8 @@ def _mine(asked: Asked, policy: Policy, me: str) -> list[dict[str, Any]]:
 def _answer(
     policy: Policy, principal: str, operation: Operation, stream: str, subject: str
 ) -> dict[str, Any]:
-    """`subjects` are those to which reading is limited; `allowed` is None if it depends on the
-    subject."""
+    """Return the decision about one operation. `allowed` is None if the decision depends on the
+    subject. `subjects` are the subjects to which reading is limited."""
     subjects: tuple[str, ...] | None = None
     if operation == "read" and not subject:
         decision = policy.decide_read(principal, stream)
@@ -89,7 +90,7 @@ def _answer(
     else:
         asked_for = subject if operation in ("read", "create") else ""
         allowed, explanation = policy.decide(principal, operation, stream, asked_for or None)
-    # The subject decides whether a stream may be created.
+    # The right to create a stream depends on its subject.
     open_question = operation == "create" and not subject and explanation.endswith(" to attach")
     return {
         "operation": operation,

@@ -1,7 +1,7 @@
-"""Charts of one stream, and of the daemon: the last minutes or hours.
+"""Charts of one stream, and of the daemon, over the last minutes or hours.
 
-They are lines in a box of WIDTH x HEIGHT, with round numbers at their axes. The page sets the texts
-next to the drawing, so that they do not shrink with it.
+A chart consists of lines in a box of WIDTH x HEIGHT; its axis ends at a round number. The texts are
+HTML next to the drawing, so that they are not scaled with it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from liftlog.server.web.history import DAEMON, SPANS, Points, Span, of_consumer,
 
 WIDTH, HEIGHT = 600.0, 120.0
 _LONE_WIDTH = 6.0
-"""Width of a point without neighbours."""
+"""Width of the line that shows a point without neighbours."""
 _TIME_LABELS = 5
 _DIGITS = 6
 
@@ -33,7 +33,8 @@ def _milliseconds(seconds: float) -> str:
 
 
 class Unit(NamedTuple):
-    """`base` is the ratio of two prefixes; `least` the smallest top of an axis."""
+    """A unit of an axis. `base` is the ratio of two neighbouring prefixes; `least` is the smallest
+    value at the top of an axis."""
 
     text: Callable[[float], str]
     base: int
@@ -47,11 +48,12 @@ COUNT = Unit(formats.count, 10, 2.0)
 AGE = Unit(formats.duration, 60, 2.0)
 _DAY = 86_400
 _AGES = (2, 4, 10, 20, 60, 120, 240, 600, 1200, 3600, 7200, 14_400, 28_800, 43_200, _DAY)
-"""Round numbers of seconds, minutes and hours; larger ones are whole days."""
+"""Round numbers of seconds, minutes and hours. Beyond the last, whole days are used."""
 
 
 class Chart(NamedTuple):
-    """`lines`: label and name of the series. Several lines share the axis."""
+    """One chart. `lines` are pairs of a label and the name of a series; all of them share the
+    axis."""
 
     title: str
     unit: Unit
@@ -76,12 +78,12 @@ DAEMON_CHARTS = (*STREAM_CHARTS[:3], _FSYNC, *STREAM_CHARTS[3:], _LOOP)
 
 
 def drawn(chart: Chart, points: Points, span: Span, now: float) -> dict[str, Any]:
-    """Return the template's values for one chart. `now` is the right edge, in seconds since
-    1970."""
+    """Return the values of one chart for the template. `now` is the time at the right edge, in
+    seconds since 1970."""
     begin = now - span.seconds * span.kept
     points = _since(points, begin)
     columns = [points.values.get(name, ()) for _, name in chart.lines]
-    known = [value for column in columns for value in column if value == value]  # not NaN
+    known = [value for column in columns for value in column if value == value]  # False for NaN
     top = _round_top(max(known, default=0.0), chart.unit)
     places = [round(WIDTH * (at - begin) / (now - begin), 1) for at in points.times]
     labels = [label for label, _ in chart.lines]
@@ -107,8 +109,8 @@ def drawn(chart: Chart, points: Points, span: Span, now: float) -> dict[str, Any
 
 
 def _since(points: Points, begin: float) -> Points:
-    """Leave out points before `begin`: the points of a machine that was suspended, or busy, are
-    further apart than usual."""
+    """Leave out points before `begin`. Such points exist if the machine was suspended or busy,
+    because the points are then further apart than usual."""
     left_out = bisect_left(points.times, begin)
     if not left_out:
         return points
@@ -121,7 +123,7 @@ def _text(unit: Unit, value: float | None) -> str:
 
 
 def _round_top(highest: float, unit: Unit) -> float:
-    """Return the next round number whose half is round, too."""
+    """Return the smallest round number that is not below `highest` and whose half is round, too."""
     if highest <= unit.least:
         return unit.least
     if unit.base == 1024:
@@ -134,7 +136,7 @@ def _round_top(highest: float, unit: Unit) -> float:
 
 
 def _paths(places: Sequence[float], column: Sequence[float], top: float) -> Iterable[str]:
-    """Yield the `points` of a polyline for each measured stretch."""
+    """Yield the `points` of a polyline for each stretch without missing values."""
     stretch: list[str] = []
     for x, value in zip(places, column, strict=False):
         if value == value:
@@ -147,7 +149,8 @@ def _paths(places: Sequence[float], column: Sequence[float], top: float) -> Iter
 
 
 def _joined(stretch: list[str]) -> str:
-    """A single point is drawn as a short line, which stays inside the picture at its edges too."""
+    """Return the `points` of a polyline. A single point becomes a short line, which stays inside
+    the picture at both edges."""
     if len(stretch) == 1:
         x, _, y = stretch[0].partition(",")
         middle = min(max(float(x), _LONE_WIDTH / 2), WIDTH - _LONE_WIDTH / 2)
@@ -165,7 +168,7 @@ def _spots(
     places: Sequence[float],
     columns: Sequence[Sequence[float]],
 ) -> Iterable[dict[str, Any]]:
-    """The places at which the pointer finds the values of one moment."""
+    """Yield the areas over which the pointer shows the values of one moment."""
     left = 2 * places[0] - places[1] if len(places) > 1 else places[0] - 2
     for i, (at, x) in enumerate(zip(times, places, strict=True)):
         values = [column[i] for column in columns if i < len(column)]
@@ -178,12 +181,12 @@ def _spots(
 
 
 def clock(at: float, step: float) -> str:
-    """Return the time of day, UTC; with seconds if labels are less than a minute apart."""
+    """Return the time of day in UTC, with seconds if labels are less than a minute apart."""
     return datetime.fromtimestamp(at, UTC).strftime("%H:%M:%S" if step < 60 else "%H:%M")
 
 
 def time_labels(span: Span, now: float) -> list[str]:
-    """Return labels from the left edge to the right one, evenly spaced."""
+    """Return evenly spaced labels from the left edge to the right edge."""
     whole = span.seconds * span.kept
     step = whole / (_TIME_LABELS - 1)
     # Show seconds if the labels are not whole minutes apart.
@@ -193,10 +196,11 @@ def time_labels(span: Span, now: float) -> list[str]:
 
 
 async def stream_charts(asked: Asked) -> Shown:
-    """With `consumer` or `group`, only the lag of that reader."""
+    """Return the charts of a stream; with `consumer` or `group` in the query, only the lag of that
+    reader."""
     name = asked.authorize("read")
     described = await asked.parts.broker.describe_stream(name)
-    asked.authorize("read")  # again after the await
+    asked.authorize("read")  # checked again after the await
     for kind, series_of in _READERS.items():
         if reader := asked.text(kind):
             check_consumer_name(reader)
@@ -206,8 +210,8 @@ async def stream_charts(asked: Asked) -> Shown:
 
 
 async def daemon_charts(asked: Asked) -> Shown:
-    """For viewers who may read every stream, since the sums reveal facts about all of them. Raises
-    Forbidden."""
+    """Return the charts of the daemon. The viewer must have the right to read every stream, because
+    the sums reveal facts about all of them. Raises Forbidden."""
     for name in asked.parts.broker.stream_names():
         if not asked.may("read", name):
             raise Forbidden(
@@ -218,8 +222,8 @@ async def daemon_charts(asked: Asked) -> Shown:
 
 
 class _Wanted(NamedTuple):
-    """`name` is the stream, if there is one. `reader` is the consumer or group whose lag is shown,
-    with its kind."""
+    """The requested charts. `name` is the stream, if there is one. `reader` maps `consumer` or
+    `group` to the name of the reader whose lag is shown."""
 
     name: str
     series: str

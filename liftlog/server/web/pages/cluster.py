@@ -1,5 +1,5 @@
-"""The cluster as this node sees it: the nodes, and the state of each replicated stream, with
-problems first."""
+"""Shows the cluster from this node's view: the nodes, and the state of each replicated stream.
+Streams with problems come first."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from liftlog.server.replication.serving import ServedStream
 from liftlog.server.web.asking import Asked, Shown
 
 MAX_STREAMS = 200
-"""Number of streams shown; a search finds the others."""
+"""Maximum number of streams shown; a search finds the others."""
 NO_LEADER, TOO_FEW, MISSING, IN_SYNC = "no leader", "too few in sync", "under-replicated", "in sync"
 _STATES = (NO_LEADER, TOO_FEW, MISSING, IN_SYNC)
 
@@ -63,14 +63,15 @@ async def cluster(asked: Asked) -> Shown:
 
 
 def _lags(led: ServedStream | None, own: dict[str, int]) -> dict[str, int]:
-    """Lag by node: of all followers if this node leads the stream, else of the copy here."""
+    """Return the lag by node, in records. If this node leads the stream, these are the lags of all
+    followers; otherwise only the lag of this node's copy is known."""
     return own if led is None else led.leader.lags()
 
 
 def standing(
     streams: ReplicatedStreams, record: StreamMetadata, lags: Mapping[str, int]
 ) -> dict[str, Any]:
-    """The state of a stream. `lag` is the largest that is known here."""
+    """Return the state of a stream. Its `lag` is the largest lag that this node knows."""
     leader = streams.view.leader_of(record) or ""
     silent = {node for node in record.isr if streams.view.silent_seconds(node)}
     return {
@@ -92,13 +93,13 @@ def standing(
 
 
 def without_lags(row: dict[str, Any]) -> list[Any]:
-    """The part of a row whose change requires loading the page again."""
+    """Return the values of a row whose change requires the page to be loaded again."""
     return [value for key, value in row.items() if key not in ("lag", "copies")]
 
 
 def _state(record: StreamMetadata, silent: Set[str]) -> str:
-    """The state of a stream that has a leader. `silent` are nodes that are in sync by the record,
-    but do not answer."""
+    """Return the state of a stream that has a leader. `silent` are nodes of the ISR that do not
+    respond."""
     if not record.can_commit:
         return TOO_FEW
     return IN_SYNC if {*record.target} <= {*record.isr} - silent else MISSING
@@ -127,8 +128,8 @@ def _node(
 
 
 def page_of(streams: ReplicatedStreams, node: str, stream: str) -> str:
-    """Return the page of the stream on that node; empty if it is this node, or its address is not
-    known."""
+    """Return the address of the stream's page on that node; empty for this node, or if the node's
+    address is unknown."""
     info = _known(streams).get(node)
     if info is None or node == streams.member.name or not _is_url(info.web):
         return ""
@@ -143,7 +144,8 @@ def _is_url(text: str) -> bool:
 
 
 def replication_of(asked: Asked, name: str) -> dict[str, Any] | None:
-    """The state of the stream in the cluster; None if it has no record there."""
+    """Return the state of the stream in the cluster; None if the cluster's metadata does not
+    contain the stream."""
 
     def lags(streams: ReplicatedStreams) -> dict[str, int]:
         followed = streams.followed.get(name)
@@ -154,7 +156,8 @@ def replication_of(asked: Asked, name: str) -> dict[str, Any] | None:
 
 
 def leader_of(asked: Asked, name: str) -> dict[str, Any] | None:
-    """Like `replication_of`, for a row of a list: only the leader and the state."""
+    """Return only the leader and the state of the stream, for a row of a list; None as for
+    `replication_of`."""
     found = _standing_of(asked, name, lambda streams: {})
     return found and {key: found[key] for key in ("state", "leader", "leader_page")}
 

@@ -1,5 +1,5 @@
-"""All consumers of all streams that the viewer may read, the largest lag first; and a form that
-moves the checkpoint of one, with a preview of the consequences."""
+"""Lists the consumers of all streams that the viewer may read, the largest lag first. A form moves
+the checkpoint of one consumer after a preview of the consequences."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _MAX_DIGITS = 19
 
 
 _BLANK = {**Checkpoint().to_wire(), "lag_seconds": None, "may_move": False}
-"""Another node may run another version, and report fewer fields."""
+"""Default values, because a node with another version may report fewer fields."""
 
 
 async def consumers(asked: Asked) -> Shown:
@@ -93,7 +93,7 @@ async def consumers(asked: Asked) -> Shown:
 
 
 async def all_consumers(asked: Asked) -> tuple[list[dict[str, Any]], bool]:
-    """Return the checkpoints, and True if more exist than are examined."""
+    """Return the checkpoints, and True if there are more than the page examines."""
     found: list[dict[str, Any]] = []
     after: str | None = None
     while True:
@@ -114,7 +114,7 @@ def _matches(row: dict[str, Any], wanted: str) -> bool:
 
 
 _ORDER: dict[str, Any] = {
-    # Consumers that cannot continue come first: their lag is not known.
+    # Consumers that cannot continue come first: their lag is unknown.
     "lag": lambda row: (not row["problem"], -(row["lag"] or 0), row["id"]),
     "consumer": lambda row: row["id"],
     "stream": lambda row: (row["stream"], row["consumer"]),
@@ -123,8 +123,8 @@ _ORDER: dict[str, Any] = {
 
 
 async def _add_seconds(asked: Asked, rows: list[dict[str, Any]]) -> None:
-    """Add the time that the oldest unread record of each consumer, or group, has been in the
-    stream."""
+    """Add to each row the time that the oldest unread record of its consumer or group has been in
+    the stream."""
     behind: list[tuple[dict[str, Any], Place]] = []
     for row in rows:
         if row["lag"] == 0:
@@ -132,7 +132,7 @@ async def _add_seconds(asked: Asked, rows: list[dict[str, Any]]) -> None:
         elif row["lag"]:
             try:
                 log = asked.parts.broker.readable_stream(row["stream"]).log
-            except LiftlogError:  # deleted meanwhile, or not readable: the lag stays unknown
+            except LiftlogError:  # deleted meanwhile, or not readable: unknown
                 continue
             first = max(log.high_watermark - row["lag"], log.log_start_offset)
             behind.append((row, Place(log, row.get("offset", first))))
@@ -148,7 +148,8 @@ async def _add_seconds(asked: Asked, rows: list[dict[str, Any]]) -> None:
 
 
 def _consumer(asked: Asked) -> str:
-    """Raises Forbidden, InvalidArgument."""
+    """Check the viewer's rights, and return the name of the consumer. Raises Forbidden,
+    InvalidArgument."""
     asked.authorize("read")
     asked.authorize("commit")
     consumer = asked.request.match_info["consumer"]
@@ -157,7 +158,8 @@ def _consumer(asked: Asked) -> str:
 
 
 async def moving(asked: Asked) -> Shown:
-    """Opening the page changes nothing; with `to`, it shows the consequences of moving there."""
+    """Show the form that moves a checkpoint. With `to` in the query, also show the consequences of
+    the move. Opening the page changes nothing."""
     consumer, stream = _consumer(asked), asked.stream
     present = await _present(asked, consumer)
     log = asked.parts.broker.readable_stream(stream).log
@@ -167,7 +169,7 @@ async def moving(asked: Asked) -> Shown:
             target = await asked.scan(_target, log, wanted)
         except InvalidArgument as error:
             problem = error.message
-    asked.authorize("commit")  # again after the await
+    asked.authorize("commit")  # checked again after the await
     data: dict[str, Any] = {
         "stream": stream,
         "consumer": consumer,
@@ -189,8 +191,8 @@ async def moving(asked: Asked) -> Shown:
 
 
 async def begin(asked: Asked) -> web.Response:
-    """Redirect from the form for a consumer that has no checkpoint yet to the page that gives it
-    one."""
+    """Redirect to the page that moves the checkpoint of a consumer, for the form that names a
+    consumer without a checkpoint."""
     asked.authorize("commit")
     consumer = asked.text("name")
     check_consumer_name(consumer)
@@ -199,7 +201,8 @@ async def begin(asked: Asked) -> web.Response:
 
 
 def _target(log: Log, wanted: str) -> int:
-    """Return the offset that these words mean at this moment. Blocking. Raises InvalidArgument."""
+    """Convert `wanted` (start, end, an offset or a time) to an offset of the log at this moment.
+    Blocking. Raises InvalidArgument."""
     first, end = log.log_start_offset, log.high_watermark
     if wanted in ("start", "end"):
         return first if wanted == "start" else end
@@ -219,8 +222,8 @@ def _target(log: Log, wanted: str) -> int:
 
 
 def _preview(log: Log, present: Checkpoint | None, target: int) -> dict[str, Any]:
-    """`moved_by` counts offsets, backwards if negative; None if the position of the consumer is not
-    known."""
+    """Return the consequences of a move to `target`. `moved_by` counts offsets and is negative for
+    a move backwards. It is None if the position of the consumer is unknown."""
     stands = None if present is None or present.problem else present.offset
     return {
         "offset": target,
@@ -233,11 +236,12 @@ def _preview(log: Log, present: Checkpoint | None, target: int) -> dict[str, Any
 
 
 async def move(asked: Asked) -> web.Response:
-    """Refused if the checkpoint has moved since the preview, or if the stream has been replaced."""
+    """Move the checkpoint. The request is refused if the checkpoint has moved since the preview, or
+    if the stream was deleted and created again."""
     consumer, stream = _consumer(asked), asked.stream
     form = await read_form(asked.request)
     check_form(asked.parts.sessions, asked.request, form, _purpose(consumer, stream))
-    asked.authorize("commit")  # again after the await
+    asked.authorize("commit")  # checked again after the await
     await _commit(asked, consumer, form)
     return answers.see_other(f"{asked.request.path}?moved=1")
 
@@ -253,7 +257,7 @@ async def _commit(asked: Asked, consumer: str, form: dict[str, str]) -> None:
         incarnation=form.get("incarnation", ""),
         epoch=_number(form, "epoch"),
     )
-    asked.authorize("commit")  # again after the await
+    asked.authorize("commit")  # checked again after the await
     async with asyncio.timeout(_COMMIT_SECONDS):
         await asked.carry_out(change)
 

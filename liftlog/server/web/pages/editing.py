@@ -1,5 +1,5 @@
-"""Forms that create a stream, and that change the settings of one after a preview. The daemon
-applies the same checks as to the command line."""
+"""Forms that create a stream, and that change the settings of a stream after a preview. The daemon
+checks the input as it checks that of the command line."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ FIELDS = {
     "durability": "durability",
     "compression": "compression",
 }
-"""Fields of the forms, and their settings. All other settings go into `more`."""
+"""Fields of the forms, each with the setting that it shows. The field `more` holds all other
+settings."""
 CHOICES = {
     "compaction": ("off", "on"),
     "acks": ("on", "envelope", "off"),
@@ -79,7 +80,8 @@ async def create(asked: Asked) -> Shown:
 
 
 def _check_may_create(asked: Asked) -> None:
-    """Raises Forbidden. The name of the stream is checked when the form arrives."""
+    """Check that the viewer may create streams. The name of the stream is checked when the form
+    arrives. Raises Forbidden."""
     who = asked.viewer.principal
     if not asked.gate.may_somewhere(who, "create"):
         raise Forbidden(f"{who or ANONYMOUS!r} may not create streams", hint="no rule allows it")
@@ -91,18 +93,19 @@ def _create_form(asked: Asked, texts: Texts, error: LiftlogError | None = None) 
     return Shown("Create a stream", data, {**extra, "update": None}, error)
 
 
-# --- another setting ---
+# --- change a stream ---
 
 
 async def editing(asked: Asked) -> Shown:
     check_changeable(asked)
     described = await asked.describe()
-    asked.authorize("admin")  # again after the await
+    asked.authorize("admin")  # checked again after the await
     return _edit_form(asked, described, _present(described.settings))
 
 
 async def edit(asked: Asked) -> Shown:
-    """Show a preview of the change first; then carry out what the preview showed."""
+    """Show a preview of the change. If the form comes from such a preview, carry out the change
+    that it showed."""
     check_changeable(asked)
     form = await read_form(asked.request)
     check_form(asked.parts.sessions, asked.request, form, _edits(asked))
@@ -112,7 +115,7 @@ async def edit(asked: Asked) -> Shown:
     is_agreed = "settings" in form
     try:
         changes = _agreed(form) if is_agreed else _changes(texts, present, described.settings)
-        asked.authorize("admin")  # again after the awaits, and audited
+        asked.authorize("admin")  # checked again after the awaits, and audited
         update = await _update(asked, changes, form if is_agreed else None)
     except LiftlogError as error:
         return _edit_form(asked, described, texts, error)
@@ -124,7 +127,8 @@ async def edit(asked: Asked) -> Shown:
 
 
 async def _update(asked: Asked, changes: Tree, agreed: Texts | None) -> StreamUpdate:
-    """A preview if `agreed` is None; otherwise `agreed` says whether records may be deleted."""
+    """Request a preview of the change if `agreed` is None; otherwise carry it out. The form
+    `agreed` says whether the change may delete records."""
     answer = await asked.carry_out(
         UpdateStream(
             asked.stream,
@@ -138,7 +142,7 @@ async def _update(asked: Asked, changes: Tree, agreed: Texts | None) -> StreamUp
 
 
 def _agreed(form: Texts) -> Tree:
-    """Return the values that the preview has put into its form. Raises InvalidArgument."""
+    """Return the changes that the preview stored in its form. Raises InvalidArgument."""
     try:
         found = json.loads(form["settings"])
     except (ValueError, RecursionError):
@@ -174,7 +178,7 @@ def _edits(asked: Asked) -> str:
 
 
 def _present(settings: Mapping[str, Any]) -> Texts:
-    """The content of the fields for a stream that exists."""
+    """Return the contents of the fields for an existing stream."""
     found = {name: _text(_at(settings, path)) for name, path in FIELDS.items()}
     compaction = settings.get("compaction")
     is_on = isinstance(compaction, Mapping) and compaction.get("enabled", True)
@@ -219,8 +223,8 @@ def _texts(form: Texts, names: tuple[str, ...], instead: Mapping[str, str] | Non
 
 
 def _settings(texts: Texts) -> Tree:
-    """Return the settings of all non-empty fields; those in `more` take precedence. Raises
-    InvalidArgument."""
+    """Return the settings of all fields that are not empty. Settings in `more` take precedence.
+    Raises InvalidArgument."""
     tree: Tree = {}
     for name, path in FIELDS.items():
         text = texts.get(name, "")
@@ -238,7 +242,7 @@ def _is_number(text: str) -> bool:
 
 
 def _more(text: str) -> Tree:
-    """Parse settings in the form of the YAML file. Raises InvalidArgument."""
+    """Parse settings written as in the YAML file. Raises InvalidArgument."""
     document = read_document(text)
     if document.findings:
         _, line, what = document.findings[0]

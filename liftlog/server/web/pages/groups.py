@@ -1,4 +1,4 @@
-"""Consumer groups: a list of them, and one of them with its members, the slots that each owns, and
+"""Lists consumer groups, and shows one group with its members, the slots that each member owns, and
 the lag of each slot."""
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from liftlog.server.web import formats
 from liftlog.server.web.asking import Asked, Shown
 
 MAX_GROUPS = 50
-"""Number of groups shown, those with the largest lag first; a search finds the others."""
+"""Maximum number of groups shown, the largest lag first; a search finds the others."""
 MAX_MEMBERS = 100
 STRIP_HEIGHT = 20
 _LOOKED_AT = 10_000
 
 
 async def groups(asked: Asked, wanted: str) -> dict[str, Any]:
-    """Groups whose name, or stream, contains `wanted`."""
+    """Return the groups whose name or stream contains `wanted`."""
     lowered = wanted.lower()
     rows = [
         _row(one)
@@ -40,7 +40,7 @@ async def groups(asked: Asked, wanted: str) -> dict[str, Any]:
 
 
 async def all_groups(asked: Asked) -> list[GroupInfo]:
-    """Return the first of them if there are too many; without their slots."""
+    """Return the groups without their slots; if there are too many, only the first of them."""
     found: list[GroupInfo] = []
     after: str | None = None
     while True:
@@ -66,18 +66,19 @@ def _row(one: GroupInfo) -> dict[str, Any]:
 
 
 async def group(asked: Asked) -> Shown:
-    """The page of a group that does not exist says that it does not exist."""
+    """Show one group. If the group does not exist, the page says so."""
     stream, name = asked.authorize("read"), asked.request.match_info["group"]
     check_consumer_name(name)
     answer = await asked.carry_out(DescribeGroup(stream, name))
     assert isinstance(answer, GroupAnswer), "the answer to group"
     info = answer.info
     lags = None if info is None else await _lags(asked, info)
-    asked.authorize("read")  # again after the await
+    asked.authorize("read")  # checked again after the await
     data: dict[str, Any] = {"stream": stream, "group": name, "exists": info is not None}
     if info is not None:
         data |= _described(info, lags)
-    # The daemon draws the pictures: the lag of a slot without commits changes, too.
+    # The page is loaded again when one of these values changes, because the daemon draws the
+    # pictures. The lags are included: the lag of a slot grows even without a commit.
     data["shape"] = [data.get(name) for name in ("generation", "members", "without_owner", "lags")]
     top = max(lags or [0])
     strips = {
@@ -90,7 +91,7 @@ async def group(asked: Asked) -> Shown:
 
 
 async def _lags(asked: Asked, info: GroupInfo) -> list[int] | None:
-    """Return the lag of each slot; None if it is not known here."""
+    """Return the lag of each slot, in records; None if the stream cannot be described."""
     try:
         stream = await asked.describe()
     except LiftlogError:
@@ -124,8 +125,8 @@ def _described(info: GroupInfo, lags: list[int] | None) -> dict[str, Any]:
 
 
 def _strip(owned: Sequence[int], lags: Sequence[int], top: int) -> dict[str, Any]:
-    """Return the template's values for the slots of one member: a block for each slot, with a bar
-    whose height is the lag."""
+    """Return the template's values for the slots of one member: one block for each slot, with a bar
+    as high as the lag."""
     texts = [_range(first, last) for first, last in _ranges(owned)]
     label = f"slots {', '.join(texts)}" if texts else "no slots"
     worst = max(owned, key=lambda slot: lags[slot], default=None) if lags else None
@@ -141,7 +142,7 @@ def _strip(owned: Sequence[int], lags: Sequence[int], top: int) -> dict[str, Any
 
 
 def _ranges(slots: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """First and last of each stretch without a gap."""
+    """Yield the first and the last number of each stretch without a gap."""
     if not slots:
         return
     first = slots[0]

@@ -1,4 +1,5 @@
-"""The daemon as a whole: its health, and the streams that the viewer may read, a page at a time."""
+"""Shows the daemon as a whole: its health, and the streams that the viewer may read, a page at a
+time."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from liftlog.server.web.pages.cluster import leader_of
 
 PER_PAGE = 50
 _MAX_DAMAGED = 100
-"""Number of streams that the page of health names."""
+"""Maximum number of streams that the page of health names."""
 ONLY = ("", "problems")
 SORTS = ("name", "rate", "records", "size", "state")
 
@@ -120,7 +121,7 @@ _ORDER: dict[str, Any] = {
 
 
 async def health(asked: Asked) -> Shown:
-    """The answers of `/livez` and `/readyz`, and the conditions that the daemon reports."""
+    """Show the answers of `/livez` and `/readyz`, and the conditions that the daemon reports."""
     parts = asked.parts
     ready, readiness = await parts.health.readiness(partial(asked.may, "read"))
     data: dict[str, Any] = {"ready": ready, **readiness, "live": parts.health.liveness()}
@@ -142,7 +143,8 @@ def _damaged_offsets(info: StreamInfo) -> int:
 
 
 async def _damaged(asked: Asked) -> list[dict[str, Any]]:
-    """The streams with unreadable records, with the number of unreadable offsets in each."""
+    """Return the streams with unreadable records, each with the number of its unreadable
+    offsets."""
     parts = asked.parts
     names = [name for name in parts.broker.stream_names() if asked.may("read", name)]
     infos = await parts.descriptions.of(names)

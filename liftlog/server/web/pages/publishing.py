@@ -20,7 +20,7 @@ FIELDS = ("subject", "key", "headers", "message_id", "value", "tombstone")
 async def publishing(asked: Asked) -> Shown:
     check_changeable(asked)
     described = await asked.describe()
-    asked.authorize("admin")  # again after the await
+    asked.authorize("admin")  # checked again after the await
     texts = {**dict.fromkeys(FIELDS, ""), "subject": asked.text("subject")}
     subjects = described.recorded_subjects
     if not texts["subject"] and len(subjects) == 1 and is_literal(subjects[0]):
@@ -29,8 +29,8 @@ async def publishing(asked: Asked) -> Shown:
 
 
 async def publish(asked: Asked) -> Shown:
-    """As in the log API, a principal that may administer the stream may publish on behalf of the
-    daemon."""
+    """Publish the message over the daemon's own NATS connection. The viewer must have the right to
+    administer the stream, as in the log API."""
     check_changeable(asked)
     form = await read_form(asked.request)
     check_form(asked.parts.sessions, asked.request, form, _purpose(asked))
@@ -38,7 +38,7 @@ async def publish(asked: Asked) -> Shown:
     described = await asked.describe()
     try:
         message = _message(texts)
-        asked.authorize("admin")  # again after the awaits, and audited
+        asked.authorize("admin")  # checked again after the awaits, and audited
         ack = await asked.parts.appender.append(
             described, message, lambda name: asked.may("admin", name)
         )
@@ -75,7 +75,7 @@ def _form(
 
 
 def _message(texts: dict[str, str]) -> PostedMessage:
-    """Raises InvalidArgument."""
+    """Convert the fields of the form to a message. Raises InvalidArgument."""
     is_tombstone = bool(texts["tombstone"])
     key = parse_key(texts["key"]) if texts["key"] else None
     if is_tombstone and key is None:
@@ -94,7 +94,8 @@ def _message(texts: dict[str, str]) -> PostedMessage:
 
 
 def _headers(text: str) -> list[tuple[HeaderText, HeaderText]]:
-    """Parse lines `Name: value`, whose names may repeat. Raises InvalidArgument."""
+    """Parse lines of the form `Name: value`; a name may occur several times. Raises
+    InvalidArgument."""
     found: list[tuple[HeaderText, HeaderText]] = []
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():

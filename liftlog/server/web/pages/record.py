@@ -1,4 +1,4 @@
-"""One record as a whole, and its value as a download."""
+"""Shows one whole record, and offers its value as a download."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def record(asked: Asked) -> Shown:
     is_compacted = False
     if found.value is None:
         is_compacted = (await asked.describe()).is_compacted
-        asked.authorize("read")  # again after the await
+        asked.authorize("read")  # checked again after the await
     limits = bounds(asked.parts.broker.readable_stream(stream).log)
     # The parts of the page, each of bounded cost.
     spread = asked.parts.spread
@@ -70,8 +70,8 @@ async def record(asked: Asked) -> Shown:
 
 
 def _header_values(record: Record) -> tuple[HeaderValues, str | None]:
-    """Return the first headers, since a record can have hundreds of thousands; and all of them in
-    base64, if the first ones do not represent the record exactly."""
+    """Return the first headers, because a record can have hundreds of thousands. If they do not
+    represent the record exactly, also return all of its headers in base64."""
     found: HeaderValues = {}
     block = record.raw_headers
     in_order = group_headers(found, header_lines(block, _MAX_HEADERS))
@@ -90,7 +90,8 @@ def _cut(text: str) -> str:
 
 
 async def value(asked: Asked) -> web.Response:
-    """The bytes as a download: a browser must never show them as a page of this site."""
+    """Return the value as a download, because a browser must never show it as a page of this
+    site."""
     stream = asked.authorize("read")
     found = await read(asked, stream, _offset(asked))
     name = f'attachment; filename="{stream}-{found.offset}"'
@@ -106,7 +107,7 @@ def _offset(asked: Asked) -> int:
 
 
 async def read(asked: Asked, stream: str, offset: int) -> Record:
-    """Raises NoRecord, also for a record that the viewer may not read."""
+    """Return the record. Raises NoRecord if it does not exist or the viewer may not read it."""
     log = asked.parts.broker.readable_stream(stream).log
     found, _ = await asked.scan(read_record, log, offset)
     # Checked after the await: the ACL may have changed since the first check.

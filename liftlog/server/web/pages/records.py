@@ -1,4 +1,4 @@
-"""The records of a stream, a page at a time, and the form above them with its values and errors."""
+"""Shows the records of a stream, a page at a time, and the search form above them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from liftlog.server.web.fields import Fields
 from liftlog.server.web.formats import parse_moment
 
 LIMITS = (50, 25, 100, 250)
-"""The first is the default."""
+"""Choices for the number of records on a page; the first is the default."""
 ORDERS = ("newest", "oldest")
 
 Parsed = TypeVar("Parsed")
@@ -27,7 +27,8 @@ Parsed = TypeVar("Parsed")
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """`texts` are the contents of the fields; `problems` holds the reason for each wrong field."""
+    """The search form. `texts` are the contents of the fields; `problems` holds the reason for each
+    wrong field."""
 
     texts: dict[str, str]
     problems: dict[str, str]
@@ -36,7 +37,7 @@ class Form:
     fields: Fields | None
 
     def link(self, **changes: object) -> str:
-        """Return the query for the same form with other values; None removes a value."""
+        """Return the query of the same form with some values changed; None removes a value."""
         usual = {
             "kind": KINDS[0],
             "limit": str(LIMITS[0]),
@@ -50,12 +51,14 @@ class Form:
 
 
 async def read_form(asked: Asked) -> Form:
-    """Raises InvalidArgument only for input that no form sends: a choice that does not exist."""
+    """Read the form from the query. Errors in a field are stored in `problems`. Raises
+    InvalidArgument only for a choice that the form does not offer."""
     return await _Reading(asked).read()
 
 
 class _Reading:
-    """`above` is not a field: the script of the page uses it to request new records."""
+    """Reads one form. `above` is no field of the form; the page's script sends it to request only
+    new records."""
 
     def __init__(self, asked: Asked) -> None:
         self._asked = asked
@@ -73,7 +76,8 @@ class _Reading:
         headers = self._field("header", lambda text: parse_selection(headers=[text]).headers)
         values = await self._values()
         fields = self._field("fields", Fields.parse)
-        # An address with only an offset shows the records that follow it.
+        # If the address contains only an offset, the page shows the records that follow that
+        # offset.
         order = asked.choice("order", ORDERS) if asked.text("order") or offset is None else "oldest"
         limit = int(asked.choice("limit", tuple(map(str, LIMITS))))
         wanted = Wanted(
@@ -90,7 +94,7 @@ class _Reading:
         return Form(self._texts, self._problems, wanted, view, fields)
 
     def _field(self, name: str, parse: Callable[[str], Parsed]) -> Parsed | None:
-        """Returns None for a field that is empty, or wrong."""
+        """Parse a field; return None if it is empty or wrong."""
         try:
             text = self._texts[name] = self._asked.text(name)
             return parse(text) if text else None
@@ -105,7 +109,7 @@ class _Reading:
         if text is None:
             return None
         try:
-            # Preparing a large expression takes a while.
+            # Compiling a large expression takes a while, so it runs in a thread.
             return await self._asked.scan(parse_condition, kind, text)
         except (InvalidArgument, MissingDependency) as error:
             self._problems["value"] = error.message
@@ -123,11 +127,12 @@ def _moment(text: str) -> int:
 
 
 _MAX_KEY_BYTES = 1000
-"""Bytes of a key that a list of records shows."""
+"""Maximum number of bytes of a key that a list of records shows."""
 _MAX_HEADERS = 20
 _MAX_HEADER_BYTES = 200
 _EXPANDED_CHARS = 256 * 1024
-"""Limit for all expanded values of a page together; the pages of the records show the others."""
+"""Maximum length of all expanded values on a page together; the page of a record shows its whole
+value."""
 
 
 async def records(asked: Asked) -> Shown:
@@ -154,7 +159,7 @@ async def records(asked: Asked) -> Shown:
         return Shown(title, data, choices, InvalidArgument(reasons))
     rows = _Rows(form.view, form.fields)
     found = await browse(asked, stream, form.wanted, rows.row)
-    # Read again: records have arrived in the meantime.
+    # Read again, because records have arrived in the meantime.
     limits = bounds(asked.parts.broker.readable_stream(stream).log)
     data = {
         "stream": stream,
@@ -173,7 +178,8 @@ async def records(asked: Asked) -> Shown:
 
 
 _RARE = {"until", "key", "header", "offset", "fields"}
-"""Fields that a phone shows only if they are filled in, or requested; likewise these choices."""
+"""Fields that a phone hides unless they are filled in or requested. The choices below are hidden in
+the same way unless they differ from the default."""
 
 
 def _is_unusual(texts: dict[str, str]) -> bool:
@@ -182,7 +188,7 @@ def _is_unusual(texts: dict[str, str]) -> bool:
 
 
 def _means_json(texts: dict[str, str]) -> bool:
-    """Return True if the text to search for is a comparison with a field."""
+    """Return True if the search text looks like a comparison with a field of JSON."""
     if texts["kind"] != KINDS[0] or not texts["value"]:
         return False
     try:
@@ -192,13 +198,13 @@ def _means_json(texts: dict[str, str]) -> bool:
 
 
 def _searched(found: Found) -> float:
-    """Return the examined part of the span, from 0 to 1."""
+    """Return the examined part of the range, from 0 to 1."""
     length = found.span.high - found.span.low
     return 1.0 if found.at_end or not length else round(min(found.looked_at / length, 1.0), 4)
 
 
 class _Rows:
-    """Makes the rows of one page; limits how much of them is expanded."""
+    """Makes the rows of one page, and limits the total length of expanded values."""
 
     def __init__(self, view: str, fields: Fields | None) -> None:
         self._view, self._fields = view, fields
@@ -236,7 +242,7 @@ def _headers(block: bytes) -> list[tuple[str, str]]:
 
 
 def _links(form: Form, data: dict[str, Any], found: Found) -> dict[str, Any]:
-    """Links to other pages of the same list. In a search, only the browser's button leads back."""
+    """Return links to other pages of the same list."""
     wanted = form.wanted
     first, span = data["first_offset"], found.span
     follows = wanted.is_newest_first and wanted.until_ns is None and first >= span.high - 1
@@ -256,7 +262,7 @@ def _links(form: Form, data: dict[str, Any], found: Found) -> dict[str, Any]:
         "has_condition": wanted.has_condition,
         "as_json": form.link(kind="json") if _means_json(form.texts) else "",
         "is_newest_first": wanted.is_newest_first,
-        # The script of the page asks for the records that arrive from now on.
+        # The page's script requests new records under this address.
         "follow": form.link(offset=None) if follows else "",
         "above": span.high,
     }

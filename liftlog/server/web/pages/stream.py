@@ -1,4 +1,4 @@
-"""One stream: its bounds, files, settings, consumers and problems."""
+"""Shows one stream: its bounds, files, settings, consumers and problems."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from liftlog.server.web.formats import damage_marks, places, segment_parts
 from liftlog.server.web.pages.cluster import replication_of, without_lags
 
 MAX_SEGMENTS = 1000
-"""Number of segments shown, the newest ones."""
+"""Maximum number of segments shown, the newest ones."""
 MAX_CONSUMERS = 1000
 _MAX_TOLD = 100
 _MAX_MARKS = 500
@@ -38,7 +38,7 @@ async def stream(asked: Asked) -> Shown:
     leases = await _leases(asked, name)
     segments, problem = _segments(asked, name)
     rate = parts.history.rate(name)
-    asked.authorize("read")  # again after the awaits
+    asked.authorize("read")  # checked again after the awaits
     data: dict[str, Any] = {
         **described.to_wire(),
         "records": described.records,
@@ -120,7 +120,7 @@ def _segments(asked: Asked, name: str) -> tuple[list[dict[str, Any]], str]:
 
 
 def _is_elsewhere(asked: Asked, replication: dict[str, Any] | None) -> bool:
-    """Return True if the stream is served by other nodes than this one."""
+    """Return True if only other nodes have a copy of the stream."""
     if replication is None or not replication["leader"]:
         return False
     return needed_node_of(asked.parts.broker).member.name not in replication["replicas"]
@@ -129,8 +129,9 @@ def _is_elsewhere(asked: Asked, replication: dict[str, Any] | None) -> bool:
 def _undamaged(
     segments: list[dict[str, Any]], damaged: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Segments with ranges that are known to be damaged, shown as undamaged: the picture shows the
-    ranges. Other damaged segments are damaged as a whole."""
+    """Return the segments with corrected kinds. If the damaged ranges of a segment are known, the
+    segment is shown as undamaged and the picture marks the ranges. Otherwise the whole segment is
+    shown as damaged."""
     files = {one["segment"] for one in damaged}
     return [
         {**one, "kind": "active" if one is segments[-1] else "sealed"}
@@ -185,7 +186,7 @@ async def _consumers(asked: Asked, name: str) -> tuple[list[dict[str, Any]], boo
 
 
 def _settings(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """Return a flat list; nested settings are named `group.name`."""
+    """Return the settings as a flat list; nested settings are named `group.name`."""
     found: list[tuple[str, str]] = []
     for key, value in tree.items():
         if isinstance(value, dict) and value:

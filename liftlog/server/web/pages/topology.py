@@ -1,5 +1,5 @@
-"""The ways of messages: the filters of the streams, the streams, and their readers; and, for one
-subject, which streams record it and why."""
+"""Shows the paths of messages: the filters of the streams, the streams, and their readers. For one
+subject, it also explains which streams record it and why."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from liftlog.server.web.pages.groups import all_groups
 from liftlog.server.web.picture import drawn
 
 PER_PAGE = 25
-"""Streams in one picture."""
+"""Maximum number of streams in one picture."""
 MAX_READERS = 5
-"""Number of readers shown for a stream; the others are counted."""
+"""Maximum number of readers shown for a stream; the rest is shown as a number."""
 _MAX_NEAR = 5
 
 Row = dict[str, Any]
@@ -72,7 +72,7 @@ async def topology(asked: Asked) -> Shown:
 
 
 async def _rows(asked: Asked, subject: str) -> tuple[list[Row], bool]:
-    """Return all streams that the viewer may read; and True if some consumers were not examined."""
+    """Return all streams that the viewer may read, and True if some consumers were not examined."""
     parts = asked.parts
     readers: dict[str, list[Row]] = defaultdict(list)
     consumers, has_more = await all_consumers(asked)
@@ -134,7 +134,8 @@ def _row(asked: Asked, info: StreamInfo, subject: str, readers: list[Row]) -> Ro
 
 
 _RECORDING = frozenset({"attached", "follower", "elsewhere"})
-"""In all other states, messages are refused or missed."""
+"""States in which a stream records messages. In all other states, messages are refused or
+missed."""
 
 
 def _is_about(row: Row, wanted: str) -> bool:
@@ -148,7 +149,7 @@ def _is_about(row: Row, wanted: str) -> bool:
 
 def why_recorded(filters: list[str], subject: str) -> str | None:
     """Return the reason why a stream with these filters records messages on `subject`, which may be
-    a pattern; None if it does not."""
+    a pattern. None if no filter matches."""
     for one in filters:
         if not overlaps(one, subject):
             continue
@@ -174,7 +175,7 @@ def _stands_for(pattern: str, subject: str) -> str:
 
 
 def why_not(pattern: str, subject: str) -> str:
-    """Describe the first difference. `pattern` does not match `subject`."""
+    """Describe the first difference between `subject` and a `pattern` that does not match it."""
     wanted, given = pattern.split("."), subject.split(".")
     for number, (want, have) in enumerate(zip(wanted, given, strict=False), 1):
         if want in ("*", have) or have in ("*", ">"):
@@ -190,7 +191,7 @@ def why_not(pattern: str, subject: str) -> str:
 
 
 def _near(rows: list[Row], subject: str) -> list[Row]:
-    """Return streams whose filters begin like the subject, the closest first."""
+    """Return the streams whose filters share the longest beginning with the subject."""
     found = sorted(
         (-shared, row["name"], one)
         for row in rows
@@ -204,8 +205,8 @@ def _near(rows: list[Row], subject: str) -> list[Row]:
 
 
 def _shared(pattern: str, subject: str) -> int:
-    """Count the leading tokens that are equal without regard to case. A wildcard as the first token
-    matches everything, and counts as 0."""
+    """Return the number of leading tokens that are equal without regard to case. A wildcard token
+    counts as equal. If only wildcards match, return 0."""
     count = literal = 0
     for want, have in zip(pattern.lower().split("."), subject.lower().split("."), strict=False):
         if want not in ("*", have):

@@ -1,4 +1,5 @@
-"""The versions of one key: its records, the newest first, and two of them side by side."""
+"""Shows the versions of one key: the records with this key, the newest first, and two of them side
+by side."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ Row = dict[str, Any]
 
 
 async def versions(asked: Asked) -> Shown:
-    """`before` and `after` are the offsets of the two records to compare; the newest two by
-    default."""
+    """Show the versions. `before` and `after` in the query are the offsets of the two records to
+    compare; the default is the newest two."""
     stream = asked.authorize("read")
     key = asked.text("key")
     if not key:
@@ -80,7 +81,7 @@ def _row(item: Item) -> Row:
 
 
 async def _side(asked: Asked, stream: str, offset: int) -> Row | None:
-    """Return None if the record does not exist, or may not be read."""
+    """Return one side of the comparison; None if the record does not exist or may not be read."""
     if offset < 0:
         return None
     try:
