@@ -1,4 +1,5 @@
-"""The answers to one client's requests, as frames, in the order in which they are made."""
+"""Encodes the answers to one client's requests as frames, and sends them in the order in which they
+are created."""
 
 from __future__ import annotations
 
@@ -25,10 +26,10 @@ _DONE = Done()
 
 
 class Answers:
-    """Belongs to the loop's thread. `peer` names the client in logs.
+    """The answers to one client. `peer` names the client in logs. Belongs to the loop's thread.
 
-    Call `settle` after answers were made in a callback of the loop: it sends them, and handles the
-    requests that had to wait for room.
+    A callback of the loop that has created answers calls `settle`, which sends them and handles the
+    requests that waited for free space in the send queue.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class Answers:
         settle: Callable[[], None],
     ) -> None:
         self.is_open = True
-        """False once the connection has ended, or is about to: further answers are dropped."""
+        """False once the connection is closed or closing; further answers are dropped."""
         self.settle = settle
         self._protocol = protocol
         self._queue = queue
@@ -51,13 +52,14 @@ class Answers:
 
     @property
     def may_produce(self) -> bool:
-        """False while too many bytes wait to be sent. The client's fetches are pumped when enough
-        are sent."""
+        """False while too many bytes wait to be sent. The connection resumes the client's fetches
+        when enough of them have been sent."""
         return self._queue.unsent_bytes < self._max_unsent_bytes
 
     @property
     def may_encode(self) -> bool:
-        """False while the waiting answers take much memory; as above, fetches are pumped later."""
+        """False while the waiting answers take too much memory; the fetches are resumed later, as
+        for `may_produce`."""
         return self._queue.unsent_bytes < ENCODED_UNSENT_BYTES
 
     def answer(self, request_id: int, message: Message) -> None:
@@ -70,8 +72,8 @@ class Answers:
         self._queue.put(frame)
 
     def done(self, request_id: int) -> None:
-        """Answer that the request was carried out. Many requests end in the same turn of the loop:
-        one system call sends all these answers."""
+        """Answer that the request was carried out. The answers of one turn of the loop are sent
+        together, by one system call, because many requests may end in the same turn."""
         if not self.is_open:
             return
         if not self._done_frames:
@@ -82,7 +84,7 @@ class Answers:
         frames, self._done_frames = self._done_frames, []
         if self.is_open:
             self._queue.put(b"".join(frames))
-            self._queue.flush()  # which also handles waiting requests
+            self._queue.flush()  # this also handles waiting requests
 
     def fetched(
         self,
@@ -90,7 +92,7 @@ class Answers:
         header: FetchHeader,
         body: LogSlice | bytes | tuple[bytearray, ...] | None,
     ) -> None:
-        """Answer a fetch. Takes ownership of `body`, even if the connection has ended."""
+        """Answer a fetch. Takes ownership of `body`, even if the connection is closed."""
         if not self.is_open:
             if isinstance(body, LogSlice):
                 body.release()
@@ -109,8 +111,8 @@ class Answers:
         self._counters.fetch(header)
 
     def replicated(self, request_id: int, header: Replica, body: LogSlice | bytes | None) -> None:
-        """Answer a follower, at once. Takes ownership of `body`, even if the connection has
-        ended."""
+        """Answer a follower, and send the answer at once. Takes ownership of `body`, even if the
+        connection is closed."""
         if not self.is_open:
             if body is not None and not isinstance(body, bytes):
                 body.release()
@@ -125,17 +127,17 @@ class Answers:
         self._queue.flush()
 
     def flush(self) -> None:
-        """Send the answers, as far as the socket accepts them."""
+        """Send as many of the answers as the socket accepts."""
         if self.is_open:
             self._queue.flush()
 
     def allow_in_flight(self, count: int) -> None:
-        """Allow the client this number of requests in flight from now on."""
+        """Set the number of requests that the client may have in flight."""
         self._protocol.allow_in_flight(count)
 
     def refuse(self, request_id: int, error: Exception) -> None:
-        """Answer with an error. An error that is not meant for clients goes to the log, and the
-        client is only told that the daemon failed."""
+        """Answer with an error. If the error is not meant for clients, it is logged and the client
+        gets INTERNAL."""
         if not self.is_open:
             return
         if (want := for_want_of_descriptors(error)) is not None:
@@ -153,6 +155,6 @@ class Answers:
         self._queue.put(self._protocol.error(request_id, error))
 
     def end_with(self, error: LiftlogError, request_id: int) -> None:
-        """Send the last answer: the reason why the connection ends."""
+        """Send the reason why the connection is closed; no other answer follows."""
         self._queue.put(self._protocol.error(request_id, error))
         self.is_open = False

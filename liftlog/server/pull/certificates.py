@@ -1,5 +1,5 @@
-"""Makes the TLS context of `PullServer` from the settings, at the start and after a reload; and
-warns about its certificate."""
+"""Creates the TLS context of `PullServer` from the settings, at the start and after a reload, and
+logs a warning about an unsuitable certificate."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _DAY_SECONDS = 86_400
 
 
 def load_pull_tls(tls: PullTlsSettings) -> ssl.SSLContext | None:
-    """Return None if no certificate is configured. Reads and tests the files, and logs a warning if
-    clients will refuse the certificate; raises ConfigError."""
+    """Return the TLS context; None if no certificate is configured. Reads and tests the files, and
+    logs a warning if clients will refuse the certificate. Raises ConfigError."""
     context, found = _load(tls)
     if found is not None:
         logger.warning(
@@ -29,7 +29,7 @@ def load_pull_tls(tls: PullTlsSettings) -> ssl.SSLContext | None:
 
 
 def check_pull_tls(tls: PullTlsSettings) -> Caution | None:
-    """Return the warning that a daemon with these settings would log at its start. Raises
+    """Return the warning that a daemon with these settings would log at its start, if any. Raises
     ConfigError."""
     return _load(tls)[1]
 

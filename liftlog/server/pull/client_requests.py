@@ -1,5 +1,5 @@
-"""The requests of one client that has logged in: passed to the code that answers each, and answered
-in any order."""
+"""Passes each request of a logged-in client to the code that answers it. The answers may be sent in
+any order."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Coroutine, Hashable
 from functools import partial
 from typing import Any
 
-# Imported because this module registers requests.
+# Imported because these modules register requests.
 import liftlog.server.requests.group_handlers
 import liftlog.server.requests.handlers  # noqa: F401
 from acl.rules import Operation
@@ -34,7 +34,7 @@ _OfPeer = Replicate | Peer | Suspect | Ends | Resign | Forward | Copies
 
 
 class ClientRequests:
-    """Belongs to the loop's thread."""
+    """The requests of one client. Belongs to the loop's thread."""
 
     def __init__(self, services: PullServices, caller: Caller, answers: Answers) -> None:
         self._services = services
@@ -44,7 +44,7 @@ class ClientRequests:
         self._peer: PeerRequests | None = None
 
     def begin(self, request_id: int, message: Message) -> None:
-        """Begin a request; it is answered now or later."""
+        """Begin to carry out a request. The answer follows now or later."""
         if isinstance(message, Fetch):
             self._fetch(request_id, message)
         elif isinstance(message, _OfPeer):
@@ -93,7 +93,8 @@ class ClientRequests:
             self._answers.refuse(request_id, error)
 
     async def _answered(self, request_id: int, work: Coroutine[Any, Any, None]) -> None:
-        """Await the answer to a peer's request that is answered later."""
+        """Wait until a peer's request has been answered; answer with the error if `work` raises
+        one."""
         try:
             await work
         except Exception as error:  # noqa: BLE001 - `refuse` tells a defect from a refusal
@@ -101,12 +102,12 @@ class ClientRequests:
         self._answers.settle()
 
     def pump(self) -> None:
-        """Answer fetches that waited for room for their answers."""
+        """Answer fetches that have waited for free space in the send queue."""
         for queue in list(self._fetches.values()):
             queue.pump()
 
     def close(self, error: LiftlogError | None = None) -> None:
-        """Drop every fetch, or refuse it with `error`."""
+        """Drop every waiting fetch. With `error`, answer each of them with it."""
         if self._peer is not None:
             self._peer.close()
         fetches, self._fetches = self._fetches, {}
@@ -115,7 +116,7 @@ class ClientRequests:
 
     def _fetch(self, request_id: int, fetch: Fetch) -> None:
         caller = self._caller
-        # A node repairs its copy from another one's.
+        # Another node fetches in order to repair its copy.
         for_node = fetch.replica is not None and self._peer is not None and self._peer.is_known
         try:
             operation: Operation = "replicate" if for_node else "read"
@@ -125,8 +126,8 @@ class ClientRequests:
             return
         queue = self._fetches.get(fetch.stream)
         if queue is None:
-            # Empty queues are dropped here, so that their number stays limited to the requests in
-            # flight plus the threads that still work for cancelled ones.
+            # Idle queues are removed here. So their number is limited by the requests in flight
+            # plus the threads that still work for cancelled requests.
             for name in [name for name, one in self._fetches.items() if one.is_idle]:
                 del self._fetches[name]
             queue = FetchQueue(
@@ -135,7 +136,7 @@ class ClientRequests:
             self._fetches[fetch.stream] = queue
         queue.add(request_id, fetch)
 
-    # --- requests that begin at once, and end later ---
+    # --- requests that are answered later, without a task of their own ---
 
     def _start(self, request_id: int, message: Message, starter: Starter, caller: Caller) -> None:
         try:
@@ -150,31 +151,32 @@ class ClientRequests:
             self._answers.refuse(request_id, error)
             asyncio.get_running_loop().call_soon(self._answers.settle)
 
-    # --- requests that wait for the daemon ---
+    # --- requests that take turns ---
 
     def _party(self, caller: Caller) -> Hashable:
         return caller.principal or self._answers
 
     async def _perform(self, message: Message, caller: Caller) -> Message:
-        """Called when it is the request's turn."""
+        """Carry out the request; called when it has its turn."""
         if not isinstance(message, ListExtents):
             self._check_wanted(message)
             return await perform(caller, message)
-        # Each keeps a thread busy, and a busy thread slows the loop.
+        # Requests for extents run one at a time, because each keeps a thread busy, and a busy
+        # thread slows down the event loop.
         async with self._services.measuring.of(self._party(caller), self._answers):
             self._check_wanted(message)
             return await perform(caller, message)
 
     def _check_wanted(self, message: Message) -> None:
-        """Drop a request that changes nothing if its client has disconnected. Raises Cancelled."""
+        """Raise Cancelled if the client has disconnected and the request would change nothing."""
         if not self._answers.is_open and asks_only(message):
             raise Cancelled("the client has gone")
 
     async def _serve(self, request_id: int, message: Message, caller: Caller) -> None:
-        """Changes are carried out even if the client disconnects."""
+        """Carry out the request in its turn and send the answer. A change is carried out even if
+        the client disconnects."""
         try:
-            # Another node can send requests for its clients: these take turns among themselves,
-            # too.
+            # Requests that another node forwards take turns in the same way.
             asker = Asker(self._party(caller), self._answers)
             answer = await self._services.turns.run(asker, self._perform(message, caller))
             self._answers.answer(request_id, answer)

@@ -1,4 +1,4 @@
-"""One connected client: its socket, its login, its limits, its end."""
+"""One connected client: its socket, its login, its limits, its close."""
 
 from __future__ import annotations
 
@@ -41,12 +41,13 @@ _SOFTWARE = f"liftlog/{liftlog.__version__}"
 
 
 class PullConnection:
-    """Belongs to the loop's thread. Ends in `_close`, which releases all resources of the
-    connection.
+    """One connection of a client. Belongs to the loop's thread. `_close` releases all of its
+    resources.
 
-    `on_login` admits the identity, or raises Unauthenticated or LimitExceeded; it returns the count
-    of requests in flight that the connections of this principal share. `on_memory_short` runs when
-    all connections together take too much memory, and may end this one. `on_end` runs once.
+    `on_login` admits the identity, or raises Unauthenticated or LimitExceeded. It returns the
+    counter of requests in flight that all connections of the principal share. `on_memory_short`
+    runs when all connections together take too much memory, and may close this connection. `on_end`
+    runs once, when the connection is closed.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class PullConnection:
             max_hello_bytes=limits.max_hello_bytes,
             max_held_bytes=limits.max_request_memory_bytes,
         )
-        self._counted_bytes = 0  # the part of its requests in `services.memory`
+        self._counted_bytes = 0  # this connection's part of `services.memory`
         self._queue = SendQueue(
             self._loop,
             transport,
@@ -86,13 +87,13 @@ class PullConnection:
             services.read_share,
         )
         self._answers = Answers(services, self._protocol, self._queue, self.peer, self.settle)
-        self._requests: ClientRequests | None = None  # until the client has logged in
+        self._requests: ClientRequests | None = None  # None until the client has logged in
         self._reading = False
-        self._has_more = False  # requests have arrived that are not handled yet
+        self._has_more = False  # received requests have not been handled yet
         self._closed = False
-        self._last_words = False  # only the contents of the queue are still sent
+        self._last_words = False  # closes after the queue has been sent
         self._lingering_bytes_left = LINGERING_CLOSE_BYTES
-        self._request_since = 0.0  # start time of the request that is arriving; 0: none
+        self._request_since = 0.0  # start time of the request that is being received; 0: none
         self._timer: asyncio.TimerHandle | None = self._loop.call_later(
             self._limits.hello_timeout_seconds, self._hello_timed_out
         )
@@ -108,7 +109,7 @@ class PullConnection:
                 self._loop.call_soon(self._read_again)
 
     def _read_again(self) -> None:
-        """TLS holds received bytes that were not read yet; the loop does not report those."""
+        """Read bytes that TLS has already taken from the socket; the loop does not report those."""
         if self._reading and self._transport.has_input:
             self._on_readable()
 
@@ -122,7 +123,7 @@ class PullConnection:
 
     def _receive(self) -> None:
         if not self._reading:
-            return  # stopped or closed since it asked for its turn
+            return  # stopped or closed while it waited for its turn
         if self._last_words:
             self._drop_input()
             return
@@ -145,14 +146,14 @@ class PullConnection:
             self.settle()
 
     def settle(self) -> None:
-        """Handle the requests received so far, within the bounds, and send what is ready."""
+        """Handle the received requests, within the limits, and send the answers that are ready."""
         if self._closed:
             return
         self._take_requests()
         self._queue.flush()
         if self._answers.is_open:
             if self._held_back:
-                self._request_since = 0.0  # from now on the client is not the slow side
+                self._request_since = 0.0  # no timeout while the daemon does not read
                 self._stop_reading()
             elif not self._reading:
                 self._start_reading()
@@ -177,12 +178,12 @@ class PullConnection:
 
     @property
     def is_opening(self) -> bool:
-        """True until the client has logged in."""
+        """True before the client has logged in."""
         return self._protocol.state is not State.READY and not self._last_words
 
     @property
     def memory_bytes(self) -> int:
-        """Memory of its unsent answers, and of its requests without an answer."""
+        """Memory, in bytes, of the unsent answers and of the requests without an answer."""
         return self._queue.memory_bytes + self._counted_bytes
 
     def _take_requests(self) -> None:
@@ -204,7 +205,7 @@ class PullConnection:
                 elif isinstance(message, Hello):
                     self._greet(request_id)
                 elif isinstance(message, Auth):
-                    self._cancel_timer()  # from now on the daemon is the slow side
+                    self._cancel_timer()  # no timeout while the token is checked
                     self._services.spawn(self._authenticate(request_id, message))
         except LiftlogError as error:
             self._end_with(error)
@@ -254,13 +255,13 @@ class PullConnection:
             refusal = InternalError("the daemon failed to check the token")
         else:
             return
-        # The time of the answer must not reveal what was wrong, or how long the check took.
+        # The delay hides from the client what was wrong, and how long the check took.
         await asyncio.sleep(began + self._limits.auth_failure_delay_seconds - self._loop.time())
         if not self._closed:
             self._end_with(refusal, request_id)
 
     def _admit(self, identity: Identity) -> None:
-        """Raises Unauthenticated, LimitExceeded."""
+        """Complete the login and send the welcome. Raises Unauthenticated, LimitExceeded."""
         if not self._answers.is_open:
             return
         self._protocol.shared = self._on_login(self, identity)
@@ -273,7 +274,8 @@ class PullConnection:
         self.settle()
 
     def check_identity(self) -> None:
-        """After a change of the ACL: end the connection if its login would now be refused."""
+        """Close the connection if its login would be refused now; called after a change of the
+        ACL."""
         if self._protocol.state is not State.READY or self._last_words:
             return
         services = self._services
@@ -283,10 +285,10 @@ class PullConnection:
             services.audit.withdrawn(self.principal, self.peer, self._identity.method)
         self._end_with(Unauthenticated("the credential of this connection is no longer valid"))
 
-    # --- the end ---
+    # --- closing ---
 
     def shut_down(self) -> None:
-        """Refuse waiting requests, send the answers that are ready, then close."""
+        """Refuse waiting requests, send the answers that are ready, and close the connection."""
         error = ShuttingDown("the daemon is shutting down")
         if self._requests is not None:
             self._requests.close(error)
@@ -306,14 +308,14 @@ class PullConnection:
         return self._transport.fileno()
 
     def hung_up(self) -> None:
-        """The client has closed both directions, or reset the connection."""
+        """Close the connection, because the client has closed both directions or has reset it."""
         self._close("the client is gone")
 
     def close(self) -> None:
         self._close("the daemon closed it")
 
     def make_room(self, reason: str) -> None:
-        """End it, because other connections need its resources."""
+        """Close the connection, because other connections need its resources."""
         logger.warning("connection-cut-off peer=%s reason=%s", self.peer, reason)
         self._services.counters.refusals_total[LimitExceeded.name] += 1
         self._close(reason)
@@ -324,7 +326,7 @@ class PullConnection:
         self._end_with(RequestTimeout(f"no complete hello and auth within {seconds:g} s"))
 
     def _end_with(self, error: LiftlogError, request_id: int = 0) -> None:
-        """Send the client the reason, and close afterwards."""
+        """Send the reason to the client, then close the connection."""
         if not self._answers.is_open:
             return
         if not isinstance(error, ShuttingDown | Unauthenticated):
@@ -350,7 +352,8 @@ class PullConnection:
         self._queue.flush()
 
     def _finish_sending(self) -> None:
-        """Everything was sent: end our side, and give the client a moment to read it."""
+        """Close the sending side, now that everything is sent, and wait a moment for the client to
+        read it."""
         self._cancel_timer()
         try:
             self._transport.end_sending()

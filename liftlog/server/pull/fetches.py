@@ -1,9 +1,9 @@
-"""The fetches of one connection on one stream: answered in order; the first one may wait.
+"""Answers the fetches of one connection on one stream, in their order; the first one may wait.
 
-A fetch that finds too little waits until the high watermark moves or its time is up. Nothing polls:
-the group of consumers at the end of the stream (`tailing`) and one timer wake it. For a fetch with
-a filter, a thread examines the records (`filtering`); this module decides whether to answer it, as
-for the others.
+A fetch that finds too few records waits until the high watermark moves or its wait time ends.
+Nothing polls the log: the group of consumers at the end of the stream (`tailing`) or a timer wakes
+the fetch. If a fetch has a filter, a thread examines the records (`filtering`), and this module
+decides about the answer as for other fetches.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from liftlog.server.reading.tailing import Tail
 from liftlog.server.requests.rights import Caller
 
 _CATCH_UP_SECONDS = 1.0
-"""Time that a fetch waits for a follower to have the requested records; then the client is sent to
-the leader."""
+"""Time that a fetch waits until a follower has the requested records. After that, the client is
+referred to the leader."""
 _REPAIR_SECONDS = 5.0
 """Time that a fetch waits for a repair before the client is asked to retry."""
 
@@ -47,7 +47,8 @@ Result = TypeVar("Result")
 
 
 class FetchQueue:
-    """Belongs to the loop's thread, as does everything it calls except jobs for threads."""
+    """The fetches of one client on one stream. It belongs to the loop's thread, and so does
+    everything that it calls, except jobs for threads."""
 
     def __init__(
         self,
@@ -58,12 +59,13 @@ class FetchQueue:
         *,
         for_node: bool = False,
     ) -> None:
-        """`for_node`: another node fetches, to repair its copy of the stream."""
+        """Create an empty queue. With `for_node`, another node fetches to repair its copy of the
+        stream."""
         limits = services.limits
         self._loop = asyncio.get_running_loop()
         self._services = services
         self._share = services.read_share
-        # Without a principal each connection is a party of its own.
+        # Without a principal, each connection is a party of its own.
         self._scanners = services.scanners.of(caller.principal or answers, answers)
         self._caller = caller
         self._answers = answers
@@ -76,7 +78,7 @@ class FetchQueue:
         self._queue: deque[WaitingFetch] = deque()
         self._parked: Callable[[], object] | None = None  # cancels the wait of the first fetch
         self._timer: asyncio.TimerHandle | None = None
-        self._job: Future[Any] | None = None  # a thread works for the first in the queue
+        self._job: Future[Any] | None = None  # a thread's work for the first fetch
         self._tail_answered_at = -self._linger
         self._looked_at = 0.0  # time of the last scan, for a member of a group
 
@@ -90,7 +92,7 @@ class FetchQueue:
         self.pump()
 
     def cancel(self, request_id: int) -> bool:
-        """Answer the fetch with CANCELLED if it is still here."""
+        """Answer the fetch with CANCELLED, and return True, if it is still in the queue."""
         for waiting in self._queue:
             if waiting.request_id == request_id:
                 break
@@ -121,7 +123,7 @@ class FetchQueue:
             self._queue.popleft()
 
     def close(self, error: LiftlogError | None = None) -> None:
-        """Drop all waiting fetches, or refuse them with `error`."""
+        """Drop all waiting fetches. With `error`, answer each of them with it."""
         self._unpark()
         self._drop_job()
         self._share.leave(self._resume)
@@ -151,7 +153,7 @@ class FetchQueue:
                 self._look_up(waiting, log, fetch.timestamp_ns)
                 return False
         if type(fetch.start) is not int and waiting.offset < log.log_start_offset:
-            waiting.offset = log.log_start_offset  # retention has moved it since
+            waiting.offset = log.log_start_offset  # retention has deleted the start
         damage, waiting.damage = waiting.damage, None
         if damage is not None:
             return self._meet(damage, waiting, stream)
@@ -164,8 +166,9 @@ class FetchQueue:
         return self._serve_whole(waiting, stream, waiting.offset)
 
     def _stream(self, fetch: Fetch) -> StreamHost:
-        """If another node may lead, its copy has the newest records; this node's own is read only
-        if the client asks for it. Raises NotLeader, StreamNotFound, StreamUnavailable."""
+        """Return the stream to read. This is the leader's copy, which has the newest records; a
+        follower's copy is read only if the client requests it. Raises NotLeader, StreamNotFound,
+        StreamUnavailable."""
         broker = self._services.broker
         name, replica = self._stream_name, fetch.replica
         if replica is None or not broker.catalog.may_read_copy(name, replica):
@@ -204,7 +207,7 @@ class FetchQueue:
 
     def _lags(self, waiting: WaitingFetch, stream: StreamHost) -> bool:
         """Return True if the fetch has to wait until this copy has the requested records. Raises
-        NotLeader if that takes long."""
+        NotLeader once it has waited for `_CATCH_UP_SECONDS`."""
         fetch, log = waiting.fetch, stream.log
         if stream.is_leading:
             return False
@@ -227,8 +230,9 @@ class FetchQueue:
         return self._services.broker.hosted.mender
 
     def _readable_subjects(self) -> tuple[str, ...] | None:
-        """Return the subjects on which records may be handed out (None: all). Called each time that
-        a fetch is served, since the ACL may have changed while it waited. Raises Forbidden."""
+        """Return the subjects whose records the client may read; None stands for all. Called each
+        time a fetch is served, because the ACL may have changed while the fetch waited. Raises
+        Forbidden."""
         caller = self._caller
         if self._for_node:
             caller.gate.authorize(
@@ -241,9 +245,10 @@ class FetchQueue:
         fetch, log = waiting.fetch, stream.log
         asked_bytes = self._default_bytes if fetch.max_bytes is None else fetch.max_bytes
         max_bytes = max(1, min(asked_bytes, self._max_bytes))
-        view = log.view  # before reading: a record that is not found is not there
+        view = log.view  # taken before reading, so that no record is missed
         high_watermark = view.committed.offset
-        # A fetch that does not wait is not for the tail: it gets slices directly from the file.
+        # A fetch without a wait time does not follow the end of the stream: it gets slices directly
+        # from the file.
         group = self._services.tail_group(stream) if fetch.max_wait_ms else None
         if group is not None and self._too_soon(waiting, offset < high_watermark):
             self._park(waiting, stream, offset)
@@ -252,7 +257,7 @@ class FetchQueue:
         question = (offset, max_bytes, fetch.max_records)
         if group is not None and offset >= log.log_start_offset:
             found = group.recall(view, *question)
-        if found is None and offset != high_watermark:  # nothing to read in the log there
+        if found is None and offset != high_watermark:  # the log has no record there yet
             try:
                 found = log.read(*question)
             except CorruptRange as damage:
@@ -261,7 +266,7 @@ class FetchQueue:
                 found = group.take(found, view, *question)
         if found is None:
             next_offset = max(offset, high_watermark)
-            # Or a hole that ends at the high watermark.
+            # A hole that ends at the high watermark counts as enough, too.
             enough = not fetch.min_bytes or offset < high_watermark
         else:
             next_offset = found.next_offset
@@ -361,7 +366,8 @@ class FetchQueue:
         self._start_job(waiting, found, self._scanners, scan_log, log, scan)
 
     def _rests(self, waiting: WaitingFetch) -> bool:
-        """Return True if a member of a group waits for more records to accumulate."""
+        """Pause a member of a group until more records have accumulated; return False if no pause
+        is due."""
         rest = rest_seconds(waiting.fetch, is_busy=self._share.is_busy)
         until = (self._looked_at // rest + 1) * rest  # the same for all members
         if self._loop.time() >= until or not self._may_wait(waiting):
@@ -374,8 +380,8 @@ class FetchQueue:
         return waiting.deadline is not None and self._loop.time() < waiting.deadline
 
     def _too_soon(self, waiting: WaitingFetch, has_news: bool) -> bool:
-        """Return True if an answer so soon after the last one would contain little: a moment later
-        there is more."""
+        """Return True if the answer should wait for more records, because the previous answer from
+        the end of the stream was sent less than the linger time ago."""
         now = self._loop.time()
         return (
             has_news
@@ -385,7 +391,8 @@ class FetchQueue:
         )
 
     def _park(self, waiting: WaitingFetch, stream: StreamHost, offset: int) -> None:
-        """Wait until the high watermark is above `offset`."""
+        """Let the fetch wait until the high watermark is above `offset`, or until its wait time
+        ends."""
         group = self._services.tail_group(stream)
         self._parked = partial(group.leave, group.wait(stream, offset, self._woken))
         assert waiting.deadline is not None
@@ -420,8 +427,12 @@ class FetchQueue:
         )
 
     def _meet(self, damage: CorruptRange, waiting: WaitingFetch, stream: StreamHost) -> bool:
-        """Handle damage in the way: have it examined, or wait until it is repaired. Returns False
-        if the fetch is to be served again. Raises the error for the client."""
+        """Handle damaged records at the position of the fetch.
+
+        New damage is examined by a thread first. If a repair from another replica is expected, the
+        fetch waits for it. Returns False if the fetch will be served again; otherwise raises the
+        error for the client.
+        """
         first, end = damage.first_offset, damage.next_offset
         if waiting.examined != first and not stream.log.is_quarantined(first, end):
             self._examine(waiting, stream.log, damage)
@@ -442,8 +453,8 @@ class FetchQueue:
         return False
 
     def _examine(self, waiting: WaitingFetch, log: Log, damage: CorruptRange) -> None:
-        """Have newly found damage quarantined before the client gets the error, so that the
-        daemon's metrics and health report it, too."""
+        """Quarantine newly found damage in a thread before the client gets the error, so that the
+        daemon's metrics and health report the damage, too."""
 
         def found(_: None) -> None:
             waiting.examined = damage.first_offset
@@ -465,13 +476,14 @@ class FetchQueue:
         function: Callable[..., Result],
         *arguments: Any,
     ) -> None:
-        """Start a thread's work for the first fetch in the queue, then serve that fetch again."""
+        """Start a thread's work for the first fetch in the queue. When the work has ended, the
+        fetch is served again."""
 
         def done(job: asyncio.Future[Result]) -> None:
             self._job = None
             error = None if job.cancelled() else job.exception()
             if not self._queue or self._queue[0] is not waiting:
-                pass  # it was cancelled or closed in the meantime
+                pass  # the fetch was cancelled or closed in the meantime
             elif isinstance(error, CorruptRange) and self._mender is not None:
                 waiting.damage = error
             elif isinstance(error, Exception):
@@ -487,11 +499,12 @@ class FetchQueue:
         asyncio.wrap_future(self._job, loop=self._loop).add_done_callback(done)
 
     def _drop_job(self) -> None:
-        """Its result is no longer wanted. A job that already runs ends soon, and no other begins
-        before: otherwise a client that repeatedly fetches and cancels could occupy all threads."""
+        """Cancel the thread's work for a fetch that was cancelled. A job that already runs ends
+        soon, and the queue starts no other job before that. Otherwise a client that repeatedly
+        fetches and cancels could occupy all threads."""
         if self._job is not None:
             self._job.cancel()
 
 
 def _do_nothing() -> None:
-    """Nothing to stop: a rest ends by a timer."""
+    """Stop nothing: a pause is ended by its timer."""

@@ -10,39 +10,41 @@ from liftlog.settings.daemon import PullSettings
 
 @dataclass(frozen=True, slots=True)
 class PullLimits:
-    """`wire` is sent to every client; the rest is internal to the server."""
+    """The limits. `wire` is sent to every client; the others are internal to the server."""
 
     wire: WireLimits = field(default_factory=WireLimits)
     max_connections: int = 1024
     max_connections_per_principal: int = 512
     max_in_flight_per_principal: int = 4096
-    """Requests without an answer on all connections of one principal."""
+    """Maximum number of requests without an answer on all connections of one principal."""
     max_request_memory_bytes: int = 16 * MIB
-    """Per connection: the memory of its requests without an answer (mostly filters)."""
+    """Maximum memory of the requests without an answer (mostly filters) on one connection."""
     max_request_memory_per_principal_bytes: int = 64 * MIB
-    """The same for all connections of one principal."""
+    """Maximum memory of the requests without an answer on all connections of one principal."""
     unix_mode: int = 0o600
     hello_timeout_seconds: float = 5.0
     max_hello_bytes: int = HELLO_FRAME_BYTES
     default_fetch_bytes: int = 1 * MIB
     max_unsent_bytes: int = 16 * MIB
-    """Per connection: above it, no fetch is answered and the socket is not read."""
+    """Maximum number of unsent bytes on one connection. Above it, no fetch is answered and no
+    request is read."""
     max_unsent_memory_bytes: int = 256 * MIB
-    """For all connections together: unsent answers in memory, and requests without an answer. Above
-    it, the connection that uses most is ended."""
+    """Maximum memory on all connections together, of unsent answers and of requests without an
+    answer. Above it, the connection that uses most is closed."""
     linger_seconds: float = 0.005
-    """At most one answer in this time to a consumer that waits at the end of a stream."""
+    """Minimum time between two answers to a consumer that waits at the end of a stream."""
     write_stall_seconds: float = 600.0
-    """A client that receives nothing for this long while bytes wait for it is disconnected. The
-    time is long because a slow consumer is not a dead one: it costs open files, not memory."""
+    """A client that accepts no bytes for this long, while bytes are unsent, is disconnected. The
+    time is long because a slow consumer may still be alive, and waiting for it costs open files but
+    no memory."""
     request_timeout_seconds: float = 60.0
-    """Time in which a request must arrive completely once it has begun."""
+    """Time within which a request must arrive completely after its first byte."""
     auth_failure_delay_seconds: float = 0.25
     max_pending_auths: int = 64
 
 
 def limits_of(pull: PullSettings) -> PullLimits:
-    """Make limits from the settings; limits without a setting keep the values above."""
+    """Create the limits from the settings. A limit without a setting keeps its default value."""
     return PullLimits(
         wire=WireLimits(
             max_request_bytes=pull.max_frame_bytes,
@@ -66,19 +68,20 @@ def limits_of(pull: PullSettings) -> PullLimits:
 
 
 ENCODED_UNSENT_BYTES = 1 * MIB
-"""Per connection: with more unsent, no answer is made that stays in memory until it is sent."""
+"""Maximum number of unsent bytes on one connection for encoding an answer into memory."""
 
 HELD_FRAMES_BYTES = 1 * MIB
-"""Per connection: with this much unsent in memory, no requests are read."""
+"""Maximum memory of unsent frames on one connection. Above it, no requests are read."""
 
 TURN_BYTES = 1 * MIB
-"""Sent to one connection before the event loop does other work (about 0.3 ms)."""
+"""Number of bytes sent to one connection before the event loop does other work (about 0.3 ms)."""
 
 LAST_WORDS_SECONDS = 10.0
-"""Time in which a refused client must receive its remaining answers."""
+"""Time within which a refused client must read its remaining answers."""
 
 LINGERING_CLOSE_SECONDS = 1.0
-"""Time that a refused client has for reading the reason, before its socket is closed."""
+"""Time for a refused client to read the reason before its socket is closed."""
 
 LINGERING_CLOSE_BYTES = 1 * MIB
-"""Read and dropped meanwhile, so that the kernel does not reset the connection."""
+"""Number of bytes that are read and dropped in that time. Unread bytes would make the kernel reset
+the connection."""

@@ -1,4 +1,4 @@
-"""The requests of another node of the cluster, on one connection."""
+"""Handles the requests of another node of the cluster, on one connection."""
 
 from __future__ import annotations
 
@@ -29,14 +29,15 @@ from liftlog.server.pull.answers import Answers
 from liftlog.server.requests.rights import HANDLERS, STARTERS, Caller
 
 _SHARED_BY_ALL = "_offsets"
-"""A principal that may copy this stream counts as a node."""
+"""A principal that may replicate this stream counts as a node of the cluster."""
 
 _OPEN = Gate(None)
-"""The other node has checked the rights of the requests that it forwards."""
+"""Permits everything: the node that forwards a request has already checked the rights."""
 
 
 class PeerRequests:
-    """Belongs to the loop's thread. A node must identify itself before any other request."""
+    """The requests of another node. The node must identify itself before any other request. Belongs
+    to the loop's thread."""
 
     def __init__(self, caller: Caller, answers: Answers) -> None:
         self._caller = caller
@@ -44,8 +45,8 @@ class PeerRequests:
         self._peer: Peer | None = None
 
     def introduce(self, request_id: int, peer: Peer) -> None:
-        """Answer with the identity of this node. Raises Forbidden, Conflict for a node of another
-        cluster."""
+        """Answer with the identity of this node. Raises Forbidden; raises Conflict for a node of
+        another cluster."""
         caller = self._caller
         caller.gate.authorize(caller.principal, "replicate", _SHARED_BY_ALL, peer=caller.peer)
         streams = self._streams()
@@ -69,7 +70,8 @@ class PeerRequests:
         return self._peer is not None
 
     def replicate(self, request_id: int, request: Replicate) -> None:
-        """Answer a follower, now or later. Raises Forbidden, NotLeader."""
+        """Begin to answer a follower's replication request; the answer may be sent later. Raises
+        Forbidden, NotLeader."""
         caller = self._caller
         caller.gate.authorize(caller.principal, "replicate", request.stream, peer=caller.peer)
         if self._peer is None:
@@ -79,8 +81,8 @@ class PeerRequests:
         streams.peers.replicate(self._peer, request, _Reply(self._answers, request_id))
 
     def forwarded(self, request: Forward) -> tuple[Caller, Message]:
-        """Return a client's request, and its caller: the other node has checked the rights. Raises
-        Forbidden, BadRequest, UnknownRequest."""
+        """Return the forwarded request of a client, and its caller. The other node has checked the
+        client's rights. Raises Forbidden, BadRequest, UnknownRequest."""
         caller = self._caller
         caller.gate.authorize(caller.principal, "replicate", _SHARED_BY_ALL, peer=caller.peer)
         if self._peer is None:
@@ -96,7 +98,7 @@ class PeerRequests:
         return asks, cls.from_map(content)
 
     def pong(self) -> Pong:
-        """Answer a ping of the node with the time."""
+        """Return the answer to a ping: the time, if the node has identified itself."""
         if self._peer is None:
             return Pong()
         streams = self._streams()
@@ -104,7 +106,7 @@ class PeerRequests:
         return Pong(*streams.peers.told_time())
 
     def suspect(self, request_id: int, request: Suspect) -> None:
-        """Answer whether this node receives heartbeats from another one. Raises Forbidden."""
+        """Answer whether this node receives heartbeats from a third node. Raises Forbidden."""
         caller = self._caller
         caller.gate.authorize(caller.principal, "replicate", _SHARED_BY_ALL, peer=caller.peer)
         if self._peer is None:
@@ -114,7 +116,8 @@ class PeerRequests:
         self._answers.answer(request_id, streams.peers.opinion(request.node))
 
     def copies(self, request_id: int, request: Copies) -> None:
-        """Answer with the records of some streams that this node has seen. Raises Forbidden."""
+        """Answer with the stream metadata that this node has read, for the requested streams.
+        Raises Forbidden."""
         caller = self._caller
         caller.gate.authorize(caller.principal, "replicate", _SHARED_BY_ALL, peer=caller.peer)
         if self._peer is None:
@@ -122,7 +125,8 @@ class PeerRequests:
         self._answers.answer(request_id, self._streams().guard.answer(request.streams))
 
     def ends(self, request_id: int, request: Ends) -> None:
-        """Answer with the ends of streams that this node leads. Raises Forbidden."""
+        """Answer with the end offsets of the requested streams that this node leads. Raises
+        Forbidden."""
         caller = self._caller
         caller.gate.authorize(caller.principal, "replicate", _SHARED_BY_ALL, peer=caller.peer)
         if self._peer is None:
@@ -130,7 +134,8 @@ class PeerRequests:
         self._answers.answer(request_id, EndsAnswer(self._streams().peers.ends(request.streams)))
 
     async def resign(self, request_id: int, request: Resign) -> None:
-        """Take over streams that the other node cannot serve. Raises Forbidden."""
+        """Take over the leadership of streams that the other node can no longer serve. Raises
+        Forbidden."""
         caller = self._caller
         caller.gate.authorize(caller.principal, "replicate", _SHARED_BY_ALL, peer=caller.peer)
         if self._peer is None:
@@ -141,7 +146,7 @@ class PeerRequests:
         self._answers.answer(request_id, ResignAnswer(records))
 
     def close(self) -> None:
-        """The connection has ended."""
+        """Release what belongs to the node, because its connection is closed."""
         if self._peer is not None:
             self._streams().peers.peer_went(self._peer.node)
             self._peer = None

@@ -4,14 +4,14 @@ Everything is sent in the order in which it was put in. A slice is released as s
 was passed to the socket, or when the queue is closed.
 
 `sendfile` on a page that is not in memory would block the whole event loop until the disk has read
-it. Linux reports this beforehand: `preadv(RWF_NOWAIT)` of a byte fails instead of waiting. A range
-that is not in memory is read once by a thread (the bytes are discarded), then sent from the loop
-like any other.
+it. Linux reports this beforehand: `preadv(RWF_NOWAIT)` of a byte fails instead of waiting. If a
+range is not in memory, a thread reads it once and discards the bytes. Afterwards the range is sent
+from the loop like any other.
 
-The client receives the length of a slice before its bytes are read. Bytes that the file does not
-return are sent as zeros: the checksum of their batch then reveals the damage to the client, which
-keeps the connection and the batches around the damage. They are quarantined first, so the client's
-next fetch is answered with the exact range.
+The client receives the length of a slice before its bytes are read. If the disk then fails to
+return some bytes, zeros are sent in their place. The checksum of the batch reveals the damage to
+the client, which keeps its connection and the undamaged batches. The damaged range is quarantined
+before that, so the client's next fetch is answered with the exact range.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from liftlog.server.reading.read_share import ReadShare
 logger = logging.getLogger("liftlog.server.pull")
 
 STEP_BYTES = 64 * 1024
-"""One byte in this many is sampled, since the kernel reads ahead in larger steps."""
+"""One byte in this many is tested, because the kernel reads ahead in larger steps."""
 _SCRATCH_BYTES = 256 * 1024
 _SCAN_BYTES = 256 * 1024
-"""A client that reads this much at once most likely continues to read."""
+"""A client that reads this much at once is likely to continue reading."""
 _AHEAD_BYTES = 16 * 1024 * 1024
 
 _NOWAIT = getattr(os, "RWF_NOWAIT", 0)
@@ -46,13 +46,13 @@ _ZEROS = memoryview(bytes(64 * 1024))
 
 
 class ShortFile(Exception):
-    """Bytes that could be read a moment ago cannot be sent."""
+    """Bytes that a thread has just read into memory cannot be sent."""
 
 
 class _FilePart:
-    """The rest of a slice. Pages below the position `resident_until` are in memory, except the
-    `holes`, which the file does not return. `suspect_at` is the position at which `sendfile` sent
-    nothing."""
+    """The unsent rest of a slice. Pages below the position `resident_until` are in memory, except
+    the `holes`: ranges that the file does not return. `suspect_at` is the position at which
+    `sendfile` sent nothing."""
 
     __slots__ = ("holes", "position", "remaining", "resident_until", "slice", "suspect_at")
 
@@ -65,19 +65,20 @@ class _FilePart:
         self.suspect_at = -1
 
     def look(self, position: int, length: int) -> list[range]:
-        """Bring these bytes into memory; return the holes in them, which are quarantined first.
-        Blocking. Raises OSError, StorageError."""
+        """Read these bytes into memory, and quarantine and return the holes in them. Blocking.
+        Raises OSError, StorageError."""
         holes = make_resident(self.slice.fd, position, length)
         if holes:
             try:
                 self.slice.quarantine()
-            except DiskFull as error:  # the zeros reveal it to this client, and to later ones
+            except DiskFull as error:  # the zeros still reveal the damage to each client
                 logger.warning("damage-not-quarantined error=%s", error)
         return holes
 
 
 class UnsentMemory:
-    """The memory of the frames in all queues of a server; slices lie in files and do not count."""
+    """Memory of the frames in all send queues of a server. Slices do not count, because their bytes
+    stay in files."""
 
     __slots__ = ("used_bytes",)
 
@@ -86,10 +87,10 @@ class UnsentMemory:
 
 
 class SendQueue:
-    """Not thread-safe: belongs to the loop's thread.
+    """Sends frames and slices on one connection. Not thread-safe: belongs to the loop's thread.
 
-    `on_progress` runs after bytes were sent; `on_failure` runs once, with the reason, when no more
-    can be sent (the owner then closes the queue).
+    `on_progress` runs after bytes were sent. `on_failure` runs once, with the reason, when nothing
+    more can be sent; the owner then closes the queue.
     """
 
     def __init__(
@@ -109,13 +110,13 @@ class SendQueue:
         self._on_progress = on_progress
         self._on_failure = on_failure
         self._items: deque[bytes | bytearray | memoryview | _FilePart] = deque()
-        self._writing = False  # the loop calls back when the socket is writable
+        self._writing = False  # the loop calls `_send` when the socket is writable
         self._warming: _FilePart | None = None
         self._closed = False
         self._sending = False
         self._memory = memory
         self.memory_bytes = 0
-        """This queue's part of the total memory. The overhead of small frames counts, since a
+        """This queue's part of the total memory. The overhead of small frames counts, because a
         client may request a million of them."""
         self.unsent_bytes = 0
         self.sent_bytes = 0
@@ -131,7 +132,7 @@ class SendQueue:
         self._note_memory(len(frame) + _FRAME_OVERHEAD_BYTES)
 
     def put_slice(self, piece: LogSlice) -> None:
-        """Takes ownership of `piece`, even if the queue is closed."""
+        """Append a slice. Takes ownership of `piece`, even if the queue is closed."""
         if self._closed:
             piece.release()
             return
@@ -141,7 +142,7 @@ class SendQueue:
         self.unsent_bytes += piece.length
 
     def flush(self) -> None:
-        """Send what the socket accepts now, and the rest when it is writable."""
+        """Send as much as the socket accepts now, and the rest when the socket is writable."""
         if not self._items or self._writing or self._warming is not None or self._closed:
             return
         self._send()
@@ -166,7 +167,7 @@ class SendQueue:
 
     def _send(self) -> None:
         if self._sending:
-            return  # called by the owner, from `on_progress`
+            return  # the owner called `close` from `on_progress`
         self._sending = True
         try:
             with self._share:
@@ -243,14 +244,15 @@ class SendQueue:
                 raise
             sent = 0
         if sent == 0:
-            # A page that was not sampled, or has been evicted since: a thread checks it.
+            # A page was not tested, or has been evicted since: a thread reads it.
             if part.suspect_at == part.position:
                 raise ShortFile(f"the file does not give its bytes at {part.position}")
             part.suspect_at = part.resident_until = part.position
         return sent
 
     def _may_send(self, part: _FilePart) -> bool:
-        """Return False if the next bytes are not in memory: a thread reads them meanwhile."""
+        """Return True if the next bytes are in memory. If they are not, start a thread that reads
+        them."""
         if part.position < part.resident_until:
             return True
         length = min(part.remaining, TURN_BYTES)
@@ -303,18 +305,19 @@ def is_resident(fd: int, position: int, length: int) -> bool:
         return False
     except OSError as error:
         if error.errno in (errno.EOPNOTSUPP, errno.EINVAL):
-            return True  # such as tmpfs, which is always in memory
+            return True  # tmpfs, for example, is always in memory
         if is_unreadable(error):
-            return False  # a thread determines which pages these are
+            return False  # a thread finds out which pages these are
         raise
     return True
 
 
 def make_resident(fd: int, position: int, length: int) -> list[range]:
-    """Read the range and discard it. Blocks: for threads. Raises OSError.
+    """Read a range into the page cache and discard the bytes. Blocking: call it in a thread. Raises
+    OSError.
 
     Returns the holes: pages that the disk cannot read, and bytes past the end of the file. After a
-    large range the kernel is asked to read ahead, while this one is sent.
+    large range the kernel is asked to read ahead while the range is sent.
     """
     holes: list[range] = []
     ahead = _AHEAD_BYTES if length >= _SCAN_BYTES else 0

@@ -40,7 +40,7 @@ _LONGEST_SWEEP_SECONDS = 5.0
 
 
 class PrincipalUse:
-    """The resources that the connections of one principal use together."""
+    """The resources that all connections of one principal use together."""
 
     __slots__ = ("connections", "in_flight")
 
@@ -52,9 +52,9 @@ class PrincipalUse:
 class PullServer:
     """Serves the streams of `broker`. All methods belong to the loop that called `start`.
 
-    `policy` None means that no ACL is configured; `ingested` returns the amount of data that has
-    arrived from NATS. The HTTP port uses the same `services` for its requests: one gate, one audit
-    log, the same limits on checking tokens and on scans.
+    A `policy` of None means that no ACL is configured. `ingested` returns the amount of data that
+    has arrived from NATS. The HTTP port uses the same `services`, so both ports share the gate, the
+    audit log, and the limits on token checks and scans.
     """
 
     def __init__(
@@ -87,19 +87,20 @@ class PullServer:
         return len(self._connections)
 
     def set_policy(self, policy: Policy | None) -> None:
-        """Apply `policy` to all further requests, also to waiting ones; end the connections whose
-        credential it no longer contains."""
+        """Apply `policy` to all requests from now on, including waiting ones. Connections whose
+        credential is no longer in the policy are closed."""
         self.services.gate.set_policy(policy)
         for connection in list(self._connections):
             connection.check_identity()
 
     def set_tls(self, context: ssl.SSLContext) -> None:
-        """Use `context` for further handshakes. Raises ConfigError for an unusable certificate."""
+        """Use `context` for new connections. Raises ConfigError for an unusable certificate."""
         self._certificate = own_certificate(context)
         self._tls = context
 
     async def start(self, listen: Sequence[str]) -> list[str]:
-        """Listen on all addresses or on none; return the actual ones. Raises ConfigError."""
+        """Listen on all addresses, or on none if one fails. Return the real addresses. Raises
+        ConfigError."""
         self._loop = asyncio.get_running_loop()
         opened: list[Listener] = []
         try:
@@ -119,7 +120,8 @@ class PullServer:
         return [listener.address for listener in opened]
 
     async def close(self, grace: float = 5.0) -> None:
-        """Stop listening, refuse waiting requests, and allow `grace` seconds for unsent answers."""
+        """Stop listening and refuse waiting requests. Unsent answers have `grace` seconds to
+        leave."""
         self._closing = True
         for listener in self._listeners:
             self._loop.remove_reader(listener.sock.fileno())
@@ -144,8 +146,7 @@ class PullServer:
     # --- events of connections ---
 
     def _logged_in(self, connection: PullConnection, identity: Identity) -> InFlight:
-        """Count the connection among those of its principal. Raises Unauthenticated,
-        LimitExceeded."""
+        """Count the connection as one of its principal's. Raises Unauthenticated, LimitExceeded."""
         if not identity.holds_in(self.services.gate.policy):
             raise Unauthenticated("the ACL has changed meanwhile")
         self._no_stranger(connection)
@@ -180,7 +181,7 @@ class PullServer:
             self._idle.set()
 
     def _no_stranger(self, connection: PullConnection) -> None:
-        """The connection has logged in, or ended."""
+        """Stop counting the connection as not logged in: it has logged in or is closed."""
         there = self._strangers.get(connection.place, {})
         there.pop(connection, None)
         if not there:
@@ -203,7 +204,8 @@ class PullServer:
             self._admit(sock, where, listener)
 
     def _pause_accepting(self, listener: Listener, error: OSError) -> None:
-        """Most likely there are no file descriptors left: the next call would fail, too."""
+        """Stop accepting for a while. The usual cause is a lack of file descriptors, so the next
+        call would fail, too."""
         name = errno.errorcode.get(error.errno or 0, "?")
         logger.error("accepting-failed listen=%s error=%s", listener.address, name)
         self._loop.remove_reader(listener.sock.fileno())
@@ -220,7 +222,7 @@ class PullServer:
         try:
             origin = origin_of(sock, where, file, None if tls is None else self._certificate)
         except OSError:
-            sock.close()  # ended before it was served
+            sock.close()  # the client closed it before it was served
             return
         limit = self._limits.max_connections
         if self._closing or (len(self._connections) >= limit and not self._make_room()):
@@ -232,7 +234,7 @@ class PullServer:
             with sock:
                 sock.setblocking(False)
                 try:
-                    if tls is None:  # with TLS, a handshake would have to come first
+                    if tls is None:  # TLS would need a handshake first
                         sock.send(encode_frame(answer_for(refusal).to_map(0)))
                 except OSError:
                     pass
@@ -241,7 +243,7 @@ class PullServer:
         try:
             transport = SocketTransport(sock) if tls is None else TlsTransport(sock, tls)
         except OSError:
-            sock.close()  # ended before it was served
+            sock.close()  # the client closed it before it was served
             return
         connection = PullConnection(
             self.services,
@@ -257,9 +259,12 @@ class PullServer:
             self._schedule_sweep()
 
     def _make_room(self) -> bool:
-        """Connections that have not logged in never keep out others: end the oldest of them from
-        the place that has most. A crowd from elsewhere does not end a connection whose login waits
-        for its turn."""
+        """Close a connection that has not logged in; return False if there is none.
+
+        It closes the oldest such connection from the place of origin that has most of them. So such
+        connections never keep out others, and a flood from one place does not close a connection
+        from another place that waits to log in.
+        """
         for there in sorted(self._strangers.values(), key=len, reverse=True):
             for connection in there:
                 if connection.is_opening:
@@ -268,16 +273,16 @@ class PullServer:
         return False
 
     def _free_memory(self) -> None:
-        """Requests without an answer, and answers that clients do not receive, take too much
-        memory: end the connection that uses most, until the memory suffices."""
+        """Close connections until requests without an answer and unsent answers no longer take too
+        much memory. The connection that uses most is closed first."""
         memory, most_bytes = self.services.memory, self._limits.max_unsent_memory_bytes
         while memory.used_bytes > most_bytes and self._connections:
             largest = max(self._most_demanding(), key=lambda one: one.memory_bytes)
             largest.make_room("requests and unsent answers take too much memory, most of it here")
 
     def _most_demanding(self) -> Collection[PullConnection]:
-        """Return the connections of the principal whose answers take most memory: having many
-        connections is not an advantage."""
+        """Return the connections of the principal whose connections together take most memory. So a
+        principal gains nothing by spreading its requests over many connections."""
         if len(self._uses) < 2:
             return self._connections
         uses = [use.connections for use in self._uses.values()]
@@ -285,7 +290,8 @@ class PullServer:
         return found if any(one.memory_bytes for one in found) else self._connections
 
     def _schedule_sweep(self) -> None:
-        """Look for stalled and disconnected clients, but only while there are clients."""
+        """Start the timer that looks for stalled and disconnected clients; it runs only while
+        clients are connected."""
         limits = self._limits
         seconds = min(limits.write_stall_seconds, limits.request_timeout_seconds) / 4
         seconds = min(seconds, _LONGEST_SWEEP_SECONDS)
@@ -304,9 +310,12 @@ class PullServer:
 
 
 def _hung_up(connections: Collection[PullConnection]) -> list[PullConnection]:
-    """Return the connections whose client is gone. The event loop reports a reset once and then no
-    longer watches the socket: if a request arrived just before the reset, the request was read, and
-    the reset was not noticed. And a connection that is held back is not watched at all."""
+    """Return the connections whose client has disconnected.
+
+    The event loop misses some of them. It reports a reset once, and if a request arrived just
+    before the reset, only the request is noticed. It does not watch a connection at all while its
+    requests are not read.
+    """
     poll = select.poll()
     by_number = {connection.fileno(): connection for connection in connections}
     for number in by_number:

@@ -1,5 +1,8 @@
-"""Objects that all connections of one pull server share. The server makes them and passes them
-down; they depend neither on the server nor on a connection."""
+"""Objects that all connections of one pull server share.
+
+The server creates them and passes them to each connection. They depend neither on the server nor on
+a connection.
+"""
 
 from __future__ import annotations
 
@@ -29,22 +32,22 @@ from liftlog.server.streams.broker import Broker
 from liftlog.server.streams.intake import Ingested
 
 _COLD_READERS = 4
-_CHECKERS = 2  # of tokens
-_SCANNERS = 1  # more would only compete with each other, and with the loop
+_CHECKERS = 2  # threads that check tokens
+_SCANNERS = 1  # more would compete with each other and with the loop
 
 
 @dataclass(slots=True)
 class PullCounters:
-    """Counters of the pull server; the metrics page reads them."""
+    """Counters of the pull server for the metrics page."""
 
     connections_total: int = 0
     connections_refused_total: int = 0
     fetches_total: int = 0
     records_total: int = 0
-    """Upper bound: batches are not decoded for counting."""
+    """Upper bound, because batches are not decoded for counting."""
     body_bytes_total: int = 0
     refusals_total: Counter[str] = field(default_factory=Counter)
-    """By name of the error."""
+    """Number of refused requests, by the name of the error."""
 
     def fetch(self, header: FetchHeader) -> None:
         self.fetches_total += 1
@@ -56,8 +59,8 @@ class PullCounters:
 
 
 class PullServices:
-    """Belongs to one event loop. `policy` None means that no ACL is configured; `ingested` returns
-    the amount of data that has arrived from NATS so far."""
+    """The shared objects. Belongs to one event loop. A `policy` of None means that no ACL is
+    configured. `ingested` returns the amount of data that has arrived from NATS so far."""
 
     def __init__(
         self,
@@ -84,17 +87,17 @@ class PullServices:
         self.shared_pieces = SharedPieces()
         self.turns = Turns()
         self.measuring = FairLock()
-        """Held while a request for `extents` is answered: one at a time for all clients."""
+        """Held while a request for `extents` is answered, so that only one runs at a time."""
         self.jobs: set[asyncio.Task[None]] = set()
         self._tails: WeakKeyDictionary[StreamHost, TailGroup] = WeakKeyDictionary()
         self._live: WeakKeyDictionary[StreamHost, TailGroup] = WeakKeyDictionary()
 
     def tail_group(self, stream: StreamHost) -> TailGroup:
-        """Return the consumers that wait at the end of this stream."""
+        """Return the group of consumers that wait at the end of this stream."""
         return self._group(self._tails, stream, self.limits.linger_seconds)
 
     def live_group(self, stream: StreamHost) -> TailGroup:
-        """Return the waiting consumers that are woken by each commit."""
+        """Return the group of waiting consumers that every commit wakes."""
         return self._group(self._live, stream, 0.0)
 
     def _group(
@@ -107,7 +110,7 @@ class PullServices:
         return group
 
     def spawn(self, job: Coroutine[Any, Any, None]) -> None:
-        """Run `job` as a task that `close` cancels if it has not ended by then."""
+        """Run `job` as a task. `close` cancels it if it has not ended by then."""
         task = asyncio.get_running_loop().create_task(job)
         self.jobs.add(task)
         task.add_done_callback(self.jobs.discard)
@@ -118,7 +121,7 @@ class PullServices:
         await asyncio.gather(*self.jobs, return_exceptions=True)
 
     async def close(self) -> None:
-        """Stop the threads, once no connection uses them any more."""
+        """Stop the threads; called when no connection uses them any more."""
         for pool in (self.cold_readers, self.scanners, self.checkers):
             await asyncio.to_thread(pool.shutdown, cancel_futures=True)
         self._usage.close()

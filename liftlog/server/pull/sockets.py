@@ -1,5 +1,8 @@
-"""The sockets of the pull port: listening sockets for its addresses (`tcp://host:port`,
-`tls://host:port`, `unix:///path`), and connected ones, non-blocking, with or without TLS."""
+"""The sockets of the pull port.
+
+Listening sockets are opened for addresses of the form `tcp://host:port`, `tls://host:port` and
+`unix:///path`. Connected sockets are non-blocking, with or without TLS.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ _BACKLOG = 256
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """`address` is the actual one (port 0 resolved)."""
+    """A listening socket. `address` is its real address, in which port 0 is replaced."""
 
     sock: socket.socket
     address: str
@@ -31,16 +34,16 @@ class Listener:
     inode: int = 0
 
     def close(self) -> None:
-        """Stop listening; remove the socket file if it is still ours."""
+        """Stop listening. Remove the socket file, unless another process has replaced it."""
         self.sock.close()
         if self.socket_file is not None:
-            with contextlib.suppress(OSError):  # the next daemon removes it
+            with contextlib.suppress(OSError):  # the next daemon removes the file
                 if self.socket_file.stat().st_ino == self.inode:
                     self.socket_file.unlink()
 
 
 def open_listener(address: str, *, unix_mode: int = 0o600) -> Listener:
-    """Listen on an address. `unix_mode` are the permissions of a socket file. Raises ConfigError if
+    """Listen on an address. `unix_mode` is the permissions of a socket file. Raises ConfigError if
     the address is malformed or not available."""
     parts = urlsplit(address)
     try:
@@ -77,7 +80,8 @@ def _listen_unix(path: Path, mode: int) -> Listener:
     _remove_stale(path)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        # On Linux the file inherits the socket's mode, so it is never wider than this.
+        # On Linux the file inherits the socket's mode, so it never has wider permissions, not even
+        # briefly.
         os.fchmod(sock.fileno(), 0o600)
         sock.bind(str(path))
         path.chmod(mode)
@@ -90,7 +94,7 @@ def _listen_unix(path: Path, mode: int) -> Listener:
 
 
 def _remove_stale(path: Path) -> None:
-    """Remove a socket file on which no process listens; leave anything else alone."""
+    """Remove a socket file if no process listens on it; leave any other file alone."""
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:
@@ -111,8 +115,8 @@ _SOCKET_BUFFER_BYTES = 2 * 1024 * 1024
 
 
 class Transport(Protocol):
-    """A connected socket. All methods raise BlockingIOError if they would have to wait, otherwise
-    OSError.
+    """A connected socket. Methods raise BlockingIOError if they would block, and OSError if they
+    fail.
 
     After BlockingIOError from `send` or `sendfile` the next call must begin with the same bytes.
     """
@@ -124,12 +128,12 @@ class Transport(Protocol):
 
     @property
     def established(self) -> bool:
-        """False during a handshake, when nothing can be sent."""
+        """False during the TLS handshake, when nothing can be sent."""
         ...
 
     @property
     def has_input(self) -> bool:
-        """True if `recv_into` would return bytes even if the socket has none to read."""
+        """True if `recv_into` would return buffered bytes even if the socket has none."""
         ...
 
     @property
@@ -140,7 +144,8 @@ class Transport(Protocol):
     def fileno(self) -> int: ...
     def recv_into(self, buffer: memoryview) -> int: ...
     def send(self, data: bytes | bytearray | memoryview, more: bool) -> int:
-        """With `more`, other bytes follow at once and may share a packet with these."""
+        """Send bytes and return how many were accepted. With `more`, other bytes follow at once and
+        may share a packet with these."""
         ...
 
     def sendfile(self, fd: int, position: int, length: int) -> int: ...
@@ -149,7 +154,8 @@ class Transport(Protocol):
 
 
 class SocketTransport:
-    """TCP or Unix socket without TLS: files go from the page cache to the socket uncopied."""
+    """A TCP or Unix socket without TLS. Bytes of files go from the page cache to the socket without
+    a copy."""
 
     turn_bytes = TURN_BYTES
     established = True
@@ -179,7 +185,8 @@ class SocketTransport:
 
 
 class TlsTransport:
-    """TLS: files are read, encrypted and copied, at about a quarter of the speed."""
+    """A socket with TLS. Bytes of files are read, encrypted and copied, which has about a quarter
+    of the speed."""
 
     # Encrypting takes longer than sending from the page cache.
     turn_bytes = CHUNK_BYTES

@@ -1,4 +1,4 @@
-"""One fetch: its state while it waits, where it begins, and the header of its answer."""
+"""The state of one fetch while it waits, the start of its read, and the header of its answer."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from liftlog.records.columns.selection import Selection
 from liftlog.server.reading.scan import Scanned
 
 _REST_SECONDS = 0.0016
-"""Rest between two scans of the records for a member of a group, multiplied by a power of two that
-is at most the number of such members. So all members together scan as often as a single one, at the
-same times, and each finds some records."""
+"""Pause between two scans for a member of a group, multiplied by a power of two that is at most the
+number of members. So all members together scan as often as a single one would, they scan at the
+same times, and each scan finds some records."""
 _BUSY_REST = 2
-"""Factor of the rest while the event loop is busy."""
+"""Factor for the pause while the event loop is busy."""
 _LONGEST_REST_SECONDS = 0.1024
 
 
@@ -39,35 +39,36 @@ class WaitingFetch:
     def __init__(self, request_id: int, fetch: Fetch) -> None:
         self.request_id = request_id
         self.fetch = fetch
-        self.deadline: float | None = None  # set when it becomes the first in the queue
+        self.deadline: float | None = None  # set once the fetch is first in the queue
         self.lingered = False
-        self.examined: int | None = None  # a thread has examined the damage at this offset
+        self.examined: int | None = None  # offset of damage that a thread has examined
         self.damage: CorruptRange | None = None  # found by a thread, not handled yet
-        self.repair_until: float | None = None  # set when it waits for a repair
-        self.catch_up_until: float | None = None  # set when this copy has too little
+        self.repair_until: float | None = None  # set while a repair is awaited
+        self.catch_up_until: float | None = None  # set while this copy lacks records
         self.begin(None, None)
 
     def begin(self, incarnation: str | None, readable: tuple[str, ...] | None) -> None:
-        """Reset the results: they are valid only for one incarnation of the stream, and for one set
-        of readable subjects."""
+        """Reset the results, because they are valid only for one incarnation of the stream and one
+        set of readable subjects."""
         self.incarnation = incarnation
         self.readable = readable
         self.selection: Selection | None = None
-        self.offset: int | None = None  # once known
-        self.scan_from: int | None = None  # no record between `offset` and here is selected
+        self.offset: int | None = None  # None until the start is known
+        self.scan_from: int | None = None  # `offset` to here contains no match
         self.scanned: Scanned | None = None  # the result of a thread, not handled yet
-        self.is_whole = False  # it is answered as if without `optional_subjects`
+        self.is_whole = False  # True: `optional_subjects` is ignored
 
 
 def rest_seconds(fetch: Fetch, *, is_busy: bool) -> float:
-    """Return the pause between two looks into the records for a member of a group."""
+    """Return the pause, in seconds, between two scans for a member of a group."""
     members = (fetch.slot_count or 0) // max(len(fetch.filter_slots or ()), 1)
     rest = _REST_SECONDS * (1 << max(members.bit_length() - 1, 0))
     return min(rest * _BUSY_REST if is_busy else rest, _LONGEST_REST_SECONDS)
 
 
 def known_offset(fetch: Fetch, log: Log) -> int | None:
-    """Return the start as an offset; None if it has to be looked up by time. Raises BadRequest."""
+    """Return the start of the fetch as an offset; None if the offset must be looked up by time.
+    Raises BadRequest."""
     start = fetch.start
     if (start is None) == (fetch.timestamp_ns is None):
         raise BadRequest("a fetch states either a start `o` or a timestamp `t`")
@@ -99,8 +100,8 @@ def header_of(
         next_offset,
         record_count,
         log.high_watermark,
-        # Retention may have passed the answer while it was read, and a reader drops records below
-        # the log start: it would miss these without noticing.
+        # Retention may delete the records while the answer is read. Readers drop records below the
+        # log start, so without this limit they would skip the records of the answer silently.
         min(log.log_start_offset, offset),
         log.log_end_offset,
         log.leader_epoch,
