@@ -2,18 +2,19 @@
 
 Imports run one way, downwards in this list; `make lint` checks that.
 
-server `PullServer`: accepts connections and enforces the limits on them certificates creates the
-TLS context from files, at the start and at each reload connection one connected client: its socket,
-its login, its close client_requests passes each request of a client to the code that answers it
+server           `PullServer`: accepts connections and enforces the limits on them
+certificates     creates the TLS context from files, at the start and at each reload
+connection       one connected client: its socket, its login, its close
+client_requests  passes each request of a client to the code that answers it
 
 fetches          the fetches of one connection on one stream, in order, with long poll
 peers            the requests of another node of the cluster
-answers encodes and sends the answers to one client
-services objects that all connections share
+answers          encodes and sends the answers to one client
+services         objects that all connections share
 
 send_queue       frames and slices of log files that wait to be sent on a connection
 sockets          addresses, the sockets that listen on them, and one connected socket
-limits the limits of the server
+limits           the limits of the server
 waiting_fetch    one fetch: its state while it waits, and the header of its answer
 
 `liftlog.server.requests` answers every request but fetches; `liftlog.server.reading` reads.

@@ -2,17 +2,17 @@
 
 Imports run one way, downwards in this list; `make lint` checks that.
 
-walking          walks over the wanted records of a log, forwards or backwards
+walking          walks over the matching records of a log, forwards or backwards
 filtering        answers a fetch that has a filter or a choice of columns
-scan             the records that a filter looks for, and what it has found
+scan             the input and the result of a filtered read
 answer_builder   builds the batches of such an answer
-pieces           the parts of the log that filters read; the members of a group share them
+pieces           decoded parts of the log; the members of a consumer group share them
 
-shares           the slots that members of a group ask for, and what is kept for several of them
+shares           the slots that members of groups request, and how records are grouped by them
 tailing          wakes the consumers that wait at the end of a stream, all together
 turns            the turns in which requests compute in the event loop
 one_record       reads one record by its offset
 
-fairness         shares out the time of the event loop, and the threads for filtered answers
-read_share       bounds what all consumers together take of the event loop
+fairness         divides the time of the event loop and the scan threads fairly among clients
+read_share       limits the time of the event loop that all consumers together use
 """

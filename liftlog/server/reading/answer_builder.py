@@ -14,16 +14,17 @@ from liftlog.server.reading.pieces import Stamps
 
 BATCH_BYTES = 512 * KIB
 
-_ENOUGH_BYTES = 64 * KIB  # larger batches are not joined: that costs a copy
-_OVERHEAD_BYTES = 128  # of a batch: header, padding
+_ENOUGH_BYTES = 64 * KIB  # a larger batch is not joined, to save the copy
+_OVERHEAD_BYTES = 128  # header and padding of a batch
 _MAX_RANGE = 0xFFFF_FFFF
 
 
 class AnswerBuilder:
-    """Encodes records, which arrive in the order of their offsets, up to `max_bytes` or one record.
+    """Encodes records into batches of at most `max_bytes` in total, or one record if that is
+    larger. The records arrive in the order of their offsets.
 
-    Where records are left out, the batches have holes, as after compaction; each batch extends to
-    the beginning of the next one.
+    If records are left out between two batches, the first batch has a hole at its end, as after
+    compaction: each batch extends to the beginning of the next one.
     """
 
     def __init__(self, max_bytes: int, most_records: int) -> None:
@@ -34,20 +35,20 @@ class AnswerBuilder:
         self._done: list[bytearray] = []
         self._done_bytes = 0
         self._last_base = 0  # base offset of the last batch in `_done`
-        self._end = 0  # its end
+        self._end = 0  # end of the last batch in `_done`
         self._parts: list[Columns] = []  # records for the next batch
         self._size = 0
         self._count = 0
-        self._base = 0  # offset of its first record
-        self._header: BatchHeader | None = None  # of the batch that this one came from
-        self._stamps = (0, 0)  # oldest and newest, or bounds of all of them
+        self._base = 0  # offset of the first record in `_parts`
+        self._header: BatchHeader | None = None  # header of the batch that held this record
+        self._stamps = (0, 0)  # oldest and newest timestamp, or bounds of them
 
     def add(self, records: Columns, header: BatchHeader, stamps: Stamps | None = None) -> int:
-        """Return how many of these records were taken: not all if the answer is full. `stamps` are
-        bounds of the timestamps, given if they fit into one batch."""
+        """Add records and return how many were added; fewer than all if the answer is full.
+        `stamps` are bounds of their timestamps, given if all of these fit into one batch."""
         first, count = 0, len(records)
         while first < count:
-            # Do not encode all remaining records each time: the cost would grow with each call.
+            # Encoding all remaining records at each step would cost more with each step.
             end = min(first + self._most_records, count)
             rest = records.part(first, end) if end - first < count else records
             joining = self._joining(rest, header, stamps)
@@ -60,11 +61,11 @@ class AnswerBuilder:
                 offset = int(rest.offsets[0])
                 self._flush(offset)
                 if self._end < offset:
-                    return first  # too far away for any batch
+                    return first  # no batch reaches that far
         return count
 
     def add_batch(self, made: bytearray, header: BatchHeader) -> bool:
-        """Add a whole batch with this range; return False if the answer is full."""
+        """Add an encoded batch with the range of `header`; return False if the answer is full."""
         if self._parts:
             self._flush(header.base_offset)
         if not self._reaches(header.base_offset) or (
@@ -106,7 +107,7 @@ class AnswerBuilder:
             base = int(records.offsets[0])
             if count > self._most_records or records.size_bytes > room:
                 sizes = records.sizes()
-                # A record that is larger than the usual batch gets one of its own.
+                # A record that is larger than the usual batch gets a batch of its own.
                 least = 1 if sizes[0] <= left or not self._done else 0
                 count = min(max(int(sizes.searchsorted(room, "right")), least), self._most_records)
             if not self._reaches(base):

@@ -1,18 +1,18 @@
-"""Shares the event loop and a few threads fairly among clients.
+"""Divides the event loop and a few threads fairly among clients.
 
-`FairInput`: requests are read and handled for a limited time in each turn of the event loop.
-Reading from one connection costs little, but a thousand connections can be readable at once, and
-within one turn of the loop no message is stored and no ack is sent. Connections for which a turn
-has no time left are read in the next turns.
+`FairInput` limits the time for which requests are read and handled in each turn of the event loop.
+Reading from one connection costs little, but a thousand connections can be readable at once, and no
+message is stored and no ack sent until the turn ends. Connections that do not get time in one turn
+are read in the next turns.
 
-`FairThreads`: a few threads for the scans of all clients. (The module `turns` schedules the work of
-requests in the event loop.)
+`FairThreads` runs the scans of all clients in a few threads. (The module `turns` schedules the work
+of requests in the event loop.)
 
-In both, the parties (principals) take turns, and so do the members of each (its connections): a
-principal with many jobs or many connections delays only itself. `read_share` limits the share of
-the event loop that all consumers together may take.
+In both, parties (principals) take turns, and so do the members of each party (its connections). So
+a principal with many jobs or many connections delays only itself. `read_share` limits the share of
+the event loop that all consumers together may use.
 
-`SpreadWork`: long work for the HTTP port, done in small pieces over many turns of the loop.
+`SpreadWork` runs long work for the HTTP port in small pieces over many turns of the loop.
 """
 
 from __future__ import annotations
@@ -36,18 +36,19 @@ Item = TypeVar("Item")
 
 
 class FairInput:
-    """Belongs to the event loop. Costs two readings of the clock while there is little to do."""
+    """Limits the time for input in each turn of the loop. While there is little to do, a call costs
+    only two readings of the clock. Belongs to the event loop."""
 
     def __init__(self, turn_seconds: float = _TURN_SECONDS) -> None:
         self._turn_seconds = turn_seconds
-        self._spent = 0.0  # seconds, since the beginning of the last known turn
+        self._spent = 0.0  # seconds since the last known turn began
         self._is_scheduled = False
-        # In the order of their turns; every party here has work.
+        # Parties in the order of their turns; each of them has work.
         self._waiting: dict[Hashable, dict[Callable[[], None], None]] = {}
 
     def run(self, party: Hashable, work: Callable[[], None]) -> None:
-        """Run `work` now, or once in a later turn of the loop, however often this is called until
-        then."""
+        """Run `work` now, or in a later turn of the loop. If it is passed again before it has run,
+        it still runs only once."""
         if self._waiting or self._spent >= self._turn_seconds:
             self._waiting.setdefault(party, {})[work] = None
         else:
@@ -59,7 +60,8 @@ class FairInput:
             work()
         finally:
             self._spent += perf_counter() - began
-            # Not every time: each scheduled call makes the loop poll its sockets once more.
+            # This is not done each time, because a scheduled call makes the loop poll its sockets
+            # once more.
             if self._spent > self._turn_seconds / 4:
                 self._schedule()
 
@@ -82,20 +84,20 @@ class FairInput:
         party, works = next(iter(self._waiting.items()))
         work = next(iter(works))
         del works[work], self._waiting[party]
-        if works:  # to the end of the queue
+        if works:  # the party moves to the end of the queue
             self._waiting[party] = works
         return work
 
 
 _FIRST = object()
-"""The member for items that take precedence over the others of their party."""
+"""Member that stands for items that precede all others of their party."""
 
 
 class FairQueue(Generic[Item]):
-    """A queue in which parties take turns, and so do the members of each."""
+    """A queue in which parties take turns, and the members of each party, too."""
 
     def __init__(self) -> None:
-        # In the order of their turns; every party and member here has an item.
+        # Parties in the order of their turns; each party and member in it has an item.
         self._waiting: dict[Hashable, OrderedDict[Hashable, deque[Item]]] = {}
 
     def __bool__(self) -> bool:
@@ -117,7 +119,7 @@ class FairQueue(Generic[Item]):
         party, members = next(iter(self._waiting.items()))
         member, items = next(iter(members.items()))
         item = items.popleft()
-        # Both move to the end of their queue, if they have more items.
+        # The party and the member move to the end of their queues if they have more items.
         del members[member]
         if items:
             members[member] = items
@@ -128,7 +130,8 @@ class FairQueue(Generic[Item]):
 
 
 class FairLock:
-    """A lock for which parties, and the members of each, take turns. Belongs to one event loop."""
+    """A lock that parties acquire in turns, and the members of each party, too. Belongs to one
+    event loop."""
 
     def __init__(self) -> None:
         self._waiting: FairQueue[asyncio.Future[None]] = FairQueue()
@@ -164,7 +167,8 @@ _Job = tuple[Future[Any], Callable[[], Any]]
 
 
 class FairThreads:
-    """Thread-safe. `of(party, member)` is the executor for one member's jobs."""
+    """A few threads that run jobs of parties in turns. `of(party, member)` returns the executor for
+    the jobs of one member. Thread-safe."""
 
     def __init__(self, threads: int, name: str) -> None:
         self._pool = ThreadPoolExecutor(threads, name)
@@ -177,7 +181,7 @@ class FairThreads:
     def submit(
         self, party: Hashable, member: Hashable, function: Callable[[], Result]
     ) -> Future[Result]:
-        """Raises RuntimeError after `shutdown`."""
+        """Queue a job and return its future. Raises RuntimeError after `shutdown`."""
         future: Future[Result] = Future()
         with self._lock:
             self._waiting.put(party, member, (future, function))
@@ -189,7 +193,7 @@ class FairThreads:
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """See `Executor.shutdown`."""
+        """Stop as `Executor.shutdown` does."""
         if cancel_futures:
             while (job := self._take()) is not None:
                 job[0].cancel()
@@ -200,7 +204,8 @@ class FairThreads:
             return self._waiting.take()
 
     def _run_next(self) -> None:
-        """Runs once for each submitted job, so no job is left over."""
+        """Run the next job in the queue. Called once for each submitted job, so none is left
+        over."""
         job = self._take()
         if job is None:
             return
@@ -230,12 +235,14 @@ class _Place(Executor):
 
 
 class SpreadWork:
-    """Belongs to one event loop. All requests of a port share one, so that together they take no
-    more of a turn than one alone; they are served in the order of their arrival.
+    """Runs long work in small pieces, and pauses for the other work of the event loop between them.
 
-    Formatting untrusted content fits neither into one long call, which would delay every ack, nor
-    into a thread, where pure Python takes the interpreter from the commits while it runs. The
-    callers limit the size of the pieces.
+    Formatting untrusted content must not run in one long call, which would delay every ack. It must
+    not run in a thread either, because pure Python code would hold the interpreter lock, which the
+    commits need. The callers limit the size of the pieces.
+
+    All requests of a port share one object, so that together they use no more of a turn than a
+    single request. They are served in the order of their arrival. Belongs to one event loop.
     """
 
     def __init__(self) -> None:
@@ -245,7 +252,7 @@ class SpreadWork:
     async def run(
         self, piece: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs
     ) -> Result:
-        """Run `piece`; end this turn of the loop if it has taken long."""
+        """Run `piece`, then yield to the event loop if this turn has taken long."""
         async with self._one_at_a_time:
             result = piece(*args, **kwargs)
             if perf_counter() - self._turn_began > _SPREAD_SECONDS:

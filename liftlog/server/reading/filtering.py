@@ -1,10 +1,10 @@
-"""The answer to a fetch with a filter or a choice of columns: finds the records in the log and
+"""Answers a fetch that has a filter or a choice of columns: finds the records in the log and
 encodes them in new batches.
 
-Runs in a thread, examines a bounded amount of the log, and checks every byte that it uses: the
-answer ends before damage, and the next fetch is answered with CORRUPT_RANGE. If a sketch has
-checksums of parts, or a subject index gives the places of the wanted records, the others are not
-read, and damage in them is not found.
+The scan runs in a thread, examines a bounded amount of the log, and verifies every byte that it
+uses. If it finds damage, the answer ends before the damage, and the next fetch is answered with
+CORRUPT_RANGE. If a sketch has checksums of parts, or a subject index gives the places of the wanted
+records, the scan does not read the other records and so does not find damage in them.
 """
 
 from __future__ import annotations
@@ -44,40 +44,42 @@ from liftlog.server.reading.pieces import Piece, Stamps, chunks_from, chunks_in
 from liftlog.server.reading.scan import Scan, Scanned
 
 SCAN_BYTES = 16 * MIB
-"""Limit of the bytes read from the log for one answer (or one batch, if that is larger)."""
+"""Limit of the bytes read from the log for one answer; one batch is read even if it is larger."""
 
 SCAN_SECONDS = 0.05
-"""Approximate limit of processor time for one answer: synchronous publishers leave batches of one
-record, which cost ten times as much per byte. Other scans wait for their turn."""
+"""Approximate limit of processor time for one answer, after which other scans have their turn. A
+limit of bytes alone is not sufficient: synchronous publishers leave batches of one record, which
+cost ten times as much per byte."""
 
 MAX_ANSWER_BYTES = 1 * MIB
-"""Limit of encoded bytes for one answer (or one record). Such answers stay in memory until they are
-sent, unlike slices of files."""
+"""Limit of encoded bytes for one answer; one record is sent even if it is larger. Unlike slices of
+files, these answers stay in memory until they are sent."""
 
 _DIVIDED_BYTES = 16 * MIB
-"""Limit of the bytes read for one answer to a member of a group: the pieces that the members read
-in turn stay in memory meanwhile (`pieces`)."""
+"""Limit of the bytes read for one answer to a member of a group. The members read the pieces one
+after the other, and the pieces stay in memory meanwhile (`pieces`)."""
 
 _SEGMENT_BYTES = 2**32
-"""The whole rest of a segment: its subject index finds records at any distance."""
+"""Covers the whole rest of a segment, because its subject index finds records at any distance."""
 
-_INDEX_BYTES = 64 * KIB  # least size counted for an index: its file is opened
+_INDEX_BYTES = 64 * KIB  # minimum size counted for opening an index file
 _LEAST_BY_SUBJECT = 4 * RUN_BYTES
-"""Least size of an answer that uses an index: for each record found, a whole run is read."""
+"""Minimum size of an answer for which an index is used: for each record found, a whole run is
+read."""
 
 _READ_BYTES = 512 * KIB
 _SHARED_READ_BYTES = 4 * MIB  # each piece costs each member some steps of numpy
-_PARTIAL_READ_BYTES = 4 * MIB  # read in part: then finding a piece takes the longest
-_SPARSE_READ_BYTES = 16 * MIB  # with few values read, without a step for each batch
+_PARTIAL_READ_BYTES = 4 * MIB  # for partial reads, which spend most time on finding a piece
+_SPARSE_READ_BYTES = 16 * MIB  # for sparse reads, without a step for each batch
 
 _BATCH_RECORDS = 4096
-_MARKED_BATCH_RECORDS = 32_768  # for records that are shown without content
+_MARKED_BATCH_RECORDS = 32_768  # if the reader wants records without content
 _LARGE_BYTES = 16 * KIB  # a batch of this size is not joined with others
 
 
 def scan_log(log: Log, scan: Scan) -> Scanned:
-    """Blocking. Raises OffsetOutOfRange, CorruptRange, StorageError; StreamUnavailable if it cannot
-    decompress the records."""
+    """Scan the log and return the matching records. Blocking. Raises OffsetOutOfRange,
+    CorruptRange, StorageError; raises StreamUnavailable if the records cannot be decompressed."""
     try:
         return _Scanner(log, scan).run()
     except UnsupportedFormat as error:
@@ -88,7 +90,7 @@ def scan_log(log: Log, scan: Scan) -> Scanned:
 
 
 class _Damaged(Exception):
-    """Bytes that fail a check; everything before `reached` was examined."""
+    """Bytes failed a check; everything before `reached` was examined."""
 
 
 class _Scanner:
@@ -101,13 +103,13 @@ class _Scanner:
         self._builder = AnswerBuilder(scan.max_bytes, most)
         self._reached = scan.offset  # everything below was examined
         self._left = SCAN_BYTES if scan.shared is None else _DIVIDED_BYTES
-        self._passed_bytes = 0  # of the log, whether they were read or not
+        self._passed_bytes = 0  # bytes of the log, read or skipped
         self._others = selection.without_slots
         self._deadline = time.thread_time() + SCAN_SECONDS
         self._skips_values = selection.values is None and (
             VALUE not in selection.columns or not selection.is_projection
         )
-        self._is_partial = False  # the last piece was read in part
+        self._is_partial = False  # True if the last piece was read in part
         # None: there are other conditions, or the subject indexes are of no use.
         self._subjects = _wanted_subjects(selection)
         self._wanted = self._subjects if VALUE in selection.columns else None
@@ -133,12 +135,13 @@ class _Scanner:
         )
 
     def _go(self) -> bool:
-        """Scan batch after batch; return True if the high watermark was reached."""
+        """Scan until the answer is full, a limit is reached or the log ends. Return True at the
+        high watermark."""
         scan, log = self._scan, self._log
         while self._left > 0 and not self._is_late():
             if scan.stop_offset is not None and self._reached >= scan.stop_offset:
                 return False
-            high_watermark = log.high_watermark  # before reading
+            high_watermark = log.high_watermark  # taken before reading
             try:
                 done = self._take_by_subject()
                 if done is not None:
@@ -146,7 +149,7 @@ class _Scanner:
                         return False
                     continue
                 self._try_marks()
-                # Shared pieces have the same borders for all.
+                # Shared pieces have the same borders for all members.
                 own = self._read_bytes()
                 most = own if scan.shared is None else _SHARED_READ_BYTES
                 known = self._known_piece()
@@ -156,7 +159,7 @@ class _Scanner:
                     if known.is_newest:
                         return True
                     continue
-                manifest = log.view.manifest  # before reading: later changes are not in the piece
+                manifest = log.view.manifest  # taken before reading, so that later changes show
                 piece = log.read(self._reached, most)
                 if piece is None:
                     self._reached = max(self._reached, high_watermark)
@@ -167,7 +170,7 @@ class _Scanner:
                     return True
             except (_Damaged, CorruptRange, OffsetOutOfRange, UnsupportedFormat) as error:
                 if self._reached > scan.offset:
-                    return False  # the next fetch begins with it
+                    return False  # the next fetch begins with the damage
                 if isinstance(error, CorruptRange):
                     quarantine_found(log, error)
                 if not isinstance(error, _Damaged):
@@ -176,7 +179,7 @@ class _Scanner:
         return False
 
     def _known_piece(self) -> Piece | None:
-        """Return a piece that another member has read, if the log is still the same there."""
+        """Return a piece that another member has read, if the log has not changed since."""
         shared, wanted = self._scan.shared, self._scan.selection.slots
         if shared is None or wanted is None:
             return None
@@ -200,8 +203,9 @@ class _Scanner:
         return self._reach(known.next_offset)
 
     def _take_one_batch(self) -> None:
-        """The first bytes are damaged. The log has the index, which shows the extent of the damage:
-        it names the range, or returns the single batch."""
+        """Read a single batch, after damage at the start of a piece. The log uses its index to find
+        the extent of the damage: it raises CorruptRange for that range, or returns the batch if it
+        is intact."""
         manifest = self._log.view.manifest
         piece = self._log.read(self._reached, 1)
         if piece is None:
@@ -219,8 +223,8 @@ class _Scanner:
             ) from damage
 
     def _take(self, piece: LogSlice, manifest: Manifest) -> bool:
-        """Scan these batches; return False if the answer is full, or late. `manifest` is that of
-        the log before the piece was found in it. Raises _Damaged."""
+        """Scan these batches; return False if the answer is full or the time is up. `manifest` is
+        the log's manifest from before the piece was read. Raises _Damaged."""
         shared, wanted = self._scan.shared, self._scan.selection.slots
         try:
             if self._is_sparse or (self._wanted is not None and self._is_partial):
@@ -228,7 +232,7 @@ class _Scanner:
                 if done is not None:
                     return done
                 if self._is_marked:
-                    return True  # once more, with a smaller piece
+                    return True  # the piece is read again, in smaller parts
             if self._scan.is_optional:
                 return False
             self._left -= piece.length
@@ -238,7 +242,7 @@ class _Scanner:
             if partial is not None:
                 chunks = chunks_from(partial.decode, piece.length, _place_of(piece))
                 goes_on = self._take_chunks(chunks, piece.next_offset, partial)
-                # If most records are wanted, reading twice only takes longer.
+                # If most records match, reading parts first only takes longer.
                 self._skips_values = 2 * partial.values_read_whole < piece.length
                 return goes_on
             raw = piece.pread()
@@ -253,8 +257,9 @@ class _Scanner:
         return self._take_chunks(chunks_in(raw, _place_of(piece)), piece.next_offset, None)
 
     def _take_by_subject(self) -> bool | None:
-        """Take the records on the wanted subjects by the subject index of the segment. Returns None
-        if they are to be taken in another way, False if the answer is full, or late."""
+        """Take the records on the wanted subjects with the help of the segment's subject index.
+        Return None if the index cannot be used, and False if the answer is full or the time is
+        up."""
         wanted, stop, taken = self._subjects, self._scan.stop_offset, self._builder.size_bytes
         index = None if wanted is None else self._log.subject_index(self._reached)
         if wanted is None or index is None:
@@ -286,7 +291,7 @@ class _Scanner:
         return goes_on and self._reach(found.next_offset) and not self._is_late()
 
     def _take_run(self, batch: RecordBatch) -> bool:
-        """Take a batch with only wanted records; return False if the answer is full."""
+        """Take a batch in which all records match; return False if the answer is full."""
         header, columns = batch.header, self._scan.selection.columns
         if len(batch.raw) < _LARGE_BYTES or not self._is_within(header):
             _, records = self._within(decode_columns(batch))
@@ -299,7 +304,8 @@ class _Scanner:
         return self._builder.add_batch(made, header)
 
     def _take_several(self, found: SubjectRuns) -> bool:
-        """The same for batches of several subjects, which overlap."""
+        """Take the records of several subjects, whose batches overlap; return False if the answer
+        is full."""
         records = concat([decode_columns(batch) for batch in found.batches])
         records = records.at(np.argsort(records.offsets))
         end = int(records.offsets.searchsorted(found.next_offset))
@@ -308,8 +314,9 @@ class _Scanner:
         return not len(records) or self._add(records, found.batches[0].header)
 
     def _try_marks(self) -> None:
-        """Once, if only offsets are wanted, and more of them than a first, small piece had: read
-        the heads of a large piece in common steps."""
+        """Decide whether to read only the heads of batches, in one step for a large piece. This
+        pays if only offsets are wanted and the first, small piece did not contain all of them. It
+        is tried once."""
         if self._may_try_marks and self._reached > self._scan.offset:
             self._may_try_marks = False
             stop = self._scan.stop_offset
@@ -319,16 +326,17 @@ class _Scanner:
 
     def _read_bytes(self) -> int:
         if self._is_marked and self._is_sparse:
-            # At most as much as the answer has room for, judging by its size so far.
+            # At most as much as fits into the answer, estimated from its size so far.
             made = max(self._builder.size_bytes, 1)
             room = max(self._scan.max_bytes - made, 0) * self._passed_bytes // made
             return min(max(room, _READ_BYTES), _SPARSE_READ_BYTES)
         if self._is_sparse:
-            return _SPARSE_READ_BYTES  # with the least part read
+            return _SPARSE_READ_BYTES  # as little of each batch as possible is read
         return min(_PARTIAL_READ_BYTES if self._is_partial else _READ_BYTES, self._left)
 
     def _take_sparsely(self, piece: LogSlice) -> bool | None:
-        """The same without a step for each batch; None if it is to be taken in another way."""
+        """Scan a piece in one step instead of one step for each batch; return None if that is not
+        possible."""
         found = self._log.read_sparsely(piece, values=self._wanted is not None)
         records = None
         if found is not None and self._wanted is not None:
@@ -354,10 +362,11 @@ class _Scanner:
         return self._reach(piece.next_offset) and not self._is_late()
 
     def _read_partially(self, piece: LogSlice) -> PartialPiece | None:
-        """Return None if the whole piece is to be read."""
+        """Read the piece without the values of its records; return None if it must be read
+        whole."""
         if self._scan.shared is not None or not self._skips_values:
             return None
-        # A sketch is large: a scan of a single place is faster without it.
+        # A scan of a single place is faster without a sketch, because a sketch is large.
         return self._log.read_partially(piece, load=self._reached > self._scan.offset)
 
     def _take_chunks(
@@ -373,11 +382,11 @@ class _Scanner:
         return True
 
     def _is_late(self) -> bool:
-        """True if time is up; never before there was some progress."""
+        """True if the time is up; always False before the first progress."""
         return self._reached > self._scan.offset and time.thread_time() >= self._deadline
 
     def _take_chunk(self, chunk: Chunk, partial: PartialPiece | None) -> bool:
-        """Return False if the answer is full, or at the end of the scan."""
+        """Scan a chunk; return False if the answer is full or the scan has reached its end."""
         header, selection = chunk.header, self._scan.selection
         if not header.record_count:
             return self._reach(header.next_offset)
@@ -388,13 +397,13 @@ class _Scanner:
                     self._reached = header.base_offset
                     return False
                 return self._reach(header.next_offset)
-        # Compressed batches may become a thousand times as long as the piece.
+        # Compressed batches can become a thousand times longer than the piece.
         if not self._add(self._selected(chunk, partial), header):
             return False
         return self._reach(header.next_offset)
 
     def _selected(self, chunk: Chunk, partial: PartialPiece | None) -> Columns:
-        """Return the wanted ones of the records that were not examined yet."""
+        """Return the matching records among those that were not examined yet."""
         selection, low, records = self._scan.selection, *self._within(chunk.columns())
         wanted = selection.matching(records)
         projected = selection.project(records)
@@ -410,8 +419,8 @@ class _Scanner:
         return header.base_offset >= self._reached and (stop is None or header.next_offset <= stop)
 
     def _within(self, records: Columns) -> tuple[int, Columns]:
-        """Return the records that were not examined yet, and are not beyond the end of the scan;
-        and the index of the first of them."""
+        """Return the records that were not examined yet and lie before the end of the scan, and the
+        index of the first of them."""
         stop, offsets = self._scan.stop_offset, records.offsets
         low = int(offsets.searchsorted(self._reached))
         high = len(offsets) if stop is None else int(offsets.searchsorted(stop))
@@ -420,7 +429,7 @@ class _Scanner:
         return low, records.part(low, max(low, high))
 
     def _add(self, selected: Columns, header: BatchHeader, stamps: Stamps | None = None) -> bool:
-        """Return False if the answer is full."""
+        """Add records to the answer; return False if it is full."""
         taken = self._builder.add(selected, header, stamps)
         if taken == len(selected):
             return True
@@ -428,7 +437,8 @@ class _Scanner:
         return False
 
     def _reach(self, offset: int) -> bool:
-        """Note that everything below was examined; return False at the end of the scan."""
+        """Store that everything below `offset` was examined; return False at the end of the
+        scan."""
         self._reached = max(self._reached, offset)
         stop = self._scan.stop_offset
         if stop is not None and self._reached >= stop:
@@ -458,8 +468,8 @@ def _place_of(piece: LogSlice) -> Place:
 
 
 def _projected(chunk: Chunk, selection: Selection) -> bytearray | None:
-    """Return all records of a chunk as one batch; None if they are better taken one by one."""
+    """Return all records of a chunk as one batch; None if they must be added one by one."""
     if not chunk.is_one_batch:
-        return None  # so that small batches become few in an answer
+        return None  # so that small batches are joined
     made = project_batch(chunk.batches[0], selection.columns)
     return made if len(made) <= BATCH_BYTES else None

@@ -1,4 +1,4 @@
-"""One record out of a log, for the log API and for the web page."""
+"""Reads one record by its offset, for the log API and the web page."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ logger = logging.getLogger("liftlog.server.http")
 
 
 class NoRecord(LiftlogError):
-    """No record has that offset: compacted away, or not written yet."""
+    """No record has that offset: it was compacted away or is not written yet."""
 
     name = "NO_RECORD"
 
 
 def read_record(log: Log, offset: int) -> tuple[Record, bytes]:
-    """Return the record at `offset`, and its header block verbatim. Blocking.
+    """Return the record at `offset`, and the exact bytes of its header block. Blocking.
 
-    Raises NoRecord, OffsetOutOfRange, CorruptRange; StreamUnavailable if the file cannot be read.
+    Raises NoRecord, OffsetOutOfRange, CorruptRange; raises StreamUnavailable if the file cannot be
+    read.
     """
     first = following = offset
     try:
@@ -86,7 +87,8 @@ def _quarantine(log: Log, first_offset: int, next_offset: int) -> None:
 def check_readable(
     gate: Gate, record: Record, principal: str | None, stream: str, *, peer: str
 ) -> None:
-    """Raises NoRecord if the principal may not read the record's subject, and Forbidden."""
+    """Raise NoRecord if the principal may not read the record's subject, and Forbidden if it may
+    not read the stream."""
     readable = gate.readable_subjects(principal, stream, peer=peer)
     if readable is not None and not any(matches(one, record.subject) for one in readable):
         raise NoRecord(

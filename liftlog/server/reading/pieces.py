@@ -1,9 +1,9 @@
-"""Pieces of the log as columns, for reads that examine the records.
+"""Decoded pieces of the log as columns, for reads that examine the records.
 
-The members of a group read the same pieces, each for its own slots. Common work is done once:
-reading and checking a piece, computing the slot of each record, and sorting the records so that
-those of one member are together. `SharedPieces` keeps the last pieces for the members that come
-next.
+The members of a group read the same pieces, each member for its own slots. Some work is the same
+for all and is done once: reading and verifying a piece, computing the slot of each record, and
+sorting the records so that those of one member are adjacent. `SharedPieces` keeps the most recent
+pieces for the other members.
 """
 
 from __future__ import annotations
@@ -36,28 +36,28 @@ from liftlog.server.reading.shares import Division, Shares
 
 SHARED_BYTES = 64 * MIB
 _LARGEST_SHARED = 8 * MIB
-"""Limit of one piece: compressed batches may become a thousand times as long."""
+"""Maximum decompressed size of one piece: compressed batches can become a thousand times longer."""
 _INFLATED_BYTES = 16 * MIB
 _MOST_SUBJECTS = 16384
-"""Limit for the dictionaries of one part, before equal subjects are merged: the batches of a piece
-have about this many together if each subject has many records. Each part costs each member the same
-steps of numpy, however few records it has."""
+"""Maximum size of the subject dictionaries of one part, before equal subjects are merged. The
+batches of a piece reach about this number if each subject has many records. A piece should have few
+parts, because each part costs each member the same steps of numpy, however few records it has."""
 _LEAST_BYTES = 64 * KIB
-"""Least size counted for a piece: at the end of a stream pieces are small, and their number must
-stay small enough to search them quickly."""
+"""Minimum size counted for a piece. Pieces at the end of a stream are small, and their number must
+stay small enough for a fast search."""
 _SUBJECT_BYTES = 128
-"""Size counted for a subject, with its objects."""
+"""Size counted for a subject and its Python objects."""
 _NEW_SECONDS = 0.02
 
 
 def chunks_in(raw: bytes, place: Place) -> Iterator[Chunk]:
-    """Return the batches in chunks that are scanned in one step each. Raises CorruptBatch at
-    damage, and UnsupportedFormat."""
+    """Decode batches, and yield them in chunks that are scanned in one step each. Raises
+    CorruptBatch at damage; raises UnsupportedFormat."""
     return chunks_from(lambda position: decode_batch(raw, position), len(raw), place)
 
 
 def chunks_from(decode: Callable[[int], RecordBatch], size: int, place: Place) -> Iterator[Chunk]:
-    """The same for batches that `decode` returns, from `size` bytes."""
+    """Like `chunks_in`, for batches of `size` bytes in total that `decode` returns."""
     whole: list[RecordBatch] = []
     damage: CorruptBatch | UnsupportedFormat | None = None
     position = inflated = 0
@@ -71,7 +71,7 @@ def chunks_from(decode: Callable[[int], RecordBatch], size: int, place: Place) -
         whole.append(batch)
         position += batch.header.length
         inflated += len(batch.raw)
-        if inflated >= _INFLATED_BYTES:  # decompressed batches may be much longer than `raw`
+        if inflated >= _INFLATED_BYTES:  # decompressed batches can be far longer
             yield from chunks_of(whole)
             whole, inflated = [], 0
     yield from chunks_of(whole)
@@ -85,8 +85,8 @@ Stamps = tuple[int, int]
 
 
 class Part:
-    """Records of one epoch, in the offsets up to `next_offset`. `header` is the header of the first
-    batch. `stamps` is None if the timestamps do not allow all records in one batch."""
+    """Records of one epoch with offsets up to `next_offset`. `header` is the header of the first
+    batch. `stamps` is None if the timestamps do not fit into one batch."""
 
     def __init__(
         self, header: BatchHeader, next_offset: int, records: ScatteredRecords, division: Division
@@ -108,7 +108,7 @@ class Part:
         return self._records.size_bytes + _SUBJECT_BYTES * len(self._records.subjects)
 
     def of(self, wanted: WantedSlots) -> Columns:
-        """Return the records of these slots, by offset."""
+        """Return the records of these slots, in the order of their offsets."""
         place = self._division.place_of(wanted.bits)
         if place is not None:
             found = self._records.part(self._ends[place - 1] if place else 0, self._ends[place])
@@ -119,8 +119,8 @@ class Part:
 
 
 class Piece:
-    """A piece of the log that was read and checked, for groups with this number of slots. It is
-    valid while the log has this manifest: every truncation, compaction or quarantine changes the
+    """A piece of the log that was read and verified, for groups with this number of slots. It is
+    valid as long as the log has this manifest: truncation, compaction and quarantine all change the
     manifest first."""
 
     def __init__(
@@ -143,17 +143,17 @@ class Piece:
 
     @property
     def is_newest(self) -> bool:
-        """True if it was the end of the log a moment ago. The members read there at the same time:
-        newer records are better left for their next read, which they do together again."""
+        """True if the piece ended at the end of the log and was read a moment ago. The members then
+        read the same piece at about the same time, and leave newer records for their next read."""
         return monotonic() < self._new_until
 
 
 class SharedPieces:
-    """The pieces of all logs that members of groups have read last. Thread-safe."""
+    """The pieces that members of groups have read most recently, of all logs. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._pieces: OrderedDict[Piece, None] = OrderedDict()  # the least recently used first
+        self._pieces: OrderedDict[Piece, None] = OrderedDict()  # the oldest use first
         self._size = 0
         self._shares = Shares()
 
@@ -162,8 +162,8 @@ class SharedPieces:
         return len(self._pieces)
 
     def covering(self, log: Log, wanted: WantedSlots, offset: int) -> Piece | None:
-        """Return the piece with that offset, if there is one. So members that began at different
-        places read the same pieces from then on."""
+        """Return a piece that contains the offset; None if there is none. Members that began at
+        different places read the same pieces from then on."""
         manifest = log.view.manifest
         if offset < manifest.log_start_offset:
             return None
@@ -188,9 +188,11 @@ class SharedPieces:
         *,
         at_end: bool,
     ) -> Piece | None:
-        """Add a piece. `raw` are its bytes, and `manifest` is that of the log before it was read.
-        Returns None if it is damaged or cannot be kept: then its reader handles it. `at_end`: it
-        reaches to the high watermark."""
+        """Decode and keep a piece. `raw` is its bytes, and `manifest` is the log's manifest from
+        before it was read. With `at_end`, the piece ends at the high watermark.
+
+        Returns None if the piece is damaged or too large; its reader then scans it without sharing.
+        """
         size = 0
         found: list[Batches] = []
         division = self._shares.division(log, wanted.slot_count)
@@ -213,7 +215,7 @@ class SharedPieces:
         return known
 
     def note(self, log: Log, wanted: WantedSlots) -> None:
-        """Note that a member with these slots is about to read."""
+        """Store that a member with these slots is about to read."""
         self._shares.note(log, wanted)
 
 
@@ -239,7 +241,7 @@ def _batches_in(raw: bytes, place: Place) -> Iterator[Batches]:
 
 
 def _parts_of(found: list[Batches], division: Division, end_offset: int) -> list[Part]:
-    """Raises CorruptBatch."""
+    """Sort the records of the batches into parts. Raises CorruptBatch."""
     parts: list[Part] = []
     waiting = _runs(found)[::-1]
     while waiting:
@@ -265,7 +267,7 @@ def _stamps_of(records: ScatteredRecords) -> Stamps | None:
 
 
 def _runs(found: list[Batches]) -> list[list[Batches]]:
-    """Return the batches in runs of one epoch each."""
+    """Split the batches into runs of one epoch each."""
     if len(found) == 1 and isinstance(found[0], SmallBatches) and found[0].is_of_one_epoch:
         return [found]
     alike = groupby(one_by_one(found), key=lambda batch: batch.header.leader_epoch)

@@ -1,10 +1,11 @@
-"""Limits the share of the event loop that consumers take while messages from NATS wait for it.
+"""Limits the share of the event loop's time that consumers use while messages from NATS are
+waiting.
 
-A message that is not read from NATS in time is lost: nats-server disconnects slow clients. A record
-that is not sent at once is sent later. So while processor time is short, and NATS delivers faster
-than the daemon reads, serving consumers may take as much of the loop's time as everything else
-together, and no more: then consumers fall behind, not publishers. At any other time nothing is held
-back. (See `fairness` for fairness among the consumers.)
+A message that is not read from NATS in time is lost, because nats-server disconnects slow clients.
+A record that is not sent to a consumer now can be sent later. Therefore, while processor time is
+short and NATS delivers faster than the daemon reads, serving consumers may use at most as much time
+as everything else together. Consumers then fall behind, and publishers do not. At any other time
+there is no limit. (`fairness` makes consumers fair to each other.)
 """
 
 from __future__ import annotations
@@ -22,25 +23,27 @@ from liftlog.server.streams.intake import Ingested
 
 _TICK_SECONDS = 0.02
 _MEMORY_SECONDS = 0.1
-"""Measurements are averaged over about this time: single time slices are not significant."""
+"""Measurements are averaged over about this time, because a single time slice is not
+significant."""
 
 _SHORT_DELAY = 0.1
-"""The processor is short if the thread waits for it during this part of the time,"""
+"""Processor time counts as short if the loop's thread waits for a processor during this part of the
+time."""
 _SHORT_BUSY = 0.9
-"""or if the thread runs during this part of it."""
+"""Processor time also counts as short if the thread runs during this part of the time."""
 
 _LARGE_CHUNK_BYTES = 16 * 1024
-"""NATS delivers faster than the daemon reads if reads return chunks of this size on average."""
+"""NATS counts as faster than the daemon if reads return chunks of this size on average."""
 
 _LEAST_PART = 0.2
-"""The part of the time that consumers always get, even if the rest of the loop takes less."""
+"""Part of the time that consumers always get, even if the rest of the loop uses less."""
 
 _RESUME_SECONDS = 0.002
 """Held-back fetches are resumed for at most this time before the loop does other work."""
 
 
 class Usage(NamedTuple):
-    """The time of the loop's thread, in seconds since it began."""
+    """The time that the loop's thread has used, in seconds since the thread began."""
 
     running: float
     waiting: float
@@ -48,8 +51,8 @@ class Usage(NamedTuple):
 
 
 class ThreadUsage:
-    """Measures the thread that calls first, with the kernel's counters; without /proc, its waiting
-    time is 0."""
+    """Measures the thread that makes the first call, with the kernel's counters. Without /proc, the
+    waiting time is always 0."""
 
     def __init__(self) -> None:
         self._fd: int | None = None
@@ -72,10 +75,10 @@ class ThreadUsage:
 
 
 class ReadShare:
-    """The share of one event loop: the one that runs when it is first used. Without consumers it
-    costs nothing.
+    """Measures and limits the consumers' share of the event loop that runs at its first use.
+    Without consumers it costs nothing.
 
-    All work for consumers runs inside `with share`, which measures its time; it may be nested.
+    All work for consumers runs inside `with share`, which measures its time and may be nested.
     """
 
     def __init__(
@@ -112,7 +115,7 @@ class ReadShare:
 
     @property
     def is_busy(self) -> bool:
-        """True if the loop's thread runs, or waits for a processor, most of the time."""
+        """True if the loop's thread runs or waits for a processor most of the time."""
         return self._busy + self._delay > 0.5
 
     def __enter__(self) -> None:
@@ -135,7 +138,8 @@ class ReadShare:
                 self._begin_ticking()
 
     def wait(self, resume: Callable[[], None]) -> None:
-        """Run `resume` once when time is available again. It must then check `is_open` again."""
+        """Call `resume` once, when consumers may use time again. `resume` must then check `is_open`
+        again."""
         self._waiting[resume] = None
 
     def leave(self, resume: Callable[[], None]) -> None:
@@ -157,14 +161,14 @@ class ReadShare:
             self.held_back_seconds += passed
         if self._is_scarce():
             granted = passed * max(self._others, _LEAST_PART)
-            self._left = min(self._left + granted, granted)  # debts carry over, savings do not
+            self._left = min(self._left + granted, granted)  # unused time is lost
         else:
             self._left = math.inf
         self._timer = self._loop.call_later(_TICK_SECONDS, self._tick)
         self._resume()
 
     def _measure(self) -> float:
-        """Returns the time since the last tick."""
+        """Update the averages, and return the seconds since the last tick."""
         at, used, got = self._loop.time(), self._usage(), self._ingested()
         passed = at - self._at
         running = used.running - self._used.running

@@ -1,4 +1,4 @@
-"""A filtered read of a log: its conditions and its result."""
+"""The input and the result of a filtered read of a log."""
 
 from __future__ import annotations
 
@@ -9,24 +9,25 @@ from liftlog.server.reading.pieces import SharedPieces
 
 
 class Scan(NamedTuple):
-    """The place to scan, and the wanted records. `stop_offset` is exclusive; None: up to the high
-    watermark."""
+    """Describes a filtered read: the first offset, and the wanted records. `stop_offset` is
+    exclusive; None stands for the high watermark."""
 
     offset: int
     stop_offset: int | None
     max_bytes: int
     selection: Selection
     shared: SharedPieces | None = None
-    """For a member of a group."""
+    """Set for a member of a group."""
     is_optional: bool = False
-    """True if the reader accepts all records as they are stored when searching them takes long."""
+    """True if the scan may be refused: if searching would take long, the reader accepts all records
+    as they are stored."""
 
 
 class Scanned(NamedTuple):
-    """The result between the scan's offset and `next_offset`.
+    """The result of a scan from its first offset to `next_offset`.
 
-    `caught_up`: the high watermark was reached. Otherwise more records may be there already.
-    `is_refused`: the scan was optional, and nothing was examined.
+    `caught_up` is True if the scan reached the high watermark; otherwise more records may exist
+    already. `is_refused` is True if the scan was optional and examined nothing.
     """
 
     incarnation: str
@@ -43,5 +44,5 @@ class Scanned(NamedTuple):
 
     @property
     def body(self) -> bytes:
-        """Return a copy of the batches, joined."""
+        """Return a copy of all batches as one block of bytes."""
         return b"".join(self.batches)

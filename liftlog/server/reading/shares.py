@@ -1,7 +1,7 @@
-"""The slots that members of groups ask for, and how records are grouped for them.
+"""The slots that members of groups request, and how records are grouped for them.
 
-A fetch names any slots and any number of slots, so one limit applies to everything that is
-remembered of all fetches, and to the time for searching it.
+A share is the set of slots that one fetch requests. A client can request any slots, so a limit
+applies to the stored shares of all fetches together, and to the time for searching them.
 """
 
 from __future__ import annotations
@@ -18,28 +18,30 @@ from liftlog.log import Log
 from liftlog.records.columns.slots import WantedSlots, flags_of
 
 _MOST_SHARES = 1024
-"""Limit for one log and number of slots: enough for members with one slot each."""
+"""Maximum number of shares for one log and number of slots; enough for members with one slot
+each."""
 _MOST_OF_ALL = 8192
-"""Limit for all logs. A share takes half a kilobyte at most, whatever slots it has."""
+"""Maximum number of shares of all logs. A share takes at most half a kilobyte, whatever its
+slots."""
 _KEPT_SECONDS = 10.0
-"""A member asks more often than this. Records of older shares need not be grouped."""
+"""A share that was not requested for this long is removed. Members send requests more often."""
 _SHARE_BYTES = 256
-"""Size counted for a share in a division."""
+"""Size counted for a share of a division."""
 
 
 class Division:
-    """Defines which records are kept together: those of one member if the members are known,
-    otherwise those of one slot. A share is given as `WantedSlots.bits`."""
+    """Groups slots so that the records of one member are stored together. Slots whose member is
+    unknown form groups of one slot. A share is given as `WantedSlots.bits`."""
 
     def __init__(self, slot_count: int, shares: Iterable[int]) -> None:
-        """If shares overlap, the first one counts."""
+        """Create the groups. If two shares overlap, only the first one gets a group."""
         self.places = np.arange(slot_count, dtype=np.uint16)
         self._place_of: dict[int, int] = {}
         free = (1 << slot_count) - 1
         for share in shares:
             if share & free == share:
                 free ^= share
-                place = (share & -share).bit_length() - 1  # its first slot
+                place = (share & -share).bit_length() - 1  # the first slot of the share
                 if share.bit_count() > 1:
                     self.places[flags_of(share, slot_count)] = place
                 self._place_of[share] = place
@@ -51,14 +53,15 @@ class Division:
         return self.places.nbytes + _SHARE_BYTES * len(self._place_of)
 
     def place_of(self, share: int) -> int | None:
-        """Return the place that has exactly the records of these slots; None if there is no such
-        place."""
+        """Return the place of the group that has exactly the records of these slots; None if no
+        group has."""
         return self._place_of.get(share)
 
 
 class _Noted:
-    """For one log and number of slots: the time of the last request for each share, the oldest
-    first; and the division of the records, which is valid while only these shares are requested."""
+    """The requested shares of one log and number of slots. `shares` maps each share to the time of
+    its last request, the oldest first. `division` is valid as long as no other share is
+    requested."""
 
     __slots__ = ("division", "shares")
 
@@ -68,19 +71,19 @@ class _Noted:
 
 
 class Shares:
-    """The shares that were requested of all logs, with the times. Thread-safe."""
+    """The requested shares of all logs, with the times of the requests. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # The least recently requested first.
+        # The entry that was requested longest ago comes first.
         self._noted: OrderedDict[tuple[ref[Log], int], _Noted] = OrderedDict()
-        self._count = 0  # of shares
+        self._count = 0  # number of shares
 
     def __len__(self) -> int:
         return self._count
 
     def note(self, log: Log, wanted: WantedSlots) -> None:
-        """Note that a member with these slots is about to read."""
+        """Store that a member with these slots is about to read."""
         key, share, now = (ref(log), wanted.slot_count), wanted.bits, monotonic()
         with self._lock:
             noted = self._noted.get(key)
@@ -99,7 +102,8 @@ class Shares:
             self._forget(now - _KEPT_SECONDS)
 
     def _forget(self, before: float) -> None:
-        """Forget shares that are too old or too many, but none that was noted just now."""
+        """Remove logs whose shares are too old, and the oldest logs while there are too many
+        shares. The share that was just stored is never removed."""
         while True:
             key, noted = next(iter(self._noted.items()))
             last = next(reversed(noted.shares.values()))
@@ -109,7 +113,8 @@ class Shares:
             self._count -= len(noted.shares)
 
     def division(self, log: Log, slot_count: int) -> Division:
-        """Return the division by the members' present slots: the last requests count."""
+        """Return the division for the members' current slots. If shares overlap, the most recently
+        requested one counts."""
         with self._lock:
             noted = self._noted.get((ref(log), slot_count))
             if noted is None:
@@ -117,8 +122,9 @@ class Shares:
             if noted.division is not None:
                 return noted.division
             shares = [*reversed(noted.shares)]
-        # The event loop notes shares and must not wait for this. A share that is noted meanwhile is
-        # missing here, and is included the next time that it is noted.
+        # Computed without the lock, because the event loop adds shares and must not wait. A share
+        # that is added meanwhile is missing in this division and is included after its next
+        # request.
         noted.division = division = Division(slot_count, shares)
         return division
 

@@ -1,11 +1,11 @@
-"""The consumers that wait at the end of one stream: woken together, and not too often.
+"""Wakes the consumers that wait at the end of one stream, all together and not too often.
 
-However often a stream commits, there is at most one round of waking per `linger`; after a pause the
-first commit starts a round at once. With many consumers the pause grows with the duration of a
-round, so that they get only a part of the event loop and the commits get the rest.
+However often a stream commits, at most one round of wake-ups begins per `linger`. The first commit
+after a quiet time starts a round at once. With many consumers, the pause after a round grows with
+the duration of the round, so that the event loop has time left for commits.
 
-The consumers woken in one round read up to the same high watermark, so most of them ask for the
-same bytes next time too: these are read once and kept for the others.
+The consumers that one round wakes read up to the same high watermark. Most of them request the same
+bytes next time, too, so these bytes are read once and kept for the others.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ MAX_TAIL_BYTES = 64 * KIB
 _WAKES_PER_TURN = 64
 _KEPT_TAILS = 8
 REST = 4
-"""Pause after a round, as a multiple of the time that the round took."""
+"""Length of the pause after a round, as a multiple of the duration of the round."""
 _NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 
 
 class Waiter:
-    """One consumer in the group. Call `leave` to cancel its wait."""
+    """A consumer that waits in the group. Pass it to `leave` to cancel the wait."""
 
     __slots__ = ("offset", "wake")
 
@@ -53,13 +53,13 @@ class Tail(NamedTuple):
         return len(self.body)
 
     def release(self) -> None:
-        """Does nothing: only slices of files have resources to release."""
+        """Do nothing: only slices of files have resources to release."""
 
 
 class TailGroup:
     """The consumers that wait at the end of one stream. Belongs to the loop's thread.
 
-    A consumer is woken when the high watermark passes its position, so it only gets committed
+    A consumer is woken when the high watermark passes its position, so it only receives committed
     records.
     """
 
@@ -73,13 +73,14 @@ class TailGroup:
         self._future: asyncio.Future[None] | None = None
         self._future_offset = 0
         self._timer: asyncio.TimerHandle | None = None
-        self._due = 0.0  # when the next round may begin
+        self._due = 0.0  # earliest start of the next round
         self._kept: dict[tuple[int, int, int | None], Tail] = {}
-        self._kept_of: ReadView | None = None  # the state of the log from which they were read
+        self._kept_of: ReadView | None = None  # the state of the log when they were read
 
     def wait(self, stream: StreamHost, offset: int, wake: Callable[[], None]) -> Waiter:
-        """Run `wake` once, when the high watermark is above `offset` or the stream has ended, but
-        not within the linger of the last round. It may run too early."""
+        """Call `wake` once, after the high watermark has passed `offset` or the stream has ended.
+        The call is delayed to the end of the linger time of the last round. It may come before the
+        high watermark has passed `offset`."""
         waiter = Waiter(offset, wake)
         self._waiting[waiter] = None
         if self._timer is None and (self._future is None or offset < self._future_offset):
@@ -87,7 +88,7 @@ class TailGroup:
         return waiter
 
     def leave(self, waiter: Waiter) -> None:
-        """Do not wake `waiter`. Does nothing if it has been woken."""
+        """Cancel the wait of `waiter`. Does nothing if it was already woken."""
         waiter.wake = None
         self._waiting.pop(waiter, None)
         if not self._waiting:
@@ -111,10 +112,10 @@ class TailGroup:
 
     def _moved(self, future: asyncio.Future[None]) -> None:
         if future is not self._future:
-            return  # cancelled in the meantime
+            return  # the wait was cancelled meanwhile
         self._future = None
         if not future.cancelled():
-            future.exception()  # the consumers determine what ended the wait
+            future.exception()  # each consumer checks the reason itself
         if self._loop.time() >= self._due:
             self._begin_round()
         else:
@@ -127,7 +128,8 @@ class TailGroup:
         self._wake(woken, 0.0)
 
     def _wake(self, woken: list[Waiter], seconds: float) -> None:
-        """`seconds` is the time that this round has already taken."""
+        """Wake these consumers, some of them in later turns of the loop. `seconds` is the time that
+        this round has taken so far."""
         began = time.monotonic()
         with self._share:
             for waiter in woken[:_WAKES_PER_TURN]:
@@ -139,14 +141,14 @@ class TailGroup:
         if len(woken) > _WAKES_PER_TURN:
             self._loop.call_soon(self._wake, woken[_WAKES_PER_TURN:], seconds)
 
-    # --- the data that they read ---
+    # --- the bytes that consumers share ---
 
     def recall(
         self, view: ReadView, offset: int, max_bytes: int, max_records: int | None
     ) -> Tail | None:
-        """Return the bytes that another consumer has just read for the same request, if any. Once
-        the log has changed, even at the same high watermark, nothing is returned: compaction may
-        have removed records."""
+        """Return the bytes that another consumer has just read for the same request; None if there
+        are none. Bytes from an older state of the log are never returned, not even at the same high
+        watermark, because compaction may have removed records."""
         if view is not self._kept_of:
             return None
         return self._kept.get((offset, max_bytes, max_records))
@@ -159,8 +161,9 @@ class TailGroup:
         max_bytes: int,
         max_records: int | None,
     ) -> LogSlice | Tail:
-        """Return the bytes of a short slice that is in memory, kept for the other consumers;
-        otherwise the slice. `view` is the log before the slice was read."""
+        """Return the bytes of a short slice that is in the page cache, and keep them for other
+        consumers. Return any other slice unchanged. `view` is the log's state from before the slice
+        was read."""
         if piece.length > MAX_TAIL_BYTES or piece.next_offset != view.committed.offset:
             return piece
         tail = read_from_memory(piece)
@@ -174,8 +177,8 @@ class TailGroup:
 
 
 def read_from_memory(piece: LogSlice) -> Tail | None:
-    """Return the bytes of a slice, which is then released; None if they are not in memory, or the
-    file system cannot report it."""
+    """Return the bytes of a slice and release the slice. Return None if the bytes are not in the
+    page cache, or if the file system cannot report that."""
     body = bytearray(piece.length)
     try:
         if os.preadv(piece.fd, [body], piece.position, _NOWAIT) != len(body):

@@ -1,14 +1,16 @@
-"""The turns in which requests of every kind and from every interface are carried out.
+"""Schedules the requests of all kinds and interfaces: they take turns at computing in the event
+loop.
 
-`Turns.run` carries out one request. The request computes only while it has the turn, and gives it
-back while it waits for a disk, a thread or another node. The turn rotates among the parties
-(principals) and among the members of each (its connections), and is given once in each turn of the
-event loop. So whatever the cost of one request, acks and answers wait for one at a time, and a
-flood of requests delays its sender. All kinds of requests are covered, since none has to declare
-anything.
+`Turns.run` carries out one request. The request computes only while it has the turn, and returns
+the turn while it waits for a disk, a thread or another node. The turn passes from party to party (a
+party is a principal) and among the members of each party (its connections). It is given once in
+each turn of the event loop. So acks and answers wait for one request at a time, whatever its cost,
+and a flood of requests delays only its sender. This holds for all kinds of requests, because a
+request needs no code of its own for it.
 
-A long answer pauses with `asyncio.sleep(0)`: others then have their turn, but those of the same
-party only when it is complete. Otherwise a thousand answers would grow in memory at the same time.
+A request with a long answer pauses with `asyncio.sleep(0)`. Other parties then have their turn, but
+other requests of the same party wait until the answer is complete. Otherwise a thousand answers
+could grow in memory at the same time.
 """
 
 from __future__ import annotations
@@ -21,17 +23,17 @@ from typing import Any, TypeVar
 from liftlog.server.reading.fairness import FairQueue
 
 _TURN_SECONDS = 0.001
-"""Requests that find the turn free begin at once, until they have used this much of a turn of the
-loop."""
+"""Requests begin at once, without waiting for the next turn of the loop, until they have used this
+many seconds of the present one."""
 
 _ENDED = object()
-"""Marks the end of a coroutine, which awaits nothing more."""
+"""Marks the end of a coroutine, which then awaits nothing more."""
 
 Result = TypeVar("Result")
 
 
 class Asker:
-    """The sender of a request. `party` can become known while the request is carried out."""
+    """The sender of a request. `party` may be set later, while the request is carried out."""
 
     __slots__ = ("member", "party")
 
@@ -40,20 +42,21 @@ class Asker:
 
 
 class Turns:
-    """Belongs to one event loop."""
+    """Gives the turn to one request at a time. Belongs to one event loop."""
 
     def __init__(self, turn_seconds: float = _TURN_SECONDS) -> None:
         self.given = 0
-        """Number of turns that requests have got or wait for."""
+        """Number of turns that requests have got or are waiting for."""
         self._turn_seconds = turn_seconds
         self._waiting: FairQueue[asyncio.Future[None]] = FairQueue()
         self._is_taken = False
-        self._spent = 0.0  # seconds, since the beginning of the last known turn of the loop
+        self._spent = 0.0  # seconds of the loop's last known turn
         self._is_scheduled = False
 
     async def run(self, asker: Asker, work: Coroutine[Any, Any, Result]) -> Result:
-        """Return the result of `work`, or raise its error. It runs in the caller's task: if that is
-        cancelled, so is `work`, without waiting for the turn."""
+        """Run `work` in turns, and return its result or raise its error. It runs in the caller's
+        task. If that task is cancelled, `work` is cancelled at once, without waiting for the
+        turn."""
         turn: asyncio.Future[None] | None = self._queue(asker)
         error: BaseException | None = None
         while True:
@@ -74,8 +77,8 @@ class Turns:
                 return result
             finally:
                 self._count(thread_time() - began)
-                # Queued before the turn is given back, so that no other request of its party gets
-                # it.
+                # Queued before the turn is returned, so that no other request of its party gets the
+                # turn.
                 following = self._queue(asker, first=True) if awaited is None else None
                 if turn is not None:
                     self._give_back()
@@ -103,7 +106,7 @@ class Turns:
         return turn
 
     def _leave(self, turn: asyncio.Future[None]) -> None:
-        """The turn is not needed any more."""
+        """Return the turn, or stop waiting for it."""
         if turn.done() and not turn.cancelled():
             self._give_back()
         else:
@@ -114,7 +117,7 @@ class Turns:
         self._hand_on()
 
     def _hand_on(self) -> None:
-        """The task runs in the next turn of the loop."""
+        """Give the turn to the next request; its task runs in the next turn of the loop."""
         while not self._is_taken and (turn := self._waiting.take()) is not None:
             if not turn.done():
                 self._is_taken = True
@@ -122,7 +125,8 @@ class Turns:
 
     def _count(self, seconds: float) -> None:
         self._spent += seconds
-        # Not every time: each scheduled call makes the loop poll its sockets once more.
+        # This is not done each time, because a scheduled call makes the loop poll its sockets once
+        # more.
         if self._spent > self._turn_seconds / 4:
             self._schedule()
 
@@ -138,7 +142,7 @@ class Turns:
 
 
 class _Passed:
-    """Passes on the awaits of a coroutine that runs step by step."""
+    """Passes on one awaited object of a coroutine that is run step by step."""
 
     def __init__(self, awaited: object) -> None:
         self._awaited = awaited

@@ -1,7 +1,7 @@
-"""Walks over the wanted records of a log, a bounded step at a time: from older to newer, or back.
+"""Walks over the matching records of a log in bounded steps, from older to newer or from newer to
+older.
 
-Blocking: `step` runs in the threads that all scans share. Between two steps other scans have their
-turn.
+Blocking: `step` runs in the threads that all scans share. Other scans run between two steps.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from liftlog.server.reading.filtering import scan_log
 from liftlog.server.reading.scan import Scan
 
 _SCAN_BYTES = 256 * 1024
-"""Limit of encoded bytes of one scan; a page shows fewer records of usual size."""
+"""Limit of encoded bytes of one scan. Records of usual size fill a page with less."""
 _WINDOW_BYTES = 1024 * 1024
-"""Approximate size of the first window when walking back; later sizes depend on the time taken."""
+"""Approximate size of the first window of a backward walk. The size of later windows depends on the
+time that they take."""
 _KEPT_BYTES = 4 * 1024 * 1024
-"""Limit of bytes that are kept of the records found in one window."""
+"""Limit of the bytes of records that are kept from one window."""
 _SHORT_SECONDS, _LONG_SECONDS = 0.03, 0.1
 
 
@@ -46,16 +47,18 @@ Item = Record | Damage
 
 
 class Walk(Protocol):
-    """`position` is where to continue; with `at_end`, no record exists there yet."""
+    """A walk over a log. It continues at `position`; with `at_end`, no further record exists
+    yet."""
 
     position: int
     at_end: bool
 
     def step(self, limit: int) -> list[Item]:
-        """Return at most `limit` items, and possibly none. Blocking; raises LiftlogErrors."""
+        """Return the next items, at most `limit` and possibly none. Blocking. Raises
+        LiftlogErrors."""
 
     def resume_after(self, item: Item) -> None:
-        """Continue after this item of the last step."""
+        """Continue after this item, which the last step returned."""
 
 
 def _batches(body: bytes) -> Iterator[RecordBatch]:
@@ -72,8 +75,8 @@ def _damage(error: CorruptRange) -> Damage:
 
 
 class Forward:
-    """`position` is the next offset to examine. With `is_open` the span ends at the present high
-    watermark."""
+    """A walk from older to newer records. `position` is the next offset to examine. With `is_open`
+    the walk continues to the current high watermark."""
 
     def __init__(self, log: Log, span: Span, selection: Selection, *, is_open: bool) -> None:
         self._log, self._selection = log, selection
@@ -91,7 +94,7 @@ class Forward:
             self.position = int(error.details["next_offset"])
             self._note_end(self.position >= self._log.high_watermark)
             return items
-        except OffsetOutOfRange:  # retention has removed these records
+        except OffsetOutOfRange:  # retention has deleted these records
             self.position = max(self.position, self._log.log_start_offset)
             return items
         for batch in _batches(scanned.body):
@@ -117,9 +120,9 @@ class Forward:
 
 
 class Backward:
-    """`position` is exclusive: everything from there up has been examined.
+    """A walk from newer to older records. All offsets from `position` on have been examined.
 
-    A log can only be read from older to newer, so a step reads a window of offsets in that
+    A log can only be read from older to newer. So a step reads a window of offsets in that
     direction and keeps the newest records that it finds. Windows grow and shrink with the time that
     they take.
     """
@@ -133,7 +136,8 @@ class Backward:
         self._width = max(1, _WINDOW_BYTES * offsets // max(log.view.size_bytes, 1))
 
     def narrow(self, width: int) -> None:
-        """Begin with a window of at most this many offsets: enough if every record is wanted."""
+        """Limit the first window to this number of offsets; this is enough if every record
+        matches."""
         self._width = min(self._width, width)
 
     def step(self, limit: int) -> list[Item]:
@@ -156,8 +160,8 @@ class Backward:
 
 
 def _newest_in(log: Log, window: Span, selection: Selection, limit: int) -> tuple[list[Item], int]:
-    """Return the newest items of a window, the newest first, and the offset from which on they are
-    complete."""
+    """Return the newest items of a window, the newest first, and an offset. From that offset to the
+    end of the window no matching item is missing."""
     kept: deque[Item] = deque()
     size, is_cut = 0, False
     complete_from = at = window.low
@@ -167,16 +171,16 @@ def _newest_in(log: Log, window: Span, selection: Selection, limit: int) -> tupl
         except CorruptRange as error:
             damage = _damage(error)
             kept.append(damage)
-            if at == window.low:  # it may begin before the window
+            if at == window.low:  # the batch may begin before the window
                 complete_from = min(complete_from, damage.first_offset)
             at = max(at + 1, damage.next_offset)
-        except OffsetOutOfRange:  # retention has removed these records
+        except OffsetOutOfRange:  # retention has deleted these records
             start = log.log_start_offset
             if start <= at:
                 break
             at = complete_from = start
         else:
-            if scanned.record_count > limit:  # so none of the earlier ones is needed
+            if scanned.record_count > limit:  # no earlier item is needed
                 kept.clear()
                 size, is_cut = 0, True
             newest = _last(scanned.body, scanned.record_count - limit)

@@ -1,4 +1,4 @@
-"""The code that answers requests about consumer groups."""
+"""Answers the requests about consumer groups."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from liftlog.protocol.messages import Done, Message
 from liftlog.server.requests.rights import Ask, At, Caller, Told, handles, starts
 
 
-# A member without the right to read would keep its slots from those that have it.
+# Joining requires the right to read, because a member that cannot read would hold slots that nobody
+# else can read.
 @handles(JoinGroup, "commit", at=At.OFFSETS, and_read=True)
 async def _join_group(caller: Caller, message: JoinGroup) -> Message:
     join = Join(
@@ -54,7 +55,7 @@ async def _beat_group(caller: Caller, message: BeatGroup) -> Message:
 
 
 def _assignment(found: Assignment | None) -> AssignmentAnswer:
-    assert found is not None  # joins and heartbeats are answered with one
+    assert found is not None  # joins and heartbeats always return one
     return AssignmentAnswer(
         found.joined,
         found.generation,
@@ -115,7 +116,8 @@ async def _describe_group(caller: Caller, message: DescribeGroup) -> Message:
 
 
 async def _relay_groups(caller: Caller, message: ListGroups, ask: Ask) -> Message:
-    """A cursor names a group: it must be the last group that the client sees."""
+    """List the groups that the client may see. The cursor names a group, so it must be one of
+    these: the last of them."""
     after = message.after
     while True:
         answer = await ask(replace(message, after=after))

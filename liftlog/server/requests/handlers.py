@@ -77,13 +77,13 @@ from liftlog.server.requests.rights import (
 
 
 async def _created(caller: Caller, message: CreateStream) -> StreamInfo:
-    """Any node stores the record; afterwards its leader, which may be another node, has the
-    stream."""
+    """Create the stream. Any node can store its metadata; if another node leads the stream, that
+    node is asked to describe it."""
     try:
         return await caller.broker.create_stream(message.stream, message.settings)
     except NotLeader:
         answer = await ask_leader(caller, message)
-        if not isinstance(answer, StreamAnswer):  # this node was to lead it, and does not do so yet
+        if not isinstance(answer, StreamAnswer):  # this node is to lead it, but does not do so yet
             raise
         return answer.info
 
@@ -95,13 +95,14 @@ async def _create(caller: Caller, message: CreateStream) -> Message:
     except Conflict:
         if caller.may("read", message.stream):
             raise
-        # The differences show what the stream records and how, which only its readers may see.
+        # The differences show the subjects and the settings of the stream, which only its readers
+        # may see.
         raise Conflict(
             f"there is already a stream {message.stream!r}, with other settings",
             hint="choose another name",
         ) from None
     if not caller.may("read", message.stream):
-        # If the stream existed before, the other fields would describe other publishers' messages.
+        # If the stream existed before, the other fields describe messages of other publishers.
         created = StreamInfo(
             name=created.name,
             subject=created.subject,
@@ -132,7 +133,8 @@ async def _list(caller: Caller, _: ListStreams) -> Message:
 
 
 def _shown(caller: Caller, infos: list[StreamInfo]) -> StreamsAnswer:
-    """To another node, return only the streams that it cannot describe better itself."""
+    """Return the streams that the caller may see. To another node, return only the streams that
+    this node leads, because that node can describe the others itself."""
     catalog, is_forwarded = caller.broker.catalog, caller.is_forwarded
     return StreamsAnswer(
         [
@@ -190,7 +192,7 @@ async def _truncate(caller: Caller, message: TruncateStream) -> Message:
     return StreamAnswer(info.to_wire())
 
 
-# --- requests for facts ---
+# --- information about the daemon ---
 
 
 async def _relay_extents(caller: Caller, message: ListExtents, ask: Ask) -> Message:
@@ -207,15 +209,15 @@ async def _extents(caller: Caller, message: ListExtents) -> Message:
 
 
 def _without_conditions(caller: Caller, message: ListExtents) -> ListExtents:
-    """For principals that may read only some subjects: they must not learn about other subjects and
-    keys."""
+    """Remove the conditions if the principal may read only some subjects, because the answer would
+    reveal other subjects and keys."""
     if caller.gate.readable_subjects(caller.principal, message.stream, peer=caller.peer) is None:
         return message
     return ListExtents(message.stream, message.start, message.step_bytes)
 
 
 def _probe_of(message: ListExtents) -> Probe | None:
-    """Return the reader's conditions; None if it wants all records."""
+    """Return the reader's conditions; None if it requests all records."""
     newest = 2**63 - 1
     probe = Probe(
         not_before_ns=min(message.not_before_ns or 0, newest),
@@ -342,7 +344,8 @@ async def _look_again(caller: Caller, message: LookAgain) -> Message:
 
 @handles(ElectLeader, "admin")
 async def _elect(caller: Caller, message: ElectLeader) -> Message:
-    """The leader hands over. If there is no leader, any node can start the election."""
+    """Elect a new leader. The present leader hands over; if there is none, this node starts the
+    election."""
     leadership = needed_node_of(caller.broker).leadership
     if message.lost:
         if message.node is None:
@@ -362,8 +365,9 @@ async def _restore_metadata(caller: Caller, message: RestoreMetadata) -> Message
 
 @contextlib.contextmanager
 def _known_elsewhere(caller: Caller) -> Iterator[None]:
-    """The node that forwards a request may have received the record of the stream before this one:
-    its client must retry, and not conclude that the stream is gone."""
+    """Replace StreamNotFound by NotReady for a forwarded request. The other node may have received
+    the stream's metadata before this node, so its client must retry and not conclude that the
+    stream is gone."""
     try:
         yield
     except StreamNotFound as error:
@@ -416,8 +420,8 @@ async def _fetch_checkpoint(caller: Caller, message: FetchCheckpoint) -> Message
 _PIECE_CHECKPOINTS = 250
 
 Page = Callable[[str | None, int], Awaitable[tuple[list[dict[str, Any]], str | None]]]
-"""Returns at most this many checkpoints that the caller may see, after a cursor; and the next
-cursor."""
+"""Returns the checkpoints after a cursor that the caller may see, at most the given number, and the
+next cursor."""
 
 
 async def _relay_checkpoints(caller: Caller, message: ListCheckpoints, ask: Ask) -> Message:
@@ -435,7 +439,7 @@ async def _relay_checkpoints(caller: Caller, message: ListCheckpoints, ask: Ask)
 @handles(ListCheckpoints, None, at=At.OFFSETS, relay=_relay_checkpoints)
 async def _list_checkpoints(caller: Caller, message: ListCheckpoints) -> Message:
     async def page(after: str | None, limit: int) -> tuple[list[dict[str, Any]], str | None]:
-        await asyncio.sleep(0)  # a piece is enough work for one turn of the loop
+        await asyncio.sleep(0)  # one piece is enough work for a turn of the loop
         found, reached = caller.broker.checkpoints.page(
             partial(caller.may, "read"),
             consumer=message.consumer,
@@ -449,8 +453,8 @@ async def _list_checkpoints(caller: Caller, message: ListCheckpoints) -> Message
 
 
 async def _page_of(page: Page, after: str | None) -> CheckpointsAnswer:
-    """Every page but the last is full: so it ends with a checkpoint that it contains, and `after`
-    names no checkpoint that the caller may not see."""
+    """Return one page, which is full unless it is the last one. A full page ends with a checkpoint
+    that it contains, so the cursor `after` never names a checkpoint that the caller may not see."""
     found: list[dict[str, Any]] = []
     while True:
         some, after = await page(after, PAGE_CHECKPOINTS - len(found))

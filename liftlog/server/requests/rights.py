@@ -1,10 +1,10 @@
-"""The operation of the ACL that each request needs, the node that answers it, and the function that
-does (`handlers`).
+"""Registers requests: the operation of the ACL that each needs, the node that answers it, and the
+function that computes the answer (`handlers`).
 
-No request bypasses the gate: each is registered together with its operation. In a cluster, the node
-that receives a client's request checks the rights. If another node is to answer, it gets the
-request unchanged (`forward`), and the first node removes from the answer what the principal may not
-see.
+No request bypasses the gate, because each one is registered with its operation. In a cluster, the
+node that receives a client's request checks the rights. If another node must answer, the first node
+forwards the request unchanged (`forward`), and removes from the answer whatever the principal may
+not see.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _GATHER_SECONDS = 2.0
 
 
 class Caller(NamedTuple):
-    """The client of a request. `principal` None: no ACL is configured; `peer` names the client in
-    the audit log. `is_forwarded`: another node has checked the rights, and asks for its client;
-    `gate` then permits everything, and no further node is asked."""
+    """The client that sent a request. `principal` is None if no ACL is configured; `peer` names the
+    client in the audit log. If `is_forwarded`, another node forwards the request of its client and
+    has checked the rights: `gate` permits everything, and the request is not forwarded again."""
 
     principal: str | None
     gate: Gate
@@ -54,7 +54,7 @@ class Caller(NamedTuple):
 
 
 class At(Enum):
-    """The node of a cluster that answers."""
+    """The node of a cluster that answers a request."""
 
     HERE = "the one that is asked"
     LEADER = "the leader of the request's stream"
@@ -66,20 +66,20 @@ Asked = TypeVar("Asked", bound=Message)
 Perform = Callable[[Caller, Any], Awaitable[Message]]
 Ask = Callable[[Message], Awaitable[Message]]
 Relay = Callable[[Caller, Any, Ask], Awaitable[Message]]
-"""Answers a request with the answer of the responsible node, which `Ask` returns. That node shows
-everything: the relay removes what the caller may not see."""
+"""Answers a request with the answer of the responsible node, which `Ask` returns. That node does
+not check the client's rights, so the relay removes whatever the caller may not see."""
 
 
 class Handler(NamedTuple):
     operation: Operation | None
-    """Needed on the request's `stream`, or on `_offsets` if it is about the cluster; None if the
-    handler itself chooses what to show."""
+    """Operation needed on the request's `stream`, or on `_offsets` if the request concerns the
+    cluster. None if the handler itself selects what the caller may see."""
     perform: Perform
     at: At
     relay: Relay | None
-    """None passes the answer on unchanged."""
+    """None returns the answer unchanged."""
     and_read: bool = False
-    """True if the caller needs the right to read the stream, too."""
+    """True if the caller also needs the right to read the stream."""
 
 
 HANDLERS: dict[type[Message], Handler] = {}
@@ -107,7 +107,8 @@ def handles(
 
 
 Told = Callable[[LiftlogError | None], None]
-"""Called once, later: None answers the request with `done`."""
+"""Called once, later, with None if the request succeeded; the request is then answered with
+`done`."""
 
 
 class Starter(NamedTuple):
@@ -116,15 +117,15 @@ class Starter(NamedTuple):
 
 
 STARTERS: dict[type[Message], Starter] = {}
-"""Requests so frequent that a task for each would be most of their cost. In a cluster the leader of
-the checkpoints answers them."""
+"""Requests that are so frequent that a task for each would be most of their cost. In a cluster the
+leader of the checkpoints answers them."""
 
 
 _LEASE_CHANGES = (AcquireLease, RenewLease, ReleaseLease)
 
 
 def asks_only(message: Message) -> bool:
-    """True if the request changes nothing."""
+    """Return True if the request changes nothing."""
     handler = HANDLERS.get(type(message))
     return (
         handler is not None
@@ -136,8 +137,8 @@ def asks_only(message: Message) -> bool:
 def starts(
     kind: type[Asked], operation: Operation
 ) -> Callable[[Callable[[Caller, Asked, Told], None]], Callable[[Caller, Asked, Told], None]]:
-    """Register the function that begins the requests of one kind: it returns at once and reports
-    the result later."""
+    """Register the function that starts the requests of one kind. It returns at once, and the
+    result is reported later."""
 
     def register(
         start: Callable[[Caller, Asked, Told], None],
@@ -149,7 +150,7 @@ def starts(
 
 
 def start(caller: Caller, message: Message, starter: Starter, told: Told) -> None:
-    """Raises the errors of `perform`; `told` is then not called."""
+    """Start a request. Raises the same errors as `perform`; in that case `told` is not called."""
     _authorize(caller, message, starter.operation)
     _begin(caller, message, starter, told)
 
@@ -179,7 +180,7 @@ async def perform(caller: Caller, message: Message) -> Message:
 
 
 async def carry_out(caller: Caller, message: Message) -> Message:
-    """Like `perform`, for a caller that has checked the rights. Raises the broker's errors."""
+    """Answer a request whose rights have been checked by the caller. Raises the broker's errors."""
     starter = STARTERS.get(type(message))
     if starter is not None:
         told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -199,7 +200,7 @@ async def carry_out(caller: Caller, message: Message) -> Message:
 
 
 def _settle(told: asyncio.Future[None], error: LiftlogError | None) -> None:
-    if told.done():  # its caller was cancelled
+    if told.done():  # the caller was cancelled
         return
     if error is None:
         told.set_result(None)
@@ -228,8 +229,8 @@ async def _at(
 
 
 def _elsewhere(caller: Caller, at: At, message: Message) -> str | None:
-    """Return the other node that is to answer; None if this one does. Raises NotLeader if there is
-    none, or if the request comes from a node that took this one for the leader."""
+    """Return the node that must answer; None if it is this node. Raises NotLeader if there is no
+    such node, or if the request was forwarded to this node although it is not the leader."""
     if at not in (At.LEADER, At.OFFSETS):
         return None
     catalog = caller.broker.catalog
@@ -241,8 +242,8 @@ def _elsewhere(caller: Caller, at: At, message: Message) -> str | None:
 
 
 async def _gathered(caller: Caller, message: Message) -> list[dict[str, Any]]:
-    """Return the other leaders' descriptions of their streams, without what the caller may not
-    read. A node that does not answer soon is left out."""
+    """Return the descriptions by the other leaders of their streams, without streams that the
+    caller may not read. A node that does not answer within `_GATHER_SECONDS` is left out."""
     leaders = {} if caller.is_forwarded else caller.broker.catalog.other_leaders()
     if not leaders:
         return []
@@ -261,7 +262,7 @@ async def _gathered(caller: Caller, message: Message) -> list[dict[str, Any]]:
 
 
 def _merged(answer: Message, others: list[dict[str, Any]]) -> Message:
-    """The leaders' descriptions of their streams replace those of this node."""
+    """Replace this node's descriptions of streams by those of the streams' leaders."""
     assert isinstance(answer, StreamsAnswer), "the answers of several nodes are lists of streams"
     found = {str(one.get("name")): one for one in (*answer.streams, *others)}
     return StreamsAnswer([found[name] for name in sorted(found)])
@@ -278,7 +279,8 @@ def _authorize(caller: Caller, message: Message, operation: Operation) -> None:
 
 
 def _authorize_subjects(caller: Caller, message: UpdateStream) -> None:
-    """Recording other subjects requires the same right as creating a stream for them."""
+    """Check the right to record the new subjects; it is the same right as for creating a stream for
+    them."""
     subjects = subjects_of(message.settings)
     if subjects:
         caller.gate.authorize(
@@ -287,14 +289,15 @@ def _authorize_subjects(caller: Caller, message: UpdateStream) -> None:
 
 
 def _stream_of(message: Message) -> str:
-    """Requests that concern the whole cluster use the stream that all nodes share."""
+    """Return the stream that decides about the rights. Requests that concern the whole cluster use
+    the stream `_offsets`, which all nodes share."""
     name: str = getattr(message, "stream", OFFSETS_STREAM)
     return name
 
 
 def subjects_of(settings: Mapping[str, Any]) -> Sequence[str]:
-    """Return the subjects of a stream to be created or changed. The broker reports any value that
-    is not text."""
+    """Return the subjects of a stream that is to be created or changed. Values that are not text
+    are ignored here, because the broker reports them."""
     wanted = settings.get("subject")
     if isinstance(wanted, list) and all(isinstance(one, str) for one in wanted):
         return wanted

@@ -1,7 +1,7 @@
 """The web page on the HTTP port: `/ui/...`, rendered here, usable without JavaScript.
 
-site its routes, and the checks that run before every page
-asking one request for a page: its viewer, its stream, and the viewer's rights
+site         its routes, and the checks that run before every page
+asking       one request for a page: its viewer, its stream, and the viewer's rights
 entering     sign in and out; the viewer of a request, by cookie, token or neither
 sessions     who is signed in, bounded in number and time; tokens against forged requests
 pages        the views: overview and health, stream, records with their form, one record,
@@ -11,16 +11,16 @@ actions      pause, resume, compact: confirmed, then carried out
 watching     the streams as the pages show them: described at most once a second
 history      the last minutes and hours of each stream and of the daemon, in bounded memory
 browsing     records for a page, found in a thread
-waiting the time that the oldest unread record of each consumer has been in its stream
-pace limits the speed of a search
-troubles the text of a page that cannot show the requested object
+waiting      the time that the oldest unread record of each consumer has been in its stream
+pace         limits the speed of a search
+troubles     the text of a page that cannot show the requested object
 fields       chosen JSON fields as columns; two values side by side
-conditions search conditions on values: a text, a JSON field, a regular expression
+conditions   search conditions on values: a text, a JSON field, a regular expression
 content      a value as text, JSON, hexadecimal or msgpack
 outline      JSON and msgpack as indented text, within bounds; with colours, and where it folds
 picture      the drawing of the topology: filters, streams, readers, and lines between them
 formats      numbers, sizes, times and drawings for people
-answers renders templates; answers with HTML, JSON and files, and their headers
+answers      renders templates; answers with HTML, JSON and files, and their headers
 
 Each page is made from one plain value (`Shown.data`). The page's address plus `.json` returns this
 value as JSON.
