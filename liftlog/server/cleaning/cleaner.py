@@ -1,10 +1,12 @@
-"""Decides what is cleaned next, one job at a time.
+"""Selects the next cleaning job; one job runs at a time.
 
-A round first compacts the streams that are due, the dirtiest first, then gives re-batching,
-sketches and scrubbing a share of time each. Requested passes come before the others. A stream whose
-keys do not fit into memory takes several passes: after some time its turn is over, and the rest
-comes in the next round, so that no stream keeps the others waiting. A job that fails affects its
-stream alone, for which the cleaner then backs off, longer with each failure.
+A round first compacts the streams that are due, the dirtiest first. Then it gives re-batching,
+sketching and scrubbing a share of time each. Requested passes precede all others.
+
+If the keys of a stream do not fit into memory, its compaction takes several passes. After some time
+its turn ends and the next stream follows; the rest is compacted in the next round, so that no
+stream delays the others for long. A failed job affects only its own stream: the cleaner skips that
+stream for a time that grows with each failure.
 """
 
 from __future__ import annotations
@@ -37,17 +39,17 @@ logger = logging.getLogger("liftlog.server.cleaner")
 _SECOND_NS = 1_000_000_000
 _MAX_DROPPED_PASSES = 3
 _LOOKING_PART = 200
-"""Checks of a stream may take at most 1/200 of the time, because a check is linear in the
-segments."""
+"""Checks of a stream may take at most 1/200 of the time, because the cost of a check grows with the
+number of segments."""
 
 
 class Cleaner:
     """Runs the cleaning of all streams. Belongs to the event loop. `run` does the work; the other
     methods may be called meanwhile.
 
-    `hosts` are the streams of the daemon, `now_ns` is the time for judging ages. `seen` is called
-    often while a job runs: its measurements of the daemon's work decide how fast cleaning may go.
-    Without it the daemon counts as busy.
+    `hosts` are the streams of the daemon. `now_ns` returns the time that ages are compared with.
+    `seen` is called often while a job runs; it measures the daemon's own work, which determines the
+    rate of the job. Without `seen` the daemon counts as busy.
     """
 
     def __init__(
@@ -91,7 +93,7 @@ class Cleaner:
 
     @property
     def is_at_idle_rate(self) -> bool:
-        """True if a job runs faster now because the daemon is idle."""
+        """True if the running job uses a higher rate because the daemon is idle."""
         return self._worker.has_grant
 
     def describe(self, host: StreamHost) -> dict[str, Any]:
@@ -118,8 +120,8 @@ class Cleaner:
             return f"the leases of the stream cannot be read: {error.message}"
 
     def failures(self) -> dict[str, str]:
-        """Return for each stream whose last job failed the error, and how often in a row it
-        failed."""
+        """Return a sentence for each stream whose last job failed: the error, and the number of
+        failures in a row."""
         found = {}
         for host, state in self._states.items():
             if state.failures_in_a_row and self._hosts.get(host.name) is host:
@@ -132,7 +134,8 @@ class Cleaner:
         return found
 
     def history(self, host: StreamHost) -> list[dict[str, Any]]:
-        """Return the results of the last passes since the start, newest first."""
+        """Return the results of the most recent passes since the start of the daemon, newest
+        first."""
         return list(self.state_of(host).history)
 
     def request(self, host: StreamHost) -> None:
@@ -152,8 +155,8 @@ class Cleaner:
         self._poke.set()
 
     async def interrupt(self, host: StreamHost) -> None:
-        """End the current job of the stream, whose settings have changed. On return it has ended;
-        the next round plans again."""
+        """End the running job of a stream whose settings have changed. The job has ended on return;
+        the next round plans a new one."""
         if self._current is not None and self._current[0] is host:
             task = self._current[1]
             task.cancel()
@@ -162,8 +165,8 @@ class Cleaner:
             self._states[host].look_again_at = 0.0
 
     async def forget(self, host: StreamHost) -> None:
-        """End all jobs of the stream, which is being deleted: on return no job runs for it, and
-        none will."""
+        """End all jobs of a stream that is being deleted. On return no job runs for it, and none
+        starts later."""
         await self.interrupt(host)
         self._states.pop(host, None)
         self._small.pop(host, None)
@@ -185,7 +188,7 @@ class Cleaner:
     async def _load_scrubs(self, scrubs: ScrubSchedule) -> None:
         try:
             await self._jobs.in_thread(scrubs.load)
-        except LiftlogError as error:  # such as a file of a newer version: the rounds start over
+        except LiftlogError as error:  # for example a file of a newer version: start over
             logger.warning("scrub-rounds-ignored error=%s", error)
 
     async def _wait(self) -> None:
@@ -200,7 +203,8 @@ class Cleaner:
             await self._guarded(self._serve_requests())
 
     async def _guarded(self, work: Coroutine[Any, Any, bool | None]) -> bool:
-        """Return the result of `work`; False if it failed, as cleaning must not end the daemon."""
+        """Return the result of `work`; False if it failed, because an error of cleaning must not
+        end the daemon."""
         try:
             return bool(await work)
         except Exception:  # a supervisor
@@ -208,7 +212,7 @@ class Cleaner:
             return False
 
     async def _round(self) -> bool:
-        """Run one round; returns True if there is more to do at once."""
+        """Run one round; return True if more work can be done at once."""
         await self._serve_requests()
         for host in self._due():
             await self._work(host, "compact", self._compact(host, on_demand=False))
@@ -221,7 +225,7 @@ class Cleaner:
         return more or self._has_unfinished()
 
     def _has_unfinished(self) -> bool:
-        """Return True if a stream whose turn was over can continue now."""
+        """Return True if a stream whose turn ended early can continue now."""
         return any(
             state.unfinished
             and self._may_work_on(host)
@@ -234,20 +238,20 @@ class Cleaner:
         self._poke.clear()
         now = time.monotonic()
         for host, state in list(self._states.items()):
-            if compaction_of(host.settings) is None:  # disabled since it was requested
+            if compaction_of(host.settings) is None:  # compaction was disabled after the request
                 state.finished = state.requested
             elif state.is_requested and state.not_before <= now and not host.failure:
                 await self._work(host, "compact", self._compact(host, on_demand=True))
 
     def _may_work_on(self, host: StreamHost) -> bool:
-        """Return True if the stream exists and is healthy, and no back-off after a failure is
-        running."""
+        """Return True if the stream exists, is healthy, and is not skipped after a failure."""
         if self._hosts.get(host.name) is not host or host.failure:
             return False
         return self.state_of(host).not_before <= time.monotonic()
 
     async def _work(self, host: StreamHost, kind: str, work: Coroutine[Any, Any, None]) -> None:
-        """Do `work` in a task of its own, so that its failure or cancellation ends nothing else."""
+        """Run `work` in a task of its own, so that its failure or cancellation ends nothing
+        else."""
         if self._hosts.get(host.name) is not host:
             work.close()
             return
@@ -270,7 +274,7 @@ class Cleaner:
     ) -> None:
         try:
             await work
-        except SegmentsChanged as error:  # by retention meanwhile: the next round plans again
+        except SegmentsChanged as error:  # deleted by retention: the next round plans again
             logger.info("cleaning-dropped stream=%s kind=%s reason=%s", host.name, kind, error)
             return
         except (LiftlogError, JobFailed, WorkerDied, OSError) as error:
@@ -296,8 +300,8 @@ class Cleaner:
     # --- compaction ---
 
     def _due(self) -> list[StreamHost]:
-        """Return the streams to compact, the dirtiest first. There are none while the clock is not
-        trusted: after a jump, young records and tombstones would look old."""
+        """Return the streams to compact, the dirtiest first. Returns none while the clock is not
+        trusted: after a jump of the clock, new records and tombstones would seem old."""
         found: list[tuple[float, StreamHost]] = []
         if not self._clock_is_trusted():
             return []
@@ -322,8 +326,8 @@ class Cleaner:
         return [host for _, host in found]
 
     async def _compact(self, host: StreamHost, *, on_demand: bool) -> None:
-        """Run as many passes as are needed, or as fit into one turn. On demand the active segment
-        is rolled first."""
+        """Run as many passes as needed, or as fit into one turn. A pass on demand first rolls the
+        active segment."""
         state, log = self.state_of(host), host.log
         wanted = state.requested
         forced = on_demand or state.unfinished
@@ -349,7 +353,7 @@ class Cleaner:
             try:
                 if await self._jobs.compact(host, state, segments, plan, self._now_ns):
                     break
-            except SegmentsChanged:  # by retention on a full disk, or by truncation
+            except SegmentsChanged:  # retention or truncation removed them
                 dropped += 1
                 if dropped == _MAX_DROPPED_PASSES:
                     raise
@@ -366,7 +370,7 @@ class Cleaner:
     # --- re-batching and scrubbing ---
 
     async def _rebatch_some(self) -> bool:
-        """Re-batch for about as long as the pause between rounds; returns True if there is more to
+        """Re-batch for about as long as the pause between rounds; return True if there is more to
         do."""
         end = time.monotonic() + self._settings.interval_seconds
         for host in list(self._hosts.values()):
@@ -395,8 +399,8 @@ class Cleaner:
             raise
 
     async def _sketch_some(self) -> bool:
-        """Make sketches for about as long as the pause between rounds; returns True if there is
-        more to do."""
+        """Make sketches for about as long as the pause between rounds; return True if there is more
+        to do."""
         end = time.monotonic() + self._settings.interval_seconds
         for host in list(self._hosts.values()):
             while self._may_work_on(host):
@@ -425,7 +429,7 @@ class Cleaner:
             raise
 
     async def _scrub_some(self, scrubs: ScrubSchedule) -> bool:
-        """Scrub for about as long as the pause between rounds; returns True if there is more to
+        """Scrub for about as long as the pause between rounds; return True if there is more to
         do."""
         end = time.monotonic() + self._settings.interval_seconds
         more = False

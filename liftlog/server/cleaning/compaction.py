@@ -1,5 +1,5 @@
-"""Decides when a stream is compacted, and says why it is not: passes its settings, leases and
-segments to the rules in `compaction.planning`."""
+"""Decides when a stream is compacted, and explains why it is not. The rules are in
+`compaction.planning`; this module passes them the stream's settings, leases and segments."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SECOND_NS = 1_000_000_000
 
 
 def compaction_of(settings: StreamSettings) -> CompactionSettings | None:
-    """Return the compaction settings of a stream that is compacted, else None."""
+    """Return the compaction settings of a stream; None if it is not compacted."""
     compaction = settings.compaction
     return compaction if compaction is not None and compaction.enabled else None
 
@@ -53,11 +53,12 @@ def plan_pass(
     on_demand: bool = False,
     keep_tombstones: bool = False,
 ) -> CompactionPlan | None:
-    """Return the pass over `segments`, a snapshot of the log's, that is due now; None if none is.
+    """Return the pass over `segments` (a snapshot of the log's segments) that is due now; None if
+    none is due. The cost grows with the number of segments.
 
-    With `keep_tombstones` none is dropped, however old it seems. In a stream with replicas they
-    stay until every replica has them: one that lacks them may still have the records that they
-    delete. Takes time linear in the number of segments.
+    With `keep_tombstones` no tombstone is dropped, whatever its age. A replicated stream keeps each
+    tombstone until every replica has it, because a replica that lacks it may still have the records
+    that the tombstone deletes.
     """
     try:
         leases = log.leases.live(now_ns)
@@ -85,7 +86,8 @@ def plan_pass(
 
 
 def _first_stamp_ns(log: Log, segment: Segment) -> int:
-    """Return the stamp of its first batch or, if that cannot be read, of its newest record."""
+    """Return the timestamp of the segment's first batch; if that cannot be read, the timestamp of
+    its newest record."""
     return first_stamp_ns(log.environment, segment) or segment.max_timestamp_ns
 
 
@@ -97,10 +99,10 @@ def measure_backlog(
     bound_offset: int | None = None,
     after_roll: bool = False,
 ) -> CompactionBacklog:
-    """Measure what could be compacted below `bound_offset`; by default below the high watermark, as
-    if there were no leases.
+    """Measure what could be compacted below `bound_offset`. The default is the high watermark,
+    which ignores leases.
 
-    `after_roll`: as if the active segment was sealed, which a pass on demand does first.
+    With `after_roll` the active segment counts as sealed, because a pass on demand seals it first.
     """
     segments = log.segments
     active = segments[-1]
@@ -125,11 +127,11 @@ def why_idle(
     *,
     on_demand: bool = False,
 ) -> str:
-    """Return why the stream is not compacted at the moment; empty if a pass is due, or there is
-    nothing to compact.
+    """Return the reason why the stream is not being compacted. Empty if a pass is due or nothing
+    can be compacted.
 
-    `could_be` is the result of `measure_backlog`. `on_demand`: an operator has asked, so that the
-    dirty ratio does not count.
+    `could_be` is the result of `measure_backlog`. `on_demand` is True if an operator requested a
+    pass; then the dirty ratio does not count.
     """
     policy = policy_of(settings)
     ratio = 0.0 if on_demand else policy.min_dirty_ratio
@@ -164,7 +166,8 @@ def _span(seconds: int) -> str:
 
 
 def damaged_files(log: Log) -> frozenset[str]:
-    """Return the names of the segment files with quarantined bytes; they are never rewritten."""
+    """Return the names of the segment files with quarantined bytes. Such files are never
+    rewritten."""
     return log.view.damaged_files if log.view.manifest.quarantined else frozenset()
 
 

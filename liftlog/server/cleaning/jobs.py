@@ -1,4 +1,5 @@
-"""One job for one stream: runs it in the worker, swaps its result in, cleans up when it fails."""
+"""Runs one job for one stream in the worker process. It swaps the result into the log, or cleans up
+if the job fails."""
 
 from __future__ import annotations
 
@@ -45,15 +46,15 @@ _THREADS = 2
 _STALL_SECONDS = 10.0
 _MEND_RATE_BYTES = 4 * BUSY_RATE_BYTES
 _SKETCH_RATE_BYTES = BUSY_RATE_BYTES // 4
-"""Rate beside the daemon's work; nothing waits for a sketch."""
+"""Rate of sketching while the daemon is busy. It is low because nothing waits for a sketch."""
 _T = TypeVar("_T")
 
 
 class JobRunner:
-    """Runs jobs on the event loop; changes of the log run in threads of its own.
+    """Runs jobs. It belongs to the event loop; changes of the log run in threads of its own.
 
-    Errors are LiftlogError, JobFailed and WorkerDied. After each of them, and after cancellation,
-    no file of the job is left and no part of it is still running.
+    Jobs raise LiftlogError, JobFailed and WorkerDied. After each of these errors, and after a
+    cancellation, no file of the job is left and no part of the job is running.
     """
 
     def __init__(self, settings: CleanerSettings, worker: Worker) -> None:
@@ -66,8 +67,8 @@ class JobRunner:
         self._threads.shutdown(wait=False)
 
     async def in_thread(self, call: Callable[[], _T]) -> _T:
-        """Return the result of `call`, which runs in a thread. `call` has ended before this
-        returns, even when it is cancelled, unless the disk stalls."""
+        """Run `call` in a thread and return its result. Even if this coroutine is cancelled, it
+        returns only after `call` has ended, unless the disk stalls."""
         future = asyncio.get_running_loop().run_in_executor(self._threads, call)
         try:
             return await asyncio.shield(future)
@@ -86,7 +87,7 @@ class JobRunner:
         plan: CompactionPlan,
         now_ns: Callable[[], int],
     ) -> bool:
-        """Run one pass; returns True if it did all that was planned for `segments`."""
+        """Run one pass; return True if it did all that was planned for `segments`."""
         log, started, planned_ns = host.log, time.monotonic(), now_ns()
         lineage = log.view.manifest.lineage
         job = CompactJob(
@@ -138,16 +139,17 @@ class JobRunner:
         log = host.log
         try:
             if result.tombstones_removed_below:
-                # In an exclusive call, so that no lease is granted between check and note. If this
-                # is cancelled, the note may still be written: then it names tombstones as removed
-                # that are still there. An export starts over because of that; no record is lost.
+                # This is one exclusive call, so that no lease is granted between the check and the
+                # write. If the pass is cancelled now, the manifest may still be written and name
+                # tombstones as removed that still exist. An export then starts over; no record is
+                # lost.
                 await host.run_exclusive(lambda: _announce_removal(log, result, now_ns()))
             return await self.in_thread(lambda: apply_compaction(log, result, lineage))
         except BaseException:
-            # No swap is running any more: `in_thread` returns after its call, also when it is
-            # cancelled. Swaps that were made stay, each being complete in itself; `_discard` spares
-            # their files, and the next pass does the rest. On a disk that stalls a swap may still
-            # be running: the log refuses to discard a file that it lists.
+            # No swap is running any more, because `in_thread` returns only after its call, even if
+            # it is cancelled. Swaps that were made stay, because each is complete in itself:
+            # `_discard` keeps their files, and the next pass does the rest. If the disk stalls, a
+            # swap may still be running; the log refuses to discard a file that it lists.
             await self.in_thread(lambda: _discard(log, result.new_files))
             raise
 
@@ -174,15 +176,15 @@ class JobRunner:
             result.batches_out,
         )
 
-    # --- mending ---
+    # --- repairs ---
 
     async def mend(
         self, host: StreamHost, state: StreamCleaning, job: MendJob, lineage: str
     ) -> int:
-        """Write a damaged segment again; returns how many ranges are readable again. `lineage` is
-        the log's when the job was made."""
+        """Rewrite a damaged segment; return the number of ranges that are readable again. `lineage`
+        is the lineage of the log at the time when the job was created."""
         log, ceiling = host.log, self._settings.max_rate_bytes
-        # Readers may wait for it.
+        # Readers may be waiting for the repair.
         rates = Rates(_MEND_RATE_BYTES, None) if ceiling is None else fixed_rate(ceiling)
         answer = await self._run(kinds.MEND, job, host, state, rates)
         result = MendResult.from_dict(answer)
@@ -195,16 +197,16 @@ class JobRunner:
     # --- sketches ---
 
     async def sketch(self, host: StreamHost, state: StreamCleaning, job: SketchJob) -> None:
-        """Make the sketch of one segment. Nothing is swapped in: readers find it beside the
-        segment."""
+        """Make the sketch of one segment. Nothing is swapped in, because readers find the sketch
+        next to the segment."""
         busy = min(_SKETCH_RATE_BYTES, self._settings.max_rate_bytes or _SKETCH_RATE_BYTES)
         await self._run(kinds.SKETCH, job, host, state, Rates(busy, self._settings.max_rate_bytes))
 
     # --- scrubbing ---
 
     async def scrub(self, host: StreamHost, state: StreamCleaning, job: ScrubJob) -> None:
-        """Verify one segment. Damage is quarantined and logged; quarantined ranges that read well
-        are returned to readers."""
+        """Verify one segment. Damage is quarantined and logged. Quarantined ranges that can be read
+        again are released to readers."""
         log, name = host.log, job.source.file_name
         rates = fixed_rate(self._settings.scrub_max_rate_bytes)
         answer = await self._run(kinds.SCRUB, job, host, state, rates)
@@ -218,7 +220,7 @@ class JobRunner:
             try:
                 await self.in_thread(lambda: log.structure.quarantine(name, result.damaged))
             except SegmentsChanged:
-                return  # retention has deleted it meanwhile
+                return  # retention has deleted the segment
             host.subjects.request()
         if result.lifted:
             about = name, result.lifted, result.still
@@ -229,7 +231,7 @@ class JobRunner:
             await self.in_thread(lambda: _drop_index(log, name))
 
     async def examine(self, host: StreamHost, state: StreamCleaning, file_name: str) -> None:
-        """Find the damaged part of a segment that a job could not read to its end."""
+        """Find the damaged range of a segment that a job could not read completely."""
         for segment in host.log.segments:
             if segment.sealed and segment.path.name == file_name:
                 await self.scrub(host, state, job_for(host.log, segment))
@@ -250,7 +252,7 @@ class JobRunner:
                 kind, job.to_dict(), rates=rates, on_progress=state.note_progress
             )
         except JobFailed as error:
-            # The worker has removed what it wrote.
+            # The worker has removed the files that it wrote.
             if error.reason == kinds.DAMAGED:
                 await self.examine(host, state, error.file_name)
             elif not _sources_are_listed(host.log, job):
@@ -259,7 +261,7 @@ class JobRunner:
                 ) from error
             raise
         except (WorkerDied, asyncio.CancelledError):
-            # The process is dead, so nothing more is written, and it could not remove its files.
+            # The process is dead: it writes nothing more, and it could not remove its files.
             if not isinstance(job, ScrubJob | SketchJob):
                 await self.in_thread(lambda: _discard_leftovers(host.log, job))
             raise
@@ -268,16 +270,16 @@ class JobRunner:
 
 
 def _is_of_no_interest(future: asyncio.Future[_T]) -> None:
-    """Retrieve the error of a future whose caller was cancelled, or asyncio would report it."""
+    """Retrieve the error of a future whose caller was cancelled; otherwise asyncio would log it."""
     if not future.cancelled():
         future.exception()
 
 
 def _announce_removal(log: Log, result: CompactResult, now_ns: int) -> None:
-    """Note in the manifest that tombstones will be removed, before the first of them is.
+    """Write into the manifest that tombstones will be removed, before the first of them is removed.
 
-    A lease that was granted since the pass was planned promises its reader that they stay: then
-    this raises, and nothing is swapped.
+    Raises an error, and nothing is swapped, if a lease was granted after the pass was planned: the
+    lease guarantees its reader that the tombstones stay.
     """
     held_from = log.leases.low_bound(now_ns)
     if held_from is not None and held_from < result.tombstones_removed_below:
@@ -286,7 +288,7 @@ def _announce_removal(log: Log, result: CompactResult, now_ns: int) -> None:
 
 
 def _discard(log: Log, names: Sequence[str]) -> None:
-    """Remove those of the files that are not part of the log."""
+    """Remove those of the files that do not belong to the log."""
     listed = {segment.path.name for segment in log.segments}
     try:
         log.structure.discard_files([name for name in names if name not in listed])

@@ -1,15 +1,16 @@
 """Repairs damaged segments of this node from other replicas of their streams.
 
-Damage is found by a scrub, a reader or a follower; then it is quarantined. This module fetches the
-offsets from a node that has them (`Donors`), and a worker process of its own writes the segment
-again. Damage in the active segment is sealed first. Readers can wait for a running repair, because
-its records are not lost.
+A scrub, a reader or a follower finds damage, and the damaged range is quarantined. This module
+fetches the records of the range from a node that has them (`Donors`), and a separate worker process
+rewrites the segment. If the damage is in the active segment, that segment is sealed first. Readers
+can wait for a running repair, because the records are not lost.
 
-Offsets that no replica has stay quarantined, as on a daemon without replicas, and are tried again
-later.
+Offsets that no replica has stay quarantined, as on a daemon without replicas. The repair is tried
+again later.
 
-Other replicas may have an old value of a key whose tombstone is gone here. So where tombstones were
-removed, the whole copy is replaced instead, by a leader that is asked for all its records.
+A damaged range from which tombstones were removed is not repaired in this way, because another
+replica may still have an old value of a key whose tombstone is gone here. Instead the whole copy is
+replaced by the leader's copy.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ logger = logging.getLogger("liftlog.server.cleaner")
 
 _LOOK_SECONDS = 5.0
 _LOOK_AGAIN_SECONDS = 1.0
-"""Pause before the next attempt to repair."""
+"""Pause before the next search for damage to repair."""
 _FIRST_PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 600.0
 _PATIENCE_SECONDS = 30.0
-"""Time for which readers wait for a replica that does not answer, before they get an error."""
+"""Time for which readers wait for a replica that does not respond. After it they get an error."""
 _PATCH_SUFFIX = ".patch.tmp"
 
 
@@ -52,11 +53,11 @@ class Donors(Protocol):
     """The other nodes that have a copy of a stream."""
 
     def count(self, name: str) -> int:
-        """How many other replicas the stream has."""
+        """Return the number of other replicas of the stream."""
         ...
 
     def all_answer(self, name: str) -> bool:
-        """Return True if there is a connection to each of them."""
+        """Return True if this node has a connection to each of the other replicas."""
         ...
 
     async def fetch(
@@ -69,16 +70,16 @@ class Donors(Protocol):
         *,
         turn: int,
     ) -> str:
-        """Pass every batch with a record of [first, end) to `take`, in order.
+        """Pass every batch with a record in [first, end) to `take`, in their order.
 
-        Returns why not all of them came; empty if they did. `turn` decides which node is asked
-        first.
+        Returns the reason if batches are missing; empty if all were passed. `turn` determines which
+        node is asked first.
         """
         ...
 
     def copy_again(self, name: str) -> None:
-        """Drop this node's copy and fetch all of it from the leader, as soon as the others can do
-        without it."""
+        """Delete this node's copy and fetch all of it from the leader, once the other replicas
+        suffice without it."""
         ...
 
 
@@ -106,7 +107,7 @@ class Mender:
         self._hosts = hosts
         self._donors = donors
         self._jobs = JobRunner(settings, worker or Worker())
-        self._attempts: dict[tuple[str, str], _Attempts] = {}  # by lineage and segment file
+        self._attempts: dict[tuple[str, str], _Attempts] = {}  # keys are lineage and segment file
         self._waiting: dict[StreamHost, set[Callable[[], None]]] = {}
         self._poke = asyncio.Event()
         self._current: tuple[StreamHost, asyncio.Task[None]] | None = None
@@ -114,8 +115,8 @@ class Mender:
     # --- for the rest of the daemon ---
 
     def is_expected(self, host: StreamHost, first: int, end: int) -> bool:
-        """Return True if damage in [first, end) will probably be repaired soon: readers should wait
-        and get no error yet."""
+        """Return True if damage in [first, end) will probably be repaired soon, so that readers
+        wait instead of getting an error."""
         if host.failure or not self._donors.count(host.name):
             return False
         log = host.log
@@ -128,15 +129,16 @@ class Mender:
         )
 
     def wait(self, host: StreamHost, told: Callable[[], None]) -> Callable[[], None]:
-        """Call `told` once, when the next repair of the stream has ended, well or not. Returns a
-        function that cancels this."""
+        """Call `told` once, when the next repair of the stream has ended, successfully or not.
+        Returns a function that cancels the call."""
         waiting = self._waiting.setdefault(host, set())
         waiting.add(told)
         self._poke.set()
         return lambda: waiting.discard(told)
 
     async def forget(self, host: StreamHost) -> None:
-        """End the repairs of a stream that ends here: on return none is running, and none will."""
+        """End the repairs of a stream that this node stops serving. On return no repair runs for
+        it, and none starts later."""
         if self._current is not None and self._current[0] is host:
             task = self._current[1]
             task.cancel()
@@ -187,7 +189,7 @@ class Mender:
         return found
 
     async def _work(self, host: StreamHost, segment: Segment) -> None:
-        """Repair one segment in a task of its own, which `forget` can cancel."""
+        """Repair one segment in a task of its own, so that `forget` can cancel it."""
         task = asyncio.get_running_loop().create_task(self._supervise(host, segment))
         self._current = (host, task)
         try:
@@ -208,11 +210,11 @@ class Mender:
         known = len(host.log.view.manifest.quarantined)
         try:
             problem = await self._mend(host, segment)
-        except SegmentsChanged as error:  # by retention or compaction: look again
+        except SegmentsChanged as error:  # retention or compaction did: look again
             problem = str(error)
         except (LiftlogError, JobFailed, WorkerDied, OSError) as error:
             if len(host.log.view.manifest.quarantined) > known:
-                return  # the segment has more damage, which is known now: try again at once
+                return  # the repair found more damage: try again at once
             problem = str(error)
         except Exception as error:  # a supervisor: repairs must not end the daemon
             logger.exception("repair-failed stream=%s segment=%s", host.name, segment.path.name)
@@ -225,7 +227,7 @@ class Mender:
     def _note_failure(self, host: StreamHost, segment: Segment, problem: str) -> None:
         now = time.monotonic()
         attempts = self._attempts_for(host.log, segment)
-        if not attempts.failures:  # before that it may have waited for other segments
+        if not attempts.failures:  # until now it may only have waited for other segments
             attempts.failing_since = now
         pause = min(_FIRST_PAUSE_SECONDS * 2**attempts.failures, _LONGEST_PAUSE_SECONDS)
         attempts.failures = min(attempts.failures + 1, 20)
@@ -244,11 +246,11 @@ class Mender:
         )
 
     async def _mend(self, host: StreamHost, segment: Segment) -> str:
-        """Repair a segment; returns why it failed, or "" when it is done."""
+        """Repair a segment; return the reason if that failed, else ""."""
         log, name = host.log, segment.path.name
         if not segment.sealed:
             await host.run_exclusive(log.writer.roll)
-            return ""  # the next look finds it sealed
+            return ""  # the next search finds it sealed
         lineage = log.view.manifest.lineage
         ranges = [bad for bad in _ranges_in(log, segment) if bad.next_offset > bad.first_offset]
         first = min(bad.first_offset for bad in ranges)
@@ -286,8 +288,8 @@ class Mender:
     async def _fetch(
         self, host: StreamHost, segment: Segment, ranges: list[QuarantinedRange], path: Path
     ) -> tuple[list[Piece], str]:
-        """Write the records of other replicas at these offsets to the patch; returns why some are
-        missing."""
+        """Fetch the records at these offsets from other replicas and write them to the patch file.
+        Returns the pieces, and the reason if records are missing."""
         log = host.log
         turn = self._attempts_for(log, segment).failures
         patch = await self._jobs.in_thread(lambda: _PatchFile(log, path))
@@ -295,7 +297,7 @@ class Mender:
         try:
             for bad in sorted(ranges, key=lambda one: one.first_offset):
                 position = patch.size
-                # Replicas need not have offsets below the log start.
+                # Other replicas may have deleted the offsets below the log start.
                 first = max(bad.first_offset, log.log_start_offset)
                 if first < bad.next_offset:
                     problem = await self._donors.fetch(
@@ -310,8 +312,8 @@ class Mender:
 
 
 class _PatchFile:
-    """A file of records for a repair. Not synced: after a stop nothing needs it, and the next start
-    removes it."""
+    """A file of records for a repair. It is not synced: no repair continues after a stop, and the
+    next start removes the file."""
 
     def __init__(self, log: Log, path: Path) -> None:
         self._name = log.name
@@ -329,13 +331,13 @@ class _PatchFile:
 
 
 def _remove(fs: FileSystem, path: Path) -> None:
-    with contextlib.suppress(OSError):  # or the next start does it
+    with contextlib.suppress(OSError):  # otherwise the next start removes it
         fs.unlink(path)
 
 
 def _damaged_segment(log: Log, bad: QuarantinedRange) -> Segment | None:
-    """Return the segment with the bytes of a lost range; None if there is none, or no reader misses
-    them."""
+    """Return the segment that contains the bytes of a lost range; None if there is none, or if no
+    reader needs the range."""
     if not bad.is_loss or bad.next_offset <= log.log_start_offset:
         return None
     for segment in log.segments:
@@ -355,7 +357,8 @@ def _ranges_in(log: Log, segment: Segment) -> list[QuarantinedRange]:
 
 
 def _is_committed(log: Log, segment: Segment, bad: QuarantinedRange) -> bool:
-    """Return True if all of the segment that is to be replaced is committed: only then do other
-    replicas have the same records. A sealed segment is replaced as a whole."""
+    """Return True if all records of the damaged segment are committed. Only then do other replicas
+    have the same records. A sealed segment is replaced as a whole, so all of it must be
+    committed."""
     end = segment.next_offset if segment.sealed else bad.next_offset
     return end <= log.high_watermark

@@ -1,12 +1,12 @@
-"""Chooses the sealed segments that are next re-batched, sketched and indexed by subject, and
-verified.
+"""Chooses the sealed segments that are re-batched, sketched and indexed by subject, or verified
+next.
 
-Re-batching looks at each segment once: does it consist of small batches?
+Re-batching examines each segment once, to find segments with many small batches.
 
-Scrubbing verifies each again after an interval. A round visits all segments of a stream from the
-oldest to the newest; the next one begins an interval after this one began. Its progress is stored
-in a checkpoint file, so that a daemon that is often restarted does not start over each time. When
-the file is lost, the interval begins again.
+Scrubbing verifies each segment again after an interval. A round visits all segments of a stream
+from the oldest to the newest; the next round begins one interval after this one began. The progress
+is stored in a checkpoint file, so that a daemon that is often restarted does not start over each
+time. If the file is lost, the interval begins again.
 """
 
 from __future__ import annotations
@@ -30,33 +30,35 @@ from liftlog.settings import StreamSettings
 
 _LOOK_AT_ONCE = 64
 SKETCHED_BYTES = 1024 * 1024
-"""Smaller segments get neither sketch nor subject index: reading one whole costs little."""
+"""Smaller segments get neither a sketch nor a subject index, because reading a whole segment of
+that size costs little."""
 _SECOND_NS = 1_000_000_000
 
 
 class SmallBatches:
-    """Finds segments of small batches. Looks at each segment of a stream once; a rewritten segment
-    is a new one, and is looked at again."""
+    """Finds segments with many small batches. It examines each segment of a stream once. A
+    rewritten segment counts as new and is examined again."""
 
     def __init__(self) -> None:
         self._judged: set[str] = set()
         self._all_judged: tuple[Segment, ...] = ()
 
     def candidates(self, log: Log, settings: StreamSettings, now_ns: int) -> list[Segment]:
-        """Return some of the segments that were not looked at yet. Costs nothing for an idle
+        """Return some of the segments that were not examined yet. Costs nothing for an idle
         stream."""
         segments = log.segments
         if not settings.rebatch.enabled or self._all_judged is segments:
             return []
         oldest_ns = now_ns - int(settings.rebatch.min_age_seconds * _SECOND_NS)
         damaged = damaged_files(log)
-        # Compaction will soon rewrite the segments that it has not cleaned yet.
+        # Compaction will soon rewrite segments that it has not cleaned yet.
         end = (
             segments[-1].base_offset
             if compaction_of(settings) is None
             else log.view.manifest.cleaned_below
         )
-        # Uncommitted records may be cut off, and the log refuses to exchange their segment.
+        # Uncommitted records may be truncated, and the log refuses to replace a segment that
+        # contains them.
         end = min(end, log.high_watermark)
         found: list[Segment] = []
         waiting = False
@@ -78,9 +80,9 @@ class SmallBatches:
     def find(
         self, log: Log, candidates: Sequence[Segment], compression: str = "none"
     ) -> RebatchJob | None:
-        """Return a job for the first segment that needs one, or None.
+        """Return a job for the first segment that needs one; None if no segment does.
 
-        Reads the end of an index file for each: call it in a thread. Raises OSError.
+        Reads the end of an index file for each segment: call it in a thread. Raises OSError.
         """
         for segment in candidates:
             self._judged.add(segment.path.name)
@@ -96,23 +98,23 @@ class SmallBatches:
         return None
 
     def look_again(self, file_name: str) -> None:
-        """Judge a segment again, because its job failed."""
+        """Examine a segment again later, because its job failed."""
         self._judged.discard(file_name)
         self._all_judged = ()
 
 
 class Unsketched:
-    """Finds the segments of a stream that have no sketch, or no subject index; it looks at each
-    once."""
+    """Finds segments without a sketch or without a subject index. It examines each segment once."""
 
     def __init__(self, *, with_subjects: bool = True) -> None:
-        """Without `with_subjects`, subject indexes are not looked for, and not made."""
+        """Create the finder. Without `with_subjects`, it ignores subject indexes, and none are
+        made."""
         self._with_subjects = with_subjects
         self._judged: set[tuple[str, str]] = set()
         self._all_judged: tuple[Segment, ...] = ()
 
     def candidates(self, log: Log) -> list[Segment]:
-        """Return some segments that were not looked at yet. Costs nothing for an idle stream."""
+        """Return some segments that were not examined yet. Costs nothing for an idle stream."""
         segments = log.segments
         if self._all_judged is segments:
             return []
@@ -137,8 +139,8 @@ class Unsketched:
         return found
 
     def find(self, log: Log, candidates: Sequence[Segment]) -> SketchJob | None:
-        """Return a job for the first segment that lacks one. Reads the beginning of each: call it
-        in a thread. Raises OSError."""
+        """Return a job for the first segment that lacks a sketch or an index; None if no segment
+        does. Reads the beginning of each file: call it in a thread. Raises OSError."""
         fs, lineage, with_subjects = (
             log.environment.fs,
             log.view.manifest.lineage,
@@ -155,7 +157,7 @@ class Unsketched:
         return None
 
     def look_again(self, file_name: str) -> None:
-        """Judge a segment again, because its job failed."""
+        """Examine a segment again later, because its job failed."""
         self._judged = {one for one in self._judged if one[0] != file_name}
         self._all_judged = ()
 
@@ -168,7 +170,8 @@ _NOT_RUNNING = -1
 
 @dataclass(slots=True)
 class ScrubRound:
-    """The round of one stream. It continues at `next_offset`, which is -1 between two rounds."""
+    """The current scrub round of one stream. It continues at `next_offset`; between two rounds this
+    is -1."""
 
     incarnation: str
     started_ns: int
@@ -176,7 +179,7 @@ class ScrubRound:
 
 
 class ScrubSchedule:
-    """The rounds of all streams. Blocking; used from one thread at a time."""
+    """The scrub rounds of all streams. Blocking; used from one thread at a time."""
 
     def __init__(self, fs: FileSystem, data_dir: Path, interval_ns: int) -> None:
         self._fs = fs
@@ -197,7 +200,7 @@ class ScrubSchedule:
             logger.warning("checkpoint-file-ignored file=%s error=%s", SCRUB_NAME, error)
 
     def save(self, names: Collection[str]) -> None:
-        """Write the rounds of these streams to the file. Raises OSError."""
+        """Write the progress of these streams to the file. Raises OSError."""
         if self._changed:
             self._rounds = {name: self._rounds[name] for name in names if name in self._rounds}
             streams = {name: asdict(one) for name, one in self._rounds.items()}
@@ -205,10 +208,10 @@ class ScrubSchedule:
             self._changed = False
 
     def next_job(self, log: Log, now_ns: int) -> ScrubJob | None:
-        """Return a job for the next segment, or None while there is nothing to verify.
+        """Return a job for the next segment; None if there is nothing to verify.
 
-        Segments with a range that was quarantined since, or before the start of the daemon, come
-        first.
+        Segments with a newly quarantined range precede all others; a range that was quarantined
+        before the start of the daemon counts as new.
         """
         claimed = self._claimed(log)
         if claimed is not None:
@@ -231,7 +234,8 @@ class ScrubSchedule:
         return None
 
     def _claimed(self, log: Log) -> Segment | None:
-        """Return a segment with quarantined bytes that were not verified again yet."""
+        """Return a segment with quarantined bytes that were not verified again yet; None if there
+        is none."""
         known = self._reviewed.get(log.name, frozenset())
         names = {
             bad.segment
@@ -258,7 +262,7 @@ class ScrubSchedule:
             self._changed = True
 
     def _next_file(self, log: Log, current: ScrubRound) -> str:
-        """Return the file whose turn it is in this round."""
+        """Return the name of the file that this round verifies next."""
         segments = log.segments
         following = bisect_right(segments, current.next_offset, key=lambda one: one.next_offset)
         return segments[following].path.name if following < len(segments) else ""

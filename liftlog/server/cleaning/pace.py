@@ -1,9 +1,9 @@
-"""Decides how fast cleaning may go: without a limit while the daemon is idle, slowly beside its
-work.
+"""Sets the rate of cleaning: unlimited while the daemon is idle, low while it is busy.
 
-While a job runs, the daemon measures itself every 20 ms and sends the worker process the time for
-which it may go at full speed. Such a grant is short and has to be renewed: when messages come it is
-withdrawn at once, and if the daemon cannot withdraw it because it stalls, the grant ends by itself.
+While a job runs, the daemon measures itself every 20 ms. If it is idle, it grants the worker
+process full speed for a short time, and must renew the grant again and again. It withdraws the
+grant as soon as messages arrive. If the daemon stalls and cannot withdraw it, the grant expires by
+itself.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 BUSY_RATE_BYTES = 32 * 2**20
-"""Per second. Beside a daemon at half of its peak load this costs no message its ack, and little
-of the latency; docs/explanation/performance.md has the figures."""
+"""Bytes per second. At half of the daemon's peak load, cleaning at this rate makes no ack fail and
+adds little to the latency; docs/explanation/performance.md has the figures."""
 LOOK_SECONDS = 0.02
 GRANT_SECONDS = 0.2
-"""Much longer than the interval of measurements: full speed would otherwise be lost whenever the
-event loop is a little late."""
+"""Duration of a grant, in seconds. It is much longer than the interval of measurements, so that a
+short delay of the event loop does not end full speed."""
 _QUIET_SECONDS = 0.25
 _IDLE_CPU_PART = 0.25
 
@@ -26,7 +26,7 @@ class Rates(NamedTuple):
 
     busy_bytes: int
     idle_bytes: int | None
-    """Rate while the daemon is idle; None means no limit."""
+    """Rate while the daemon is idle, in bytes per second; None stands for no limit."""
 
 
 def fixed_rate(bytes_per_second: int) -> Rates:
@@ -34,9 +34,9 @@ def fixed_rate(bytes_per_second: int) -> Rates:
 
 
 def rates_of(cleaner_bytes: int | None, stream_bytes: int | None = None) -> Rates:
-    """Return the rates from `cleaner.max_rate` (None: auto) and `compaction.max_rate` of a stream
-    (None: no limit of its own). A configured figure is a ceiling, whether the daemon is idle or
-    not."""
+    """Return the rates for the settings `cleaner.max_rate` (None: auto) and `compaction.max_rate`
+    of a stream (None: no limit of its own). A configured rate is an upper limit, whether the daemon
+    is idle or not."""
     ceilings = [rate for rate in (cleaner_bytes, stream_bytes) if rate is not None]
     if cleaner_bytes is not None:
         return fixed_rate(min(ceilings))
@@ -44,24 +44,26 @@ def rates_of(cleaner_bytes: int | None, stream_bytes: int | None = None) -> Rate
 
 
 class Seen(NamedTuple):
-    """One measurement of the daemon's own work. All fields but `at` and `is_committing` only ever
-    grow."""
+    """One measurement of the daemon's own work. All fields but `at` and `is_committing` are
+    counters that only grow."""
 
     at: float
-    """Seconds, on a monotonic clock."""
+    """Time in seconds, on a monotonic clock."""
     received_bytes: int
     """Bytes received from NATS."""
     syncs: int
-    """Syncs of all streams, including those for the daemon's own records."""
+    """Number of syncs of all streams, including those for the daemon's own records."""
     is_committing: bool
-    """True if a stream waits for the disk. Only this distinguishes a stalled disk from an idle
-    one."""
+    """True if a commit waits for the disk. Only this field distinguishes a stalled disk from an
+    idle one."""
     cpu_seconds: float
-    """CPU time of the process. It includes consumers that read, TLS, filters and requests."""
+    """CPU time of the process in seconds, including the work for consumers, TLS, filters and
+    requests."""
 
 
 def is_busy(before: Seen, now: Seen) -> bool:
-    """Return True if between two measurements there was work that cleaning could slow down."""
+    """Return True if the daemon did work between the two measurements that cleaning could slow
+    down."""
     return (
         now.is_committing
         or now.received_bytes != before.received_bytes
@@ -78,10 +80,10 @@ class IdleWatch:
         self._busy_at = 0.0
 
     def look(self, now: Seen) -> bool:
-        """Return True if the daemon is idle.
+        """Compare the measurement with the previous one; return True if the daemon is idle.
 
-        There are no measurements between jobs: the first one of a job judges the whole time since
-        the last one of the job before.
+        No measurements are taken between jobs. So the first measurement of a job covers all the
+        time since the last one of the previous job.
         """
         before, self._before = self._before, now
         if before is None or is_busy(before, now):

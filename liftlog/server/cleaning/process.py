@@ -1,4 +1,4 @@
-"""The daemon's end of the worker process."""
+"""Starts the worker process and exchanges messages with it."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ logger = logging.getLogger("liftlog.server.cleaner")
 
 _IDLE_SECONDS = 30.0
 _MAX_LINE_BYTES = 256 * 1024 * 1024  # a job lists all segments of a stream
-# -P: `-m` alone would put the working directory first on the module path. A file named acl.py in
-# there (in the image it holds the data) would run as the daemon's user.
+# -P is needed because `-m` alone would put the working directory first on the module path. A file
+# named acl.py in that directory (in the image it holds the data) would then run as the daemon's
+# user.
 _PROGRAM = (sys.executable, "-P", "-m", "liftlog.server.cleaning.worker")
 
 
 class WorkerDied(Exception):
-    """The process ended before the job did."""
+    """The worker process ended before its job."""
 
 
 class JobFailed(Exception):
-    """The job ended with an error. `reason` is one of those in `worker`."""
+    """A job ended with an error. `reason` is one of the reasons in `worker`."""
 
     def __init__(self, reason: str, message: str, file_name: str = "") -> None:
         super().__init__(message)
@@ -39,10 +40,12 @@ class JobFailed(Exception):
 
 
 class Worker:
-    """Starts the process for the first job, and ends it when it was idle for a while.
+    """Runs jobs in the worker process. It starts the process for the first job, and ends it after
+    the process has been idle for a while.
 
-    One job at a time. Belongs to the event loop, whose thread must start it: the process is
-    killed when that thread ends. While a job runs, `daemon_is_idle` decides how fast.
+    One job runs at a time. Belongs to the event loop, whose thread must start the process, because
+    the process is killed when that thread ends. While a job runs, `daemon_is_idle` determines its
+    rate.
     """
 
     def __init__(
@@ -78,7 +81,7 @@ class Worker:
     ) -> dict[str, Any]:
         """Run one job and return its result. Raises JobFailed, WorkerDied.
 
-        When it is cancelled, the process is dead before it returns, so nothing more is written.
+        If this is cancelled, the process is dead before it returns, so nothing more is written.
         """
         if self._idle is not None:
             self._idle.cancel()
@@ -106,7 +109,7 @@ class Worker:
             self._idle = loop.call_later(self._idle_seconds, self._end_idle)
 
     def _look_at_daemon(self) -> None:
-        """Report to the process whether the daemon is idle, now and every `LOOK_SECONDS`."""
+        """Send the process a grant if the daemon is idle; repeat this every `LOOK_SECONDS`."""
         loop = asyncio.get_running_loop()
         self._look = loop.call_later(LOOK_SECONDS, self._look_at_daemon)
         now, is_idle = loop.time(), self._daemon_is_idle()
@@ -114,13 +117,13 @@ class Worker:
             if self._tell({"idle_seconds": GRANT_SECONDS}):
                 self._granted_until = now + GRANT_SECONDS
         elif not is_idle and self._granted_until and self._tell({"idle_seconds": 0}):
-            # Also when the grant is over by our clock: the process counts from when it read the
-            # line.
+            # Sent even if the grant has expired by this process's clock: the worker counts from the
+            # moment at which it read the line.
             self._granted_until = 0.0
 
     def _tell(self, line: dict[str, Any]) -> bool:
-        """Send a line to the process; False if that is not possible now, because it does not run,
-        or does not read. An earlier grant then ends by itself."""
+        """Send a line to the process. Return False if the process does not run or does not read; an
+        earlier grant then expires by itself."""
         stdin = None if self._process is None else self._process.stdin
         if stdin is None or stdin.is_closing() or stdin.transport.get_write_buffer_size():
             return False
@@ -137,20 +140,20 @@ class Worker:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             limit=_MAX_LINE_BYTES,
-            # Each of numpy's threads for linear algebra, which is not used here, takes memory.
+            # numpy's threads for linear algebra, which is not used here, would take memory each.
             env={**os.environ, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1"},
         )
         logger.debug("worker-started pid=%d", self._process.pid)
         return self._process
 
     def _end_idle(self) -> None:
-        # It ends by itself at the end of its input; the next job starts another.
+        # The process exits when its input ends; the next job starts a new one.
         self._ending, self._process = self._process, None
         if self._ending is not None and self._ending.stdin is not None:
             self._ending.stdin.close()
 
     async def close(self) -> None:
-        """Kill the process and wait until it has ended. Does nothing when it is not running."""
+        """Kill the process and wait until it has ended. Does nothing if no process is running."""
         if self._idle is not None:
             self._idle.cancel()
         process, self._process = self._process or self._ending, None
@@ -181,6 +184,6 @@ async def _converse(
             else:
                 result: dict[str, Any] = answer["result"]
                 return result
-    except (OSError, ValueError) as error:  # a broken pipe, half a line
+    except (OSError, ValueError) as error:  # a broken pipe, or half a line
         raise WorkerDied(f"the cleaning process broke off: {error}") from error
     raise WorkerDied(f"the cleaning process ended with status {await process.wait()}")

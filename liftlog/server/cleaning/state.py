@@ -1,4 +1,4 @@
-"""The state of one stream's cleaning, for people and metrics."""
+"""The state of one stream's cleaning, for reports and metrics."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ _MAX_HISTORY = 20
 
 @dataclass(slots=True, eq=False)
 class StreamCleaning:
-    """Changed by the cleaner only. Times are seconds of the monotonic clock, except in
-    `history`."""
+    """The state of one stream's cleaning. Only the cleaner changes it. Times are seconds of the
+    monotonic clock, except in `history`."""
 
     requested: int = 0
-    """Number of requested passes; `finished` is the number of those that are done."""
+    """Number of requested passes; `finished` counts those that have been carried out."""
     finished: int = 0
     rolled: int = 0
-    """The last request for which the active segment was rolled."""
+    """Number of the last request for which the active segment was rolled."""
     unfinished: bool = False
-    """True if its turn ended before its passes did."""
+    """True if the stream's turn ended before its passes did."""
     running: str = ""
-    """"compact", "rebatch", "scrub" or ""."""
+    """Kind of the running job: "compact", "rebatch" or "scrub"; "" if none runs."""
     progress: dict[str, Any] | None = None
     backlog: CompactionBacklog = field(default_factory=lambda: CompactionBacklog(0, 0))
     history: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=_MAX_HISTORY))
-    """The last passes, newest first."""
+    """The most recent passes, newest first."""
     error: str = ""
     failed_kind: str = ""
-    """The kind of the job that failed with `error`."""
+    """Kind of the job that failed with `error`."""
     failures_in_a_row: int = 0
     not_before: float = 0.0
     look_again_at: float = 0.0
@@ -73,7 +73,7 @@ class StreamCleaning:
         time_ns: int,
         seconds: float,
     ) -> None:
-        """Note a pass that has been swapped in; it was planned at `time_ns`."""
+        """Record a pass whose result was swapped in. The pass was planned at `time_ns`."""
         self.passes += 1
         self.records_removed += result.records_in - result.records_out
         self.bytes_freed += freed_bytes
@@ -94,7 +94,7 @@ class StreamCleaning:
     def note_failure(
         self, kind: str, error: str, now: float, first_backoff_seconds: float
     ) -> float:
-        """Note a failure and back off; returns for how many seconds."""
+        """Record a failure, and return the number of seconds for which the stream is skipped."""
         self.error, self.failed_kind = error, kind
         self.failures += 1
         doubled: float = first_backoff_seconds * 2 ** min(self.failures_in_a_row, 20)
@@ -109,7 +109,8 @@ class StreamCleaning:
         self.not_before = 0.0
 
     def to_info(self, log: Log, *, enabled: bool, now: float, reason: str = "") -> dict[str, Any]:
-        """Return the field `compaction` of `StreamInfo`. `reason` says why it is idle."""
+        """Return the field `compaction` of `StreamInfo`. `reason` says why the stream is not being
+        compacted."""
         state = self._state(enabled=enabled, now=now)
         return {
             "state": state,

@@ -1,17 +1,17 @@
 """The worker process: `python -m liftlog.server.cleaning.worker`.
 
-It reads jobs from stdin, one a line, and writes lines of progress and one line with the result to
-stdout, all of them JSON. At the end of stdin it exits at once, even in the middle of a job: the
-files of a job are garbage until the daemon lists them.
+It reads jobs from stdin, one per line. For each job it writes lines of progress and one line with
+the result to stdout. All lines are JSON. At the end of stdin it exits at once, even in the middle
+of a job: the files of a job do not count until the daemon has listed them in the manifest.
 
     in   {"kind": "compact", "job": {...}, "max_rate_bytes": 33554432, "idle_rate_bytes": null}
     in   {"idle_seconds": 0.2}
     out  {"progress": ["rewrite", 1048576, 8388608]}
     out  {"result": {...}}   or   {"failed": {"reason": "damaged", "message": "...", "file": "..."}}
 
-A line with `idle_seconds` says that the daemon is idle for that long: meanwhile the limit is
-`idle_rate_bytes` (null: none) instead of `max_rate_bytes`. The next such line replaces it. Without
-one, the limit is `max_rate_bytes`. `file` is empty unless the reason is `damaged`.
+A line with `idle_seconds` is a grant: for that time the rate limit is `idle_rate_bytes` (null: no
+limit) instead of `max_rate_bytes`. The next such line replaces the grant. Without a grant, the
+limit is `max_rate_bytes`. `file` is empty unless the reason is `damaged`.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ _BURST_SECONDS = 0.1
 _LOOK_EVERY_BYTES = 4 * 1024 * 1024
 _MIN_FREE_BYTES = 64 * 1024 * 1024
 _MIN_FREE_PART = 20
-"""On a small file system 1/20 stays free instead."""
+"""On a small file system, 1/20 of its size stays free instead."""
 
 _LEAST_FREE_PART = 10
-"""For subject indexes, 1/10 of the file system stays free: they only make reads faster, and
-messages need the room."""
+"""For subject indexes, 1/10 of the file system must stay free: they only make reads faster, and
+messages need the space more."""
 
 _RUNNERS: dict[str, tuple[Any, Callable[..., Any]]] = {
     COMPACT: (CompactJob, compact),
@@ -84,8 +84,8 @@ _RUNNERS: dict[str, tuple[Any, Callable[..., Any]]] = {
 
 
 class IdleGrant:
-    """The time up to which the daemon is idle, by its last line. One thread notes the lines,
-    another one runs the job."""
+    """The end of the daemon's current grant. One thread stores grants as they arrive, another
+    thread runs the job."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -93,7 +93,7 @@ class IdleGrant:
         self._noted = threading.Condition()
 
     def note(self, seconds: float) -> None:
-        """Note that the daemon is idle for this long; 0 means that it is busy."""
+        """Store a grant of this duration; 0 means that the daemon is busy."""
         with self._noted:
             self._ends_at = self._clock() + seconds
             self._noted.notify_all()
@@ -102,15 +102,15 @@ class IdleGrant:
         return self._clock() < self._ends_at
 
     def sleep(self, seconds: float) -> None:
-        """Sleep for this long, or until the daemon sends a line, because the rate may then
-        change."""
+        """Sleep for this long, or until the next line of the daemon arrives, because that line may
+        change the rate."""
         with self._noted:
             self._noted.wait(seconds)
 
 
 class RateLimit:
-    """Sleeps so that no more than `bytes_per_second` pass, apart from a short burst; or no more
-    than `idle_bytes_per_second` while `grant` holds."""
+    """Limits the rate of a job by sleeping. The limit is `bytes_per_second`, apart from a short
+    burst, or `idle_bytes_per_second` while `grant` is valid."""
 
     def __init__(
         self,
@@ -121,7 +121,8 @@ class RateLimit:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] | None = None,
     ) -> None:
-        """`idle_bytes_per_second`: infinity means no limit, None is `bytes_per_second`."""
+        """Create the limit. An `idle_bytes_per_second` of infinity stands for no limit, None for
+        `bytes_per_second`."""
         self._grant = grant or IdleGrant(clock)
         self._busy_rate = bytes_per_second
         self._idle_rate = idle_bytes_per_second or bytes_per_second
@@ -130,7 +131,8 @@ class RateLimit:
         self._rate = bytes_per_second
         self._paid_at = clock()
         self._owed_bytes = 0.0
-        """Bytes that passed too early; if negative, the number that may pass at once."""
+        """Number of bytes that passed before the rate allowed them. If negative, this number of
+        bytes may pass at once."""
 
     def __call__(self, size_bytes: int) -> None:
         self._pay()
@@ -140,11 +142,11 @@ class RateLimit:
             self._pay()
 
     def _pay(self) -> None:
-        """Subtract the bytes that the time since the last call allows, and read the current
+        """Subtract the bytes that the rate has allowed since the last call, and read the current
         rate."""
         now = self._clock()
         if self._rate == math.inf:
-            self._owed_bytes = 0.0  # and no burst on top of full speed when load comes
+            self._owed_bytes = 0.0  # no burst right after full speed
         else:
             paid = self._owed_bytes - (now - self._paid_at) * self._rate
             self._owed_bytes = max(paid, -_BURST_SECONDS * self._rate)
@@ -153,15 +155,16 @@ class RateLimit:
 
 
 class FreeRoom:
-    """Ends a job with ENOSPC before the disk is full: the rest of the space is for messages.
+    """Ends a job with ENOSPC before the disk is full, because the last space is reserved for
+    messages.
 
-    Otherwise messages would be refused while a job uses up the last bytes, although its output will
-    replace something larger.
+    Otherwise a job could use the last bytes, and messages would be refused, although the job's
+    output will replace larger files.
     """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._passed = _LOOK_EVERY_BYTES  # the first look is before the first byte
+        self._passed = _LOOK_EVERY_BYTES  # the first check precedes the first byte
 
     def __call__(self, size_bytes: int) -> None:
         self._passed += size_bytes
@@ -174,7 +177,7 @@ class FreeRoom:
             raise OSError(errno.ENOSPC, "less space is left than cleaning may use")
 
     def is_plenty(self) -> bool:
-        """Return True if there is room for files that are useful but not necessary."""
+        """Return True if there is enough space for files that are useful but not necessary."""
         found = os.statvfs(self._directory)
         return found.f_bavail * _LEAST_FREE_PART >= found.f_blocks
 
@@ -187,7 +190,7 @@ def perform(
     say: Callable[[dict[str, Any]], None],
     grant: IdleGrant | None = None,
 ) -> dict[str, Any]:
-    """Run one job; returns the line with its result."""
+    """Run one job; return the line with its result."""
     kind, run = _RUNNERS[order["kind"]]
     job = kind.from_dict(order["job"])
     busy_rate, idle_rate = order["max_rate_bytes"], order["idle_rate_bytes"]
@@ -227,7 +230,8 @@ def _failed(reason: str, message: str, *, file_name: str = "") -> dict[str, Any]
 
 
 def main() -> None:
-    # A terminal sends these to the whole process group; the daemon decides when this one ends.
+    # A terminal sends these signals to the whole process group, but only the daemon decides when
+    # this process ends.
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     os.nice(_NICENESS)
@@ -253,7 +257,7 @@ def _say(line: dict[str, Any]) -> None:
         sys.stdout.buffer.write(json.dumps(line).encode() + b"\n")
         sys.stdout.buffer.flush()
     except OSError:
-        os._exit(0)  # the daemon no longer listens
+        os._exit(0)  # the daemon has closed the pipe
 
 
 if __name__ == "__main__":

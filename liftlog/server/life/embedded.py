@@ -1,8 +1,8 @@
-"""The embedded nats-server (`nats: {embedded: true}`).
+"""Runs the embedded nats-server (`nats: {embedded: true}`).
 
-The server is a child process bound to 127.0.0.1 and dies with the daemon. It has a session of its
-own, so that Ctrl-C in a terminal reaches only the daemon, which still needs the server to send its
-last acks. JetStream is off: liftlog does the storing.
+The server is a child process that listens on 127.0.0.1 and is killed when the daemon ends. It has a
+session of its own, so that Ctrl-C in a terminal reaches only the daemon: the daemon still needs the
+server to send its last acks. JetStream is off, because liftlog stores the messages.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ logger = logging.getLogger("liftlog.server.embedded")
 START_TIMEOUT_SECONDS = 10.0
 STOP_TIMEOUT_SECONDS = 5.0
 DEFAULT_PORT = 4222
-"""The default port of NATS clients."""
+"""Default port of NATS clients."""
 
 _PORT_FILE = "port"
 _POLL_SECONDS = 0.01
@@ -37,7 +37,7 @@ _BACKOFF_SECONDS = (0.1, 0.5, 1.0, 5.0)
 
 
 def find_nats_server() -> Path:
-    """Return the nats-server of this Python environment, else the one on PATH.
+    """Return the nats-server of this Python environment, or else the one on PATH.
 
     Raises ConfigError if neither exists.
     """
@@ -54,9 +54,10 @@ def find_nats_server() -> Path:
 
 
 def write_config(directory: Path, *, port: int | None, extra: Mapping[str, Any]) -> Path:
-    """Write nats-server's configuration into `directory`; `port` None lets the kernel choose.
+    """Write nats-server's configuration into `directory`. With a `port` of None the kernel chooses
+    one.
 
-    The address in use is announced in a ports file in the same directory.
+    The server writes its real address to a ports file in the same directory.
     """
     for stale in directory.glob("*.ports"):
         stale.unlink(missing_ok=True)
@@ -67,17 +68,18 @@ def write_config(directory: Path, *, port: int | None, extra: Mapping[str, Any])
     }
     path = directory / "nats-server.conf"
     with open(path, "w", opener=private) as file:
-        file.write(json.dumps(config, indent=2) + "\n")  # its configuration language has JSON in it
+        file.write(json.dumps(config, indent=2) + "\n")  # nats-server also reads JSON
     return path
 
 
 def announced_port(directory: Path, pid: int) -> int | None:
-    """Return the client port that server `pid` wrote into its ports file; None if it has not."""
+    """Return the client port from the ports file of the server with this `pid`; None if it has not
+    been written yet."""
     for path in directory.glob(f"*_{pid}.ports"):
         try:
             urls = json.loads(path.read_text())["nats"]
         except (OSError, ValueError, KeyError):
-            return None  # written a moment later
+            return None  # the server is still writing the file
         return int(str(urls[0]).rpartition(":")[2])
     return None
 
@@ -85,7 +87,7 @@ def announced_port(directory: Path, pid: int) -> int | None:
 class EmbeddedNats:
     """Starts, watches and stops one nats-server.
 
-    Bound to the event loop that calls `start`; start it from the main thread, since the
+    It belongs to the event loop that calls `start`. Call `start` from the main thread, because the
     server is killed when the thread that started it ends.
     """
 
@@ -96,11 +98,11 @@ class EmbeddedNats:
         wanted_port: int | None = None,
         extra: Mapping[str, Any] | None = None,
     ) -> None:
-        """`directory` holds the configuration, the ports file and the server's log. `extra` goes
-        into the configuration.
+        """Prepare a server. `directory` holds its configuration, its ports file and its log.
+        `extra` is added to the configuration.
 
-        The server listens on the port that it used last (known as long as `directory` is kept),
-        else on `wanted_port`; if both are taken or unknown, the kernel chooses.
+        The server listens on the port that it used last time (stored in `directory`), or else on
+        `wanted_port`. If neither is known and free, the kernel chooses a port.
         """
         self._directory = directory
         self._extra = extra or {}
@@ -110,7 +112,7 @@ class EmbeddedNats:
 
     @property
     def url(self) -> str:
-        """The address of the server; the same after each restart."""
+        """The address of the server. It stays the same after each restart."""
         if self._port is None:
             raise RuntimeError("the embedded nats-server was never started")
         return f"nats://127.0.0.1:{self._port}"
@@ -124,9 +126,9 @@ class EmbeddedNats:
         return self._directory / "nats-server.log"
 
     async def start(self) -> str:
-        """Start the server; returns the URL once it answers.
+        """Start the server; return its URL once it responds.
 
-        Raises ConfigError without a binary, NatsUnavailable if it does not start.
+        Raises ConfigError if the program is missing, NatsUnavailable if the server does not start.
         """
         if self._process is not None:
             raise RuntimeError("the embedded nats-server was started already")
@@ -179,11 +181,12 @@ class EmbeddedNats:
         return port if 0 < port < 1 << 16 else None
 
     def _remember_port(self) -> None:
-        with contextlib.suppress(OSError):  # otherwise the next start chooses again
+        with contextlib.suppress(OSError):  # the next start then chooses a port again
             (self._directory / _PORT_FILE).write_text(f"{self._port}\n")
 
     async def wait(self) -> int:
-        """Return the exit status once the server has ended (negative: killed by that signal)."""
+        """Wait until the server has ended, and return its exit status; a negative status is the
+        signal that killed it."""
         if self._process is None:
             raise RuntimeError("the embedded nats-server is not running")
         return await self._process.wait()
@@ -200,7 +203,7 @@ class EmbeddedNats:
             try:
                 await self.start()
                 failures = 0
-            except (LiftlogError, OSError) as error:  # e.g. while its program is being replaced
+            except (LiftlogError, OSError) as error:  # e.g. its program is being replaced
                 logger.error("nats-server-not-restarted error=%s", error)  # noqa: TRY400
                 failures += 1
 

@@ -1,6 +1,6 @@
 """Liveness and readiness of the daemon, with the reasons.
 
-"Not ready" means that clients should not be sent here: a condition that is `unready` is present.
+The daemon is not ready, and clients should not be sent here, if one of its conditions is `unready`.
 This module produces the conditions of the daemon itself; `liftlog.server.streams.description`
 produces those of streams.
 """
@@ -26,13 +26,13 @@ from liftlog.server.vitals.conditions import Condition, MayRead, by_kind, first_
 from liftlog.server.vitals.disk import DiskProbe
 
 STALLED_SECONDS = 10.0
-"""A commit that takes longer means that the disk has stalled."""
+"""A commit that takes longer counts as a stalled disk."""
 _ACK_REFUSED_SECONDS = 300.0
-"""An ack that NATS refused is reported for this long."""
+"""Time for which an ack that NATS refused is reported."""
 
 
 class Phase(Enum):
-    """The phases of the daemon's life, in order."""
+    """The phases of a daemon's run, in their order."""
 
     RECOVERING = "recovering"
     SERVING = "serving"
@@ -46,12 +46,12 @@ class Check:
     ok: bool
     detail: str
     streams: Iterable[str] = ()
-    """The streams that the detail is about."""
+    """The streams that the detail describes."""
 
 
 class Health:
-    """The conditions of the daemon itself, which it adds to those of the broker. Called by the HTTP
-    port. Belongs to the event loop."""
+    """Computes the daemon's own conditions and adds those of the broker. The HTTP port calls it.
+    Belongs to the event loop."""
 
     def __init__(
         self,
@@ -63,11 +63,11 @@ class Health:
         *,
         ready_after_seconds: float = 0.0,
     ) -> None:
-        """After a start the daemon reports ready once its replicas are in sync, or at the latest
-        after `ready_after_seconds`."""
+        """Create it. A started daemon reports ready once its replicas are in sync, but at the
+        latest after `ready_after_seconds`."""
         self.phase = Phase.RECOVERING
         self.jetstream_api: JetStreamApi | None = None
-        """Set if the daemon is to answer JetStream's clients."""
+        """Set if the daemon answers JetStream's clients."""
         self._broker = broker
         self._link = link
         self._disk = disk
@@ -84,7 +84,7 @@ class Health:
         return self.phase is not Phase.RECOVERING
 
     def liveness(self) -> dict[str, Any]:
-        """Return the answer of `/livez`. Any answer at all shows that the event loop runs."""
+        """Return the body of `/livez`. Any answer at all shows that the event loop runs."""
         return {
             "status": "ok",
             "phase": self.phase.value,
@@ -95,7 +95,7 @@ class Health:
         }
 
     async def readiness(self, may_read: MayRead | None = None) -> tuple[bool, dict[str, Any]]:
-        """Return True if the daemon is ready, and the body of the answer."""
+        """Return True if the daemon is ready, and the body of `/readyz`."""
         found = await self._broker.conditions.now(may_read)
         problems = by_kind(one for one in found if one.is_unready)
         checks = {name: _shown(name, check, may_read) for name, check in self._checks().items()}
@@ -125,10 +125,10 @@ class Health:
     def _found(self) -> Iterator[Condition]:
         checks = {name: check for name, check in self._checks().items() if not check.ok}
         if "recovery" in checks:
-            checks.pop("nats", None)  # no attempt was made yet
+            checks.pop("nats", None)  # no attempt has been made yet
             checks.pop("cluster", None)
         if "recovery" in checks or "nats" in checks:
-            checks.pop("streams", None)  # a consequence of the above
+            checks.pop("streams", None)  # a consequence of the condition above
         for name, check in checks.items():
             yield Condition.of(name, check.detail, streams=check.streams)
         if self.is_serving and not self._has_checkpoints():
@@ -198,11 +198,13 @@ class Health:
         return Check(True, "not stopping")
 
     def _newer_records(self) -> str:
-        """Describe records of a newer version among the checkpoints that this daemon serves."""
+        """Return a description of the checkpoints that a newer version has written and this daemon
+        cannot read."""
         return self._broker.checkpoints.newer if self._broker.has_checkpoints else ""
 
     def _has_checkpoints(self) -> bool:
-        """Return True if some node answers requests for checkpoints: the others forward them."""
+        """Return True if a node answers requests about checkpoints; all other nodes forward them to
+        it."""
         return self._broker.has_checkpoints or self._broker.catalog.leads_elsewhere(OFFSETS_STREAM)
 
     def _nats_conditions(self) -> Iterator[Condition]:

@@ -1,12 +1,12 @@
-"""Log lines of the daemon: JSON, or aligned text for a terminal, on stderr or in a file.
+"""Writes the daemon's log: JSON, or aligned text for a terminal, to stderr or a file.
 
 Code logs events as `logger.info("stream-opened stream=%s offset=%d", name, offset)`: a name, then
 key=value pairs, then perhaps free text. The pairs are taken from the format string and its
 arguments, not from the finished text, so a value may contain blanks, quotes or an equals sign and
 is still logged correctly.
 
-Every event stays on one line whatever its values contain, passwords in URLs are masked, and an
-event that is repeated many times is counted instead of printed.
+Every event takes one line, whatever its values contain. Passwords in URLs are masked. An event that
+is repeated many times is counted instead of printed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _FIELD = re.compile(
 )
 _CONVERSION = re.compile(r"%[-+ #0]*\d*(?:\.\d+)?[sdrfgixX]")
 _USER_INFO = re.compile(r"(?<=://)[^/\s\"']+@")  # up to the last @: a password may hold one
-# Without a scheme (`user:password@host:4222`), only text that a port follows is taken for a login.
+# Without a scheme (`user:password@host:4222`), text counts as a login only if a port follows.
 _BARE_USER_INFO = re.compile(r"[^\s\"'/]+@(?=(?:[\w.-]+|\[[0-9a-fA-F:.]+\]):\d)")
 _BARE_VALUE = re.compile(r"[^\s\"'=\\\x00-\x1f\x7f-\x9f]+")
 
@@ -62,8 +62,8 @@ class _Template(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def _take_apart(template: str) -> _Template | None:
-    """Split a format string; None if it is not an event but a sentence with conversions of its
-    own."""
+    """Split a format string into its parts; None if it is not an event but a sentence with
+    conversions."""
     first = _FIELD.search(template)
     if first is None:
         return None if _CONVERSION.search(template) else _Template(template, (), "")
@@ -79,7 +79,7 @@ def _take_apart(template: str) -> _Template | None:
 
 
 def event_of(record: logging.LogRecord) -> Event:
-    """Return the event. Never raises, whatever was logged."""
+    """Convert a log record to an event. Never raises, whatever was logged."""
     arguments = record.args
     template = _take_apart(record.msg) if isinstance(record.msg, str) else None
     if template is None or not isinstance(arguments, (tuple, type(None))):
@@ -108,7 +108,7 @@ def _sentence(record: logging.LogRecord) -> str:
 
 
 def _field_value(conversion: str, value: Any) -> Any:
-    """Return the value: numbers stay numbers; everything else is text."""
+    """Return the value to log. Numbers stay numbers; everything else becomes text."""
     if conversion[-1] in "di" and isinstance(value, int):
         return int(value)
     if isinstance(value, (bool, int, float)) and conversion == "%s":
@@ -120,7 +120,7 @@ def _field_value(conversion: str, value: Any) -> Any:
 
 
 def mask(text: str) -> str:
-    """Return the text without user names and passwords in URLs, and in front of `HOST:PORT`."""
+    """Replace user names and passwords in URLs, and in front of `HOST:PORT`."""
     if "@" not in text:
         return text
     return _BARE_USER_INFO.sub("***@", _USER_INFO.sub("***@", text))
@@ -137,7 +137,7 @@ def _moment(record: logging.LogRecord) -> str:
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per line: time, level, logger, event, the event's own fields."""
+    """Formats one JSON object per line: time, level, logger, event, and the event's own fields."""
 
     def format(self, record: logging.LogRecord) -> str:
         event = event_of(record)
@@ -160,7 +160,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class PrettyFormatter(logging.Formatter):
-    """For people: time, level, event, key=value."""
+    """Formats lines for people: time, level, event, key=value."""
 
     def __init__(self, *, colour: bool) -> None:
         super().__init__()
@@ -194,10 +194,10 @@ def _one_line(text: str) -> str:
 
 
 class RepeatFilter(logging.Filter):
-    """Lets the same event through 100 times a minute; the next one after that minute says how many
+    """Passes the same event 100 times a minute. The first one after that minute reports how many
     were suppressed.
 
-    The audit log is exempt: it has its own limit per principal, so that no principal can hide the
+    The audit log is exempt. It has its own limit per principal, so that no principal can hide the
     actions of another.
     """
 
@@ -223,13 +223,13 @@ class RepeatFilter(logging.Filter):
 
 
 class LogFile(logging.FileHandler):
-    """A log file that can be reopened after rotation. Only owner and group can read it, since it
-    contains subjects, principals and their addresses."""
+    """A log file that can be reopened after rotation. Only its owner and group can read it, because
+    it contains subjects, principals and their addresses."""
 
     def _open(self) -> TextIOWrapper:
         return cast(
             TextIOWrapper,
-            open(  # the handler closes it
+            open(  # the handler closes this descriptor
                 self.baseFilename,
                 self.mode,
                 encoding=self.encoding,
@@ -239,7 +239,8 @@ class LogFile(logging.FileHandler):
         )
 
     def reopen(self) -> None:
-        """Continue in a new file of the same name, or in the old file if that cannot be opened."""
+        """Continue in a new file of the same name, or in the old file if the new one cannot be
+        opened."""
         try:
             stream = self._open()
         except OSError as error:
@@ -254,7 +255,7 @@ class LogFile(logging.FileHandler):
 
 
 def reopen_logs() -> None:
-    """Reopen the log file after rotation. Does nothing while logs go to stderr."""
+    """Reopen the log file after rotation. Does nothing if the log goes to stderr."""
     for handler in logging.root.handlers:
         if isinstance(handler, LogFile):
             handler.reopen()
@@ -263,8 +264,8 @@ def reopen_logs() -> None:
 def configure_logging(
     level: str, style: str, stream: TextIO | None = None, *, path: Path | None = None
 ) -> None:
-    """Send all log records to the file `path`, or to `stream` (stderr). `style`: auto,
-    pretty or json. Raises ConfigError when the file cannot be opened."""
+    """Send all log records to the file `path`, or else to `stream` (by default stderr). `style` is
+    auto, pretty or json. Raises ConfigError if the file cannot be opened."""
     stream = sys.stderr if stream is None else stream
     terminal = path is None and stream.isatty()
     handler = logging.StreamHandler(stream) if path is None else _log_file(path)
@@ -275,9 +276,11 @@ def configure_logging(
         handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.captureWarnings(True)
-    # A log line that cannot be written (a closed pipe) must not become a traceback on stderr.
+    # A log line that cannot be written (for example to a closed pipe) must not print a traceback to
+    # stderr.
     logging.raiseExceptions = False
-    # nats-py logs each failed attempt to connect with a traceback; our own events say it once.
+    # nats-py logs each failed attempt to connect with a traceback; liftlog's own events report it
+    # once.
     logging.getLogger("nats").setLevel(logging.CRITICAL)
     logging.getLogger("asyncio").setLevel(max(logging.WARNING, logging.root.level))
 

@@ -1,4 +1,5 @@
-"""Reload on SIGHUP: all files are validated before any takes effect; a bad one is ignored."""
+"""Reloads files on SIGHUP. All files are checked before any takes effect; an invalid file is
+ignored."""
 
 from __future__ import annotations
 
@@ -19,8 +20,7 @@ from liftlog.log.files.filesystem import private
 logger = logging.getLogger("liftlog.server.reload")
 
 OUTCOME_NAME = "reloaded.json"
-"""File in the data directory with the outcome of the last reload, for `liftlog reload`, which waits
-for it."""
+"""File in the data directory with the outcome of the last reload. `liftlog reload` waits for it."""
 
 T = TypeVar("T")
 
@@ -34,13 +34,14 @@ class _Part:
 
 @dataclass(slots=True)
 class Reloads:
-    """The parts of a daemon that can be read again. Belongs to the event loop."""
+    """The parts of a daemon that can be reloaded. Belongs to the event loop."""
 
     succeeded: int = 0
     failed: int = 0
     last_succeeded: bool = True
     problems: dict[str, str] = field(default_factory=dict)
-    """The error of each part at the last reload; that part still uses its previous content."""
+    """The error of each part that failed at the last reload; such a part keeps its previous
+    content."""
     restart_needed: list[str] = field(default_factory=list)
     """Settings that have changed since the start and take effect only after a restart."""
     _parts: list[_Part] = field(default_factory=list)
@@ -48,23 +49,25 @@ class Reloads:
     _wanted: asyncio.Event = field(default_factory=asyncio.Event)
 
     def add(self, name: str, load: Callable[[], T], swap: Callable[[T], None]) -> None:
-        """Add a part. `load` reads and checks the files, in a thread, and raises LiftlogError for
-        bad ones; `swap` gets its result, on the event loop, and must not fail."""
+        """Add a part. `load` runs in a thread: it reads and checks the files, and raises
+        LiftlogError for invalid ones. `swap` runs on the event loop with the result of `load`, and
+        must not fail."""
         self._parts.append(_Part(name, load, swap))
 
     def tell_in(self, data_dir: Path) -> None:
-        """Write the outcome of each reload to a file in `data_dir`, and remove that of an earlier
-        process. Raises OSError."""
+        """Write the outcome of each reload to a file in `data_dir`. Removes the file of an earlier
+        process first. Raises OSError."""
         path = data_dir / OUTCOME_NAME
         path.unlink(missing_ok=True)
         self._outcome_file = path
 
     def request(self) -> None:
-        """Reload soon. Requests during a reload lead to exactly one more."""
+        """Request a reload. Several requests during a reload lead to exactly one more."""
         self._wanted.set()
 
     async def serve_requests(self, before: Callable[[], None], after: Callable[[], None]) -> None:
-        """Serve requests until cancelled. `before` and `after` are called around each reload."""
+        """Carry out requested reloads until cancelled. `before` and `after` are called around each
+        reload."""
         while True:
             await self._wanted.wait()
             self._wanted.clear()
@@ -73,8 +76,8 @@ class Reloads:
             after()
 
     async def run(self) -> bool:
-        """Reload every part; returns True if all were valid. An invalid part keeps its previous
-        content, and the others are swapped. Clients do not wait for a reload."""
+        """Reload every part; return True if all were valid. An invalid part keeps its previous
+        content, and the others are replaced. Clients do not wait for a reload."""
         began_ns = time.monotonic_ns()
         problems: dict[str, str] = {}
         loaded: list[tuple[_Part, Any]] = []
@@ -87,7 +90,8 @@ class Reloads:
             except Exception as error:  # a supervisor: a reload must not end the daemon
                 problems[part.name] = f"internal error: {error!r}"
                 logger.exception("reload-failed part=%s", part.name)
-        # Without an await in between, the next request sees either none or all of it swapped.
+        # No await in between, so each request sees either the old content of all parts or the new
+        # one.
         for part, value in loaded:
             part.swap(value)
         self.problems = problems
@@ -119,7 +123,7 @@ class Reloads:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write the file, without a sync, because it only describes the running process."""
+    """Write the file without a sync, because it describes only the running process."""
     temporary = path.with_suffix(".tmp")
     try:
         with open(temporary, "w", opener=private) as file:

@@ -1,7 +1,7 @@
 """Notifies systemd, or another manager that sets NOTIFY_SOCKET: one datagram per change.
 
-The protocol is that of sd_notify(3). A notification never fails the daemon: without a socket every
-call does nothing, and errors are logged once.
+The protocol is that of sd_notify(3). A failed notification never stops the daemon: it is logged
+once. Without a socket, every call does nothing.
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ logger = logging.getLogger("liftlog.server")
 _MICROSECONDS = 1_000_000
 _PINGS_PER_DEADLINE = 3
 _CLOSING_SECONDS = 20.0
-"""Time after the drain: send the last answers, close files, stop the embedded nats-server."""
+"""Time after the drain for the last answers, for closing files and for stopping the embedded
+nats-server."""
 
 
 class ServiceManager:
     """Sends the notifications. Belongs to the event loop; datagrams never block it."""
 
     def __init__(self, address: str | None, watchdog_seconds: float | None = None) -> None:
-        """`address` is a path, or begins with `@` for a name of Linux's abstract sockets."""
+        """Create it. `address` is a path, or begins with `@` for a name of Linux's abstract
+        sockets."""
         self.watchdog_seconds = watchdog_seconds
         self._address = address
         self._socket: socket.socket | None = None
@@ -37,8 +39,8 @@ class ServiceManager:
 
     @classmethod
     def from_environment(cls, environ: MutableMapping[str, str]) -> ServiceManager:
-        """Create one, and remove the variables, so that no child process can notify in the name of
-        the daemon."""
+        """Create it from the environment variables, and remove these variables so that no child
+        process can send notifications in the name of the daemon."""
         address = environ.pop("NOTIFY_SOCKET", None)
         micros, pid = environ.pop("WATCHDOG_USEC", ""), environ.pop("WATCHDOG_PID", "")
         watchdog = None
@@ -54,24 +56,25 @@ class ServiceManager:
         self._tell(f"STATUS={_one_line(text)}")
 
     def ready(self, text: str) -> None:
-        """Report that the start, or a reload, is done."""
+        """Report that the start or a reload is complete."""
         self._tell(f"READY=1\nSTATUS={_one_line(text)}")
 
     def reloading(self) -> None:
-        # With the time, `systemctl reload` of Type=notify-reload waits for the next READY=1.
+        # With this time, `systemctl reload` of a Type=notify-reload unit waits for the next
+        # READY=1.
         micros = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
         self._tell(f"RELOADING=1\nMONOTONIC_USEC={micros}\nSTATUS=reloading")
 
     def stopping(self, drain_seconds: float) -> None:
-        """Report the stop, with the time that the settings allow for the drain. Otherwise systemd
-        would kill the daemon after the unit's TimeoutStopSec."""
+        """Report that the daemon is stopping, with the time that the settings allow for the drain.
+        Without it systemd would kill the daemon after the unit's TimeoutStopSec."""
         micros = round((drain_seconds + _CLOSING_SECONDS) * _MICROSECONDS)
         status = "committing and acking what has arrived"
         self._tell(f"STOPPING=1\nEXTEND_TIMEOUT_USEC={micros}\nSTATUS={status}")
 
     async def keep_watchdog(self) -> None:
-        """Report regularly that the event loop runs, until it is cancelled. Cancel it last: the
-        drain is watched too. Returns at once if the manager asked for no watchdog."""
+        """Report regularly that the event loop runs, until cancelled. Cancel it last, because the
+        watchdog also covers the drain. Returns at once if systemd has requested no watchdog."""
         if self.watchdog_seconds is None:
             return
         while True:

@@ -1,4 +1,4 @@
-"""The effect of each signal on the daemon; docs/how-to/operate.md has the table."""
+"""Handles the daemon's signals; docs/how-to/operate.md lists their effects."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ logger = logging.getLogger("liftlog.server")
 
 _MAX_SHOWN_TASKS = 200
 REPEATED_SECONDS = 1.0
-"""A SIGTERM to a whole group of processes may arrive twice within this time: a wrapper may forward
-it, too."""
+"""Two SIGTERMs within this time count as one: a whole group of processes may receive the signal,
+and a wrapper process may forward it, too."""
 
 
 class Signals:
-    """Handles signals for the whole life of the event loop. A signal that arrives before the
-    daemon serves takes effect as soon as it does."""
+    """Handles signals as long as the event loop exists. A signal that arrives before the daemon
+    serves takes effect once it serves."""
 
     def __init__(
         self,
@@ -49,13 +49,13 @@ class Signals:
         for number in self._actions:
             loop.add_signal_handler(number, self._on_signal, number)
         try:
-            # After a crash or a watchdog's SIGABRT the stacks are the only evidence.
+            # After a crash or a watchdog's SIGABRT these stacks are the only evidence.
             faulthandler.enable(all_threads=True)
-            # Runs inside the signal handler, so it also shows a loop that is stuck; `chain` lets
-            # the loop handle the signal too, if it still can.
+            # Runs inside the signal handler, so it also shows a loop that hangs. With `chain` the
+            # loop handles the signal, too, if it still can.
             faulthandler.register(signal.SIGQUIT, all_threads=True, chain=True)
         except (io.UnsupportedOperation, RuntimeError, ValueError) as error:
-            logger.warning("no-stack-dumps error=%s", error)  # stderr is not a file
+            logger.warning("no-stack-dumps error=%s", error)  # stderr has no file descriptor
 
     def _on_signal(self, number: signal.Signals) -> None:
         logger.info("signal name=%s", number.name)
@@ -75,7 +75,8 @@ class Signals:
 
     def _interrupt(self) -> None:
         if self._stopping:
-            # A second Ctrl-C exits at once. Acked messages are on disk; the next start recovers.
+            # A second Ctrl-C exits at once. Acked messages are on disk, and the next start recovers
+            # them.
             logger.warning("stopping-at-once")
             logging.shutdown()
             os._exit(128 + signal.SIGINT)
@@ -83,7 +84,8 @@ class Signals:
 
 
 def dump_tasks() -> None:
-    """Print to stderr where each task of the event loop waits, after the stacks of the threads."""
+    """Print to stderr where each task of the event loop waits. Called after the stacks of the
+    threads were printed."""
     tasks = sorted(asyncio.all_tasks(), key=lambda task: task.get_name())
     lines = [f"Tasks of the event loop: {len(tasks)}"]
     for task in tasks[:_MAX_SHOWN_TASKS]:
@@ -93,7 +95,7 @@ def dump_tasks() -> None:
 
 
 def _awaits(awaited: Any) -> Iterator[str]:
-    """Yield the chain of calls that wait for each other; a task itself has only the first."""
+    """Yield the chain of awaits of a task, of which the task itself shows only the first."""
     while awaited is not None:
         frame = getattr(awaited, "cr_frame", None) or getattr(awaited, "gi_frame", None)
         if frame is None:

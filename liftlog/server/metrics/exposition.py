@@ -1,8 +1,8 @@
 """`GET /metrics`: reads plain counters at the moment of the scrape.
 
-The hot path only counts. A scrape of many streams takes a while, so it yields to the event loop in
-between: a metric may be some milliseconds newer than the one before it, but each histogram is
-consistent.
+The code on the path of messages only counts. A scrape of many streams takes a while, so it yields
+to the event loop in between. Therefore two metrics of a page may differ in time by some
+milliseconds, but each histogram is consistent.
 
 The text format is that of Prometheus, version 0.0.4. prometheus_client takes about 10 us per
 sample, which with 500 streams stops the event loop for half a second. Here the labels of a stream
@@ -43,15 +43,15 @@ _HELP_ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n"})
 
 
 def labels_text(names: Sequence[str], values: Sequence[str]) -> str:
-    """Return labels such as `stream="orders",reason="paused"`, without braces, so that more can
-    follow."""
+    """Return labels such as `stream="orders",reason="paused"`, without braces, so that more labels
+    can be appended."""
     pairs = zip(names, values, strict=True)
     return ",".join(f'{name}="{value.translate(_LABEL_ESCAPES)}"' for name, value in pairs)
 
 
 def number(value: float) -> str:
     if isinstance(value, int):
-        return str(int(value))  # True is 1
+        return str(int(value))  # bool is excluded: True equals 1
     if value != value:
         return "NaN"
     if value in (float("inf"), float("-inf")):
@@ -61,12 +61,12 @@ def number(value: float) -> str:
 
 @lru_cache
 def _bucket_ends(bounds: tuple[float, ...]) -> list[str]:
-    """Return the text between labels and number, for each bucket."""
+    """Return, for each bucket, the text between its labels and its number."""
     return [f'le="{number(float(bound))}"}} ' for bound in (*bounds, float("inf"))]
 
 
 class Page:
-    """Lines in order. All samples of a metric follow its `begin`."""
+    """The lines of the page in their order. All samples of a metric follow its `begin`."""
 
     def __init__(self) -> None:
         self._lines: list[str] = []
@@ -80,7 +80,7 @@ class Page:
         self._lines.append(f"{shown} {value if type(value) is int else number(value)}\n")
 
     def histogram(self, name: str, labels: str, histogram: Histogram) -> None:
-        """Add a histogram in one call, so that the buckets and the count are of one moment."""
+        """Add a histogram in one call, so that its buckets and its count are of the same moment."""
         begin = f"{name}_bucket{{{labels}," if labels else f"{name}_bucket{{"
         totals = list(accumulate(histogram.counts))
         self._lines += [
@@ -96,7 +96,7 @@ class Page:
 
 _LOOK_EVERY = 64
 _PAGE = 250
-"""Number of checkpoints that take two milliseconds of work."""
+"""Number of checkpoints whose lines take about two milliseconds."""
 MAX_SHOWN_CHECKPOINTS = 10_000
 MAX_SHOWN_GROUPS = 1_000
 MAX_SHOWN_PARTS = 10_000
@@ -116,7 +116,7 @@ class Exposition:
         self._slices = Slices()
 
     async def render(self) -> bytes:
-        """Return the page, encoded."""
+        """Return the encoded page."""
         async with self._one_at_a_time:
             self._slices = Slices()
             page = Page()
@@ -171,7 +171,7 @@ class Exposition:
         page.begin(METRICS["liftlog_stream_attached"])
         hosted = self._sources.broker.hosted
         for host, labels in hosts:
-            if hosted.state_of(host) not in ("internal", "follower"):  # which receive nothing
+            if hosted.state_of(host) not in ("internal", "follower"):  # these receive no messages
                 page.sample("liftlog_stream_attached", labels, hosted.attachments.is_attached(host))
         await self._slices.pause()
         page.begin(METRICS["liftlog_refused_total"])
@@ -183,10 +183,10 @@ class Exposition:
             await self._slices.pause()
 
     async def _checkpoints(self, page: Page) -> int:
-        """Add the checkpoints; returns how many are shown.
+        """Add the metrics of checkpoints; return how many checkpoints are shown.
 
-        Each checkpoint is read once and then written for each metric, because the samples of a
-        metric must be adjacent.
+        Each checkpoint is read once for all of its metrics. The samples are written afterwards,
+        metric by metric, because the samples of a metric must be adjacent.
         """
         rows: list[tuple[str, list[float | None]]] = []
         if self._sources.broker.has_checkpoints:
@@ -203,10 +203,10 @@ class Exposition:
         return len(rows)
 
     async def _groups(self, page: Page) -> int:
-        """Add the groups; returns how many are left out.
+        """Add the metrics of consumer groups; return how many groups are left out.
 
-        A metric for each slot of any number of groups, or for each random name that members had,
-        would be too much for the systems that store them.
+        The number of metrics is limited. Monitoring systems could not store a metric for each slot
+        of every group, or for each random name that a member had.
         """
         rows: dict[str, list[tuple[str, float]]] = {metric.name: [] for metric in _GROUP_METRICS}
         keys, parts_left = [], MAX_SHOWN_PARTS
@@ -215,7 +215,7 @@ class Exposition:
             keys = groups.keys()
             for key in keys[:MAX_SHOWN_GROUPS]:
                 found = groups.progress(key)
-                if found is not None:  # it was removed meanwhile
+                if found is not None:  # the group was removed meanwhile
                     parts_left -= found.state.slots + len(found.state.members)
                     _add_group(rows, labels_text(("group", "stream"), key), found, parts_left >= 0)
                 await self._slices.pause()
@@ -240,7 +240,7 @@ class Exposition:
 
 
 def _row(found: Checkpoint) -> tuple[str, list[float | None]]:
-    """Return labels, and values in the order of `_CHECKPOINT_METRICS`."""
+    """Return the labels of a checkpoint, and its values in the order of `_CHECKPOINT_METRICS`."""
     labels = labels_text(("consumer", "stream"), (found.consumer, found.stream))
     unreadable = 1 if found.problem else 0
     return labels, [found.lag, found.offset, found.time_ns / 1e9, unreadable]
@@ -262,8 +262,8 @@ def _add_group(
 def _add_parts(
     rows: dict[str, list[tuple[str, float]]], labels: str, state: GroupState, lags: list[int]
 ) -> None:
-    """Add the members of a group. Members without a name of their own count as one: each random
-    name would be a new metric."""
+    """Add the samples of a group's members. Members with random names are added up as one member,
+    because each random name would create new metrics."""
     owned: dict[str, list[int]] = {}
     for slot, owner in enumerate(state.owners):
         if owner != FREE:

@@ -1,4 +1,4 @@
-"""The counters of the streams and of the daemon from which the charts of the web page are made."""
+"""Reads the counters of the streams and of the daemon for the charts of the web page."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from liftlog.server.web.history import DAEMON, Reading, of_consumer, of_group
 from liftlog.server.web.waiting import Place, Waiting, received_ns
 
 _MAX_READERS = 10_000
-"""Most consumers that are looked at, and most groups."""
+"""Maximum number of consumers that are examined, and of groups."""
 _MAX_FOLLOWED = 1000
-"""The lags of this many consumers, and of this many groups, are stored one by one: 8 KiB each."""
+"""Maximum number of consumers, and of groups, whose lag gets a history of its own, at 8 KiB
+each."""
 _HOSTS_PER_TURN = 100
 _EVENTS = ("refused", "possible_losses")
 _NO_ACKS = [0] * (len(LATENCY_BOUNDS) + 1)
@@ -30,8 +31,8 @@ _ZERO = Reading(
 
 
 class Readings:
-    """Reads the counters: call it for the present state. Belongs to the event loop, and yields to
-    other tasks."""
+    """Reads the counters at each call. It belongs to the event loop and yields to other tasks while
+    it reads."""
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
@@ -74,12 +75,12 @@ class Readings:
         thread = self._sources.pull.services.scanners.of("charts")
         try:
             return await loop.run_in_executor(thread, received_ns, places)
-        except RuntimeError:  # the threads have ended: so does the daemon
+        except RuntimeError:  # the threads have ended: the daemon is stopping
             return [None] * len(places)
 
     def _add(self, found: dict[str, Reading]) -> None:
-        """Add the sums over all streams, including those that were deleted since: otherwise a sum
-        would fall."""
+        """Add the sums over all streams. Deleted streams stay included, because a sum must never
+        fall."""
         before, self._before = self._before, found.copy()
         for name, reading in found.items():
             last = before.get(name, _ZERO)
@@ -118,7 +119,7 @@ def _counted(reading: Reading, name: str) -> float:
 
 
 def _of_stream(host: StreamHost, lag: float, last: Reading | None) -> Reading:
-    """Return a reading; `last` itself if nothing has changed since."""
+    """Return a reading of one stream; `last` itself if nothing has changed since then."""
     observed = host.observed
     records = observed.records + observed.copied_offsets
     received_bytes = observed.received_bytes + observed.copied_bytes
@@ -147,8 +148,8 @@ def _of_stream(host: StreamHost, lag: float, last: Reading | None) -> Reading:
 
 
 class _Reader(NamedTuple):
-    """A consumer or a group. `name` is that of its history. `lag` is None if it cannot continue, or
-    its stream cannot be read here."""
+    """A consumer or a group. `name` is the name of its history. `lag` is None if the reader cannot
+    continue, or if this node cannot read its stream."""
 
     name: str
     stream: str
@@ -187,7 +188,7 @@ def _any_stream(_name: str) -> bool:
 def _reader(broker: Broker, name: str, one: Checkpoint | GroupInfo) -> _Reader:
     place = None
     if one.lag is not None:
-        with suppress(LiftlogError):  # deleted meanwhile
+        with suppress(LiftlogError):  # the stream was deleted meanwhile
             log = broker.readable_stream(one.stream).log
             place = Place(log, max(log.high_watermark - one.lag, log.log_start_offset))
     return _Reader(name, one.stream, one.lag, place)

@@ -1,8 +1,9 @@
-"""Every metric that the daemon exports: name, type, labels, help. docs/reference/metrics.md and the
-alert rules and dashboard in config/ are compared with this table; nothing else may be exported.
+"""Every metric that the daemon exports: name, type, labels, help. Tests compare
+docs/reference/metrics.md, and the alert rules and dashboard in config/, with this table; nothing
+else may be exported.
 
-Names as they are written in queries: a counter ends in `_total`; of a histogram there are `_bucket`
-(with `le`), `_sum` and `_count`. Nothing here imports the rest of the daemon.
+Names appear as in queries: a counter ends in `_total`; a histogram has `_bucket` (with `le`),
+`_sum` and `_count`. This module imports nothing else of the daemon.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class Metric(NamedTuple):
     labels: tuple[str, ...]
     help: str
     bounds: Sequence[float] = ()
-    """The bounds of the buckets of a histogram."""
+    """The upper bounds of a histogram's buckets."""
 
     @property
     def sample_names(self) -> tuple[str, ...]:
@@ -43,7 +44,7 @@ def _histogram(name: str, text: str, bounds: Sequence[float], *labels: str) -> M
 
 
 def _per(labels: tuple[str, ...], *metrics: Metric) -> tuple[Metric, ...]:
-    """Return the metrics with these labels, before those that each has of its own."""
+    """Return the metrics with these labels in front of their own labels."""
     return tuple(one._replace(labels=labels + one.labels) for one in metrics)
 
 

@@ -1,4 +1,4 @@
-"""The sources of all values: of a stream, of the daemon, and of its process."""
+"""Collects the values of all metrics: of the streams, of the daemon, and of its process."""
 
 from __future__ import annotations
 
@@ -94,13 +94,14 @@ _ALARMING = {refusal.reason: 0 for refusal in (DISK_FULL, OVERLOADED, STORE_FAIL
 
 
 def refused(host: StreamHost) -> dict[str, int]:
-    """Return counts of refusals by reason. Reasons that alerts use are exported from the start:
-    otherwise the first refusal would not count as an increase."""
+    """Return the number of refusals by reason. Reasons that alerts use are exported as 0 from the
+    start; otherwise a query would not count the first refusal as an increase."""
     return _ALARMING | host.sequencer.refused
 
 
 _DENIABLE = {(what, way): 0 for what in (*OPERATIONS, LOGIN) for way in ("http", "pull")}
-"""Exported from the start: otherwise the first denial would not count as an increase."""
+"""Exported as 0 from the start; otherwise a query would not count the first denial as an
+increase."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +123,8 @@ class Sources:
 
 
 def daemon_values(sources: Sources, found: Iterable[Condition]) -> dict[str, float]:
-    """Return values by name, without those that the system does not provide. `found` are the
-    present conditions."""
+    """Return values by the name of the metric, without those that the system does not provide.
+    `found` are the present conditions."""
     api = sources.health.jetstream_api
     return {
         "liftlog_ready": int(not any(one.is_unready for one in found)),
@@ -149,7 +150,7 @@ def daemon_histograms(sources: Sources) -> dict[str, Histogram]:
 
 
 def labelled_histograms(sources: Sources) -> dict[str, dict[tuple[str, ...], Histogram]]:
-    """Return histograms by name and label values."""
+    """Return histograms by metric and label values."""
     api = sources.health.jetstream_api
     seconds = sources.requests.seconds
     return {
@@ -159,7 +160,8 @@ def labelled_histograms(sources: Sources) -> dict[str, dict[tuple[str, ...], His
 
 
 def condition_values(found: Iterable[Condition]) -> dict[tuple[str, ...], float]:
-    """Count the conditions of every kind, also if there are 0: an alert must see them begin."""
+    """Count the conditions of every kind. Kinds without a condition are exported as 0, so that an
+    alert can detect when one begins."""
     counts = Counter(one.kind.name for one in found)
     return {(name, kind.severity.value): counts[name] for name, kind in KINDS.items()}
 
@@ -167,7 +169,7 @@ def condition_values(found: Iterable[Condition]) -> dict[tuple[str, ...], float]
 def labelled_values(
     sources: Sources, found: Iterable[Condition]
 ) -> dict[str, dict[tuple[str, ...], float]]:
-    """Return values by name and label values. `found` are the present conditions."""
+    """Return values by metric and label values. `found` are the present conditions."""
     checkpoints = sources.broker.checkpoints if sources.broker.has_checkpoints else None
     refused = checkpoints.refused if checkpoints is not None else {}
     reloads, api = sources.reloads, sources.health.jetstream_api
@@ -195,7 +197,7 @@ def labelled_values(
 def _replication_values(
     streams: ReplicatedStreams | None,
 ) -> dict[str, dict[tuple[str, ...], float]]:
-    """Return the values of replication; none for a daemon that belongs to no cluster."""
+    """Return the values of replication; empty if the daemon belongs to no cluster."""
     if streams is None:
         return {metric.name: {} for metric in REPLICATION}
     led, followed, session = streams.led, streams.followed, streams.session
@@ -310,9 +312,9 @@ _PROC = Path("/proc/self")
 
 
 def _start_time() -> float:
-    """Return the start time in seconds since 1970; 0.0 without /proc.
+    """Return the start time of the process in seconds since 1970; 0.0 without /proc.
 
-    Works under a hardened systemd unit too, which hides /proc/stat and with it the boot time.
+    Also works in a hardened systemd unit, which hides /proc/stat and with it the boot time.
     """
     with contextlib.suppress(OSError, ValueError, IndexError):
         started = float(_stat_fields()[19]) / os.sysconf("SC_CLK_TCK")
@@ -321,8 +323,8 @@ def _start_time() -> float:
 
 
 def _stat_fields() -> list[str]:
-    """Return the fields of /proc/self/stat after the name, which may contain blanks and
-    brackets."""
+    """Return the fields of /proc/self/stat that follow the process name; the name itself may
+    contain blanks and brackets."""
     return (_PROC / "stat").read_text().rpartition(")")[2].split()
 
 
@@ -330,8 +332,8 @@ _STARTED = _start_time()
 
 
 def process_values() -> dict[str, float]:
-    """Return values by the names that every Prometheus client uses, without those that the system
-    does not provide."""
+    """Return the process values that every Prometheus client exports, by their names. Values that
+    the system does not provide are left out."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     values: dict[str, float] = {
         "process_cpu_seconds_total": usage.ru_utime + usage.ru_stime,
@@ -346,6 +348,6 @@ def process_values() -> dict[str, float]:
         values["process_virtual_memory_bytes"] = int(fields[20])
         values["process_resident_memory_bytes"] = int(fields[21]) * resource.getpagesize()
     with contextlib.suppress(OSError):
-        # Minus the descriptor that this listing itself opens.
+        # Subtract the descriptor that this listing itself has opened.
         values["process_open_fds"] = sum(1 for _ in (_PROC / "fd").iterdir()) - 1
     return values
