@@ -504,6 +504,15 @@ class CorruptMetadata(LiftlogError):
     default_hint = "the files are unchanged; `liftlog log verify` shows what is readable"
 
 
+class CorruptState(LiftlogError):
+    """The stored state of a consumer with acks fails its checks, or a change does not fit it.
+
+    No action is needed: an older state counts, and replicas fetch a snapshot.
+    """
+
+    name = "CORRUPT_STATE"
+
+
 class ProtocolViolation(LiftlogError):
     """The peer violated the framing; the connection is closed.
 

@@ -1,0 +1,37 @@
+"""Consumers with acks, as decisions: which message goes to whom, and what an ack does. No I/O, no
+clock.
+
+Events go in, instructions and deltas come out. A leader drives a `Consumer`:
+
+    state = ConsumerState(settings, next_offset)      # or decode_snapshot, then apply_delta
+    consumer = Consumer(state)
+    consumer.take_over(now_ns)                        # unless the state is new
+    consumer.pull(PullRequest(reply, batch=100, expires_ns=30 * 10**9), num_pending, now_ns)
+    wants = consumer.wants(now_ns, most=500)
+    consumer.redeliver(wants.again, records, num_pending, now_ns)     # if there are any
+    consumer.deliver(scan, num_pending, now_ns)                       # if wants.first > 0
+    verdicts = consumer.acknowledge(acks, now_ns)
+    consumer.tick(now_ns)                             # at the time of due_ns, or later
+    turn = consumer.end_turn()                        # write turn.delta, then do its instructions
+
+Followers and restarts repeat the deltas on their own `ConsumerState`, and come to the same state.
+All times and stamps are ns since 1970. Arrays are columns: one entry per message, of equal length.
+An object belongs to one thread.
+
+consumer      the leader: events of a turn, its instructions and its delta
+demand        waiting pulls: what each of them gets, and how it ends
+acks          a chunk of acks, and the verdict about each
+records       records that the daemon has read
+instructions  what leaves the daemon after a turn
+statuses      JetStream's statuses, word by word
+settings      the settings that decide about deliveries
+state         everything that outlives a leader
+changes       the changes of a state
+pending       the pending messages, in blocks
+block         up to 4,096 first deliveries
+columns       numbers that take no memory where they are regular
+queue         the messages that are due, in order
+codec         deltas as bytes
+snapshot      whole states as bytes
+wire          numbers as bytes
+"""

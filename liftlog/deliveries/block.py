@@ -1,0 +1,153 @@
+"""A block: up to 4,096 first deliveries in offset order, and how each of them stands."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import numpy as np
+
+from liftlog.deliveries.columns import Bools, Index, Ints, Rising, Values
+
+BLOCK_SIZE = 4096
+MERGED_SIZE = 2048
+"""Neighbours with together at most this many messages become one block."""
+
+NEVER = 2**63 - 1
+
+
+class Phase(IntEnum):
+    """How a pending message stands. The time of the block's column `times` means:"""
+
+    OUT = 0
+    """A worker has it; the time of its newest delivery or of the newest sign of progress."""
+    DELAYED = 1
+    """A worker returned it with a delay; the time at which it falls due."""
+    QUEUED = 2
+    """It is due; no time, but its ticket in the queue of redeliveries."""
+
+
+class Block:
+    """`is_pending` is None while all are pending."""
+
+    __slots__ = (
+        "counts",
+        "earliest_ns",
+        "entry",
+        "is_pending",
+        "newest_ns",
+        "offsets",
+        "oldest_ns",
+        "pending",
+        "phases",
+        "sequences",
+        "times",
+        "watched_ns",
+    )
+
+    def __init__(self, offsets: Rising, sequences: Rising, oldest_ns: int, newest_ns: int) -> None:
+        self.offsets = offsets
+        self.sequences = sequences
+        """Consumer sequences of the first deliveries."""
+        self.oldest_ns = oldest_ns
+        self.newest_ns = newest_ns
+        """Bounds of the records' stamps."""
+        self.is_pending: Bools | None = None
+        self.pending = offsets.count
+        self.counts = Values(np.uint32, 1)
+        self.phases = Values(np.uint8, Phase.OUT)
+        self.times = Values(np.int64, 0)
+        self.earliest_ns = NEVER
+        """No pending message falls due before this time."""
+        self.watched_ns = NEVER
+        """Time of the block's entry in the heap of deadlines."""
+        self.entry = 0
+        """Number of this entry."""
+
+    @property
+    def size(self) -> int:
+        return self.offsets.count
+
+    def places(self) -> Index:
+        """Return the places of the pending messages."""
+        if self.is_pending is None:
+            return np.arange(self.size)
+        return np.flatnonzero(self.is_pending)
+
+    def first_pending(self) -> int:
+        """Return the place of the first pending message."""
+        return 0 if self.is_pending is None else int(self.is_pending.argmax())
+
+    def remove(self, index: Index) -> None:
+        """Mark messages as done; all of them are pending, and none is named twice."""
+        if self.is_pending is None:
+            self.is_pending = np.ones(self.size, np.bool_)
+        self.is_pending[index] = False
+        self.pending -= len(index)
+
+    def append(self, offsets: Ints, sequences: Ints, now_ns: int, stamps: tuple[int, int]) -> None:
+        size, count = self.size, len(offsets)
+        self.counts.append(size, 1, count)
+        self.phases.append(size, Phase.OUT, count)
+        self.times.append(size, now_ns, count)
+        self.offsets.append(offsets)
+        self.sequences.append(sequences)
+        if self.is_pending is not None:
+            self.is_pending = np.concatenate((self.is_pending, np.ones(count, np.bool_)))
+        self.pending += count
+        self.oldest_ns = min(self.oldest_ns, stamps[0])
+        self.newest_ns = max(self.newest_ns, stamps[1])
+
+    def taken(self, index: Index) -> Block:
+        """Return a block of the messages at the rising places `index`, all of them pending."""
+        found = Block(
+            self.offsets.take(index), self.sequences.take(index), self.oldest_ns, self.newest_ns
+        )
+        found.counts = self.counts.take(index)
+        found.phases = self.phases.take(index)
+        found.times = self.times.take(index)
+        found.earliest_ns = self.earliest_ns
+        return found
+
+    def join(self, other: Block) -> None:
+        """Add the messages of the next block."""
+        sizes = self.size, other.size
+        if self.is_pending is not None or other.is_pending is not None:
+            self.is_pending = np.concatenate((self._bits(), other._bits()))
+        self.counts = self.counts.joined(sizes[0], other.counts, sizes[1])
+        self.phases = self.phases.joined(sizes[0], other.phases, sizes[1])
+        self.times = self.times.joined(sizes[0], other.times, sizes[1])
+        self.offsets.append(other.offsets.all())
+        self.sequences.append(other.sequences.all())
+        self.pending += other.pending
+        self.oldest_ns = min(self.oldest_ns, other.oldest_ns)
+        self.newest_ns = max(self.newest_ns, other.newest_ns)
+        self.earliest_ns = min(self.earliest_ns, other.earliest_ns)
+
+    def deadlines(self, places: Index, waits_ns: Ints) -> Ints:
+        """Return when each of these messages falls due; NEVER for those in the queue.
+
+        `waits_ns`: the wait after each delivery, the last one for all further ones.
+        """
+        same = self.counts.same
+        if same is not None:
+            waits = np.full(len(places), waits_ns[min(same, len(waits_ns)) - 1])
+        else:
+            waits = waits_ns[np.minimum(self.counts.at(places), len(waits_ns)) - 1]
+        times = self.times.at(places)
+        phase = self.phases.same
+        if phase is not None:
+            if phase == Phase.QUEUED:
+                return np.full(len(places), NEVER)
+            return times + waits if phase == Phase.OUT else times
+        phases = self.phases.at(places)
+        times = np.where(phases == Phase.OUT, times + waits, times)
+        return np.where(phases == Phase.QUEUED, NEVER, times)
+
+    def size_bytes(self) -> int:
+        """Return the memory of its arrays."""
+        columns = (self.offsets, self.sequences, self.counts, self.phases, self.times)
+        bits = 0 if self.is_pending is None else self.is_pending.nbytes
+        return bits + sum(one.size_bytes() for one in columns)
+
+    def _bits(self) -> Bools:
+        return np.ones(self.size, np.bool_) if self.is_pending is None else self.is_pending

@@ -1,0 +1,389 @@
+"""The leader of a consumer: events come in, and each turn returns instructions and a delta.
+
+A turn is any number of events, followed by `end_turn`. Events change the state at once; nothing may
+leave the daemon before the delta is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from liftlog.deliveries import changes
+from liftlog.deliveries.acks import AckKind, Acks, Bytes, Verdict, judge
+from liftlog.deliveries.block import NEVER
+from liftlog.deliveries.codec import encode_delta
+from liftlog.deliveries.columns import NO_INTS, Bools, Index, Ints
+from liftlog.deliveries.demand import PullRequest, Pulls, Share
+from liftlog.deliveries.instructions import (
+    Advisory,
+    AdvisoryKind,
+    Deliver,
+    Ending,
+    Instruction,
+    Resumed,
+    Status,
+    Turn,
+)
+from liftlog.deliveries.records import Records, Scan, reply_sizes
+from liftlog.deliveries.settings import MAX_PENDING, MAX_WAIT_NS, AckPolicy, Settings
+from liftlog.deliveries.state import ConsumerState
+from liftlog.deliveries.statuses import left_over
+
+_MOST_BLOCKS = 32
+"""Blocks that one `tick` looks into: about 2 ms."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wants:
+    """Work for the demand. Read `again` first, then up to `first` records from `start` on."""
+
+    again: Ints
+    """Offsets in the order of redelivery."""
+    start: int
+    first: int
+    """0: no first deliveries now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """As in JetStream's INFO. Offsets are the last ones, so -1 if there is none."""
+
+    delivered_sequence: int
+    delivered_offset: int
+    floor_sequence: int
+    floor_offset: int
+    num_ack_pending: int
+    num_redelivered: int
+    num_waiting: int
+    is_paused: bool
+
+
+class Consumer:
+    """`now_ns` is the time in ns since 1970 by a clock that does not step while this object lives.
+
+    For example, read the wall clock once, and add what a monotonic clock has counted since.
+    """
+
+    def __init__(self, state: ConsumerState) -> None:
+        """Lead a consumer. If the state is not new, `take_over` comes first."""
+        self.state = state
+        self._pulls = Pulls()
+        self._push = _PushWindow()
+        self._changes: list[changes.Change] = []
+        self._instructions: list[Instruction] = []
+        self._is_paused = False
+
+    # --- demand ------------------------------------------------------------------
+
+    def pull(self, request: PullRequest, num_pending: int, now_ns: int) -> None:
+        """A client asks for messages. `num_pending`: matching records from `next_offset` on."""
+        available = num_pending + self.state.pending.queued
+        self._instructions += self._pulls.add(request, available, self.state.settings, now_ns)
+
+    def drop_pulls(self, replies: Iterable[bytes]) -> None:
+        """These replies have no subscriber."""
+        self._pulls.drop(replies)
+
+    def end_pulls(self, why: Ending) -> None:
+        """End all waiting pulls with a status."""
+        self._instructions += self._pulls.end_all(why)
+
+    def open_push(self, subject: bytes, messages: int, size_bytes: int) -> None:
+        """Set the window of a push consumer: so many messages, and so many bytes, of which the last
+        message may exceed the rest. 0 messages: closed."""
+        self._push = _PushWindow(subject, messages, size_bytes)
+
+    def wants(self, now_ns: int, most: int, room: int = MAX_PENDING) -> Wants:
+        """Return what to read for the demand, at most `most` messages.
+
+        `room`: how many more pending messages the daemon allows for all its consumers.
+        """
+        state = self.state
+        demand = min(self._push.messages if state.settings.is_push else self._pulls.wanted, most)
+        if demand <= 0 or state.settings.is_paused(now_ns):
+            return Wants(NO_INTS, state.next_offset, 0)
+        again = state.queue.peek(demand)
+        first = min(demand - len(again), self._room(room))
+        return Wants(again, state.next_offset, max(first, 0))
+
+    # --- deliveries --------------------------------------------------------------
+
+    def redeliver(self, asked: Ints, records: Records, num_pending: int, now_ns: int) -> None:
+        """Deliver messages again. `asked`: offsets of `wants().again` that could be read; those of
+        them without a record are gone, and leave pending."""
+        found = self.state.pending.find(asked)
+        asked = asked[found.is_queued]
+        is_there, places = _places(asked, records.offsets)
+        if not is_there.all():
+            self._do(changes.Done(asked[~is_there]))
+        offsets = asked[is_there]
+        if not len(offsets) or self.state.settings.is_paused(now_ns):
+            return
+        counts = self.state.pending.find(offsets).counts + 1
+        pendings = np.full(len(offsets), num_pending)
+        taken = self._share(offsets, counts, pendings, records.sizes[places], now_ns)
+        if taken:
+            self._do(changes.Redelivered(offsets[:taken], now_ns))
+
+    def deliver(self, scan: Scan, num_pending: int, now_ns: int, room: int = MAX_PENDING) -> None:
+        """Deliver records for the first time. `num_pending`: matching records from `scan.start` on.
+
+        Ignores a scan that begins above `next_offset`. The caller drops a scan when the log has
+        been truncated since, or the filters have changed.
+        """
+        state = self.state
+        if scan.start > state.next_offset or scan.end < state.next_offset:
+            return
+        skipped = int(np.searchsorted(scan.records.offsets, state.next_offset))
+        records = scan.records.after(skipped)
+        offsets = records.offsets[: max(self._room(room), 0)]
+        taken = 0
+        if len(offsets) and not state.settings.is_paused(now_ns):
+            counts = np.ones(len(offsets), np.int64)
+            left = num_pending - skipped - np.arange(1, len(offsets) + 1)
+            sizes = records.sizes[: len(offsets)]
+            taken = self._share(offsets, counts, np.maximum(left, 0), sizes, now_ns)
+            if taken:
+                stamps = records.stamps_ns[:taken]
+                bounds = int(stamps.min()), int(stamps.max())
+                self._do(changes.Delivered(offsets[:taken], now_ns, *bounds))
+        if taken == len(records.offsets):
+            if scan.end > state.next_offset or scan.epoch != state.epoch:
+                self._do(changes.Advanced(scan.end, scan.epoch))
+            if scan.is_at_end and not state.pending.queued:
+                self._instructions += self._pulls.end_of_data()
+
+    # --- acks --------------------------------------------------------------------
+
+    def acknowledge(self, acks: Acks, now_ns: int) -> Bytes:
+        """Judge a chunk of acks, and return a `Verdict` for each."""
+        verdicts = np.full(len(acks), Verdict.IGNORED, np.uint8)
+        if self.state.settings.ack_policy == AckPolicy.NONE:
+            return verdicts
+        for part in acks.rounds():
+            verdicts[part] = self._acknowledge(acks, part, now_ns)
+        return verdicts
+
+    # --- time, log, settings -----------------------------------------------------
+
+    def tick(self, now_ns: int) -> None:
+        """Note that time has passed: messages fall due, pulls expire, heartbeats leave, a pause
+        ends. May leave work for the next call; then `due_ns` is not above `now_ns`."""
+        state = self.state
+        offsets, counts = state.pending.take_due(now_ns, _MOST_BLOCKS)
+        self._fall_due(offsets, counts)
+        self._instructions += self._pulls.expire(now_ns)
+        last = state.next_offset - 1
+        self._instructions += self._pulls.heartbeats(now_ns, state.sequence, last)
+        was_paused, self._is_paused = self._is_paused, state.settings.is_paused(now_ns)
+        if self._is_paused:
+            self._instructions += self._pulls.end_of_data()
+        elif was_paused:
+            self._instructions.append(Resumed())
+
+    def due_ns(self) -> int | None:
+        """Return when `tick` is needed next; None if never."""
+        times = [self.state.pending.due_ns()]
+        event = self._pulls.next_event_ns()
+        if event is not None:
+            times.append(event)
+        if self._is_paused:
+            times.append(self.state.settings.pause_until_ns)
+        earliest = min(times)
+        return None if earliest == NEVER else earliest
+
+    def log_started(self, offset: int) -> None:
+        """Retention or a purge removed everything below `offset`."""
+        state = self.state
+        if offset > state.floor_offset or offset > min(state.exhausted, default=offset):
+            self._do(changes.LogStarted(offset))
+
+    def records_gone(self, offsets: Ints) -> None:
+        """A read found no records at these offsets."""
+        found = self.state.pending.find(offsets)
+        if found.is_pending.any():
+            self._do(changes.Done(np.unique(offsets[found.is_pending])))
+
+    def log_truncated(self, end: int) -> None:
+        """The log lost its records from `end` on. Cuts the state to what it shares with the log."""
+        if end < self.state.next_offset:
+            self._do(changes.LogTruncated(end))
+
+    def update(self, settings: Settings, now_ns: int) -> None:
+        """Adopt new settings, which the door has judged. Raises ValueError if they change the ack
+        policy, or pull to push."""
+        old = self.state.settings
+        if (old.ack_policy, old.is_push) != (settings.ack_policy, settings.is_push):
+            raise ValueError("ack policy and kind of demand of a consumer cannot change")
+        if settings == old:
+            return
+        self._do(changes.Updated(settings))
+        if settings.max_deliver > 0 and not 0 < old.max_deliver <= settings.max_deliver:
+            self._exhaust(*self.state.pending.in_queue())
+        self.tick(now_ns)
+
+    def take_over(self, now_ns: int) -> None:
+        """Begin to lead after another leader, or after a restart: ends waiting pulls with 408, and
+        gives each message that a worker may have the whole wait. Delays of naks stay."""
+        for pull in self.state.pulls.values():
+            status = left_over(pull.reply, b"408 Request Timeout", pull.left, pull.left_bytes)
+            self._instructions.append(status)
+        self._do(changes.TakenOver(now_ns))
+        self._is_paused = self.state.settings.is_paused(now_ns)
+
+    def figures(self, now_ns: int) -> Figures:
+        """Return the figures of INFO. Ends pulls that have expired, as JetStream does."""
+        self._instructions += self._pulls.expire(now_ns)
+        state = self.state
+        return Figures(
+            state.sequence,
+            state.delivered_end - 1,
+            state.floor_sequence,
+            state.floor_offset - 1,
+            state.pending.total,
+            state.num_redelivered,
+            len(self._pulls),
+            state.settings.is_paused(now_ns),
+        )
+
+    def end_turn(self) -> Turn:
+        """Return what the events since the last turn have changed and caused."""
+        pulls = self._pulls.take_changes(self.state.pulls)
+        if pulls is not None:
+            self._do(pulls)
+        is_lazy = all(
+            isinstance(one, changes.PullsChanged | changes.Advanced) for one in self._changes
+        )
+        turn = Turn(tuple(self._instructions), encode_delta(self._changes), is_lazy)
+        self._instructions.clear()
+        self._changes.clear()
+        return turn
+
+    # --- inside ------------------------------------------------------------------
+
+    def _do(self, change: changes.Change) -> None:
+        self.state.apply(change)
+        self._changes.append(change)
+
+    def _room(self, room: int) -> int:
+        """Return how many more messages may become pending."""
+        settings = self.state.settings
+        if settings.ack_policy == AckPolicy.NONE:
+            return MAX_PENDING
+        return min(settings.most_pending - self.state.pending.total, room)
+
+    def _share(self, offsets: Ints, counts: Ints, pendings: Ints, sizes: Ints, now_ns: int) -> int:
+        """Divide messages among the demand, and return how many were taken."""
+        state = self.state
+        first = state.sequence + 1
+        sequences = np.arange(first, first + len(offsets), dtype=np.int64)
+        shares: list[Share]
+        if state.settings.is_push:
+            shares, taken = self._push.share(sizes)
+            statuses: list[Status] = []
+        else:
+            if self._pulls.has_byte_limits:
+                prefix = state.settings.ack_prefix_bytes
+                sizes = sizes + reply_sizes(prefix, counts, offsets, sequences, pendings)
+            shares, taken, statuses = self._pulls.share(sizes, now_ns)
+        for reply, index in shares:
+            columns = offsets[index], sequences[index], counts[index], pendings[index]
+            self._instructions.append(Deliver(reply, *columns))
+        self._instructions += statuses
+        return taken
+
+    def _acknowledge(self, acks: Acks, part: Index, now_ns: int) -> Bytes:
+        """Apply acks of different messages, and return their verdicts."""
+        state = self.state
+        offsets, kinds = acks.offsets[part], acks.kinds[part]
+        found = state.pending.find(offsets, acks.stamps_ns[part])
+        judged = judge(acks, part, found, state.next_offset)
+        is_terminated = judged.ends & (kinds == AckKind.TERM)
+        if is_terminated.any():
+            reasons = tuple(acks.reasons.get(int(one), "") for one in part[is_terminated])
+            self._advise(
+                AdvisoryKind.TERMINATED,
+                offsets,
+                found.sequences,
+                found.counts,
+                is_terminated,
+                reasons,
+            )
+        naks, progress = judged.naks, judged.progress
+        if judged.ends.any():
+            if state.settings.ack_policy == AckPolicy.ALL:
+                end = int(offsets[judged.ends].max()) + 1
+                self._do(changes.DoneBelow(end))
+                naks, progress = naks & (offsets >= end), progress & (offsets >= end)
+            else:
+                self._do(changes.Done(np.sort(offsets[judged.ends])))
+        if progress.any():
+            self._do(changes.Progressed(np.sort(offsets[progress]), now_ns))
+        if naks.any():
+            self._advise(AdvisoryKind.NAK, offsets, found.sequences, found.counts, naks)
+            delays = np.minimum(acks.delays_ns[part], MAX_WAIT_NS)
+            later = naks & (delays > 0)
+            if later.any():
+                self._do(changes.Delayed(offsets[later], delays[later] + now_ns))
+            at_once = naks & ~later & ~found.is_queued
+            self._fall_due(offsets[at_once], found.counts[at_once])
+        return judged.verdicts
+
+    def _fall_due(self, offsets: Ints, counts: Ints) -> None:
+        """Queue messages in this order, but those that had their last delivery."""
+        is_last = self._exhaust(offsets, counts)
+        if not is_last.all():
+            self._do(changes.Queued(offsets[~is_last]))
+
+    def _exhaust(self, offsets: Ints, counts: Ints) -> Bools:
+        """Remove the messages that had their last delivery; return True for them."""
+        most = self.state.settings.max_deliver
+        is_last = counts >= most if most > 0 else np.zeros(len(offsets), np.bool_)
+        if is_last.any():
+            sequences = self.state.pending.find(offsets).sequences
+            self._advise(AdvisoryKind.MAX_DELIVERIES, offsets, sequences, counts, is_last)
+            self._do(changes.Exhausted(offsets[is_last]))
+        return is_last
+
+    def _advise(
+        self,
+        kind: AdvisoryKind,
+        offsets: Ints,
+        sequences: Ints,
+        counts: Ints,
+        which: Bools,
+        reasons: tuple[str, ...] = (),
+    ) -> None:
+        columns = offsets[which], sequences[which], counts[which]
+        self._instructions.append(Advisory(kind, *columns, reasons))
+
+
+class _PushWindow:
+    """The open window of a push consumer."""
+
+    def __init__(self, subject: bytes = b"", messages: int = 0, size_bytes: int = 0) -> None:
+        self._subject = subject
+        self._size_bytes = size_bytes
+        self.messages = messages if size_bytes > 0 else 0
+
+    def share(self, sizes: Ints) -> tuple[list[Share], int]:
+        """Take the messages of these sizes that begin within the window."""
+        sums = np.cumsum(sizes[: self.messages])
+        taken = min(int(np.searchsorted(sums, self._size_bytes)) + 1, len(sums))
+        if taken <= 0:
+            return [], 0
+        self._size_bytes -= int(sums[taken - 1])
+        self.messages = self.messages - taken if self._size_bytes > 0 else 0
+        return [(self._subject, np.arange(taken))], taken
+
+
+def _places(asked: Ints, offsets: Ints) -> tuple[Bools, Index]:
+    """Return True for each asked offset that is among the rising `offsets`, and the places of
+    those."""
+    places = np.searchsorted(offsets, asked)
+    is_there = places < len(offsets)
+    is_there[is_there] = offsets[places[is_there]] == asked[is_there]
+    return is_there, places[is_there]

@@ -1,0 +1,280 @@
+"""Demand of a pull consumer: the pulls that wait, what each of them gets, and how they end."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from liftlog.deliveries.changes import PullsChanged, StoredPull
+from liftlog.deliveries.columns import Index, Ints
+from liftlog.deliveries.instructions import Ending, Status
+from liftlog.deliveries.settings import Settings
+from liftlog.deliveries.statuses import exceeded, go_duration, heartbeat, left_over
+
+TIMED_OUT = b"408 Request Timeout"
+_NO_MESSAGES = b"404 No Messages"
+_TOO_LARGE = b"409 Message Size Exceeds MaxBytes"
+
+_ENDINGS = {
+    Ending.TAKEN_OVER: (TIMED_OUT, True),
+    Ending.CONSUMER_DELETED: (b"409 Consumer Deleted", False),
+    Ending.LEADERSHIP_CHANGE: (b"409 Leadership Change", False),
+    Ending.SERVER_SHUTDOWN: (b"409 Server Shutdown", True),
+}
+"""Words, and True for those with what is left."""
+
+
+@dataclass(frozen=True, slots=True)
+class PullRequest:
+    """A request for messages. Durations are 0 for none.
+
+    The door has parsed it, and has refused a heartbeat of more than half of `expires_ns`.
+    """
+
+    reply: bytes
+    batch: int = 1
+    max_bytes: int = 0
+    no_wait: bool = False
+    expires_ns: int = 0
+    heartbeat_ns: int = 0
+
+
+class _Pull:
+    __slots__ = (
+        "delivered",
+        "expires_at_ns",
+        "heartbeat_at_ns",
+        "heartbeat_ns",
+        "left",
+        "left_bytes",
+        "no_wait",
+        "number",
+        "reply",
+    )
+
+    def __init__(self, number: int, request: PullRequest, now_ns: int) -> None:
+        self.number = number
+        self.reply = request.reply
+        self.left = max(request.batch, 1)
+        self.left_bytes = max(request.max_bytes, 0)
+        self.no_wait = request.no_wait
+        self.expires_at_ns = now_ns + request.expires_ns if request.expires_ns > 0 else 0
+        self.heartbeat_ns = max(request.heartbeat_ns, 0)
+        self.heartbeat_at_ns = now_ns + self.heartbeat_ns if self.heartbeat_ns else 0
+        self.delivered = 0
+
+    def is_over(self, now_ns: int) -> bool:
+        return 0 < self.expires_at_ns <= now_ns
+
+    def status(self, words: bytes) -> Status:
+        return left_over(self.reply, words, self.left, self.left_bytes)
+
+
+Share = tuple[bytes, Index]
+"""The reply of a pull, and the places of its messages."""
+
+
+class Pulls:
+    """They take turns, message by message, as JetStream's do: a pull that got a message waits
+    behind the others. Methods return the statuses to send."""
+
+    def __init__(self, first_number: int = 0) -> None:
+        self._waiting: deque[_Pull] = deque()
+        self._next_number = first_number
+        self._changed: set[int] = set()
+        self._ended: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def wanted(self) -> int:
+        """Messages that all of them still want."""
+        return sum(pull.left for pull in self._waiting)
+
+    @property
+    def has_byte_limits(self) -> bool:
+        return any(pull.left_bytes for pull in self._waiting)
+
+    def add(
+        self, request: PullRequest, available: int, settings: Settings, now_ns: int
+    ) -> list[Status]:
+        """Let a request wait, or refuse it. `available`: messages that could be delivered now."""
+        refused = self._refusal(request, settings)
+        if refused is not None:
+            return [refused]
+        statuses = self.expire(now_ns)
+        if request.no_wait:
+            if not available and request.expires_ns <= 0:
+                return [*statuses, Status(request.reply, _NO_MESSAGES)]
+            if available and available < self.wanted:
+                return [*statuses, Status(request.reply, b"408 Requests Pending")]
+        if len(self._waiting) >= settings.most_waiting:
+            # A client with heartbeats would pull again at once; it notices that they are missing.
+            if request.heartbeat_ns <= 0:
+                statuses.append(Status(request.reply, b"409 Exceeded MaxWaiting"))
+            return statuses
+        pull = _Pull(self._next_number, request, now_ns)
+        self._next_number += 1
+        self._waiting.append(pull)
+        self._changed.add(pull.number)
+        return statuses
+
+    def expire(self, now_ns: int) -> list[Status]:
+        """End those whose time is over."""
+        return [
+            pull.status(TIMED_OUT)
+            for pull in self._end([one for one in self._waiting if one.is_over(now_ns)])
+        ]
+
+    def heartbeats(self, now_ns: int, sequence: int, offset: int) -> list[Status]:
+        """Return the heartbeats that are due, and count them as sent."""
+        statuses = []
+        for pull in self._waiting:
+            if 0 < pull.heartbeat_at_ns <= now_ns:
+                pull.heartbeat_at_ns = now_ns + pull.heartbeat_ns
+                statuses.append(heartbeat(pull.reply, sequence, offset))
+        return statuses
+
+    def end_of_data(self) -> list[Status]:
+        """End those that do not wait: nothing is left to deliver now. One with an expiry waits for
+        its first messages."""
+        ended = [
+            one for one in self._waiting if one.no_wait and (one.delivered or not one.expires_at_ns)
+        ]
+        return [Status(pull.reply, _NO_MESSAGES) for pull in self._end(ended)]
+
+    def end_all(self, why: Ending) -> list[Status]:
+        words, is_counted = _ENDINGS[why]
+        ended = self._end(list(self._waiting))
+        if is_counted:
+            return [pull.status(words) for pull in ended]
+        return [Status(pull.reply, words) for pull in ended]
+
+    def drop(self, replies: Iterable[bytes]) -> None:
+        """Remove the pulls with these replies without a status."""
+        gone = frozenset(replies)
+        self._end([one for one in self._waiting if one.reply in gone])
+
+    def next_event_ns(self) -> int | None:
+        """Return when a pull expires or a heartbeat is due; None if never."""
+        times = [one.expires_at_ns for one in self._waiting if one.expires_at_ns]
+        times += [one.heartbeat_at_ns for one in self._waiting if one.heartbeat_at_ns]
+        return min(times, default=None)
+
+    def share(self, sizes: Ints, now_ns: int) -> tuple[list[Share], int, list[Status]]:
+        """Divide messages of these sizes among the pulls.
+
+        Returns the shares, how many messages were taken, and the statuses that follow.
+        """
+        statuses = self.expire(now_ns)
+        shares: dict[int, tuple[_Pull, list[Index]]] = {}
+        at = 0
+        while at < len(sizes) and self._waiting:
+            rounds = self._whole_rounds(sizes[at:])
+            if rounds:
+                at = self._give_rounds(sizes, at, rounds, shares)
+                continue
+            pull = self._waiting[0]
+            size = int(sizes[at])
+            if 0 < pull.left_bytes < size:
+                statuses.append(pull.status(_TOO_LARGE))
+                self._end([pull])
+                continue
+            self._give_one(pull, at, size, shares, statuses)
+            at += 1
+        for pull, _ in shares.values():
+            if pull.heartbeat_ns:
+                pull.heartbeat_at_ns = now_ns + pull.heartbeat_ns
+        found = [(pull.reply, np.concatenate(parts)) for pull, parts in shares.values()]
+        return found, at, statuses
+
+    def take_changes(self, stored: dict[int, StoredPull]) -> PullsChanged | None:
+        """Return the changes since the last call, relative to the pulls that are `stored`."""
+        waiting = tuple(
+            StoredPull(one.number, one.reply, one.left, one.left_bytes, one.expires_at_ns)
+            for one in self._waiting
+            if one.number in self._changed
+        )
+        ended = tuple(number for number in self._ended if number in stored)
+        self._changed.clear()
+        self._ended.clear()
+        return PullsChanged(waiting, ended) if waiting or ended else None
+
+    def _refusal(self, request: PullRequest, settings: Settings) -> Status | None:
+        reply = request.reply
+        if settings.is_push:
+            return Status(reply, b"409 Consumer is push based")
+        if 0 < settings.max_request_batch < request.batch:
+            return exceeded(reply, "MaxRequestBatch", str(settings.max_request_batch))
+        if 0 < settings.max_request_expires_ns < request.expires_ns:
+            limit = go_duration(settings.max_request_expires_ns)
+            return exceeded(reply, "MaxRequestExpires", limit)
+        if 0 < settings.max_request_bytes < request.max_bytes:
+            return exceeded(reply, "MaxRequestMaxBytes", str(settings.max_request_bytes))
+        return None
+
+    def _whole_rounds(self, sizes: Ints) -> int:
+        """Return how many rounds of one message each end no pull."""
+        count = len(self._waiting)
+        rounds = min(len(sizes) // count, min(pull.left for pull in self._waiting) - 1)
+        for place, pull in enumerate(self._waiting):
+            if rounds <= 0:
+                return 0
+            if pull.left_bytes:
+                sums = np.cumsum(sizes[place : rounds * count : count])
+                rounds = int(np.searchsorted(sums, pull.left_bytes))
+        return rounds
+
+    def _give_rounds(
+        self, sizes: Ints, at: int, rounds: int, shares: dict[int, tuple[_Pull, list[Index]]]
+    ) -> int:
+        count = len(self._waiting)
+        end = at + rounds * count
+        for place, pull in enumerate(self._waiting):
+            index = np.arange(at + place, end, count)
+            shares.setdefault(pull.number, (pull, []))[1].append(index)
+            pull.left -= rounds
+            pull.delivered += rounds
+            if pull.left_bytes:
+                pull.left_bytes -= int(sizes[index].sum())
+            self._changed.add(pull.number)
+        return end
+
+    def _give_one(
+        self,
+        pull: _Pull,
+        at: int,
+        size: int,
+        shares: dict[int, tuple[_Pull, list[Index]]],
+        statuses: list[Status],
+    ) -> None:
+        """Give a message to the first pull, which may end with it."""
+        shares.setdefault(pull.number, (pull, []))[1].append(np.array([at], np.intp))
+        if pull.left_bytes:
+            pull.left_bytes -= size
+            if not pull.left_bytes:
+                pull.left = 1  # the last one: its bytes are used up
+        pull.left -= 1
+        pull.delivered += 1
+        self._waiting.popleft()
+        if pull.left:
+            self._waiting.append(pull)
+            self._changed.add(pull.number)
+        else:
+            self._ended.append(pull.number)
+            self._changed.discard(pull.number)
+            if pull.left_bytes:
+                statuses.append(pull.status(b"409 Batch Completed"))
+
+    def _end(self, ended: list[_Pull]) -> list[_Pull]:
+        """Remove pulls, and return them."""
+        if ended:
+            numbers = {one.number for one in ended}
+            self._waiting = deque([one for one in self._waiting if one.number not in numbers])
+            self._ended += numbers
+            self._changed -= numbers
+        return ended

@@ -1,0 +1,88 @@
+"""Instructions to the daemon: what leaves once the delta of their turn is written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+
+from liftlog.deliveries.columns import Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """Send messages to a waiting pull, or to the deliver subject.
+
+    One entry per message and column, in the order in which they are sent. An ack's reply subject
+    is made of them: count, offset, sequence, the record's stamp, pending.
+    """
+
+    reply: bytes
+    offsets: Ints
+    sequences: Ints
+    """Consumer sequence of this delivery."""
+    counts: Ints
+    """Number of deliveries of the message, with this one."""
+    pendings: Ints
+    """Matching records that are still to be delivered for the first time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Send a status without a payload: `408 Request Timeout` and the like."""
+
+    reply: bytes
+    words: bytes
+    headers: tuple[tuple[bytes, int], ...] = ()
+
+    def block(self) -> bytes:
+        """Return it as the headers of a NATS message."""
+        lines = [b"%b: %d\r\n" % header for header in self.headers]
+        return b"NATS/1.0 %b\r\n%b\r\n" % (self.words, b"".join(lines))
+
+
+class AdvisoryKind(Enum):
+    MAX_DELIVERIES = "max_deliver"
+    TERMINATED = "terminated"
+    NAK = "nak"
+
+
+@dataclass(frozen=True, slots=True)
+class Advisory:
+    """One advisory per entry. `sequences` are the consumer sequences of the first deliveries."""
+
+    kind: AdvisoryKind
+    offsets: Ints
+    sequences: Ints
+    counts: Ints
+    reasons: tuple[str, ...] = ()
+    """Those of terms; empty for the other kinds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """The pause is over: send the advisory for it."""
+
+
+Instruction = Deliver | Status | Advisory | Resumed
+
+
+class Ending(IntEnum):
+    """Why all waiting pulls end."""
+
+    TAKEN_OVER = 0
+    CONSUMER_DELETED = 1
+    LEADERSHIP_CHANGE = 2
+    SERVER_SHUTDOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The outcome of the events since the last turn.
+
+    First the delta is written, then the instructions are carried out in order. `is_lazy`: the delta
+    only says which pulls wait; it may be written with the next one, but before it.
+    """
+
+    instructions: tuple[Instruction, ...]
+    delta: bytes
+    is_lazy: bool

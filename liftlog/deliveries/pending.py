@@ -1,0 +1,361 @@
+"""The pending messages of a consumer, in blocks."""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from liftlog.deliveries.block import BLOCK_SIZE, MERGED_SIZE, NEVER, Block, Phase
+from liftlog.deliveries.columns import NO_INTS, Bools, Index, Ints, Rising
+from liftlog.errors import CorruptState
+
+Group = tuple[Block, Index, Index]
+"""A block, places in the list of offsets that were looked up, and their places in the block."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """How each offset of a list stands, in columns."""
+
+    is_pending: Bools
+    counts: Ints
+    """Deliveries so far; 0 where the message is not pending."""
+    sequences: Ints
+    """Consumer sequence of the first delivery; 0 where it is not pending."""
+    phases: Ints
+    tickets: Ints
+    """Tickets of those in the queue of redeliveries."""
+    is_foreign: Bools
+    """True where a block has the offset, pending or not, but no record with this stamp."""
+
+    @property
+    def is_queued(self) -> Bools:
+        return self.is_pending & np.equal(self.phases, Phase.QUEUED)
+
+    @property
+    def is_delayed(self) -> Bools:
+        return self.is_pending & np.equal(self.phases, Phase.DELAYED)
+
+
+class PendingMessages:
+    """Blocks in offset order. Methods that change messages raise CorruptState if one of them is not
+    pending."""
+
+    def __init__(self, waits_ns: tuple[int, ...]) -> None:
+        self.blocks: list[Block] = []
+        self.total = 0
+        self.redelivered = 0
+        """Pending messages with more than one delivery."""
+        self.queued = 0
+        """Pending messages in the queue of redeliveries."""
+        self._starts: Ints | None = None
+        self._heap: list[tuple[int, int, int, Block]] = []
+        self._entries = 0
+        self._waits = np.array(waits_ns, np.int64)
+
+    # --- look-up -----------------------------------------------------------------
+
+    def first(self) -> tuple[int, int] | None:
+        """Return offset and first consumer sequence of the lowest pending message."""
+        if not self.blocks:
+            return None
+        block = self.blocks[0]
+        place = block.first_pending()
+        return block.offsets.one(place), block.sequences.one(place)
+
+    def find(self, offsets: Ints, stamps_ns: Ints | None = None) -> Found:
+        size = len(offsets)
+        found = Found(
+            np.zeros(size, np.bool_),
+            np.zeros(size, np.int64),
+            np.zeros(size, np.int64),
+            np.zeros(size, np.int64),
+            np.zeros(size, np.int64),
+            np.zeros(size, np.bool_),
+        )
+        for block, where, places in self._groups(offsets):
+            if stamps_ns is not None:
+                stamps = stamps_ns[where]
+                found.is_foreign[where] = (stamps < block.oldest_ns) | (stamps > block.newest_ns)
+            if block.is_pending is not None:
+                is_pending = block.is_pending[places]
+                where, places = where[is_pending], places[is_pending]
+            found.is_pending[where] = True
+            found.counts[where] = block.counts.at(places)
+            found.sequences[where] = block.sequences.at(places)
+            found.phases[where] = block.phases.at(places)
+            found.tickets[where] = block.times.at(places)
+        return found
+
+    def offsets(self) -> Ints:
+        """Return the offsets of all pending messages."""
+        return self._joined([block.offsets.at(block.places()) for block in self.blocks])
+
+    def up_to(self, end: int) -> Ints:
+        """Return the offsets of the pending messages below `end`."""
+        parts = []
+        for block in self.blocks:
+            if block.offsets.base >= end:
+                break
+            found = block.offsets.at(block.places())
+            parts.append(found[: int(np.searchsorted(found, end))])
+        return self._joined(parts)
+
+    def in_queue(self) -> tuple[Ints, Ints]:
+        """Return offsets and delivery counts of the messages in the queue, in offset order."""
+        offsets, counts = [], []
+        for block in self.blocks:
+            if block.phases.same not in (Phase.OUT, Phase.DELAYED):
+                places = block.places()
+                places = places[block.phases.at(places) == Phase.QUEUED]
+                offsets.append(block.offsets.at(places))
+                counts.append(block.counts.at(places))
+        return self._joined(offsets), self._joined(counts)
+
+    # --- changes -----------------------------------------------------------------
+
+    def add(self, offsets: Ints, sequence: int, now_ns: int, stamps: tuple[int, int]) -> None:
+        """Add first deliveries above all others, with consecutive consumer sequences."""
+        sequences = np.arange(sequence, sequence + len(offsets), dtype=np.int64)
+        at = 0
+        while at < len(offsets):
+            block = self.blocks[-1] if self.blocks else None
+            room = BLOCK_SIZE - block.size if block is not None else 0
+            if block is not None and room > 0:
+                end = min(at + room, int(np.searchsorted(offsets, block.offsets.limit)))
+                end = min(end, at + block.sequences.limit - int(sequences[at]))
+                if end > at:
+                    block.append(offsets[at:end], sequences[at:end], now_ns, stamps)
+                    self._watch(block, now_ns + int(self._waits.min()))
+                    at = end
+                    continue
+            end = min(at + BLOCK_SIZE, int(np.searchsorted(offsets, int(offsets[at]) + 2**32)))
+            new = Block(Rising(offsets[at:end]), Rising(sequences[at:end]), *stamps)
+            new.times.fill(now_ns)
+            self.blocks.append(new)
+            self._starts = None
+            self._watch(new, now_ns + int(self._waits.min()))
+            at = end
+        self.total += len(offsets)
+
+    def remove(self, offsets: Ints) -> None:
+        """Remove messages that are done."""
+        touched = []
+        for block, _, places in self._pending_groups(offsets):
+            self._forget(block, places)
+            block.remove(places)
+            touched.append(block.offsets.base)
+        for base in reversed(touched):
+            self._tidy(bisect_right(self.blocks, base, key=_base) - 1)
+
+    def remove_below(self, end: int) -> None:
+        self.remove(self.up_to(end))
+
+    def queue(self, offsets: Ints, ticket: int) -> None:
+        """Put messages into the queue of redeliveries with consecutive tickets."""
+        for block, where, places in self._pending_groups(offsets):
+            self.queued += len(places) - self._count_queued(block, places)
+            block.phases.put(places, Phase.QUEUED, block.size)
+            block.times.put(places, where + ticket, block.size)
+
+    def delay(self, offsets: Ints, until_ns: Ints) -> None:
+        """Let each message fall due at its time."""
+        for block, where, places in self._pending_groups(offsets):
+            self.queued -= self._count_queued(block, places)
+            block.phases.put(places, Phase.DELAYED, block.size)
+            block.times.put(places, until_ns[where], block.size)
+            self._watch(block, int(until_ns[where].min()))
+
+    def hold(self, offsets: Ints, now_ns: int) -> None:
+        """Let the wait for the acks begin again."""
+        for block, _, places in self._pending_groups(offsets):
+            self.queued -= self._count_queued(block, places)
+            block.phases.put(places, Phase.OUT, block.size)
+            block.times.put(places, now_ns, block.size)
+            self._watch(block, now_ns + int(self._waits.min()))
+
+    def deliver_again(self, offsets: Ints, now_ns: int) -> None:
+        """Count one more delivery of each message."""
+        for block, _, places in self._pending_groups(offsets):
+            counts = block.counts.at(places)
+            self.redelivered += int((counts == 1).sum())
+            same = block.counts.same
+            block.counts.put(places, counts + 1 if same is None else same + 1, block.size)
+        self.hold(offsets, now_ns)
+
+    def hold_all(self, now_ns: int) -> None:
+        """Give every message that a worker has the whole wait again."""
+        for block in self.blocks:
+            if block.phases.same == Phase.OUT:
+                block.times.fill(now_ns)
+            else:
+                places = block.places()
+                places = places[block.phases.at(places) == Phase.OUT]
+                block.times.put(places, now_ns, block.size)
+        self.watch_all()
+
+    def restore(self, blocks: list[Block]) -> None:
+        """Adopt the blocks of a snapshot."""
+        self.blocks = blocks
+        self._starts = None
+        for block in blocks:
+            places = block.places()
+            self.total += block.pending
+            self.queued += self._count_queued(block, places)
+            self.redelivered += int((block.counts.at(places) > 1).sum())
+        self.watch_all()
+
+    # --- deadlines ---------------------------------------------------------------
+
+    def set_waits(self, waits_ns: tuple[int, ...]) -> None:
+        self._waits = np.array(waits_ns, np.int64)
+        self.watch_all()
+
+    def watch_all(self) -> None:
+        """Compute all deadlines again."""
+        self._heap.clear()
+        for block in self.blocks:
+            block.watched_ns = block.earliest_ns = NEVER
+            self._watch(block, int(block.deadlines(block.places(), self._waits).min()))
+
+    def due_ns(self) -> int:
+        """Return a time before which nothing falls due; NEVER if nothing does."""
+        while self._heap and not self._is_current(self._heap[0]):
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else NEVER
+
+    def take_due(self, now_ns: int, most_blocks: int) -> tuple[Ints, Ints]:
+        """Return offsets and delivery counts of messages that are due, in offset order.
+
+        The caller must change each of them. Looks into at most `most_blocks` blocks.
+        """
+        found: list[tuple[Ints, Ints]] = []
+        for _ in range(most_blocks):
+            if self.due_ns() > now_ns:
+                break
+            block = heapq.heappop(self._heap)[3]
+            block.entry = 0
+            places = block.places()
+            deadlines = block.deadlines(places, self._waits)
+            is_due = deadlines <= now_ns
+            block.watched_ns = block.earliest_ns = NEVER
+            later = deadlines[~is_due]
+            if len(later):
+                self._watch(block, int(later.min()))
+            places = places[is_due]
+            if len(places):
+                found.append((block.offsets.at(places), block.counts.at(places)))
+        found.sort(key=lambda part: int(part[0][0]))
+        return self._joined([part[0] for part in found]), self._joined([part[1] for part in found])
+
+    def size_bytes(self) -> int:
+        """Return the memory of the arrays."""
+        return sum(block.size_bytes() for block in self.blocks)
+
+    # --- inside ------------------------------------------------------------------
+
+    def _groups(self, offsets: Ints) -> Iterator[Group]:
+        """Yield the blocks that have some of the offsets, in order."""
+        if not self.blocks or not len(offsets):
+            return
+        if self._starts is None:
+            self._starts = np.array([block.offsets.base for block in self.blocks], np.int64)
+        numbers = np.searchsorted(self._starts, offsets, side="right") - 1
+        first = int(numbers[0])
+        if bool((numbers == first).all()):
+            parts = [(first, np.arange(len(offsets)))]
+        else:
+            order = np.argsort(numbers, kind="stable")
+            cuts = np.flatnonzero(np.diff(numbers[order])) + 1
+            parts = [(int(numbers[part[0]]), part) for part in np.split(order, cuts)]
+        for number, where in parts:
+            if number >= 0:
+                block = self.blocks[number]
+                places, is_here = block.offsets.find(offsets[where])
+                if is_here.all():
+                    yield block, where, places
+                elif is_here.any():
+                    yield block, where[is_here], places[is_here]
+
+    def _pending_groups(self, offsets: Ints) -> list[Group]:
+        """Return the same for offsets that are all pending. Raises CorruptState."""
+        groups = list(self._groups(offsets))
+        count = 0
+        for block, _, places in groups:
+            is_pending = block.is_pending is None or bool(block.is_pending[places].all())
+            count += len(places) if is_pending else 0
+        if count != len(offsets):
+            raise CorruptState(f"{len(offsets) - count} of {len(offsets)} messages are not pending")
+        return groups
+
+    def _count_queued(self, block: Block, places: Index) -> int:
+        phase = block.phases.same
+        if phase is not None:
+            return len(places) if phase == Phase.QUEUED else 0
+        return int((block.phases.at(places) == Phase.QUEUED).sum())
+
+    def _forget(self, block: Block, places: Index) -> None:
+        self.total -= len(places)
+        self.queued -= self._count_queued(block, places)
+        if block.counts.same != 1:
+            self.redelivered -= int((block.counts.at(places) > 1).sum())
+
+    def _tidy(self, number: int) -> None:
+        """Drop, rewrite or merge a block that has lost messages."""
+        block = self.blocks[number]
+        if block.pending * 2 >= block.size:
+            return
+        self._starts = None
+        if not block.pending:
+            del self.blocks[number]
+            return
+        new = block.taken(block.places())
+        block.pending = 0
+        self.blocks[number] = new
+        if number + 1 < len(self.blocks):
+            self._merge(number)
+        if number > 0:
+            self._merge(number - 1)
+        for one in self.blocks[max(number - 1, 0) : number + 1]:
+            self._watch(one, one.earliest_ns)
+
+    def _merge(self, number: int) -> None:
+        """Merge a block with the next one if they are small."""
+        first, second = self.blocks[number : number + 2]
+        is_near = first.offsets.fits(second.offsets.last) and first.sequences.fits(
+            second.sequences.last
+        )
+        if is_near and first.size + second.size <= MERGED_SIZE:
+            first.join(second)
+            second.pending = 0
+            first.watched_ns = NEVER
+            del self.blocks[number + 1]
+
+    def _watch(self, block: Block, time_ns: int) -> None:
+        """Note that a message of the block may fall due at this time."""
+        block.earliest_ns = min(block.earliest_ns, time_ns)
+        if block.earliest_ns < block.watched_ns:
+            block.watched_ns = block.earliest_ns
+            self._entries += 1
+            block.entry = self._entries
+            entry = (block.watched_ns, block.offsets.base, block.entry, block)
+            heapq.heappush(self._heap, entry)
+            if len(self._heap) > 2 * len(self.blocks) + 64:
+                self._heap = [one for one in self._heap if self._is_current(one)]
+                heapq.heapify(self._heap)
+
+    @staticmethod
+    def _is_current(entry: tuple[int, int, int, Block]) -> bool:
+        return entry[3].pending > 0 and entry[2] == entry[3].entry
+
+    @staticmethod
+    def _joined(parts: list[Ints]) -> Ints:
+        return np.concatenate(parts) if parts else NO_INTS
+
+
+def _base(block: Block) -> int:
+    return block.offsets.base

@@ -1,0 +1,56 @@
+"""Records that the daemon has read for a consumer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from liftlog.deliveries.columns import Ints
+
+_STAMP_DIGITS = 19
+"""Digits of a time in ns since 1970, from 2001 to 2286."""
+_TENS = 10 ** np.arange(1, 19, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """Committed records in offset order. `sizes`: subject, headers and payload, in bytes."""
+
+    offsets: Ints
+    sizes: Ints
+    stamps_ns: Ints
+
+    def after(self, count: int) -> Records:
+        """Return them without the first `count`."""
+        if not count:
+            return self
+        return Records(self.offsets[count:], self.sizes[count:], self.stamps_ns[count:])
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """The matching records from `start` up to `end`, exclusive: all of them.
+
+    `is_at_end`: the log has no committed record from `end` on. `epoch`: leader epoch of the record
+    before `end`.
+    """
+
+    start: int
+    end: int
+    records: Records
+    is_at_end: bool
+    epoch: int = 0
+
+
+def reply_sizes(
+    prefix_bytes: int, counts: Ints, offsets: Ints, sequences: Ints, pendings: Ints
+) -> Ints:
+    """Return the lengths of the reply subjects of acks."""
+    digits = [_digits(column) for column in (counts, offsets, sequences, pendings)]
+    total: Ints = np.sum(digits, axis=0)
+    return total + (prefix_bytes + _STAMP_DIGITS + 4)
+
+
+def _digits(numbers: Ints) -> Ints:
+    return np.searchsorted(_TENS, numbers, side="right").astype(np.int64) + 1

@@ -1,0 +1,184 @@
+"""The state of one consumer: everything that outlives its leader, and the changes of it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from liftlog.deliveries import changes
+from liftlog.deliveries.columns import Bools, Ints
+from liftlog.deliveries.pending import PendingMessages
+from liftlog.deliveries.queue import RedeliveryQueue
+from liftlog.deliveries.settings import MAX_PENDING, MAX_WAITING, AckPolicy, Settings
+from liftlog.errors import CorruptState
+
+MAX_EXHAUSTED = 1000
+"""Exhausted offsets that are kept, the newest ones."""
+
+
+class ConsumerState:
+    """`apply` is the only way to change it. After a CorruptState the object is unusable.
+
+    `next_offset`: all below has been examined. `sequence`: number of deliveries so far, which is
+    the consumer sequence of the newest one. `delivered_end`: end of the first deliveries.
+    `floor_offset`, `floor_sequence`: the ack floor; everything below this offset is done, and every
+    message whose first delivery has at most this consumer sequence.
+    """
+
+    def __init__(self, settings: Settings, next_offset: int) -> None:
+        """Begin a consumer whose deliver policy came to `next_offset`."""
+        self.settings = settings
+        self.next_offset = next_offset
+        self.sequence = 0
+        self.delivered_end = next_offset
+        self.floor_offset = next_offset
+        self.floor_sequence = 0
+        self.epoch = 0
+        """Leader epoch of the record before `next_offset`, as far as it is known."""
+        self.pending = PendingMessages(settings.waits_ns)
+        self.queue = RedeliveryQueue(self._is_queued)
+        self.exhausted: deque[int] = deque(maxlen=MAX_EXHAUSTED)
+        self.pulls: dict[int, changes.StoredPull] = {}
+        self._methods: dict[type[Any], Callable[[Any], None]] = {
+            changes.Delivered: self._deliver,
+            changes.Redelivered: self._redeliver,
+            changes.Advanced: self._advance,
+            changes.Done: self._finish,
+            changes.DoneBelow: self._finish_below,
+            changes.Exhausted: self._exhaust,
+            changes.Queued: self._queue,
+            changes.Delayed: self._delay,
+            changes.Progressed: self._progress,
+            changes.LogStarted: self._start_log,
+            changes.LogTruncated: self._truncate,
+            changes.Updated: self._update,
+            changes.TakenOver: self._take_over,
+            changes.PullsChanged: self._change_pulls,
+        }
+
+    def apply(self, change: changes.Change) -> None:
+        """Raises CorruptState if the change does not fit the state."""
+        self._methods[type(change)](change)
+
+    @property
+    def num_redelivered(self) -> int:
+        """Number of messages that were delivered more than once, with exhausted ones."""
+        if self.settings.max_deliver == 1:
+            return 0
+        return self.pending.redelivered + len(self.exhausted)
+
+    # --- deliveries --------------------------------------------------------------
+
+    def _deliver(self, change: changes.Delivered) -> None:
+        offsets = change.offsets
+        first, last = int(offsets[0]), int(offsets[-1])
+        if first < self.next_offset or bool((np.diff(offsets) <= 0).any()):
+            raise CorruptState(f"a first delivery of {first} after {self.next_offset}")
+        if self.settings.ack_policy == AckPolicy.NONE:
+            self.floor_offset, self.floor_sequence = last + 1, self.sequence + len(offsets)
+        else:
+            if self.pending.total + len(offsets) > MAX_PENDING:
+                raise CorruptState(f"more than {MAX_PENDING} pending messages")
+            stamps = change.oldest_ns, change.newest_ns
+            self.pending.add(offsets, self.sequence + 1, change.now_ns, stamps)
+        self.sequence += len(offsets)
+        self.next_offset = self.delivered_end = last + 1
+
+    def _redeliver(self, change: changes.Redelivered) -> None:
+        self.pending.deliver_again(change.offsets, change.now_ns)
+        self.sequence += len(change.offsets)
+
+    def _advance(self, change: changes.Advanced) -> None:
+        if change.next_offset < self.next_offset:
+            raise CorruptState(f"next offset {change.next_offset} after {self.next_offset}")
+        self.next_offset = change.next_offset
+        self.epoch = change.epoch
+
+    # --- ends --------------------------------------------------------------------
+
+    def _finish(self, change: changes.Done) -> None:
+        self.pending.remove(change.offsets)
+        self._raise_floor()
+
+    def _finish_below(self, change: changes.DoneBelow) -> None:
+        self.pending.remove_below(change.end)
+        self._raise_floor()
+        self.floor_offset = max(self.floor_offset, min(change.end, self.delivered_end))
+
+    def _exhaust(self, change: changes.Exhausted) -> None:
+        self.pending.remove(change.offsets)
+        self.exhausted.extend(change.offsets.tolist())
+        self._raise_floor()
+
+    def _start_log(self, change: changes.LogStarted) -> None:
+        start = change.offset
+        self.pending.remove_below(start)
+        self.next_offset = max(self.next_offset, start)
+        self.delivered_end = max(self.delivered_end, start)
+        self._raise_floor()
+        self.floor_offset = max(self.floor_offset, start)
+        self._keep_exhausted(lambda offset: offset >= start)
+
+    def _truncate(self, change: changes.LogTruncated) -> None:
+        end = change.end
+        offsets = self.pending.offsets()
+        self.pending.remove(offsets[int(np.searchsorted(offsets, end)) :])
+        self.next_offset = min(self.next_offset, end)
+        self.delivered_end = min(self.delivered_end, end)
+        self._raise_floor()
+        self.floor_offset = min(self.floor_offset, end)
+        self._keep_exhausted(lambda offset: offset < end)
+
+    def _raise_floor(self) -> None:
+        """Messages have left pending."""
+        first = self.pending.first()
+        if first is None:
+            self.floor_offset = max(self.floor_offset, self.delivered_end)
+            self.floor_sequence = self.sequence
+        elif first[1] - 1 > self.floor_sequence:
+            self.floor_offset, self.floor_sequence = first[0], first[1] - 1
+
+    def _keep_exhausted(self, is_kept: Callable[[int], bool]) -> None:
+        kept = [offset for offset in self.exhausted if is_kept(offset)]
+        if len(kept) < len(self.exhausted):
+            self.exhausted.clear()
+            self.exhausted.extend(kept)
+
+    # --- waits -------------------------------------------------------------------
+
+    def _queue(self, change: changes.Queued) -> None:
+        self.pending.queue(change.offsets, self.queue.push(change.offsets))
+        if self.queue.is_bloated(self.pending.queued):
+            offsets = self.queue.all()
+            self.queue.clear()
+            self.pending.queue(offsets, self.queue.push(offsets))
+
+    def _delay(self, change: changes.Delayed) -> None:
+        self.pending.delay(change.offsets, change.until_ns)
+
+    def _progress(self, change: changes.Progressed) -> None:
+        self.pending.hold(change.offsets, change.now_ns)
+
+    # --- settings and leaders ----------------------------------------------------
+
+    def _update(self, change: changes.Updated) -> None:
+        self.settings = change.settings
+        self.pending.set_waits(change.settings.waits_ns)
+
+    def _take_over(self, change: changes.TakenOver) -> None:
+        self.pending.hold_all(change.now_ns)
+        self.pulls.clear()
+
+    def _change_pulls(self, change: changes.PullsChanged) -> None:
+        for number in change.ended:
+            self.pulls.pop(number, None)
+        self.pulls |= {pull.number: pull for pull in change.waiting}
+        if len(self.pulls) > MAX_WAITING:
+            raise CorruptState(f"more than {MAX_WAITING} waiting pulls")
+
+    def _is_queued(self, offsets: Ints, tickets: Ints) -> Bools:
+        found = self.pending.find(offsets)
+        return found.is_queued & np.equal(found.tickets, tickets)
