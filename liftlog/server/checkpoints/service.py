@@ -384,13 +384,13 @@ class Checkpoints:
             behind = (first, second)
         found: list[Checkpoint] = []
         allowed: dict[str, bool] = {}
-        for looked_at, (key, stored) in enumerate(self.table.after(behind, consumer), 1):
+        wanted = self.table.after(behind, consumer=consumer, stream=stream)
+        for looked_at, (key, stored) in enumerate(wanted, 1):
             name = key[1]
-            if stream is None or name == stream:
-                if name not in allowed:
-                    allowed[name] = may_read(name)
-                if allowed[name]:
-                    found.append(self._describe(key, stored)[0])
+            if name not in allowed:
+                allowed[name] = may_read(name)
+            if allowed[name]:
+                found.append(self._describe(key, stored)[0])
             if len(found) == limit or looked_at == _MAX_LOOKED_AT:
                 return found, "/".join(key)
         return found, None

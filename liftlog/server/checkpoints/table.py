@@ -56,6 +56,10 @@ class CheckpointTable:
         self._settled = set(settled)
         self._entries: dict[CheckpointKey, Stored] = dict(entries or {})
         self._order = sorted(self._entries)
+        self._consumers_of: dict[str, list[str]] = {}
+        """By stream, in order."""
+        for consumer, stream in self._order:
+            self._consumers_of.setdefault(stream, []).append(consumer)
         self._owned = Counter([one.owner for one in self._entries.values()])
 
     def __len__(self) -> int:
@@ -77,12 +81,25 @@ class CheckpointTable:
                 self._disown(before.owner)
             if stored is not None:
                 if before is None:
-                    insort(self._order, key)
+                    self._insert(key)
                 self._entries[key] = stored
                 self._owned[stored.owner] += 1
             elif before is not None:
                 del self._entries[key]
-                del self._order[bisect_left(self._order, key)]
+                self._remove(key)
+
+    def _insert(self, key: CheckpointKey) -> None:
+        consumer, stream = key
+        insort(self._order, key)
+        insort(self._consumers_of.setdefault(stream, []), consumer)
+
+    def _remove(self, key: CheckpointKey) -> None:
+        consumer, stream = key
+        del self._order[bisect_left(self._order, key)]
+        consumers = self._consumers_of[stream]
+        del consumers[bisect_left(consumers, consumer)]
+        if not consumers:
+            del self._consumers_of[stream]
 
     def owned_count(self, owner: str) -> int:
         return self._owned[owner]
@@ -110,18 +127,48 @@ class CheckpointTable:
         return list(self._entries.items())
 
     def after(
-        self, key: CheckpointKey | None, consumer: str | None
+        self, key: CheckpointKey | None, *, consumer: str | None = None, stream: str | None = None
     ) -> Iterator[tuple[CheckpointKey, Stored]]:
-        """Yield the checkpoints after `key`, by consumer and stream; with `consumer`, only its own.
-        The table must not change meanwhile."""
-        start = 0 if key is None else bisect_right(self._order, key)
-        if consumer is not None:
-            start = max(start, bisect_left(self._order, (consumer, "")))
-        for position in range(start, len(self._order)):
-            found = self._order[position]
-            if consumer is not None and found[0] != consumer:
-                return
-            yield found, self._entries[found]
+        """Yield the checkpoints after `key`, by consumer and stream; with `consumer` or `stream`,
+        only those of the consumer or on the stream. The table must not change meanwhile."""
+        if stream is None:
+            found = _between(self._order, key, consumer)
+        else:
+            found = ((one, stream) for one in _of_stream(self._consumers_of, key, consumer, stream))
+        for one in found:
+            yield one, self._entries[one]
+
+
+def _between(
+    order: list[CheckpointKey], after: CheckpointKey | None, consumer: str | None
+) -> Iterator[CheckpointKey]:
+    start = 0 if after is None else bisect_right(order, after)
+    if consumer is not None:
+        start = max(start, bisect_left(order, (consumer, "")))
+    for position in range(start, len(order)):
+        if consumer is not None and order[position][0] != consumer:
+            return
+        yield order[position]
+
+
+def _of_stream(
+    consumers_of: Mapping[str, list[str]],
+    after: CheckpointKey | None,
+    consumer: str | None,
+    stream: str,
+) -> Iterator[str]:
+    """Yield the consumers of a stream, in order: `consumer` or all, after the key `after`."""
+    consumers = consumers_of.get(stream, [])
+    start = 0
+    if after is not None:
+        is_behind = stream <= after[1]
+        start = (bisect_right if is_behind else bisect_left)(consumers, after[0])
+    if consumer is not None:
+        start = max(start, bisect_left(consumers, consumer))
+    for position in range(start, len(consumers)):
+        if consumer is not None and consumers[position] != consumer:
+            return
+        yield consumers[position]
 
 
 def load_table(log: Log) -> CheckpointTable:

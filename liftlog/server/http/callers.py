@@ -157,14 +157,16 @@ def is_navigation(request: web.Request) -> bool:
     )
 
 
-def asks(request: web.Request, principal: str | None) -> Hashable:
+async def asks(request: web.Request, principal: str | None) -> Hashable:
     """Store and return the party of this request. The party is the principal, or the client's
-    address if the principal is unknown; parties take turns."""
+    address if the principal is unknown; parties take turns. Returns when it is the party's turn:
+    a handler that has just identified its caller still has the turn of the client's address."""
     known = principal not in (None, ANONYMOUS)
     party: Hashable = principal if known else place_of(request.remote)
     asker = request.get(ASKER)
     if asker is not None:
         asker.party = party
+        await asyncio.sleep(0)
     return party
 
 

@@ -117,7 +117,7 @@ class LogApi:
             if principal not in (None, ANONYMOUS):
                 identified(request)
             try:
-                with self._shares.one(asks(request, principal)):
+                with self._shares.one(await asks(request, principal)):
                     return await serve(request, principal)
             except web.HTTPException:
                 raise

@@ -15,6 +15,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 
 from liftlog.errors import ConfigError, Forbidden, StreamUnavailable
+from liftlog.server.access.origins import place_of
 from liftlog.server.http.callers import ASKER, HostNames
 from liftlog.server.http.failures import failure, http_failure
 from liftlog.server.http.guard import HEALTH_PATHS, ConnectionGuard
@@ -258,7 +259,7 @@ class HttpServer:
     async def _in_turns(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Run the handler under the rule that parties take turns. Handlers that identify the caller
         set its party by `callers.asks`."""
-        party: object = request.transport  # until the caller is identified
+        party: object = place_of(request.remote)  # until the caller is identified
         if request.path in HEALTH_PATHS:
             party = _HEALTH
         elif request.path == _METRICS:

@@ -21,7 +21,7 @@ import asyncio
 import contextlib
 import threading
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Callable, Hashable
+from collections.abc import AsyncIterator, Callable, Container, Hashable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from functools import partial
 from time import perf_counter
@@ -112,11 +112,12 @@ class FairQueue(Generic[Item]):
         members.setdefault(_FIRST, deque()).append(item)
         members.move_to_end(_FIRST, last=False)
 
-    def take(self) -> Item | None:
-        """Return the next item; None if the queue is empty."""
-        if not self._waiting:
+    def take(self, without: Container[Hashable] = ()) -> Item | None:
+        """Return the next item of a party that is not in `without`; None if there is none."""
+        party = next((one for one in self._waiting if one not in without), _FIRST)
+        members = self._waiting.get(party)
+        if members is None:
             return None
-        party, members = next(iter(self._waiting.items()))
         member, items = next(iter(members.items()))
         item = items.popleft()
         # The party and the member move to the end of their queues if they have more items.

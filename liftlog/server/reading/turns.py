@@ -8,9 +8,19 @@ each turn of the event loop. So acks and answers wait for one request at a time,
 and a flood of requests delays only its sender. This holds for all kinds of requests, because a
 request needs no code of its own for it.
 
+<<<<<<< HEAD
 A request with a long answer pauses with `asyncio.sleep(0)`. Other parties then have their turn, but
 other requests of the same party wait until the answer is complete. Otherwise a thousand answers
 could grow in memory at the same time.
+=======
+A long answer pauses with `asyncio.sleep(0)`: others then have their turn, but those of the same
+party only when it is complete. Otherwise a thousand answers would grow in memory at the same time.
+
+A request of another party may need a dozen turns of the loop, for example to read its head, to find
+its principal, to answer and to close. If each of these turns contained a long step of the same
+party, the request would wait for a dozen of them. So after a long step its party rests for twice
+as long as the step took, and everything else has the loop to itself.
+>>>>>>> e33b787a (HTTP: a flood from many connections is one party before its token is known, too; after a long step a party rests)
 """
 
 from __future__ import annotations
@@ -26,6 +36,12 @@ _TURN_SECONDS = 0.001
 """Requests begin at once, without waiting for the next turn of the loop, until they have used this
 many seconds of the present one."""
 
+_LONG_SECONDS = 0.003
+"""A party rests after a step that computed for longer. Long answers pause more often, so
+their parties do not rest."""
+_REST = 2.0
+"""The length of a rest, in lengths of the step before it."""
+
 _ENDED = object()
 """Marks the end of a coroutine, which then awaits nothing more."""
 
@@ -33,7 +49,12 @@ Result = TypeVar("Result")
 
 
 class Asker:
+<<<<<<< HEAD
     """The sender of a request. `party` may be set later, while the request is carried out."""
+=======
+    """The sender of a request. `party` can become known while the request is carried out: the
+    request then pauses with `asyncio.sleep(0)`, and goes on when it is that party's turn."""
+>>>>>>> e33b787a (HTTP: a flood from many connections is one party before its token is known, too; after a long step a party rests)
 
     __slots__ = ("member", "party")
 
@@ -52,6 +73,9 @@ class Turns:
         self._is_taken = False
         self._spent = 0.0  # seconds of the loop's last known turn
         self._is_scheduled = False
+        self._resting: dict[Hashable, float] = {}
+        """Until when each party rests, by the clock of the event loop."""
+        self._timer: asyncio.TimerHandle | None = None
 
     async def run(self, asker: Asker, work: Coroutine[Any, Any, Result]) -> Result:
         """Run `work` in turns, and return its result or raise its error. It runs in the caller's
@@ -69,17 +93,25 @@ class Turns:
                 self._leave(turn)
                 turn = None
             awaited: object = _ENDED
-            began = thread_time()
+            party, began = asker.party, thread_time()
             try:
                 awaited = work.send(None) if error is None else work.throw(error)
             except StopIteration as end:
                 result: Result = end.value
                 return result
             finally:
+<<<<<<< HEAD
                 self._count(thread_time() - began)
                 # Queued before the turn is returned, so that no other request of its party gets the
                 # turn.
                 following = self._queue(asker, first=True) if awaited is None else None
+=======
+                self._count(asker.party, thread_time() - began)
+                # Queued before the turn is given back, so that no other request of its party gets
+                # it.
+                is_first = asker.party == party
+                following = self._queue(asker, first=is_first) if awaited is None else None
+>>>>>>> e33b787a (HTTP: a flood from many connections is one party before its token is known, too; after a long step a party rests)
                 if turn is not None:
                     self._give_back()
                 turn = following
@@ -95,7 +127,8 @@ class Turns:
         """Return a future that completes when it is the request's turn."""
         self.given += 1
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        if not self._is_taken and not self._waiting and self._spent < self._turn_seconds:
+        is_free = not self._is_taken and not self._waiting and asker.party not in self._resting
+        if is_free and self._spent < self._turn_seconds:
             self._is_taken = True
             turn.set_result(None)
         elif first:
@@ -117,16 +150,42 @@ class Turns:
         self._hand_on()
 
     def _hand_on(self) -> None:
+<<<<<<< HEAD
         """Give the turn to the next request; its task runs in the next turn of the loop."""
         while not self._is_taken and (turn := self._waiting.take()) is not None:
+=======
+        """The task runs in the next turn of the loop."""
+        self._end_rests()
+        while not self._is_taken and (turn := self._waiting.take(self._resting)) is not None:
+>>>>>>> e33b787a (HTTP: a flood from many connections is one party before its token is known, too; after a long step a party rests)
             if not turn.done():
                 self._is_taken = True
                 turn.set_result(None)
 
-    def _count(self, seconds: float) -> None:
+    def _end_rests(self) -> None:
+        """Wake the parties that have rested long enough, and plan to wake the next one."""
+        if not self._resting:
+            return
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        self._resting = {one: until for one, until in self._resting.items() if until > now}
+        if self._resting and self._timer is None:
+            self._timer = loop.call_at(min(self._resting.values()), self._wake)
+
+    def _wake(self) -> None:
+        self._timer = None
+        self._hand_on()
+
+    def _count(self, party: Hashable, seconds: float) -> None:
         self._spent += seconds
+<<<<<<< HEAD
         # This is not done each time, because a scheduled call makes the loop poll its sockets once
         # more.
+=======
+        if seconds > _LONG_SECONDS:
+            self._resting[party] = asyncio.get_running_loop().time() + _REST * seconds
+        # Not every time: each scheduled call makes the loop poll its sockets once more.
+>>>>>>> e33b787a (HTTP: a flood from many connections is one party before its token is known, too; after a long step a party rests)
         if self._spent > self._turn_seconds / 4:
             self._schedule()
 

@@ -155,7 +155,7 @@ class WebSite:
             viewer = Viewer(None)
             try:
                 viewer = await self._entering.viewer(request)
-                party = asks(request, viewer.principal)
+                party = await asks(request, viewer.principal)
                 if viewer.cookie is not None:
                     identified(request)
                 if not self._parts.health.is_serving and not _is_about_health(request):

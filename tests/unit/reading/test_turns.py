@@ -100,6 +100,48 @@ async def test_the_party_may_become_known_later() -> None:
     assert bench.order.index("request") < 20
 
 
+async def test_a_sender_becomes_known_and_waits_among_its_own() -> None:
+    """A flood from many connections has many parties until each has shown its token."""
+    bench = Bench()
+
+    async def logs_in(asker: Asker) -> str:
+        asker.party = "greedy"
+        await asyncio.sleep(0)
+        return await bench.computes("greedy")
+
+    askers = [Asker(n) for n in range(20)]
+    greedy = [asyncio.create_task(bench.turns.run(one, logs_in(one))) for one in askers]
+    await asyncio.sleep(0)
+    modest = [bench.ask("modest", "modest") for _ in range(3)]
+    await bench.all(*greedy, *modest)
+    assert bench.order[:7].count("modest") == 3
+
+
+async def test_after_a_long_step_others_have_the_loop_to_themselves() -> None:
+    turns, order = Turns(), []
+
+    async def long() -> None:
+        ends = time.thread_time() + 0.05
+        while time.thread_time() < ends:
+            pass
+        order.append("long")
+
+    async def in_many_turns() -> None:
+        for _ in range(20):
+            await asyncio.sleep(0)
+            order.append("short")
+
+    began = time.monotonic()
+    greedy = [asyncio.create_task(turns.run(Asker("greedy", n), long())) for n in range(3)]
+    await asyncio.sleep(0)
+    await turns.run(Asker("modest"), in_many_turns())
+    assert order == ["long", *["short"] * 20]
+    await asyncio.gather(*greedy)
+    assert order[-2:] == ["long"] * 2
+    assert time.monotonic() - began > 0.24, "two rests, each as long as the step before it"
+    assert not turns._resting or turns._timer is not None
+
+
 @pytest.mark.parametrize(
     ("pause", "order"),
     [
