@@ -8,19 +8,13 @@ each turn of the event loop. So acks and answers wait for one request at a time,
 and a flood of requests delays only its sender. This holds for all kinds of requests, because a
 request needs no code of its own for it.
 
-<<<<<<< HEAD
 A request with a long answer pauses with `asyncio.sleep(0)`. Other parties then have their turn, but
 other requests of the same party wait until the answer is complete. Otherwise a thousand answers
 could grow in memory at the same time.
-=======
-A long answer pauses with `asyncio.sleep(0)`: others then have their turn, but those of the same
-party only when it is complete. Otherwise a thousand answers would grow in memory at the same time.
 
-A request of another party may need a dozen turns of the loop, for example to read its head, to find
-its principal, to answer and to close. If each of these turns contained a long step of the same
-party, the request would wait for a dozen of them. So after a long step its party rests for twice
-as long as the step took, and everything else has the loop to itself.
->>>>>>> e33b787a (HTTP: a flood from many connections is one party before its token is known, too; after a long step a party rests)
+A request can need a dozen turns of the loop, for example to read its head, to identify its
+principal, to answer and to close. If another party computed for long in each of them, the request
+would wait a dozen times. So after a long step, the party rests for twice as long as the step took.
 """
 
 from __future__ import annotations
@@ -49,12 +43,8 @@ Result = TypeVar("Result")
 
 
 class Asker:
-<<<<<<< HEAD
-    """The sender of a request. `party` may be set later, while the request is carried out."""
-=======
-    """The sender of a request. `party` can become known while the request is carried out: the
-    request then pauses with `asyncio.sleep(0)`, and goes on when it is that party's turn."""
->>>>>>> e33b787a (HTTP: a flood from many connections is one party before its token is known, too; after a long step a party rests)
+    """The sender of a request. `party` may be set later, while the request is carried out: the
+    request then pauses with `asyncio.sleep(0)`, and continues when it is that party's turn."""
 
     __slots__ = ("member", "party")
 
@@ -100,18 +90,11 @@ class Turns:
                 result: Result = end.value
                 return result
             finally:
-<<<<<<< HEAD
-                self._count(thread_time() - began)
+                self._count(asker.party, thread_time() - began)
                 # Queued before the turn is returned, so that no other request of its party gets the
                 # turn.
-                following = self._queue(asker, first=True) if awaited is None else None
-=======
-                self._count(asker.party, thread_time() - began)
-                # Queued before the turn is given back, so that no other request of its party gets
-                # it.
                 is_first = asker.party == party
                 following = self._queue(asker, first=is_first) if awaited is None else None
->>>>>>> e33b787a (HTTP: a flood from many connections is one party before its token is known, too; after a long step a party rests)
                 if turn is not None:
                     self._give_back()
                 turn = following
@@ -150,14 +133,9 @@ class Turns:
         self._hand_on()
 
     def _hand_on(self) -> None:
-<<<<<<< HEAD
         """Give the turn to the next request; its task runs in the next turn of the loop."""
-        while not self._is_taken and (turn := self._waiting.take()) is not None:
-=======
-        """The task runs in the next turn of the loop."""
         self._end_rests()
         while not self._is_taken and (turn := self._waiting.take(self._resting)) is not None:
->>>>>>> e33b787a (HTTP: a flood from many connections is one party before its token is known, too; after a long step a party rests)
             if not turn.done():
                 self._is_taken = True
                 turn.set_result(None)
@@ -178,14 +156,10 @@ class Turns:
 
     def _count(self, party: Hashable, seconds: float) -> None:
         self._spent += seconds
-<<<<<<< HEAD
-        # This is not done each time, because a scheduled call makes the loop poll its sockets once
-        # more.
-=======
         if seconds > _LONG_SECONDS:
             self._resting[party] = asyncio.get_running_loop().time() + _REST * seconds
-        # Not every time: each scheduled call makes the loop poll its sockets once more.
->>>>>>> e33b787a (HTTP: a flood from many connections is one party before its token is known, too; after a long step a party rests)
+        # This is not done each time, because a scheduled call makes the loop poll its sockets once
+        # more.
         if self._spent > self._turn_seconds / 4:
             self._schedule()
 
