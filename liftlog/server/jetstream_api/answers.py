@@ -1,6 +1,7 @@
-"""The form of answers: JetStream's errors, times and JSON, and the NATS commands that carry them.
+"""Builds answers: JetStream's errors, times and JSON, and the NATS commands that carry them.
 
-The codes are those of nats-server's server/errors.json (2.15), because clients switch on them.
+The codes are those of nats-server's server/errors.json (2.15), because clients distinguish errors
+by them.
 """
 
 from __future__ import annotations
@@ -69,8 +70,8 @@ def unavailable(why: str) -> JetStreamError:
 
 
 def too_large_for_nats(limit: int) -> JetStreamError:
-    """JetStream, inside nats-server, sends answers of any size; this daemon is a client of
-    nats-server."""
+    """Return the error for an answer above NATS's maximum size. JetStream has no such limit,
+    because it runs inside nats-server; this daemon is a client of nats-server."""
     return JetStreamError(
         400,
         10054,
@@ -117,16 +118,16 @@ def to_text(document: Mapping[str, Any]) -> bytes:
 
 
 def answer_text(kind: str, body: Mapping[str, Any]) -> bytes:
-    """`kind` as in `stream_info`."""
+    """Return the text of an answer. `kind` is a name such as `stream_info`."""
     return to_text({"type": f"{_TYPE_PREFIX}{kind}_response", **body})
 
 
 DIRECT_GET = "direct_get"
-"""The kind of answers without JSON."""
+"""The kind of the answers that are not JSON."""
 
 
 def refusal(reply: Destination, kind: str, error: JetStreamError) -> bytes:
-    """Return the command that tells the client: JSON, or for a direct get a status in the
+    """Return the NATS command that sends the error: as JSON, or for a direct get as a status in the
     headers."""
     if kind == DIRECT_GET:
         return command(reply, b"", status(error.code, error.description))
@@ -140,8 +141,8 @@ def status(code: int, words: str) -> bytes:
 
 
 def without_statuses(blocks: list[bytes]) -> list[bytes]:
-    """Return header blocks of records in JetStream's form: without the status line that a publisher
-    may have put there. Clients take a message with a status for one from the server."""
+    """Return the header blocks of records without the status line that a publisher may have put
+    into one, because clients treat a message with a status as one from the server."""
     if not any(blocks):
         return blocks
     return [one if one[:10] in _NO_STATUS else _without_status(one) for one in blocks]
@@ -164,8 +165,8 @@ def time_text(ns: int) -> str:
 
 
 def is_utf8(value: str) -> bool:
-    """Return False for a text with a lone surrogate: JSON can encode it, but nothing else here
-    can."""
+    """Return False for a text with a lone surrogate, which JSON can express but UTF-8 cannot
+    encode."""
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -179,7 +180,7 @@ def is_utf8(value: str) -> bool:
 def command(
     subject: Destination, body: bytes, headers: bytes = b"", *, reply: bytes = b""
 ) -> bytes:
-    """One `PUB`, or one `HPUB` if there are headers."""
+    """Return a `PUB` command, or an `HPUB` command if there are headers."""
     target = b"%b %b" % (subject, reply) if reply else subject
     if not headers:
         return b"PUB %b %d\r\n%b\r\n" % (target, len(body), body)

@@ -1,4 +1,4 @@
-"""The fields of a configuration that a client of JetStream sends, one at a time."""
+"""Reads the fields of a configuration that a client of JetStream sends, one at a time."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ _FAR = 2**63
 
 
 def is_empty(value: object) -> bool:
-    """True for the zero value of a type, or an object of such values. Go programs send these for
-    fields that are not set."""
+    """Return True for the zero value of a type, and for an object that contains only zero values.
+    Go programs send these for fields that are not set."""
     if isinstance(value, dict):
         return all(map(is_empty, value.values()))
     return value in (None, False, 0, "", [])
 
 
 class ConfigFields:
-    """Takes each field out of `_left` as it is read, so that unknown fields remain there. All
-    readers treat null as a missing field, and raise JetStreamError for a value of another type."""
+    """The fields of one configuration. Each field is removed from `_left` when it is read, so
+    unknown fields remain there. All methods treat null as a missing field, and raise JetStreamError
+    for a value of another type."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._left = dict(config)
@@ -34,7 +35,7 @@ class ConfigFields:
         return value
 
     def _choice(self, key: str, known: tuple[str, ...]) -> str:
-        """The first of `known` is the default."""
+        """Read a field whose value must be one of `known`; the first of them is the default."""
         value = self._left.pop(key, None)
         if value is None:
             return known[0]

@@ -77,8 +77,8 @@ async def _made(request: Request, config: dict[str, Any], action: str) -> Answer
     readable = gate.readable_subjects(OVER_NATS, request.stream, peer="nats")
 
     def may_read() -> bool:
-        """The rights must be the same as when the consumer was created: the ACL can change. `may`
-        writes no line to the audit log."""
+        """Return True if the client may still read as when the consumer was created; the ACL can
+        change. `may` writes no line to the audit log."""
         return (
             gate.may(OVER_NATS, "read", host.name)
             and gate.readable_subjects(OVER_NATS, host.name, peer="nats") == readable
@@ -90,7 +90,7 @@ async def _made(request: Request, config: dict[str, Any], action: str) -> Answer
 
 def _named(rest: Sequence[str], config: dict[str, Any]) -> dict[str, Any]:
     """Return the configuration with the name from the request's subject. The subject may also
-    repeat the filter."""
+    contain the filter."""
     if not rest:
         return config
     for key in ("name", "durable_name"):
@@ -167,7 +167,7 @@ async def _say(request: Request, words: bytes) -> None:
 
 
 def _pull_request(request: Request, spec: ConsumerSpec) -> PullRequest:
-    """Raises JetStreamError."""
+    """Parse a pull request. Raises JetStreamError."""
     payload = request.payload.strip()
     body = (
         {"batch": int(payload)} if payload.isdigit() and len(payload) < 10 else read_object(payload)
@@ -190,7 +190,8 @@ def _pull_request(request: Request, spec: ConsumerSpec) -> PullRequest:
         min(batch, _MAX_BATCH),
         max_bytes=max_bytes,
         no_wait=no_wait,
-        # Without a time limit it waits for long; with no_wait it then does not wait at all.
+        # A request without a time limit waits long; with no_wait and without a limit it does not
+        # wait at all.
         expires_at=(
             None
             if no_wait and not expires

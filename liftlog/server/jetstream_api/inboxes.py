@@ -1,7 +1,8 @@
-"""Distinguishes clients of NATS by their inboxes.
+"""Identifies clients of NATS by their inboxes.
 
 A NATS message does not name its publisher. JetStream's clients use one inbox for each connection,
-so its name identifies the client. But a client can use another inbox for each request.
+so the name of the inbox identifies the client. However, a client can also use a new inbox for each
+request.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ _NEW_ONES = b"(new inboxes)"
 
 
 def party_of(reply: bytes) -> bytes:
-    """The inbox of a connection, which is the first two tokens of the reply subject."""
+    """Return the inbox of a connection: the first two tokens of the reply subject."""
     return b".".join(reply.split(b".", 2)[:2])
 
 
 class Inboxes:
-    """Remembers inboxes that are used repeatedly. An inbox that is used once does not become known,
-    so no number of new inboxes displaces known ones."""
+    """Stores the inboxes that are used repeatedly. An inbox that is used once does not become
+    known, so new inboxes never displace known ones, whatever their number."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
@@ -31,7 +32,7 @@ class Inboxes:
         self._known: Bounded[bytes, None] = Bounded()
 
     def note(self, party: bytes) -> bool:
-        """Note a request from this inbox; return True if the inbox is known."""
+        """Record a request from this inbox; return True if the inbox is known."""
         if party in self._known:
             self._known.move_to_end(party)
             return True
@@ -45,5 +46,6 @@ class Inboxes:
         return True
 
     def member(self, party: bytes) -> bytes:
-        """The member that takes turns in scans: a known inbox, or all others together."""
+        """Return the member under which a request takes turns at scans. Each known inbox is a
+        member; all other inboxes together are one."""
         return party if party in self._known else _NEW_ONES

@@ -1,4 +1,5 @@
-"""Finds single records of a log: by offset, the last or the next of a subject, the last of each.
+"""Finds single records of a log: by offset, or the last or next record of a subject, or the last
+record of each subject.
 
 The log has no index by subject. The last offset of a subject is usually known
 (`subject_sequences`). All other searches run in bounded pieces, in the threads that all readers
@@ -32,7 +33,7 @@ from liftlog.server.reading.scan import Scan
 from liftlog.server.reading.walking import Backward, Damage, Span
 
 _SEARCH_SECONDS = 4.0
-"""Clients time out after 5 s."""
+"""Time limit of a search, because clients time out after 5 s."""
 MAX_RESULTS = 1024
 MAX_HOLES = 50_000
 MAX_SUBJECTS = 250_000
@@ -42,19 +43,20 @@ Result = TypeVar("Result")
 
 
 class Found(NamedTuple):
-    """`headers` is the block of the message; empty without headers."""
+    """A record that was found. `headers` is the header block of the message; empty without
+    headers."""
 
     record: Record
     headers: bytes
 
 
 class TooManyResults(Exception):
-    """More subjects than one answer may have."""
+    """There are more subjects or records than one answer may contain."""
 
 
 class Lookup:
-    """One request's view of a stream. Belongs to the event loop; methods raise LiftlogErrors, and
-    LimitExceeded if a search takes too long."""
+    """Searches one stream for one request. Belongs to the event loop. Methods raise LiftlogErrors;
+    they raise LimitExceeded if a search takes too long."""
 
     def __init__(
         self,
@@ -63,24 +65,25 @@ class Lookup:
         readable: tuple[str, ...] | None,
         member: Hashable,
     ) -> None:
-        """Records on subjects that are not `readable` (None: all are) are not found."""
+        """Create a lookup. It never finds records on subjects that are not `readable`; None stands
+        for all subjects."""
         self._shown = shown
         self._log: Log = shown.host.log
         self._subjects = shown.host.sequencer.subjects
         self._readable = readable
-        # As in `cursor`, all clients of NATS are one party, however many inboxes they use.
+        # As in `cursor`, all clients of NATS are one party, whatever the number of their inboxes.
         self._threads = services.scanners.of(OVER_NATS, member)
         self._cold = services.cold_readers
         self._until = time.monotonic() + _SEARCH_SECONDS
 
     async def at(self, offset: int) -> Found | None:
-        """Return the record at an offset, if it is shown."""
+        """Return the record at an offset; None if it does not exist or is not shown."""
         found = await self.stored(offset)
         return found if found is not None and await self._shown.shows(found.record) else None
 
     async def stored(self, offset: int) -> Found | None:
-        """Return the record at an offset that was found a moment ago: a newer one of its subject
-        may exist by now."""
+        """Return the record at an offset that was found a moment ago. It is returned even if a
+        newer record of its subject has arrived since."""
         try:
             record, block = await self._run(read_record, self._log, offset, cold=True)
         except (NoRecord, OffsetOutOfRange):
@@ -116,7 +119,8 @@ class Lookup:
         return None
 
     def _known_last(self, pattern: str) -> int | None:
-        """Returns 0 if there is no such record, None if it is not known."""
+        """Return the last offset of a subject without a search: 0 if it has no record, None if the
+        offset is unknown."""
         if self._subjects is None or not is_literal(pattern):
             return None
         offset = self._subjects.last_committed(pattern.encode())
@@ -126,8 +130,11 @@ class Lookup:
         self, offset: int, subjects: Sequence[str], limit: int, max_bytes: int
     ) -> tuple[list[Found], int]:
         """Return the next records from `offset` on, on any of the subjects (empty: all), and the
-        offset to continue at, which is the end if there are no more. At most `limit` records and
-        about `max_bytes`, but at least one record if there is one."""
+        offset at which to continue. If there are no more records, that is the end of the stream.
+
+        At most `limit` records and about `max_bytes` are returned, but at least one record if there
+        is one.
+        """
         log, selection = self._log, self._selection(subjects)
         at = max(offset, self._shown.first_offset)
         while at < log.high_watermark:
@@ -155,8 +162,8 @@ class Lookup:
         return count
 
     async def last_of_each(self, patterns: Sequence[str], first: int, end: int) -> list[int]:
-        """Return the offset of the last record below `end` of each matching subject, ascending;
-        only those at or above `first`. Raises TooManyResults."""
+        """Return the offset of the last record below `end` of each matching subject, in ascending
+        order. Offsets below `first` are left out. Raises TooManyResults."""
         log = self._log
         if end >= log.high_watermark and all(self._known_last(one) is not None for one in patterns):
             known = {self._known_last(one) or 0 for one in patterns}
@@ -172,8 +179,9 @@ class Lookup:
         count: int | None = None,
         most: int = MAX_SUBJECTS,
     ) -> Newest:
-        """Return the last `count` records below `end` of each matching subject; by default as many
-        as are shown. Raises TooManyResults if there are more than `most`."""
+        """Find the last `count` records below `end` of each matching subject; the default is the
+        number that the stream shows. Raises TooManyResults if there are more than `most`
+        subjects."""
         newest = newest_of(self._shown.history, end, count=count)
         selection = self._selection(patterns, columns=newest.columns)
         at = max(self._shown.first_offset, 1)
@@ -185,15 +193,15 @@ class Lookup:
         return newest
 
     async def of_subjects(self, pattern: str) -> dict[bytes, Sequence[int]]:
-        """Return the shown offsets of each matching subject, ascending. For a stream with a
-        history. Raises TooManyResults."""
+        """Return the shown offsets of each matching subject, in ascending order. Only for a stream
+        with a history. Raises TooManyResults."""
         return (await self._newest((pattern,), self._log.high_watermark)).by_subject()
 
     async def holes(self, most: int) -> list[int]:
-        """Return the offsets between log start and high watermark that have no record any more.
+        """Return the offsets between log start and high watermark whose records have been deleted.
         Raises TooManyResults."""
         log, end, first = self._log, self._log.high_watermark, self._shown.first_offset
-        if self._shown.history == 1:  # superseded records are deleted later
+        if self._shown.history == 1:  # superseded, but not deleted yet
             kept = set((await self._newest((), end)).offsets())
             if end - first - len(kept) > most:
                 raise TooManyResults
@@ -224,7 +232,7 @@ class Lookup:
                 raise TooManyResults
         return counts
 
-    # --- inner ---
+    # --- the searches ---
 
     def _may_read(self, subject: str) -> bool:
         readable = self._readable
@@ -256,8 +264,8 @@ class Lookup:
 
 
 def open_lookup(request: Request) -> tuple[StreamHost, Lookup]:
-    """Return the request's stream, and a lookup of the records that its client may read. Raises
-    LiftlogError."""
+    """Return the request's stream, and a lookup that finds the records that its client may read.
+    Raises LiftlogError."""
     gate = request.parts.gate
     readable = gate.readable_subjects(OVER_NATS, request.stream, peer="nats")
     host = request.led_stream()
@@ -266,7 +274,8 @@ def open_lookup(request: Request) -> tuple[StreamHost, Lookup]:
 
 
 def open_whole_lookup(request: Request) -> tuple[StreamHost, Lookup]:
-    """Like `open_lookup`, but for all subjects, regardless of read rights. Raises LiftlogError."""
+    """Like `open_lookup`, but the lookup finds records on all subjects, regardless of read rights.
+    Raises LiftlogError."""
     host = request.led_stream()
     shown = Shown(host, request.parts.ages, request.parts.buckets)
     return host, Lookup(request.parts.services, shown, None, _member(request))
@@ -276,12 +285,13 @@ def _member(request: Request) -> Hashable:
     return request.parts.inboxes.member(party_of(request.reply))
 
 
-# --- in threads: each looks at one bounded piece, and returns where to continue ---
+# --- in threads: each call searches one bounded piece and returns where to continue ---
 
 
 def _piece(log: Log, scan: Scan) -> tuple[bytes, int]:
-    """Return the encoded batches of a piece, and its end. Damaged and missing batches are skipped:
-    the daemon reports them elsewhere, and the sequences show the gap."""
+    """Return the encoded batches of a piece of the log, and the end of the piece. Damaged and
+    missing batches are skipped: the daemon reports damage elsewhere, and the client can see the gap
+    in the sequences."""
     try:
         scanned = scan_log(log, scan)
     except CorruptRange as damage:

@@ -1,7 +1,7 @@
-"""STREAM.MSG.GET and DIRECT.GET: single records, and batches of them.
+"""STREAM.MSG.GET and DIRECT.GET: return single messages, and batches of them.
 
-The answer to a direct get is the message itself, with headers that name its origin; a refusal is a
-status in the headers. The answer to STREAM.MSG.GET is JSON.
+The answer to a direct get is the message itself, with headers that name its stream and sequence; an
+error is a status in the headers. The answer to STREAM.MSG.GET is JSON.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ from liftlog.server.jetstream_api.methods import (
 )
 
 _BATCH_BYTES = 4 * 2**20
-"""Maximum for one request; the client requests the rest."""
+"""Maximum size of the answers to one request; the client requests the rest."""
 _PIECE_BYTES = 128 * 1024
 _EARLIEST_NS, _LATEST_NS = 0, 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """The fields of a request; 0, empty or None if they are missing."""
+    """The fields of a request; a missing field is 0, empty or None."""
 
     seq: int
     last_for: str
@@ -90,7 +90,8 @@ class Wish:
 
 
 def parse_wish(body: dict[str, Any]) -> Wish:
-    """Raises JetStreamError. Unknown fields are ignored, as in JetStream."""
+    """Parse the fields of a request. Unknown fields are ignored, as in JetStream. Raises
+    JetStreamError."""
     patterns = body.get("multi_last") or []
     if not isinstance(patterns, list) or len(patterns) > MAX_RESULTS:
         raise invalid_json(f"multi_last: expected a list of at most {MAX_RESULTS} subjects")
@@ -114,8 +115,8 @@ def parse_wish(body: dict[str, Any]) -> Wish:
 
 
 def _time(body: dict[str, Any], name: str) -> int | None:
-    """Parse RFC 3339 to ns since 1970; a time outside 64 bits becomes the nearest end of the
-    range."""
+    """Parse a time in RFC 3339 to ns since 1970. A time outside the 64-bit range becomes the
+    nearest value in the range."""
     value = text(body, name)
     if not value:
         return None
@@ -167,7 +168,8 @@ async def _get(request: Request) -> Answer:
 
 
 def _check_still_readable(request: Request, host: StreamHost) -> None:
-    """The ACL may have changed, or the stream may have been deleted, since the search began."""
+    """Check the rights and the stream again after a search, because the ACL may have changed, or
+    the stream may have been deleted. Raises LiftlogErrors."""
     request.authorize("read")
     if request.led_stream() is not host:
         raise no_message()
@@ -190,9 +192,9 @@ async def _one(lookup: Lookup, wish: Wish) -> Found | None:
 
 
 class _Status(Exception):
-    """The answer is only a status. 503 without text is the answer of NATS if a subject has no
-    subscriber. JetStream sends it for a stream that does not exist, or does not allow direct gets,
-    and clients check for exactly that."""
+    """An answer that consists only of a status. NATS itself answers 503 without text if a subject
+    has no subscriber. JetStream sends the same for a stream that does not exist or does not allow
+    direct gets, and clients check for exactly that."""
 
     def __init__(self, code: int, words: str) -> None:
         super().__init__(words)
@@ -261,14 +263,14 @@ def _headers(host: StreamHost, wish: Wish, found: Found, more: bytes) -> bytes:
         f"Nats-Sequence: {record.offset}\r\n"
         f"Nats-Time-Stamp: {time_text(record.timestamp_ns)}\r\n"
     )
-    # Last, as in JetStream: if a name occurs twice, clients use the last value, so no header of a
-    # publisher, or of a republished message, can pretend to be one of these.
+    # These headers come last, as in JetStream: clients use the last value of a name that occurs
+    # twice. So no header of a publisher, or of a republished message, can replace one of these.
     own = found.headers[:-2] if found.headers else PREAMBLE
     return b"%b%b%b\r\n" % (own, place.encode(), more)
 
 
 async def _send(request: Request, host: StreamHost, wish: Wish, one: Found, more: bytes) -> None:
-    """Raises JetStreamError if the message is too large for NATS."""
+    """Send one record. Raises JetStreamError if the message is too large for NATS."""
     headers, value = _headers(host, wish, one, more), one.record.value or b""
     limit = request.parts.max_payload_bytes()
     if limit and len(headers) + len(value) > limit:
@@ -322,7 +324,7 @@ async def _send_last_of_each(
     for offset in offsets:
         found = await lookup.stored(offset)
         pending -= 1
-        if found is None:  # retention has deleted it
+        if found is None:  # retention has deleted the record
             continue
         _check_still_readable(request, host)
         await _send(request, host, wish, found, _progress(pending, last))

@@ -1,5 +1,5 @@
-"""The table of methods, and the functions that answer them, which modules register with
-`answers`."""
+"""The table of methods, and the decorator `answers`, with which modules register the functions that
+answer them."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ class ApiCounters:
 
     def __init__(self) -> None:
         self.requests: Counter[tuple[str, str]] = Counter()
-        """By method and result."""
+        """Number of requests by method and result."""
         self.seconds = Histogram(LATENCY_BOUNDS)
-        """From the arrival of a request to its answer."""
+        """Time from the arrival of a request to its answer."""
 
     def answered(self, method: str, result: str, seconds: float) -> None:
         self.requests[method, result] += 1
@@ -56,23 +56,23 @@ class ApiCounters:
 
 
 ANSWERED, REFUSED, FAILED, TOO_MANY = "ok", "refused", "failed", "too many"
-"""Results. `TOO_MANY`: the request was not processed."""
+"""Results of requests. `TOO_MANY` means that the request was not processed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The parts of the daemon that the answering functions need."""
+    """The parts of the daemon that the functions need."""
 
     broker: Broker
     services: PullServices
     mark: str
-    """The name in answers: this daemon, or its cluster."""
+    """The name in answers that identifies this daemon or its cluster."""
     send: Callable[[Callable[[], bytes]], Awaitable[None]]
-    """Waits for room, then queues the NATS commands that a function returns. The function composes
-    them only then, since allowed subjects can change. Raises NatsUnavailable, and the errors of the
-    function."""
+    """Waits for space in the send buffer, then calls a function and queues the NATS commands that
+    it returns. The commands are composed only then, because the allowed subjects can change while
+    it waits. Raises NatsUnavailable, and the errors of the function."""
     max_payload_bytes: Callable[[], int]
-    """Limit of one message; 0 if not known."""
+    """Returns the maximum size of one message; 0 if it is unknown."""
     consumers: Consumers
     ages: Ages
     buckets: Buckets
@@ -81,18 +81,19 @@ class Parts:
 
     @property
     def gate(self) -> Gate:
-        """Its decisions can change at each await."""
+        """The gate that decides about access. A decision may differ after each await, because the
+        ACL can be reloaded."""
         return self.services.gate
 
 
 class NoDestination(Exception):
-    """Nothing may be sent to the reply subject, not even a refusal."""
+    """The reply subject must not receive anything, not even an error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request. `arguments` are the tokens of the subject after those of the method; the first
-    one is the stream, if the method has one."""
+    """One request. `arguments` are the tokens of its subject after the method. If the method
+    concerns a stream, the first argument is the stream."""
 
     parts: Parts
     arguments: Sequence[str]
@@ -112,7 +113,7 @@ class Request:
         return Caller(OVER_NATS, self.parts.gate, self.parts.broker, "nats")
 
     def authorize(self, operation: Operation, *, subjects: Sequence[str] = ()) -> None:
-        """Check that clients of NATS may do this to the request's stream. Raises Forbidden,
+        """Check that clients of NATS have this right on the request's stream. Raises Forbidden,
         InvalidArgument."""
         gate = self.parts.gate
         gate.authorize(OVER_NATS, operation, self.stream, peer="nats", subjects=subjects)
@@ -138,7 +139,7 @@ class Request:
         return found
 
     def check_exists(self) -> None:
-        """Raises StreamNotFound for a stream that was deleted in the cluster, even if this node has
+        """Raise StreamNotFound for a stream that was deleted in the cluster, even if this node has
         not closed its copy yet."""
         if self.parts.broker.catalog.was_deleted(self.stream):
             raise StreamNotFound(f"there is no stream {self.stream!r}")
@@ -173,7 +174,7 @@ def _no_constant(word: str) -> None:
 
 
 Perform = Callable[[Request], Awaitable[Answer | None]]
-"""Returns the body of a JSON answer, or None if it has sent the answer itself."""
+"""Returns the body of a JSON answer; None if the function has sent the answer itself."""
 
 
 IsCheap = Callable[[Sequence[str], bytes], bool]
@@ -200,15 +201,15 @@ def without(*words: bytes) -> IsCheap:
 class Method(NamedTuple):
     name: str
     kind: str
-    """The kind of answer, as in `stream_info`."""
+    """Kind of the answer, such as `stream_info`."""
     perform: Perform
     arguments: tuple[int, int | None]
-    """Least and greatest number of tokens after the method."""
+    """Minimum and maximum number of tokens after the method."""
     at_leader: bool
-    """Only the leader of the stream can answer."""
+    """True if only the leader of the stream can answer."""
     is_cheap: IsCheap
-    """Returns True if a request with these arguments and this payload is answered in a moment.
-    Requests that may search a log, write, or describe many streams wait in a separate lane
+    """Returns True if a request with these arguments and this payload is answered quickly. Other
+    requests may search a log, write, or describe many streams; they wait in a separate lane
     (`waiting`)."""
 
 

@@ -1,4 +1,4 @@
-"""Limits the share of the event loop that requests and their answers take.
+"""Limits the share of the event loop that requests and their answers use.
 
 A stored message passes through the loop two or three times before its ack is sent. Between any two
 of these turns, all answers together get a limited time; and while messages arrive, the answers then
@@ -14,20 +14,21 @@ from typing import Any, TypeVar
 
 TURN_SECONDS = 0.001
 FLOOD_PAUSE_SECONDS = 0.02
-"""One read brings at most 256 KB of requests, which take some milliseconds."""
+"""Pause between two reads during a flood. One read brings at most 256 KB of requests, which take
+some milliseconds to handle."""
 
 Result = TypeVar("Result")
 
 
 class Pace:
-    """Belongs to the event loop."""
+    """Limits the time of all answers in each turn of the loop. Belongs to the event loop."""
 
     def __init__(
         self, ingested_bytes: Callable[[], int], clock: Callable[[], float] | None = None
     ) -> None:
-        """`ingested_bytes` returns the total size of the messages that have arrived for streams.
-        Pass the processor's clock as `clock` to exclude the time in which the thread waits for a
-        processor."""
+        """Create it. `ingested_bytes` returns the total size of the messages that have arrived for
+        streams. Pass the processor's clock as `clock` to exclude the time in which the thread waits
+        for a processor."""
         self._ingested_bytes = ingested_bytes
         self._clock = perf_counter if clock is None else clock
         self._seen_bytes = ingested_bytes()
@@ -36,12 +37,12 @@ class Pace:
         self._open.set()
 
     async def turn(self) -> None:
-        """Returns when there is time to begin something."""
+        """Wait until there is time to begin something."""
         while not self._open.is_set():
             await self._open.wait()
 
     async def run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Await `work`, and count the time that it spends in the loop, without the time that it
+        """Run `work`, and count the time that it spends in the loop, without the time that it
         waits."""
         result: Result = await _Timed(work, self._clock, self._count)
         return result
@@ -51,7 +52,7 @@ class Pace:
         if self._spent < TURN_SECONDS or not self._open.is_set():
             return
         seen, self._seen_bytes = self._seen_bytes, self._ingested_bytes()
-        # Time spent beyond the turn is a debt.
+        # Time used beyond the limit is subtracted from later turns.
         pause = self._spent if self._seen_bytes != seen else 0.0
         self._spent = 0.0
         self._open.clear()
@@ -62,7 +63,8 @@ class ReadingPause:
     """Delays the next read after a read that brought more requests than can wait.
 
     The data stays in NATS meanwhile. Acks have a connection of their own and are not delayed.
-    Belongs to the event loop."""
+    Belongs to the event loop.
+    """
 
     def __init__(self) -> None:
         self._is_flooded = False

@@ -1,7 +1,8 @@
-"""Finds out if JetStream, or another daemon, answers on `$JS.API`: then this daemon must not.
+"""Checks whether JetStream or another daemon answers on `$JS.API`, because this daemon must then
+not answer.
 
 A client uses the first answer that arrives. If two servers answered, a client could create a stream
-in one and ask the other about it.
+in one server and request its description from the other.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ _ANSWER_SECONDS = 2.0
 
 
 class Presence:
-    """Belongs to the event loop."""
+    """Looks for other servers that answer on `$JS.API`. Belongs to the event loop."""
 
     def __init__(self, link: NatsLink, name: str) -> None:
-        """`name` is the value of `MARK` in the answers of this daemon, and of its cluster."""
+        """Create it. `name` is the value of `MARK` in the answers of this daemon and of its
+        cluster."""
         self._link = link
         self._name = name
         self._inbox = f"_INBOX.{secrets.token_hex(11)}"
@@ -39,8 +41,8 @@ class Presence:
         link.on_publish_refused.append(self._refused)
 
     async def rival(self) -> str:
-        """Describe the other server that answers; empty if no other does. Raises NatsUnavailable,
-        and NatsRefused if NATS does not allow the request."""
+        """Return a description of the other server that answers; empty if there is none. Raises
+        NatsUnavailable, and NatsRefused if NATS does not allow the request."""
         if self._link.server_has_jetstream:
             return "JetStream is on on the NATS server"
         await self._link.attach(self._wanted)
@@ -53,15 +55,15 @@ class Presence:
             async with asyncio.timeout(_ANSWER_SECONDS):
                 return self._judge(await self._answer)
         except TimeoutError:
-            # A subscriber receives the request and does not answer: it observes all subjects.
-            # JetStream would answer.
+            # A subscriber to all subjects receives the request and does not answer; JetStream would
+            # answer.
             return ""
         finally:
             self._answer = None
 
     def _judge(self, payload: bytes) -> str:
         if not payload:
-            return ""  # no responders
+            return ""  # status for no responders
         try:
             answer = json.loads(payload)
         except (ValueError, RecursionError):

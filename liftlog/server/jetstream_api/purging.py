@@ -1,9 +1,9 @@
 """STREAM.PURGE: deletes the oldest messages of a stream, or the messages on some subjects.
 
-Records never change. The oldest are deleted by moving the log start. A subject of a stream with
-`max_msgs_per_subject` is deleted by a tombstone: a record like any other, so it is durable and on
-all replicas before the answer, and readers find nothing before it. Compaction deletes the bytes
-later.
+Records never change. Moving the log start deletes the oldest ones. In a stream with
+`max_msgs_per_subject`, a tombstone deletes the records of a subject. A tombstone is a record like
+any other, so it is durable and on all replicas before the answer is sent. From then on readers skip
+the records before it, and compaction deletes their bytes later.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from liftlog.server.jetstream_api.methods import Answer, Request, answers, text,
 from liftlog.server.jetstream_api.streams import asked, description, settings_of
 
 _AT_ONCE = 500
-"""Number of tombstones that are written before other tasks have a turn."""
+"""Number of tombstones that are written before other tasks run."""
 _COMMIT_SECONDS = 4.0
-"""Clients time out after 5 s."""
+"""Time limit of a commit, because clients time out after 5 s."""
 
 
 @answers("STREAM.PURGE", "stream_purge", arguments=(1, 1), at_leader=True)
@@ -96,7 +96,7 @@ async def _purge_subjects(request: Request, pattern: str, keep: int, seq: int) -
         found = await lookup.of_subjects(pattern)
     except TooManyResults:
         raise _not_purged("too many subjects match: purge fewer at a time") from None
-    request.authorize("delete")  # the ACL may have changed meanwhile
+    request.authorize("delete")  # checked again: the ACL may have changed
     doomed = {subject: _doomed(offsets, keep, seq) for subject, offsets in found.items()}
     going = [subject for subject, count in doomed.items() if count]
     purged = 0
@@ -104,8 +104,8 @@ async def _purge_subjects(request: Request, pattern: str, keep: int, seq: int) -
         if request.led_stream() is not host:
             raise NotReady("the stream was deleted or moved meanwhile", hint="try again")
         wanted = going[start : start + _AT_ONCE]
-        # No await between this look and the tombstones: a message that has arrived since is kept,
-        # unless the purge covers it.
+        # No await between this look-up and the tombstones, so that a message that has arrived since
+        # is kept unless the purge covers it.
         keys = [_key(host, one, found[one][doomed[one] :], seq) for one in wanted]
         named = {one: key for one, key in zip(wanted, keys, strict=True) if key}
         await _delete(host, list(named), list(named.values()))
@@ -114,7 +114,7 @@ async def _purge_subjects(request: Request, pattern: str, keep: int, seq: int) -
 
 
 def _doomed(offsets: Sequence[int], keep: int, seq: int) -> int:
-    """Return how many of the oldest records of a subject are to be deleted."""
+    """Return the number of the oldest records of a subject to delete."""
     if seq:
         return sum(offset < seq for offset in offsets)
     return max(0, len(offsets) - keep)
@@ -122,7 +122,8 @@ def _doomed(offsets: Sequence[int], keep: int, seq: int) -> int:
 
 def _key(host: StreamHost, subject: bytes, rest: Sequence[int], seq: int) -> bytes:
     """Return the key of the tombstone. If a record is kept, the key names the offset below which
-    all are deleted. Empty if no tombstone is needed: the one record that is shown is kept."""
+    all records are deleted. Empty if no tombstone is needed, because the only record that is shown
+    is kept."""
     if not rest and not (seq and _last_offset(host, subject) >= seq):
         return subject
     own = host.settings.jetstream
@@ -132,7 +133,7 @@ def _key(host: StreamHost, subject: bytes, rest: Sequence[int], seq: int) -> byt
 
 
 async def _delete(host: StreamHost, subjects: Sequence[bytes], keys: Sequence[bytes]) -> None:
-    """Returns when the tombstones are committed. Raises LiftlogError."""
+    """Write tombstones; return when they are committed. Raises LiftlogError."""
     committed: asyncio.Future[LiftlogError | None] = asyncio.get_running_loop().create_future()
 
     def told(error: LiftlogError | None) -> None:

@@ -1,12 +1,12 @@
 """Receives requests from `$JS.API.>`, has them answered, and sends the answers.
 
-In a cluster, NATS gives each request to one of the nodes, as members of one queue group. A request
-that only the leader of a stream can answer is passed on to it, once, as a NATS message; the leader
-sends the answer.
+In a cluster, the nodes are members of one queue group, so NATS delivers each request to one of
+them. If only the leader of a stream can answer, the node forwards the request to the leader, once,
+as a NATS message. The leader sends the answer.
 
-None of this may delay an ack. The number of waiting requests is limited, for each client and in
-total; a few requests are answered at a time; an answer is sent only after NATS has accepted the
-answers before it.
+Requests must not delay acks. Therefore the number of waiting requests is limited, for each client
+and in total, and only a few requests are answered at the same time. An answer is sent only after
+NATS has accepted the previous answers.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ from liftlog.server.streams.catalog import Catalog
 logger = logging.getLogger("liftlog.server.jetstream_api")
 
 _STALE_SECONDS = 10.0
-"""Clients time out after 5 s: a request that has waited for longer is dropped."""
+"""Clients time out after 5 s, so a request that has waited for this long is dropped."""
 _MAX_UNSENT_BYTES = 64 * 1024
 _TAKEOVER_SECONDS = 2.0
 _TAKEOVER_LOOK_SECONDS = 0.02
 _MAX_AT_TAKEOVER = WORKERS // 2
-"""Limit of requests that wait while this node takes over the leadership of their stream; it always
-leaves workers for other requests."""
+"""Maximum number of requests that wait while this node takes over the leadership of their stream.
+The other workers remain free for other requests."""
 _LOOK_SECONDS = 15.0
 _LOOK_AGAIN_SECONDS = 1.0
 
@@ -80,21 +80,22 @@ _REGISTERED = (consumer_methods, message_methods, purging, streams)
 
 
 class JetStreamApi:
-    """Belongs to the event loop."""
+    """Serves JetStream's API. Belongs to the event loop."""
 
     def __init__(
         self, broker: Broker, servers: list[str], seam: str, services: PullServices
     ) -> None:
-        """`servers` and `seam` as for the link on which messages arrive. This link is separate, so
-        that messages do not wait behind requests, of which one client can send any number."""
+        """Create it. `servers` and `seam` are the same as for the link on which messages arrive.
+        This link is separate, because one client can send any number of requests, and messages must
+        not wait behind them."""
         settings = broker.settings
         self.problem = "not yet known whether JetStream is off"
-        """The reason why requests are not answered; empty if they are."""
+        """Reason why requests are not answered; empty if they are answered."""
         self.counters = ApiCounters()
         cluster = settings.cluster
         self._mark = f"{settings.name} {broker.server_id}"
         self._own_prefix = b""
-        """Prefix of the requests that other nodes pass on."""
+        """Prefix of the subjects on which other nodes forward requests to this node."""
         if cluster is not None:
             self._mark = f"cluster {cluster.name}"
             self._own_prefix = passed_on_prefix(cluster.name, cluster.node)
@@ -132,7 +133,7 @@ class JetStreamApi:
         self._presence: Presence | None = None
         self._subscriptions: list[LinkSubscription] = []
         self._checked = -1
-        """The connection on which no other server answers, as a check has shown."""
+        """Number of the NATS connection on which a check has shown that no other server answers."""
         self._look = asyncio.Event()
         self._looked = asyncio.Event()
         """Set once the present connection has been checked."""
@@ -142,7 +143,7 @@ class JetStreamApi:
         return self._broker.intake.ingested().size_bytes
 
     def start(self) -> None:
-        """Call it when the streams are open."""
+        """Begin to serve; call it when the streams are open."""
         self.link.start()
         self._presence = Presence(self.link, self._mark)
         self.link.on_connected.append(self._look_again)
@@ -169,7 +170,7 @@ class JetStreamApi:
     def consumer_count(self) -> int:
         return self._consumers.count()
 
-    # --- whether to answer ---
+    # --- the decision to answer ---
 
     def _look_again(self) -> None:
         self._looked.clear()
@@ -186,9 +187,9 @@ class JetStreamApi:
                 self._pause(f"not connected to NATS: {error.message}")
             except NatsRefused as error:
                 self._pause(error.message)
-                # If NATS allows the subjects later, they must not be subscribed to before a check.
+                # If NATS allows the subjects later, a check must precede the subscription.
                 await self._unsubscribe()
-            except Exception as error:  # a supervisor: the next look may succeed
+            except Exception as error:  # a supervisor: the next check may succeed
                 self._pause("the look for JetStream failed")
                 logger.exception("jetstream-api-look-failed error=%r", error)
             seconds = _LOOK_AGAIN_SECONDS if self.problem else _LOOK_SECONDS
@@ -206,12 +207,12 @@ class JetStreamApi:
             return
         is_new = not self._subscriptions
         if is_new:
-            self._looked.clear()  # requests are answered from now on, unless refused below
+            self._looked.clear()  # answers requests from now on, unless the check below fails
             self._subscribe()
         for wanted in self._subscriptions:
             await self.link.attach(wanted)
         if is_new:
-            self._look.set()  # another daemon may have done the same at the same time
+            self._look.set()  # another daemon may have started at the same time
         if generation != self.link.generation:
             self._look.set()
             return
@@ -244,7 +245,7 @@ class JetStreamApi:
     # --- requests ---
 
     def _take(self, run: MessageRun) -> None:
-        """The handler of the subscription: it only queues the requests."""
+        """Queue the requests that the subscription has delivered."""
         now = repeat(time.monotonic(), len(run))
         refused: list[Message] = []
         full: set[bytes] = set()
@@ -253,7 +254,7 @@ class JetStreamApi:
             if not message[1]:
                 continue
             party = party_of(message[1])
-            if party in full:  # of thousands; the others are not examined
+            if party in full:  # thousands are waiting; the rest is not examined
                 unseen += 1
             elif not self._waiting.add(message):
                 refused.append(message)
@@ -291,10 +292,10 @@ class JetStreamApi:
                 if not self.problem and self._checked == self.link.generation:
                     await self._pace.run(self._answer(message))
             except NatsUnavailable:
-                pass  # the client asks again
+                pass  # the client repeats the request
             except NoDestination:
                 self._count(message, REFUSED)
-            except Exception as error:  # a supervisor: the other requests are answered
+            except Exception as error:  # a supervisor: continue with other requests
                 self.counters.requests[self._method_of(message[0]), FAILED] += 1
                 logger.exception("jetstream-api-failed error=%r", error)
             finally:
@@ -362,9 +363,9 @@ class JetStreamApi:
         return await method.perform(request)
 
     async def _take_over(self, catalog: Catalog, stream: str) -> None:
-        """Returns when this node leads the stream, if it is about to: programs use a stream at the
-        moment its creation is answered. If too many requests wait already, it returns at once, and
-        this one is refused later."""
+        """Wait until this node leads the stream, if it is about to become the leader. Programs use
+        a stream as soon as its creation is answered. If too many requests wait already, return at
+        once; the request is then refused."""
         if self._at_takeover >= _MAX_AT_TAKEOVER:
             return
         self._at_takeover += 1
@@ -378,7 +379,7 @@ class JetStreamApi:
             self._at_takeover -= 1
 
     async def _pass_on(self, node: str, subject: bytes, reply: bytes, payload: bytes) -> None:
-        """Pass the request on to the leader's node, which answers it."""
+        """Forward the request to the leader's node, which sends the answer."""
         cluster = self._broker.settings.cluster
         assert cluster is not None, "only a cluster has other nodes"
         target = passed_on_prefix(cluster.name, node) + subject.removeprefix(PREFIX.encode())
@@ -388,7 +389,7 @@ class JetStreamApi:
         return bool(self._own_prefix) and subject.startswith(self._own_prefix)
 
     def _tokens(self, subject: bytes) -> Sequence[str]:
-        """Return the tokens after the prefix."""
+        """Return the tokens of the subject after the prefix."""
         prefix = self._own_prefix if self._is_passed_on(subject) else PREFIX.encode()
         return subject.removeprefix(prefix).decode("utf-8", "replace").split(".")
 
@@ -403,7 +404,8 @@ class JetStreamApi:
     # --- answers ---
 
     async def send(self, compose: Callable[[], bytes]) -> None:
-        """See `Parts`. Acks share the connection: they must not wait behind long answers."""
+        """Queue an answer as `Parts.send` describes. Acks use the same connection and must not wait
+        behind long answers."""
         await self.link.room()
         self.link.send(compose())
 
@@ -416,6 +418,5 @@ def _leaf_link(broker: Broker) -> LeafLink | None:
 
 
 def passed_on_prefix(cluster: str, node: str) -> bytes:
-    """Return the prefix of the subjects on which a node receives requests that other nodes pass
-    on."""
+    """Return the prefix of the subjects on which other nodes forward requests to `node`."""
     return f"liftlog.{cluster}.jsapi.{node}.".encode()

@@ -1,8 +1,8 @@
 """Converts JetStream's configuration of a stream from and to our settings. Pure.
 
-Settings that cannot be fulfilled are refused, never ignored. Settings that JetStream does not have
-(durability, batches, compaction's times ...) get their defaults when a stream is created, and stay
-when it is updated.
+A JetStream setting that liftlog cannot fulfil is refused, never ignored. Our settings that
+JetStream lacks (durability, batches, compaction's times ...) get their defaults when a stream is
+created, and keep their values when it is updated.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _MAX_NS = 100 * 365 * 86_400 * _NS
 _MIN_SEGMENT_BYTES, _MAX_SEGMENT_BYTES = 64 * 1024, 256 * 2**20
 _MIN_SEGMENT_SECONDS, _MAX_SEGMENT_SECONDS = 1.0, 86_400.0
 _SEGMENTS_PER_LIMIT = 8
-"""Segments that fit into a limit. Limits apply to whole segments, so a limit is exceeded by an
-eighth at most."""
+"""Number of segments within a limit. Whole segments are deleted, so a limit is exceeded by at most
+an eighth."""
 
 _REFUSED = {
     "mirror": "mirrors are not supported",
@@ -52,7 +52,7 @@ _REFUSED = {
     "allow_msg_schedules": "message schedules are not supported",
     "allow_batched": "fast batch publishing is not supported",
 }
-"""Settings that are refused unless they have the empty value of their type."""
+"""JetStream settings that are refused unless they have the empty value of their type."""
 
 
 def config_of(name: str, settings: StreamSettings) -> dict[str, Any]:
@@ -119,26 +119,29 @@ def changes_from(
     settings: Mapping[str, Any], have: Mapping[str, Any], want: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the changes for `update_stream` that lead to `settings`, the result of
-    `settings_from`. `have` and `want` are the results of `config_of` before and after: a setting
-    that is equal in both is not changed here, nor is one that was derived when the stream was
-    created."""
+    `settings_from`.
+
+    `have` and `want` are the results of `config_of` for the present and the wanted configuration. A
+    setting that is equal in both is not changed, and neither is one that was derived when the
+    stream was created.
+    """
     changes = {key: settings[key] for key in ("retention", "jetstream")}
     history = settings["jetstream"]["max_msgs_per_subject"]
     is_longer = history is not None and history > 1
-    # A longer history needs its `null` even if `have` has the same value, which may be out of date.
+    # A longer history needs its `null` even if `have` has the same value, because `have` may be
+    # outdated.
     if is_longer or have.get("max_msgs_per_subject") != want.get("max_msgs_per_subject"):
         changes["compaction"] = settings["compaction"]
     for key, field in _CHANGEABLE.items():
         if have.get(field) != want.get(field):
             changes[key] = settings[key]
-    if "acks" in changes:  # without acks there are no expected sequences
+    if "acks" in changes:  # without acks, expected sequences have no effect
         changes["subject_sequences"] = settings["subject_sequences"]
     return changes
 
 
 def check_unchangeable(have: Mapping[str, Any], want: Mapping[str, Any]) -> None:
-    """Raises JetStreamError if two configurations of one stream differ in a setting that cannot
-    change."""
+    """Raise JetStreamError if the two configurations differ in a setting that cannot change."""
     for key in ("first_seq", "num_replicas"):
         if have.get(key) != want.get(key):
             raise invalid_config(
@@ -155,8 +158,8 @@ def check_unchangeable(have: Mapping[str, Any], want: Mapping[str, Any]) -> None
 
 
 class _Reader(ConfigFields):
-    """The fields of one configuration. Each is taken out when it is read; the remaining ones are
-    unknown."""
+    """The fields of one configuration. Each field is removed when it is read; the fields that
+    remain are unknown."""
 
     def __init__(self, name: str, config: Mapping[str, Any]) -> None:
         self._name = name
@@ -201,12 +204,12 @@ class _Reader(ConfigFields):
         self._refuse_unknown()
         return settings
 
-    # --- what is refused ---
+    # --- refused settings ---
 
     def _refuse_what_is_not_promised(self) -> None:
         if self._left.get("max_msgs_per_subject") not in (None, 0, -1):
-            # Some clients request it with each bucket. The answer says that it is off, and a
-            # message with a TTL is refused.
+            # Some clients request this setting with each bucket. The answer says that it is off,
+            # and a message with a TTL is refused.
             self._left.pop("allow_msg_ttl", None)
         if self._flag("mirror_direct"):
             if self._left.get("mirror"):
@@ -242,7 +245,7 @@ class _Reader(ConfigFields):
             if not is_empty(value):
                 raise invalid_json(f"unknown field {key[:80]!r}")
 
-    # --- what is mapped ---
+    # --- converted settings ---
 
     def _subjects(self) -> list[str]:
         name = self._text("name")
@@ -308,7 +311,7 @@ class _Reader(ConfigFields):
         }
 
     def _history(self) -> int | None:
-        """The history of a key-value bucket; roll-ups require one."""
+        """Return the history of a key-value bucket; roll-ups require one."""
         limit = self._limit("max_msgs_per_subject")
         if limit is not None and limit > MAX_HISTORY:
             raise invalid_config(f"max_msgs_per_subject: expected at most {MAX_HISTORY}")
@@ -344,10 +347,11 @@ class _Reader(ConfigFields):
             )
         return True
 
-    # --- one field ---
+    # --- single fields ---
 
     def _limit(self, key: str) -> int | None:
-        """Return None for no limit, which is 0 or any negative number in JetStream."""
+        """Read a limit; None if there is no limit, which JetStream expresses as 0 or a negative
+        number."""
         value = self._whole(key, least=-(2**63))
         return value if value > 0 else None
 
@@ -361,7 +365,8 @@ class _Reader(ConfigFields):
 
 
 def _segment(max_age_ns: int, max_bytes: int | None) -> dict[str, Any]:
-    """Segments are small enough that the limits are close: whole segments are deleted."""
+    """Return settings for segments that are small compared with the limits, because only whole
+    segments are deleted."""
     segment: dict[str, Any] = {}
     if max_age_ns:
         seconds = max_age_ns / _NS / _SEGMENTS_PER_LIMIT
@@ -377,5 +382,6 @@ def _to_ns(seconds: float) -> int:
 
 
 def _shown_size(size_bytes: int) -> int:
-    """NATS itself accepts no message above the maximum limit."""
+    """Return the size to show for a limit: at most the maximum, because NATS accepts no larger
+    message."""
     return -1 if size_bytes >= MAX_MESSAGE_BYTES else size_bytes

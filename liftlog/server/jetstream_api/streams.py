@@ -66,14 +66,14 @@ from liftlog.server.requests.rights import carry_out
 from liftlog.settings import StreamSettings, parse_stream_settings
 
 _NAMES_LIMIT, _LIST_LIMIT = 1024, 256
-"""Streams of one page, as in JetStream."""
+"""Maximum number of streams in one page, as in JetStream."""
 _PAGE_SHARE = 0.9
-"""The share of the largest message that a page of descriptions may take."""
+"""Maximum size of a page of descriptions, as a share of NATS's maximum message size."""
 _DEFAULT_PAYLOAD = 2**20
 _SUBJECTS_LIMIT = 100_000
-"""Subjects of one page, as in JetStream."""
+"""Maximum number of subjects in one page, as in JetStream."""
 _PLAIN = re.compile(rb"[ !#-\[\]-~]*")
-"""Text whose length does not change in JSON."""
+"""Text that has the same length in JSON."""
 
 _NO_LIMITS = {
     "max_memory": 0,
@@ -109,7 +109,7 @@ async def _info(request: Request) -> Answer:
     }
 
 
-# --- one stream described ---
+# --- the description of one stream ---
 
 
 @answers(
@@ -140,8 +140,8 @@ async def _stream_info(request: Request) -> Answer:
 async def _subjects_page(
     request: Request, state: dict[str, Any], pattern: str, offset: int
 ) -> dict[str, Any]:
-    """Adds the number of messages of each subject to `state`, for as many subjects as fit; returns
-    the fields of the page."""
+    """Add to `state` the number of messages of each subject, for as many subjects as fit. Return
+    the fields that describe the page."""
     counts = await open_lookup(request)[1].subjects(pattern, MAX_SUBJECTS)
     names = sorted(counts)
     offset = max(0, min(offset, len(names)))
@@ -195,7 +195,8 @@ async def _described(request: Request, info: StreamInfo) -> dict[str, Any]:
 
 
 async def _count_shown(request: Request, host: StreamHost, state: dict[str, Any]) -> None:
-    """In a bucket, superseded records are not delivered; compaction deletes them later."""
+    """Count only the shown messages of a bucket. Superseded records are not delivered, but
+    compaction deletes them later."""
     known, own = host.sequencer.subjects, host.settings.jetstream
     subjects = None if known is None else known.count()
     history = None if own is None else own.max_msgs_per_subject
@@ -219,7 +220,8 @@ def settings_of(info: StreamInfo) -> StreamSettings:
 
 
 def _state(info: StreamInfo, start: int, first_ns: int, last_ns: int) -> dict[str, Any]:
-    """Sequences are offsets; `start` is the first one that is shown."""
+    """Return the state of a stream in JetStream's form. Sequences are offsets; `start` is the first
+    offset that is shown."""
     end = info.high_watermark
     count = min(info.record_count or 0, end - start)
     is_new = start == end == 1
@@ -272,7 +274,7 @@ def _page(total: int, offset: int, limit: int) -> dict[str, Any]:
 
 
 async def _listed(request: Request, body: dict[str, Any]) -> list[StreamInfo]:
-    """Return the streams that may be read, including those on a failed disk, by name."""
+    """Return the streams that may be read, including those on a failed disk, sorted by name."""
     subject = _subject_in(body)
     answer = await asked(request, ListStreams(), StreamsAnswer)
     found = [StreamInfo.from_wire(one) for one in answer.streams]
@@ -287,8 +289,8 @@ def _subject_in(body: dict[str, Any]) -> str:
 
 
 async def _readable_names(request: Request, subject: str) -> list[str]:
-    """Return the names of the streams that `_listed` would return. Every new stream is compared
-    with these names, so streams are not described for them."""
+    """Return the names of the streams that `_listed` would return, without describing them: every
+    new stream is compared with these names."""
     return [
         name
         for name in filter(request.may_read, request.broker.stream_names())
@@ -296,7 +298,7 @@ async def _readable_names(request: Request, subject: str) -> list[str]:
     ]
 
 
-# --- created, changed, deleted ---
+# --- creating, changing, deleting ---
 
 
 @answers("STREAM.CREATE", "stream_create", arguments=(1, 1))
@@ -314,7 +316,7 @@ async def _create(request: Request) -> Answer:
     try:
         answer = await asked(request, CreateStream(request.stream, settings), StreamAnswer)
     except Conflict:
-        # Another client has created it in the meantime.
+        # Another client created the stream in the meantime.
         return await _same(request, await description(request), wanted)
     except (NatsRefused, NatsUnavailable) as error:
         raise JetStreamError(500, 10049, str(error)) from None
@@ -326,7 +328,7 @@ def _wanted(request: Request) -> dict[str, Any]:
     body = request.body()
     if not body:
         raise invalid_json("expected the configuration of a stream")
-    body.pop("pedantic", None)  # always: no setting is silently replaced by a supported one
+    body.pop("pedantic", None)  # pedantic mode is always on: no setting is silently replaced
     return settings_from(request.stream, body)
 
 
@@ -339,7 +341,7 @@ async def _existing(request: Request) -> StreamInfo | None:
 
 
 async def _same(request: Request, existing: StreamInfo, wanted: dict[str, Any]) -> Answer:
-    """Return the answer to a second creation with the same configuration."""
+    """Return the answer if a stream is created again with the same configuration."""
     if config_of(existing.name, settings_of(existing)) != wanted:
         raise JetStreamError(
             400, 10058, "stream name already in use with a different configuration"
@@ -350,11 +352,13 @@ async def _same(request: Request, existing: StreamInfo, wanted: dict[str, Any]) 
 
 
 async def _check_neighbours(request: Request, wanted: dict[str, Any]) -> None:
-    """Refuse overlapping subjects, as JetStream does: two streams that ack the same message would
-    confuse its publisher. Over the pull socket this is allowed, with a warning."""
+    """Refuse a stream whose subjects overlap with another stream's, as JetStream does: two streams
+    that ack the same message would confuse its publisher. Over the pull port such streams are
+    allowed, with a warning."""
     if wanted.get("no_ack"):
         return
-    # Streams that this client may not read count, too: it learns that the subject is taken.
+    # Streams that this client may not read count, too. So the client learns that the subject is
+    # taken.
     for name in request.broker.stream_names():
         if name == request.stream:
             continue
@@ -364,12 +368,13 @@ async def _check_neighbours(request: Request, wanted: dict[str, Any]) -> None:
 
 
 async def _recorded(request: Request, name: str) -> tuple[Sequence[str], str]:
-    """Return the subjects that a stream records, and its `acks`. If the stream is here, they come
-    from its settings: a description takes long, and programs create hundreds of streams."""
+    """Return the subjects that a stream records, and its setting `acks`. If this node has the
+    stream, they come from its settings, because a description takes long and programs create
+    hundreds of streams."""
     host = request.broker.hosts.get(name)
     if host is not None:
         return host.settings.subjects, host.settings.acks
-    with contextlib.suppress(StreamNotFound):  # deleted in the meantime
+    with contextlib.suppress(StreamNotFound):  # the stream was deleted in the meantime
         info = await request.broker.describe_stream(name)
         return info.recorded_subjects, info.acks
     return (), "off"
@@ -387,7 +392,7 @@ async def _update(request: Request) -> Answer:
         await _check_neighbours(request, want)
 
     def changes(present: StreamSettings) -> dict[str, Any]:
-        """The change depends on the present settings, which other clients may have changed
+        """Compute the change from the present settings, because other clients may have changed them
         since."""
         have = config_of(request.stream, present)
         check_unchangeable(have, want)
@@ -403,8 +408,8 @@ async def _update(request: Request) -> Answer:
 
 @answers("STREAM.DELETE", "stream_delete", arguments=(1, 1), at_leader=True)
 async def _delete(request: Request) -> Answer:
-    # Any node could do it; but nodes that do not have the record yet ask the leader, which then
-    # does it.
+    # Any node could carry this out. But a node that does not have the stream's metadata yet asks
+    # the leader, which then carries it out.
     request.authorize("delete")
     _expect_empty(request)
     try:

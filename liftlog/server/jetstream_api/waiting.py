@@ -1,9 +1,9 @@
-"""Requests of JetStream's API that wait for their answer: limited in number, and served in turns.
+"""The queue of JetStream requests: limited in number, and served in turns.
 
-A NATS message does not name its publisher. The clients of JetStream use one inbox for each
-connection, so its name distinguishes the parties; but a client may send each request from another
-inbox. So requests from known inboxes and from new ones wait in separate lanes, and so do slow
-requests. No flood from random inboxes, and none of searches, gets all turns.
+A NATS message does not name its publisher. JetStream's clients use one inbox for each connection,
+so the name of the inbox identifies the client, but a client may also send each request from a new
+inbox. Therefore requests from known inboxes, requests from new inboxes, and slow requests wait in
+separate lanes. So neither a flood from random inboxes nor a flood of searches gets all turns.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from typing import NamedTuple
 from liftlog.server.jetstream_api.inboxes import Inboxes, party_of
 
 Message = tuple[bytes, bytes, bytes, float]
-"""(subject, reply, payload, arrival). If another node has passed the request on, the subject is
-that of this node."""
+"""(subject, reply, payload, arrival). If another node has forwarded the request, the subject is one
+of this node's own."""
 
 MAX_OF_PARTY = 64
 _MAX_WAITING = 1024
 _MAX_KNOWN_WAITING = 2048
-"""Limit for known inboxes. Their requests still find room when those from new inboxes do not."""
+"""Maximum number of waiting requests from known inboxes. It is above the limit for new inboxes, so
+that a flood from these does not lock out known clients."""
 _MAX_WAITING_BYTES = 8 * 2**20
 _AT_A_TIME = 4
 """Number of requests of one client that are answered at the same time."""
@@ -44,8 +45,8 @@ WORKERS = sum(LANES.values())
 
 
 class Waiting:
-    """The parties of a lane take turns, and so do the lanes. `is_costly` classifies a request by
-    its subject and payload."""
+    """The queue. Lanes take turns, and so do the parties within a lane. `is_costly` classifies a
+    request by its subject and payload."""
 
     def __init__(
         self, inboxes: Inboxes, is_costly: Callable[[bytes, bytes], bool] = lambda *_: False
@@ -55,14 +56,14 @@ class Waiting:
         self._is_costly = is_costly
         self._lanes: dict[Lane, dict[bytes, deque[Message]]] = {lane: {} for lane in LANES}
         self._under_way: Counter[Lane] = Counter()
-        self._lane_of: dict[int, Lane] = {}  # by the identity of the request that is being answered
+        self._lane_of: dict[int, Lane] = {}  # keys identify the requests in progress
         self._served: Counter[bytes] = Counter()
         self._waiting_of: Counter[bytes] = Counter()
         self._size_bytes = 0
         self._news = asyncio.Event()
 
     def add(self, message: Message) -> bool:
-        """Returns False if too many requests wait already."""
+        """Add a request; return False if too many requests wait already."""
         subject, reply, payload, _ = message
         party, size = party_of(reply), len(payload)
         is_known = self._inboxes.note(party)
@@ -88,7 +89,7 @@ class Waiting:
         self._size_bytes = 0
 
     async def take(self) -> Message:
-        """Return the next request; call `done` with it when it is answered."""
+        """Return the next request. Call `done` with it when it has been answered."""
         while True:
             for lane, parties in self._lanes.items():
                 if self._under_way[lane] >= LANES[lane]:
@@ -101,7 +102,7 @@ class Waiting:
 
     def _take(self, lane: Lane, party: bytes, queue: deque[Message]) -> Message:
         message = queue.popleft()
-        # Move both to the end of their line.
+        # The party and the member move to the end of their queues.
         parties = self._lanes.pop(lane)
         self._lanes[lane] = parties
         del parties[party]

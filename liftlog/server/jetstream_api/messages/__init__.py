@@ -1,7 +1,7 @@
-"""The messages of a stream that JetStream would still have.
+"""Determines which messages of a stream JetStream would still have.
 
 newest   the newest records of each subject
 ages     records that are older than the stream's `max_age`
-buckets  the records of a bucket and their size, kept in memory
+buckets  the records of a bucket and their sizes, kept in memory
 shown    all of these together, for one stream
 """

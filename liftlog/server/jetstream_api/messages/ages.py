@@ -1,5 +1,5 @@
-"""The records of a stream that are older than its `max_age`: their segments are deleted later, as a
-whole."""
+"""Hides the records of a stream that are older than its `max_age`. Their segments are deleted
+later, as a whole."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ logger = logging.getLogger("liftlog.server.jetstream_api")
 
 _LOOK_SECONDS = 0.2
 _MOST_OF_TIME = 0.2
-"""The share of its time that the task spends on looking at logs; with more streams, each look comes
-later."""
+"""Maximum share of its time that the task spends on reading logs. With more streams, each of them
+is examined less often."""
 _NS = 1_000_000_000
 
 
 class Ages:
-    """Keeps the offset of the first record that is not too old, for each stream with a `max_age`
-    set by JetStream's clients. Belongs to the event loop; `keep` is a task."""
+    """Tracks the offset of the first record that is not too old, for each stream whose `max_age`
+    was set by a client of JetStream. Belongs to the event loop; `keep` is a task."""
 
     def __init__(self, broker: Broker, threads: Executor) -> None:
         self._broker, self._threads = broker, threads
         self._known: WeakKeyDictionary[StreamHost, _Age] = WeakKeyDictionary()
 
     def first_offset(self, host: StreamHost) -> int:
-        """Return the first shown offset; it lags behind the clock by a fraction of a second."""
+        """Return the first shown offset. It can be outdated by a fraction of a second."""
         age = self._known.get(host)
         start = host.log.log_start_offset
         return start if age is None else max(start, age.first_offset)
@@ -56,7 +56,7 @@ class Ages:
                 self._threads.submit(_age_of, host.log, max_age_ns, now_ns)
             )
             self._known[host] = age
-        _expire(host, age.first_offset)  # may be another table than before
+        _expire(host, age.first_offset)  # the table may have been replaced meanwhile
 
 
 def _expire(host: StreamHost, below: int) -> None:
@@ -66,13 +66,13 @@ def _expire(host: StreamHost, below: int) -> None:
 
 
 async def look_often(broker: Broker, look: Callable[[StreamHost], Awaitable[None]]) -> None:
-    """Look at each stream, forever."""
+    """Call `look` for each stream, again and again."""
     while True:
         began = time.monotonic()
         for host in list(broker.hosts.values()):
             try:
                 await look(host)
-            except Exception as error:  # a supervisor: the other streams are looked at
+            except Exception as error:  # a supervisor: continue with other streams
                 if broker.hosts.get(host.name) is host:
                     logger.exception("not-looked-at stream=%s error=%r", host.name, error)
         took = time.monotonic() - began
@@ -80,7 +80,7 @@ async def look_often(broker: Broker, look: Callable[[StreamHost], Awaitable[None
 
 
 class _Age:
-    """`first_offset` is the first record that is young enough, valid until `until_ns`."""
+    """The first offset that is not too old, valid until `until_ns`."""
 
     __slots__ = ("first_offset", "max_age_ns", "until_ns")
 
@@ -89,7 +89,7 @@ class _Age:
 
 
 def _age_of(log: Log, max_age_ns: int, now_ns: int) -> _Age:
-    """Blocking."""
+    """Find the first record that is not too old. Blocking."""
     offset = log.offset_for_timestamp(now_ns - max_age_ns + 1)
     oldest_ns = now_ns
     if offset < log.high_watermark:
@@ -98,7 +98,8 @@ def _age_of(log: Log, max_age_ns: int, now_ns: int) -> _Age:
 
 
 def timestamp_at(log: Log, offset: int) -> int:
-    """Return the time of the first record from there on; 0 if it is not known. Blocking."""
+    """Return the time of the first record at or after the offset, in ns since 1970; 0 if it is
+    unknown. Blocking."""
     try:
         piece = log.read(offset, 1, 1)
         if piece is None:
@@ -108,6 +109,6 @@ def timestamp_at(log: Log, offset: int) -> int:
         finally:
             piece.release()
     except (LiftlogError, OSError):
-        return 0  # damaged, or removed meanwhile
+        return 0  # damaged, or deleted meanwhile
     stamps = batch.trim(offset, batch.next_offset).timestamps_ns()
     return stamps[0] if stamps else 0

@@ -1,8 +1,9 @@
-"""The shown records of a bucket and their sizes: kept in memory, and updated from where the last
-look ended.
+"""Keeps the offsets and sizes of a bucket's shown records in memory. An update reads only the
+records that have arrived since the previous one.
 
-They serve the counts in a description of a bucket, the revisions of a longer history, and a limit
-of bytes: older records are deleted later, and must not prevent new values.
+They are used for the counts in a bucket's description, for the revisions of a longer history, and
+for a limit of bytes. Older records are deleted later, and must not make the limit refuse new
+values.
 """
 
 from __future__ import annotations
@@ -29,36 +30,39 @@ logger = logging.getLogger("liftlog.server.jetstream_api")
 
 _PIECE_BYTES = 256 * 1024
 _TURN_SECONDS = 0.02
-"""Time for one bucket, in a thread; then another bucket, or a scan, has its turn."""
+"""Time for reading one bucket in a thread, before another bucket or a scan has its turn."""
 _MAX_RECORDS = 2_000_000
-"""Shown records of all buckets, some 250 bytes each. A bucket that exceeds it has no index."""
+"""Maximum number of shown records of all buckets together, at about 250 bytes each. A bucket that
+would exceed it has no index."""
 _PATIENCE_SECONDS = 2.0
 _LOOK_SECONDS = 0.2
 _MOST_OF_TIME = 0.2
-"""The share of time in which a bucket is read for its limit of bytes."""
+"""Maximum share of time in which a bucket is read for its limit of bytes."""
 _OVERHEAD_BYTES = 24
-"""Overhead of a record that shares its batch with others."""
+"""Overhead counted for a record that shares its batch with others."""
 _TUPLE_RECORDS = 64
-"""A subject with more records has a deque: dropping its first item is cheap, but it takes more
-memory."""
+"""A subject with more records has a deque, which takes more memory than a tuple but can drop its
+first item cheaply."""
 _SIZE_BITS = 32
 _SIZE_MASK = (1 << _SIZE_BITS) - 1
 
 _Some = tuple[int, ...] | deque[int]
-"""Offsets, ascending, with sizes in the lowest bits. Garbage collection, which stops the whole
-process, visits tuples of numbers only once: millions of lists would take it half a second."""
+"""Ascending offsets, with the sizes in their lowest bits. Tuples of numbers are cheap for garbage
+collection, which stops the whole process: it visits each tuple only once, while millions of lists
+would take it half a second."""
 
 
 class Buckets:
-    """Belongs to the event loop; `keep` is a task. Buckets are read in turns, one at a time."""
+    """The indexes of all buckets. Buckets are read in turns, one at a time. Belongs to the event
+    loop; `keep` is a task."""
 
     def __init__(self, broker: Broker, threads: Executor, ages: Ages) -> None:
         self._broker, self._threads, self._ages = broker, threads, ages
         self._known: WeakKeyDictionary[StreamHost, BucketIndex] = WeakKeyDictionary()
-        self._turn = asyncio.Lock()  # waiters get it in the order of their arrival
+        self._turn = asyncio.Lock()  # waiting tasks acquire it in their order
 
     async def keep(self) -> None:
-        """Count the bytes for limits of bytes."""
+        """Update the sizes of buckets that have a limit of bytes, until cancelled."""
         await look_often(self._broker, self._look)
 
     async def close(self) -> None:
@@ -68,9 +72,9 @@ class Buckets:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def index(self, host: StreamHost) -> BucketIndex | None:
-        """Return the index of everything that is committed now; None for a stream without a
-        history, and for one that has too many records, or more than can be read while the caller
-        waits."""
+        """Return the index of all records that are committed now. None for a stream without a
+        history, for one with too many records, and for one that cannot be read in the time that a
+        caller waits."""
         known = self._index_of(host)
         if known is None:
             return None
@@ -99,8 +103,8 @@ class Buckets:
         return index.next_offset < end or index.first_offset != self._ages.first_offset(host)
 
     def _begin(self, index: BucketIndex, host: StreamHost) -> bool:
-        """Continue reading, unless that is already running. Returns False if it would be too
-        much."""
+        """Start reading the rest of the bucket, unless that is already running. Return False if the
+        bucket would exceed the limit."""
         if index.advancing is None:
             refused, log = index.refused, host.log
             if refused is not None and refused.still(
@@ -114,7 +118,8 @@ class Buckets:
         return _MAX_RECORDS - sum(one.count for one in self._known.values() if one is not index)
 
     async def _advance(self, index: BucketIndex, host: StreamHost) -> bool:
-        """Returns False if the bucket cannot be read, or has too many records."""
+        """Read the rest of the bucket. Return False if it cannot be read or has too many
+        records."""
         log, end, took = host.log, host.log.high_watermark, 0.0
         try:
             while True:
@@ -148,7 +153,8 @@ class Buckets:
             host.newest.count(index.size_bytes, at_bytes)
 
     async def _look(self, host: StreamHost) -> None:
-        """Does not wait: while one bucket is read, the others are counted."""
+        """Start an update without waiting for it, so that other buckets are updated at the same
+        time."""
         index = self._index_of(host) if host.is_leading and counts_newest(host.settings) else None
         if index is None:
             host.newest.count(None)
@@ -161,21 +167,21 @@ class Buckets:
 
 
 class Refused:
-    """A bucket had more than `most` records: another attempt would take long, with the same result
-    in most cases."""
+    """A bucket had more than `most` records. Another attempt would take long and most likely fail
+    again."""
 
     def __init__(self, log: Log, first_offset: int, most: int) -> None:
         self._first_offset, self._end, self._most = first_offset, log.high_watermark, most
         self._size_bytes = log.view.size_bytes
 
     def still(self, log: Log, first_offset: int, most: int) -> bool:
-        """Return False once about an eighth of the bucket has been lost or deleted, or there is
-        room for about an eighth more."""
+        """Return True while another attempt is likely to fail. Return False once about an eighth of
+        the bucket was lost or deleted, or the limit has grown by about an eighth."""
         extent = max(1, self._end - self._first_offset)
         return (
             self._first_offset <= first_offset < self._first_offset + extent / 8
-            # A lower end means that records were lost. Twice as many offsets: many may be
-            # tombstones.
+            # A lower end means that records were lost. Twice the number of offsets is used, because
+            # many may be tombstones.
             and self._end <= log.high_watermark < self._end + extent
             and log.view.size_bytes > self._size_bytes * 7 / 8
             and most < self._most + _MAX_RECORDS / 8
@@ -183,8 +189,8 @@ class Refused:
 
 
 class BucketIndex:
-    """The shown records of one bucket. `advance` runs in a thread; all other methods belong to the
-    event loop, and must not run at the same time: see `advancing`."""
+    """The shown records of one bucket. `advance` runs in a thread. All other methods belong to the
+    event loop and must not run at the same time as `advance`; see `advancing`."""
 
     def __init__(self, history: int) -> None:
         self.history = history
@@ -192,17 +198,17 @@ class BucketIndex:
         self.refused: Refused | None = None
         self.look_at = 0.0
         """Time of the next read for a limit of bytes, on the monotonic clock."""
-        # The shown records of each subject, ordered by the newest of each.
+        # The shown records of each subject. Subjects are ordered by their newest record.
         self._shown: dict[bytes, _Some] = {}
         self._start_over()
 
     def _start_over(self) -> None:
-        while self._shown:  # `clear` of millions of items would block the event loop
+        while self._shown:  # `clear` with millions of items would block the event loop
             self._shown.popitem()
         self._shown = {}
         self.count = self.size_bytes = 0
         self.next_offset = 0
-        """All offsets below it have been noted."""
+        """All records below this offset are in the index."""
         self.first_offset = 0
 
     @property
@@ -215,9 +221,9 @@ class BucketIndex:
         return at < len(some) and some[at] >> _SIZE_BITS == offset
 
     def advance(self, log: Log, first_offset: int, most: int, seconds: float | None = None) -> bool:
-        """Note the records that are committed now, from `first_offset` up to `next_offset`: all of
-        them, or as many as take about `seconds`. Returns False if there are more than `most`.
-        Blocking. Raises LiftlogError, OSError."""
+        """Add the committed records from `first_offset` up to `next_offset`: all of them, or as
+        many as take about `seconds`. Return False if there are more than `most`. Blocking. Raises
+        LiftlogError, OSError."""
         until = None if seconds is None else time.monotonic() + seconds
         if log.high_watermark < self.next_offset or first_offset < self.first_offset:
             self._start_over()  # records were lost, or are shown again
@@ -235,7 +241,8 @@ class BucketIndex:
         return True
 
     def _take(self, log: Log, at: int, end: int) -> int:
-        """Returns where to continue; unreadable records are not shown."""
+        """Add one piece of the log, and return the offset at which to continue. Unreadable records
+        are not shown."""
         try:
             piece = log.read(at, _PIECE_BYTES)
             if piece is None:
@@ -303,7 +310,7 @@ class BucketIndex:
             if self._shown[subject][0] >> _SIZE_BITS < first_offset:
                 self._keep(subject, first_offset)
             elif self.history == 1:
-                return  # the others are newer
+                return  # all further ones are newer
 
 
 def _with(some: _Some, one: int) -> _Some:

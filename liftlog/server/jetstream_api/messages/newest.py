@@ -1,7 +1,7 @@
-"""The newest records of each subject of a stream: those that JetStream would have kept.
+"""Finds the newest records of each subject of a stream: those that JetStream would have kept.
 
-`note` runs in a thread, on pieces of the log in their order; the other methods run in the caller's
-thread.
+`note` runs in a thread, on the pieces of the log in their order. The other methods run in the
+caller's thread.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ ROLLUP_LINE = b"\r\n%b:" % ROLLUP.encode()
 
 
 def deleted_below(key: bytes | None, offset: int) -> int:
-    """The records of its subject that the tombstone at `offset` deletes are below this offset."""
+    """Return the offset below which the tombstone at `offset` deletes the records of its
+    subject."""
     if key is None or not key.startswith(PARTIAL):
         return offset
     digits = key.removeprefix(PARTIAL)
@@ -33,8 +34,8 @@ def partial_key(below: int) -> bytes:
 
 
 class LastOf:
-    """The last offset of each subject below `end`. With `tombstones_delete`, without the subjects
-    whose last record is a tombstone."""
+    """The last offset of each subject below `end`. With `tombstones_delete`, a subject is left out
+    if its last record is a tombstone."""
 
     def __init__(self, end: int, *, tombstones_delete: bool) -> None:
         self._end, self._tombstones_delete = end, tombstones_delete
@@ -43,7 +44,7 @@ class LastOf:
 
     @property
     def size(self) -> int:
-        """Number of offsets that are noted."""
+        """Number of stored offsets."""
         return len(self._last)
 
     def note(self, body: bytes) -> None:
@@ -72,8 +73,8 @@ class LastOf:
 
 
 class NewestOf:
-    """The last `count` offsets of each subject below `end`, without those before its last roll-up
-    and those that a tombstone deletes."""
+    """The last `count` offsets of each subject below `end`. Records before the subject's last
+    roll-up, and records that a tombstone deletes, are left out."""
 
     columns = frozenset((OFFSET, SUBJECT, HEADERS, KEY))
 
@@ -116,8 +117,8 @@ Newest = LastOf | NewestOf
 
 
 def newest_of(history: int | None, end: int, *, count: int | None = None) -> Newest:
-    """Return the object that finds the last `count` records in a stream that shows `history`
-    records of each subject (None: all)."""
+    """Create the object that finds the last `count` records of each subject, in a stream that shows
+    `history` records per subject (None: all)."""
     wanted = count or history or 1
     if wanted == 1 and history in (None, 1):
         return LastOf(end, tombstones_delete=history == 1)
@@ -125,6 +126,6 @@ def newest_of(history: int | None, end: int, *, count: int | None = None) -> New
 
 
 def _below(body: bytes, end: int) -> Iterable[RecordBatch]:
-    """A piece may end after the offset at which a search stops."""
+    """Yield the batches below `end`; the last piece of a search may reach beyond it."""
     for batch in iter_batches(body, verify=False):
         yield batch.trim(batch.base_offset, end)

@@ -1,7 +1,7 @@
 """The part of a stream that clients of JetStream see: the messages that JetStream would still have.
 
-Retention deletes whole segments by age, and compaction older records of a subject, both later than
-JetStream does. Until then, these records are in the log, but not shown.
+Retention deletes whole segments by age, and compaction deletes older records of a subject. Both act
+later than JetStream would, and until then these records are in the log but are not shown.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from liftlog.server.jetstream_api.messages.buckets import Buckets
 
 
 class Shown:
-    """The shown part of one stream, at the moment of each call. Belongs to the event loop."""
+    """The part of one stream that is shown at the moment of each call. Belongs to the event
+    loop."""
 
     def __init__(self, host: StreamHost, ages: Ages, buckets: Buckets | None) -> None:
         self.host = host
         own = host.settings.jetstream
         self.history = None if own is None else own.max_msgs_per_subject
-        """Number of shown records of each subject; None: all, including tombstones."""
+        """Number of shown records of each subject; None shows all, including tombstones."""
         self._ages, self._buckets = ages, buckets
 
     @property
@@ -28,8 +29,8 @@ class Shown:
         return self._ages.first_offset(self.host)
 
     async def shows(self, record: Record) -> bool:
-        """Return True if JetStream would still have the record. If this is not known, it is shown
-        as long as it exists."""
+        """Return True if JetStream would still have the record. If that cannot be determined, the
+        record is shown as long as it exists."""
         if record.offset < self.first_offset:
             return False
         if self.history is None:
