@@ -264,8 +264,8 @@ FIGURES: Mapping[str, Callable[[], list[str]]] = {
 }
 
 ALLOWED: Mapping[str, int] = {
-    "modules above 500 lines": 6,
-    "classes with more than 24 attributes or 40 methods": 2,
+    "modules above 500 lines": 5,
+    "classes with more than 24 attributes or 40 methods": 1,
     "lines of tests that use private names": 147,
     "lines of tests that import or patch private names": 129,
 }

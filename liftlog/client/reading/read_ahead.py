@@ -1,4 +1,7 @@
-"""One continuous read, sans-io: which fetch to send next, which batches are ready, when it ends.
+"""One continuous read, sans-io: when to send the next fetch, what the reader gets, when it ends.
+
+`NextFetch` has the place of the next fetch, `OpenAnswers` the answers on their way to the reader.
+`ReadAhead` moves them on, and decides about damage, resets and interruptions.
 
 The next fetch is sent as soon as the header of the last answer has arrived, before its body, so the
 server always has one more to work on while a body is being sent. The larger the answers, the longer
@@ -20,13 +23,13 @@ history reports it; the reset policy (`read_options`) then decides.
 
 from __future__ import annotations
 
-import logging
-from collections import deque
 from collections.abc import Callable, Sequence, Set
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from liftlog.client.connecting.reconnecting import is_detour
 from liftlog.client.reading.batches import ArrivingBatches, DamagedHeader, corrupt_range
+from liftlog.client.reading.next_fetch import DEFAULT_FETCH_BYTES, POLL_MS, NextFetch
+from liftlog.client.reading.open_answers import Answer, OpenAnswers
 from liftlog.client.reading.read_options import (
     END,
     RESETTABLE,
@@ -42,26 +45,19 @@ from liftlog.client.reading.read_options import (
     check_options,
     not_selected,
     selection_fields,
-    start_fields,
 )
+from liftlog.client.reading.reporting import Reports
 from liftlog.errors import CorruptRange, LiftlogError, ProtocolViolation
 from liftlog.protocol.client_connection import Exchange
 from liftlog.protocol.described import StreamInfo
-from liftlog.protocol.limits import KIB, MIB
-from liftlog.protocol.messages import ANY_REPLICA, LATEST, Fetch, FetchHeader
+from liftlog.protocol.limits import MIB
+from liftlog.protocol.messages import ANY_REPLICA, Fetch, FetchHeader
 from liftlog.records.decode import RecordBatch
 
 if TYPE_CHECKING:
     from liftlog.records.columns.positions import Batches
 
-FIRST_FETCH_BYTES = 512 * KIB
-DEFAULT_FETCH_BYTES = 1 * MIB
 DEFAULT_READ_AHEAD_BYTES = 8 * MIB
-SMALLEST_FETCH_BYTES = 4 * KIB
-POLL_MS = 20_000
-
-logger = logging.getLogger("liftlog.client")
-
 
 Taken = TypeVar("Taken")
 
@@ -72,7 +68,16 @@ class Requester(Protocol):
 
 
 class ReadAhead:
-    """State of one read. `on_ready` runs when the result of `next_batch` may have changed."""
+    """State of one read. `on_ready` runs when the result of `next_batch` may have changed.
+
+    Invariants:
+
+    - A fetch is sent when the header of the previous answer has arrived and at most
+      `read_ahead_bytes` wait for the reader, unless the read is over.
+    - Each record is returned at most once, in the order of the offsets, and none is left out
+      without a report: of damage, or of a reset.
+    - While the read is interrupted, nothing is returned and nothing is sent.
+    """
 
     def __init__(
         self,
@@ -102,44 +107,31 @@ class ReadAhead:
         self.interruption: LiftlogError | None = None
         """The reason why no more batches come until `resume`; all before it have been returned."""
         self.answer_count = 0
-        self._requester = requester
-        self._next: dict[str, Any] = start_fields(start)  # where the next fetch starts
-        self._next |= {"incarnation": incarnation, "epoch": epoch}
-        self._selection = selection_fields(filter, columns)
-        self._slots: dict[str, Any] = {}
-        self._wanted_slots: frozenset[int] | None = None  # in the next fetch; None: all records
-        self._asked_slots: frozenset[int] | None = None  # in the fetch that was sent last
-        self.divided_by: frozenset[int] | None = None
-        """The slots to which all records of the newest batch belong, if the daemon has left out all
-        others."""
-        self._poll_ms = poll_ms
-        self._replica = ANY_REPLICA if prefer == "nearest" else replica
         self.needs_bound = prefer == "nearest"
         """True if `begin_with` is to be called before the first batch is requested."""
-        self._at_least: int | None = None
+        self._requester = requester
+        self._next = NextFetch(
+            stream,
+            start,
+            until,
+            selection_fields(filter, columns),
+            fetch_bytes=fetch_bytes,
+            incarnation=incarnation,
+            epoch=epoch,
+            replica=ANY_REPLICA if prefer == "nearest" else replica,
+            poll_ms=poll_ms,
+        )
+        self._answers = OpenAnswers()
+        self._read_ahead_bytes = read_ahead_bytes
         self._until = until
-        self._on_corrupt = on_corrupt
+        self._reports = Reports(stream, on_corrupt, reset_callback)
         self._on_reset = on_reset
-        self._reset_callback = reset_callback
         self._reset: tuple[LiftlogError, int | None] | None = None  # requested, not answered yet
         self._looked_at: int | None = None
         """The offset of a damaged body that the daemon was asked to look into."""
         self._suspect: int | None = None
         """The offset of a damaged header, while the daemon is asked about it."""
-        self._stop_offset = until if type(until) is int else None
-        self._largest_fetch_bytes = max(fetch_bytes, SMALLEST_FETCH_BYTES)
-        self._fetch_bytes = min(FIRST_FETCH_BYTES, self._largest_fetch_bytes)
-        self._read_ahead_bytes = read_ahead_bytes
-        self._asked: Exchange | None = None  # the fetch whose header has not arrived
-        self._open: set[Exchange] = set()
         self._last: FetchHeader | None = None  # newest header
-        self._ahead_bytes = 0
-        self._ready: deque[
-            tuple[FetchHeader, Exchange, frozenset[int] | None] | LiftlogError | Reset
-        ] = deque()
-        self._current: ArrivingBatches | None = None
-        self._arriving: Exchange | None = None  # the answer that `_current` reads
-        self._current_bytes = 0
         self._begun = False
         self._over = False  # no further fetch will be sent
         if slots is not None:
@@ -148,24 +140,25 @@ class ReadAhead:
     def ask_for(self, slots: list[int], slot_count: int, read_ahead_bytes: int) -> None:
         """Request the records of these slots, from the next fetch on. A fetch in flight
         continues."""
-        self._slots = {"filter_slots": slots, "slot_count": slot_count}
-        self._wanted_slots = frozenset(slots)
+        self._next.ask_for(slots, slot_count)
         self._read_ahead_bytes = read_ahead_bytes
 
     @property
     def wanted_slots(self) -> frozenset[int] | None:
         """The slots of the last `ask_for`."""
-        return self._wanted_slots
+        return self._next.slots
+
+    @property
+    def divided_by(self) -> frozenset[int] | None:
+        """The slots to which all records of the newest batch belong, if the daemon has left out all
+        others."""
+        return self._answers.divided_by
 
     def has_all_of(self, slots: Set[int]) -> bool:
         """Return True if all records of these slots from `position` on are in the batches that
         follow."""
-        asked = [one[2] for one in self._ready if isinstance(one, tuple)]
-        if self._current is not None:
-            asked.append(self.divided_by)
-        if self._asked is not None:
-            asked.append(self._asked_slots)
-        return all(one is None or slots <= one for one in (*asked, self._wanted_slots))
+        wanted = self._next.slots
+        return self._answers.have_all_of(slots) and (wanted is None or slots <= wanted)
 
     @property
     def newest(self) -> tuple[int, int] | None:
@@ -173,13 +166,13 @@ class ReadAhead:
         first answer, both are the start of the read; None while the start is not known."""
         if self._last is not None:
             return self._last.offset, self._last.next_offset
-        start = self._next.get("start")
-        return (start, start) if type(start) is int else None
+        start = self._next.offset
+        return None if start is None else (start, start)
 
     @property
     def finished(self) -> bool:
         """All batches have been returned and no more will come."""
-        return self._over and not self._open and not self._ready and self._current is None
+        return self._over and self._answers.is_empty
 
     @property
     def high_watermark(self) -> int | None:
@@ -189,41 +182,32 @@ class ReadAhead:
     @property
     def position(self) -> int | None:
         """The offset below which all records were returned or skipped; None until it is known."""
-        first = self._ready[0] if self._ready else None
-        if self._current is not None:
-            position: Any = self._current.next_offset
-        elif isinstance(first, tuple):
-            position = first[0].offset
-        else:
-            position = None if isinstance(first, Reset) else self._next.get("start")
-        if type(position) is not int:
+        unread = self._answers.first_unread()
+        if isinstance(unread, Reset):
             return None
-        return position if self._stop_offset is None else min(position, self._stop_offset)
+        position = self._next.offset if unread is None else unread
+        stop = self._next.stop_offset
+        return position if position is None or stop is None else min(position, stop)
 
     @property
     def incarnation(self) -> str | None:
         """The incarnation of the stream to which `position` belongs."""
-        return self._next.get("incarnation")
+        return self._next.incarnation
 
     @property
     def epoch(self) -> int | None:
         """The leader epoch of the stream in the newest answer."""
-        return self._next.get("epoch")
+        return self._next.epoch
 
     def begin_with(self, info: StreamInfo) -> None:
         """Take the leader's description of the stream: any copy that answers this read must reach
         as far. The ends of the log are those of the leader."""
         self.needs_bound = False
-        self._at_least = info.high_watermark
-        if self._next.get("start") == LATEST:
-            self._next["start"] = info.high_watermark
-        if self._next["incarnation"] is None:
-            self._next["incarnation"] = info.incarnation
+        self._next.take_bound(info)
         if self._until == END:
-            self._stop_offset = info.high_watermark
-        position = self._next.get("start")
-        if self._stop_offset is not None and type(position) is int:
-            self._begun = self._over = position >= self._stop_offset
+            self._next.stop_offset = info.high_watermark
+        if self._next.is_at_end:
+            self._begun = self._over = True
 
     def next_some(self) -> Batches | None:
         """Like `next_batch`, but returns adjacent small batches together."""
@@ -243,17 +227,16 @@ class ReadAhead:
     def _taken(self, take: Callable[[ArrivingBatches, int], Taken | None]) -> Taken | None:
         if not self._begun:
             self._begun = True
-            self._ask()
+            if not self._over:
+                self._ask()
+        answers = self._answers
         while self.interruption is None:
-            current, arriving = self._current, self._arriving
+            current, arriving = answers.current, answers.arriving
             if current is not None and arriving is not None:
                 try:
                     batch = take(current, arriving.arrived_bytes)
                 except CorruptRange as error:
-                    if self._looked_at == error.first_offset:
-                        self._report(error)
-                    else:
-                        self._have_looked_at(error.first_offset)
+                    self._report_examined(error)
                     continue
                 except DamagedHeader as damage:
                     self._ask_about(damage)
@@ -266,72 +249,59 @@ class ReadAhead:
                 if not current.exhausted:
                     if arriving.error is None:
                         return None  # the rest has not arrived yet
-                    self._next["start"] = current.next_offset  # this was the newest answer
-                self._current = self._arriving = None
-                self._ahead_bytes -= self._current_bytes
-            if not self._ready:
+                    self._next.move_to(current.next_offset)  # this was the newest answer
+                answers.close_current()
+            if not answers.waiting:
                 self._ask_if_room()
-                if not self._ready:  # sending fails at once if the connection is gone
+                if not answers.waiting:  # sending fails at once if the connection is gone
                     return None
-            item = self._ready.popleft()
-            if isinstance(item, CorruptRange):
-                self._report(item)
-                self._begin_behind(item)
-                continue
-            if isinstance(item, Reset):
-                self._report_reset(item)
-                continue
-            if isinstance(item, LiftlogError):
-                if is_detour(item):
-                    self.interruption = item
-                    return None
-                if self._may_reset(item):
-                    self._begin_elsewhere(item)
-                    continue
-                self.stop()
-                raise item
-            header, exchange, self.divided_by = item
-            body = exchange.body
-            assert body is not None
-            exchange.body = None
-            self._current = ArrivingBatches(self.stream, header, body, self._stop_offset)
-            self._arriving = exchange
-            self._current_bytes = header.body_length
-            del item, body, exchange  # the buffer must be free as soon as its batches are
-            self._ask_if_room()
+            self._take_item(answers.waiting.popleft())
         return None
+
+    def _take_item(self, item: Answer | LiftlogError | Reset) -> None:
+        """Continue with an item that has waited; raises if it ends the read."""
+        if isinstance(item, Answer):
+            self._answers.open(item, self.stream, self._next.stop_offset)
+            self._ask_if_room()
+        elif isinstance(item, CorruptRange):
+            self._report(item)
+            self._begin_behind(item)
+        elif isinstance(item, Reset):
+            self._report_reset(item)
+        elif is_detour(item):
+            self.interruption = item
+        elif self._may_reset(item):
+            self._begin_elsewhere(item)
+        else:
+            self.stop()
+            raise item
 
     def abandon(self, error: LiftlogError) -> None:
         """Record that the connection was lost, if this read was not notified because an exception
         from a signal handler interrupted its caller."""
         if self.position is not None:
-            self._next = {**self._next, "start": self.position}
+            self._next.move_to(self.position)
         self.interruption = error
 
     def resume(self) -> None:
         """Continue after the last batch returned, on a new connection."""
         self.interruption = None
         self._suspect = self._looked_at = None  # the question about damage was not answered
-        self._begin(self._next)
+        self._begin()
 
     # --- damage ---
 
+    def _report_examined(self, error: CorruptRange) -> None:
+        """Report a damaged body, once the daemon has looked into it."""
+        if self._looked_at == error.first_offset:
+            self._report(error)
+        else:
+            self._have_looked_at(error.first_offset)
+
     def _report(self, error: CorruptRange) -> None:
         """Report the damage to the reader; raises if that ends the read."""
-        on_corrupt = self._on_corrupt
-        if on_corrupt == "raise":
-            self._stop_at(error.first_offset)
-            raise error
-        if isinstance(on_corrupt, str):
-            logger.warning(
-                "corrupt-range-skipped stream=%s first_offset=%d next_offset=%d",
-                self.stream,
-                error.first_offset,
-                error.next_offset,
-            )
-            return
         try:
-            on_corrupt(error)
+            self._reports.damage(error)
         except BaseException:
             self._stop_at(error.first_offset)
             raise
@@ -339,39 +309,22 @@ class ReadAhead:
     def _have_looked_at(self, offset: int) -> None:
         """Make the daemon check the records there, by a fetch for which it has to look into them;
         then continue at `offset`, whatever the result."""
-        last = self._last
-        assert last is not None
         self._looked_at = offset
         self._drop()
-        self._next = {
-            "start": offset,
-            "incarnation": last.incarnation,
-            "epoch": last.leader_epoch,
-        }
+        self._next.move_to(offset)
 
         def looked(exchange: Exchange) -> None:
-            self._open.discard(exchange)
+            self._answers.requests.discard(exchange)
             if exchange.error is not None and is_detour(exchange.error):
-                self._ready.append(exchange.error)
+                self._answers.waiting.append(exchange.error)
             else:
-                self._begin(self._next)
+                self._begin()
             if self.on_ready is not None:
                 self.on_ready()
 
         exchange = Exchange(on_done=looked)
-        self._open.add(exchange)
-        fetch = Fetch(
-            self.stream,
-            max_bytes=SMALLEST_FETCH_BYTES,
-            columns=["offset"],
-            replica=self._replica,
-            at_least=self._bound_for(offset),
-            **self._next,
-        )
-        try:
-            self._requester.request(fetch, exchange)
-        except LiftlogError as error:
-            exchange.finish(None, error)
+        self._answers.requests.add(exchange)
+        self._send(self._next.examine(), exchange)
 
     def _ask_about(self, damage: DamagedHeader) -> None:
         offset = damage.offset
@@ -392,20 +345,18 @@ class ReadAhead:
 
     def _begin_at(self, offset: int, *, max_bytes: int | None = None) -> None:
         """Drop all open requests and continue at `offset`."""
-        fields: dict[str, Any] = {"start": offset}
-        if self._last is not None:
-            fields |= {"incarnation": self._last.incarnation, "epoch": self._last.leader_epoch}
-        self._begin(fields, max_bytes=max_bytes)
+        self._next.move_to(offset)
+        if self._last is None:
+            # The daemon has checked the given epoch at the start; a later one may begin before
+            # `offset`.
+            self._next.epoch = None
+        self._begin(max_bytes=max_bytes)
 
-    def _begin(self, fields: dict[str, Any], *, max_bytes: int | None = None) -> None:
+    def _begin(self, *, max_bytes: int | None = None) -> None:
+        """Drop all open requests and continue with the next fetch."""
         self._drop()
-        self._next = fields
-        self._ahead_bytes = 0
-        self._fetch_bytes = FIRST_FETCH_BYTES if max_bytes is None else max_bytes
-        offset = fields.get("start")
-        self._over = (
-            self._stop_offset is not None and type(offset) is int and offset >= self._stop_offset
-        )
+        self._next.begin_small(max_bytes)
+        self._over = self._next.is_at_end
         self._ask_if_room()
 
     # --- the start offset no longer exists ---
@@ -416,40 +367,32 @@ class ReadAhead:
         return self._on_reset != "error" and isinstance(error, RESETTABLE) and self._reset is None
 
     def _begin_elsewhere(self, error: LiftlogError) -> None:
-        position = self._next.get("start")
-        self._reset = (error, position if type(position) is int else None)
-        self._begin({"start": self._on_reset})
+        self._reset = (error, self._next.offset)
+        self._next.move_elsewhere(self._on_reset)
+        self._begin()
 
     def _note_reset(self, header: FetchHeader, before: FetchHeader | None) -> None:
         if self._reset is None:
             return
         error, from_offset = self._reset
         self._reset = None
-        self._ready.append(
+        self._answers.waiting.append(
             Reset(self.stream, error, from_offset, header.offset, header.incarnation)
         )
         if self._until != END:
             return
         # The end of a stream that was deleted or truncated may never be reached.
         same = before is not None and before.incarnation == header.incarnation
-        if self._stop_offset is None or not same:
-            self._stop_offset = header.high_watermark
+        stop = self._next.stop_offset
+        if stop is None or not same:
+            self._next.stop_offset = header.high_watermark
         else:
-            self._stop_offset = min(self._stop_offset, header.high_watermark)
+            self._next.stop_offset = min(stop, header.high_watermark)
 
     def _report_reset(self, reset: Reset) -> None:
         """Report the reset to the reader; raises if that ends the read."""
-        logger.warning(
-            "position-reset stream=%s from_offset=%s to_offset=%d reason=%s",
-            reset.stream,
-            reset.from_offset,
-            reset.to_offset,
-            reset.error.name,
-        )
-        if self._reset_callback is None:
-            return
         try:
-            self._reset_callback(reset)
+            self._reports.reset(reset)
         except BaseException:
             self._stop_at(None)  # the old position is gone, and the new one was not accepted
             raise
@@ -463,89 +406,57 @@ class ReadAhead:
 
     def _stop_at(self, position: int | None) -> None:
         self._drop()
-        self._next = {**self._next, "start": position}
+        self._next.move_to(position)
 
     def _drop(self) -> None:
         """Cancel all open requests, and drop the bytes that have arrived."""
         self._over = True
-        given_up, self._open = self._open, set()
-        for exchange in given_up:  # before any is cancelled: that may find the connection lost
-            exchange.on_header = exchange.on_done = exchange.on_progress = None
-        for exchange in given_up:
+        for exchange in self._answers.drop():  # all at once: a cancellation may lose the connection
             self._requester.give_up(exchange)
-        self._ready.clear()
-        self._current = self._arriving = None
-        self._asked = None
 
     # --- fetching ---
 
     def _ask_if_room(self) -> None:
-        if self._asked is None and not self._over and self._ahead_bytes <= self._read_ahead_bytes:
+        answers = self._answers
+        if not answers.is_asking and not self._over and answers.bytes <= self._read_ahead_bytes:
             self._ask()
 
     def _ask(self) -> None:
         """Send the next fetch."""
-        fields = dict(self._next)
-        position = fields.get("start")
         # A read with an end needs the first answer for the state of the log. And a start such as
         # `latest` must become an offset at once, before the connection can be lost.
-        unknown = self._until is not None or type(position) is not int
+        unknown = self._until is not None or self._next.offset is None
         at_once = (self._last is None and unknown) or self._reset is not None
-        wait_ms = 0 if at_once else self._poll_ms
-        if self._stop_offset is not None and type(position) is int:
-            fields["max_records"] = max(self._stop_offset - position, 1)
-        fields |= self._selection | self._slots
-        fetch = Fetch(
-            self.stream,
-            max_bytes=self._fetch_bytes,
-            max_wait_ms=wait_ms,
-            replica=self._replica,
-            at_least=self._bound_for(position),
-            **fields,
-        )
-        self._fetch_bytes = min(
-            max(2 * self._fetch_bytes, SMALLEST_FETCH_BYTES), self._largest_fetch_bytes
-        )
         exchange = Exchange(self._on_header, self._on_done, self._on_progress)
-        self._asked, self._asked_slots = exchange, self._wanted_slots
-        self._open.add(exchange)
+        self._answers.asks(exchange, self._next.slots)
+        self._send(self._next.take(at_once=at_once), exchange)
+
+    def _send(self, fetch: Fetch, exchange: Exchange) -> None:
         try:
             self._requester.request(fetch, exchange)
         except LiftlogError as error:  # too long for this daemon
             exchange.finish(None, error)
 
-    def _bound_for(self, position: object) -> int | None:
-        """Return the offset that a copy must have reached to answer a fetch from there: its end may
-        lie before a position that another copy has reached."""
-        if self._at_least is not None and type(position) is int:
-            self._at_least = max(self._at_least, position)
-        return self._at_least
-
     def _on_header(self, header: FetchHeader) -> None:
-        asked, self._asked = self._asked, None
+        exchange = self._answers.header_arrived()
         if header.body_length and header.next_offset <= header.offset:
             raise ProtocolViolation("the server sent records but did not advance the next offset")
-        too_old = not_selected(bool(self._selection), header)
+        too_old = not_selected(self._next.selects, header)
         if too_old is not None:
             self._over = True
-            self._ready.append(too_old)
+            self._answers.waiting.append(too_old)
             return
         self._note_reset(header, self._last)
         self._last = header
         self.answer_count += 1
-        self._next = {
-            "start": header.next_offset,
-            "incarnation": header.incarnation,
-            "epoch": header.leader_epoch,
-        }
-        self._ahead_bytes += header.body_length
-        if self._until == END and self._stop_offset is None:
-            self._stop_offset = header.high_watermark
-        if self._stop_offset is not None and header.next_offset >= self._stop_offset:
+        self._next.move_behind(header)
+        if self._until == END and self._next.stop_offset is None:
+            self._next.stop_offset = header.high_watermark
+        if self._next.is_at_end:
             self._over = True
         self._compare_with_suspicion(header)
-        if header.body_length and asked is not None:
-            self._ready.append((header, asked, self._asked_slots if header.selected else None))
+        if header.body_length and exchange is not None:
+            self._answers.add(header, exchange)
         self._ask_if_room()
 
     def _compare_with_suspicion(self, header: FetchHeader) -> None:
@@ -557,25 +468,21 @@ class ReadAhead:
         following = header.first_offset if header.body_length else header.next_offset
         if following > suspect:
             self._suspect = None
-            self._ready.append(corrupt_range(self.stream, suspect, following))
+            self._answers.waiting.append(corrupt_range(self.stream, suspect, following))
 
     def _on_progress(self) -> None:
         """More bytes of a body arrived: of the oldest incomplete answer."""
-        current, arriving = self._current, self._arriving
-        if self.on_ready is not None and (
-            current is None
-            or (arriving is not None and arriving.arrived_bytes >= current.needed_bytes)
-        ):
+        if self.on_ready is not None and self._answers.may_continue:
             self.on_ready()
 
     def _on_done(self, exchange: Exchange) -> None:
-        self._open.discard(exchange)
+        self._answers.done(exchange)
         if exchange.error is not None:
             self._over = True
-            self._asked = None
-            self._ready.append(exchange.error)
         elif not isinstance(exchange.answer, FetchHeader):
             self._over = True
-            self._ready.append(ProtocolViolation("a fetch was answered with something else"))
+            self._answers.waiting.append(
+                ProtocolViolation("a fetch was answered with something else")
+            )
         if self.on_ready is not None:
             self.on_ready()

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from liftlog.client import Client, Consumer, GroupConsumer, ReadOptions, connect, connect_sync
-from liftlog.client.reading.read_ahead import DEFAULT_FETCH_BYTES, DEFAULT_READ_AHEAD_BYTES
+from liftlog.client.reading.next_fetch import DEFAULT_FETCH_BYTES
+from liftlog.client.reading.read_ahead import DEFAULT_READ_AHEAD_BYTES
 
 PAGE = (Path(__file__).parents[3] / "docs/reference/client.md").read_text()
 SECTIONS = dict(re.findall(r"^## (\w+).*?\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))
