@@ -254,3 +254,65 @@ async def publish(js: Any, numbers: range) -> None:
                 await js.publish("s.a", b"%d" % number, headers={"Nats-Msg-Id": str(number)})
                 break
             await asyncio.sleep(0.05)
+
+
+# --- queue groups ---
+
+
+def test_queue_subscribers_of_a_deliver_subject_get_their_share(stack: ExitStack) -> None:
+    """Each group gets every record once, beside subscribers without a group; members may come and
+    go, and the last one that leaves ends the delivery."""
+    server = stack.enter_context(NatsServer(leafnodes=LISTENER))
+    daemon = started(stack, server)
+    until(lambda: "nats-leaf-connected" in daemon.log, what="the leaf node connection")
+    members = [stack.enter_context(RawNats(server.port, timeout=PATIENCE)) for _ in range(4)]
+    for member, queue in zip(members, (b"one", b"one", b"two", b""), strict=True):
+        member.sub("work.here", queue=queue)
+        member.ping()
+    raw = stack.enter_context(RawNats(server.port, timeout=PATIENCE))
+    assert "error" not in asked(raw, "STREAM.CREATE.s", STREAM)
+    config = {"ack_policy": "none", "deliver_subject": "work.here", "idle_heartbeat": 10**8}
+    config |= {"inactive_threshold": 1_000_000_000}
+    made = asked(raw, "CONSUMER.CREATE.s", {"stream_name": "s", "config": config})
+    assert made["push_bound"] is True, made
+    count = 200
+    for number in range(count):
+        assert "seq" in raw.request(b"s.a", b"%d" % number, headers=HEADERS * (number % 2)).json()
+    got = [received(member) for member in members]
+    everything = set(range(count))
+    until(lambda: len(got[0]) + len(got[1]) == count or add(members, got), what="group one")
+    assert got[0] | got[1] == everything
+    assert got[0]
+    assert got[1]
+    assert not got[0] & got[1]
+    until(lambda: len(got[2]) == len(got[3]) == count or add(members, got), what="the others")
+    assert got[2] == got[3] == everything
+    for member in members[1:]:
+        member.close()
+    assert "seq" in raw.request(b"s.a", b"%d" % count).json()
+    until(lambda: count in got[0] or add(members[:1], got), what="the record for who stayed")
+    name = made["name"]
+    assert asked(raw, f"CONSUMER.INFO.s.{name}", {})["push_bound"] is True
+    members[0].close()
+    until(lambda: asked(raw, f"CONSUMER.INFO.s.{name}", {}).get("error"), what="its end")
+    assert_no_traceback(daemon)
+
+
+HEADERS = b"NATS/1.0\r\nA: b\r\n\r\n"
+
+
+def received(member: RawNats) -> set[int]:
+    """The records that have arrived, without heartbeats."""
+    member.ping()
+    found = [int(one.payload) for one in member.messages if one.payload]
+    member.messages.clear()
+    assert len(found) == len(set(found))
+    return set(found)
+
+
+def add(members: list[RawNats], got: list[set[int]]) -> bool:
+    for member, numbers in zip(members, got, strict=False):
+        found = received(member)
+        assert not found & numbers
+        numbers |= found
+    return False

@@ -13,6 +13,7 @@ message_methods  STREAM.MSG.GET and DIRECT.GET: single records, and batches of t
 lookups        finds records by offset, subject and time
 purging        STREAM.PURGE: the oldest messages, or those on some subjects
 consumer_methods CONSUMER.*
+fields         the fields of a request
 config_fields  reads the fields of both kinds of configurations
 answers        JetStream's errors, times, JSON and NATS commands
 

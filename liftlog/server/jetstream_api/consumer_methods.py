@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections.abc import Sequence
 from typing import Any
@@ -11,28 +10,23 @@ from acl.rules import OVER_NATS
 from liftlog.errors import Forbidden
 from liftlog.server.jetstream_api.answers import (
     JetStreamError,
-    bad_request,
     command,
     invalid_json,
 )
-from liftlog.server.jetstream_api.consumers.config import ConsumerSpec, parse_consumer, refused
+from liftlog.server.jetstream_api.consumers.config import parse_consumer, refused
 from liftlog.server.jetstream_api.consumers.consumer import Consumer
-from liftlog.server.jetstream_api.consumers.pull_requests import PullRequest
-from liftlog.server.jetstream_api.inboxes import party_of
-from liftlog.server.jetstream_api.methods import (
-    Answer,
-    Request,
-    always,
-    answers,
-    read_object,
-    text,
-    whole,
+from liftlog.server.jetstream_api.consumers.pull_body import (
+    BadPull,
+    check_limits,
+    check_without_priorities,
+    parse_pull,
 )
+from liftlog.server.jetstream_api.consumers.pull_requests import status_block
+from liftlog.server.jetstream_api.fields import text, whole
+from liftlog.server.jetstream_api.inboxes import party_of
+from liftlog.server.jetstream_api.methods import PREFIX, Answer, Request, always, answers
 
-_NS = 1_000_000_000
 _PAGE = 256
-_MAX_BATCH = 100_000
-_MAX_EXPIRES_SECONDS = 3600.0
 
 
 def _not_found() -> JetStreamError:
@@ -148,55 +142,24 @@ def _page(request: Request) -> tuple[list[Consumer], Answer]:
 @answers("CONSUMER.MSG.NEXT", "consumer_getnext", arguments=(2, 2), at_leader=True, is_cheap=always)
 async def _next(request: Request) -> None:
     consumer = request.parts.consumers.find(request.stream, request.arguments[1])
-    if consumer is None or consumer.spec.deliver_subject:
-        await _say(request, b"503")
-        return
-    try:
-        request.record_target()
-        consumer.add(_pull_request(request, consumer.spec))
-    except Forbidden as error:
-        await _say(request, b"403 %b" % f"{error.message}: {error.hint}".encode())
-    except JetStreamError as error:
-        words = b"400 Bad Request - %b" if error.code == 400 else b"409 %b"
-        await _say(request, words % error.description.encode())
+    if consumer is None:
+        asked = f"{PREFIX}CONSUMER.MSG.NEXT.{'.'.join(request.arguments)}"
+        await _say(request, b"503", b"Nats-Subject: %b\r\n" % asked.encode())
+    elif consumer.spec.deliver_subject:
+        await _say(request, b"409 Consumer is push based")
+    else:
+        try:
+            request.record_target()
+            pull = parse_pull(request.payload)
+            check_limits(pull, consumer.spec.limits)
+            check_without_priorities(pull)
+            consumer.add(request.reply, pull)
+        except Forbidden as error:
+            await _say(request, b"403 %b" % f"{error.message}: {error.hint}".encode())
+        except BadPull as error:
+            await _say(request, error.words)
 
 
-async def _say(request: Request, words: bytes) -> None:
-    block = b"NATS/1.0 %b\r\n\r\n" % words
+async def _say(request: Request, words: bytes, lines: bytes = b"") -> None:
+    block = status_block(words, lines)
     await request.parts.send(lambda: command(request.target(), b"", block))
-
-
-def _pull_request(request: Request, spec: ConsumerSpec) -> PullRequest:
-    """Parse a pull request. Raises JetStreamError."""
-    payload = request.payload.strip()
-    body = (
-        {"batch": int(payload)} if payload.isdigit() and len(payload) < 10 else read_object(payload)
-    )
-    batch = max(whole(body, "batch"), 1)
-    if spec.max_batch and batch > spec.max_batch:
-        raise JetStreamError(409, 10003, f"Exceeded MaxRequestBatch of {spec.max_batch}")
-    max_bytes = whole(body, "max_bytes")
-    if spec.max_bytes and max_bytes > spec.max_bytes:
-        raise JetStreamError(409, 10003, f"Exceeded MaxRequestMaxBytes of {spec.max_bytes}")
-    expires = whole(body, "expires") / _NS
-    heartbeat = whole(body, "idle_heartbeat") / _NS
-    if heartbeat and (not expires or 2 * heartbeat > expires):
-        raise bad_request("heartbeat value too large")
-    loop = asyncio.get_running_loop()
-    now = loop.time()
-    no_wait = body.get("no_wait") is True
-    return PullRequest(
-        request.reply,
-        min(batch, _MAX_BATCH),
-        max_bytes=max_bytes,
-        no_wait=no_wait,
-        # A request without a time limit waits long; with no_wait and without a limit it does not
-        # wait at all.
-        expires_at=(
-            None
-            if no_wait and not expires
-            else now + min(expires or _MAX_EXPIRES_SECONDS, _MAX_EXPIRES_SECONDS)
-        ),
-        heartbeat_seconds=heartbeat,
-        heartbeat_at=now + heartbeat if heartbeat else None,
-    )

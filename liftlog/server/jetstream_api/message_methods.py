@@ -27,6 +27,7 @@ from liftlog.server.jetstream_api.answers import (
     time_text,
     too_large_for_nats,
 )
+from liftlog.server.jetstream_api.fields import flag, read_object, text, whole
 from liftlog.server.jetstream_api.lookups import (
     MAX_RESULTS,
     Found,
@@ -34,16 +35,7 @@ from liftlog.server.jetstream_api.lookups import (
     TooManyResults,
     open_lookup,
 )
-from liftlog.server.jetstream_api.methods import (
-    Answer,
-    Request,
-    answers,
-    flag,
-    read_object,
-    text,
-    whole,
-    without,
-)
+from liftlog.server.jetstream_api.methods import Answer, Request, answers, without
 
 _BATCH_BYTES = 4 * 2**20
 """Maximum size of the answers to one request; the client requests the rest."""

@@ -3,7 +3,6 @@ answer them."""
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -17,11 +16,10 @@ from liftlog.server.commits.host import StreamHost
 from liftlog.server.jetstream_api.answers import (
     JetStreamError,
     bad_request,
-    invalid_json,
-    is_utf8,
 )
 from liftlog.server.jetstream_api.consumers.deliveries import record_target
 from liftlog.server.jetstream_api.consumers.table import Consumers
+from liftlog.server.jetstream_api.fields import read_object
 from liftlog.server.jetstream_api.inboxes import Inboxes
 from liftlog.server.jetstream_api.messages.ages import Ages
 from liftlog.server.jetstream_api.messages.buckets import Buckets
@@ -31,8 +29,6 @@ from liftlog.server.streams.broker import Broker
 from liftlog.server.vitals.histogram import LATENCY_BOUNDS, Histogram
 
 PREFIX = "$JS.API."
-
-MAX_REQUEST_BYTES = 256 * 1024
 
 Answer = dict[str, Any]
 
@@ -153,26 +149,6 @@ class Request:
         return read_object(self.payload)
 
 
-def read_object(payload: bytes) -> dict[str, Any]:
-    if not payload.strip():
-        return {}
-    if len(payload) > MAX_REQUEST_BYTES:
-        raise bad_request(f"the request is larger than {MAX_REQUEST_BYTES} bytes")
-    try:
-        content = json.loads(payload, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
-        raise invalid_json(str(error)[:200]) from None
-    if content is None:  # as a Go program parses it; async-nats sends it
-        return {}
-    if not isinstance(content, dict):
-        raise invalid_json("expected an object")
-    return content
-
-
-def _no_constant(word: str) -> None:
-    raise ValueError(f"{word} is not JSON")
-
-
 Perform = Callable[[Request], Awaitable[Answer | None]]
 """Returns the body of a JSON answer; None if the function has sent the answer itself."""
 
@@ -246,38 +222,6 @@ def find_method(tokens: Sequence[str]) -> tuple[Method, Sequence[str]] | None:
                 return None
             return method, rest
     return None
-
-
-# --- fields of requests ---
-
-
-def whole(body: dict[str, Any], name: str, *, least: int = 0) -> int:
-    """Return a whole number of 64 bits; 0 if it is missing. Raises JetStreamError."""
-    value = body.get(name)
-    if value is None:
-        return 0
-    if type(value) is not int or not least <= value < 2**63:
-        raise invalid_json(f"{name}: expected a whole number")
-    return value
-
-
-def text(body: dict[str, Any], name: str) -> str:
-    """Return a text, empty if it is missing. Raises JetStreamError unless UTF-8 can encode it."""
-    value = body.get(name)
-    if value is None:
-        return ""
-    if not isinstance(value, str) or not is_utf8(value):
-        raise invalid_json(f"{name}: expected text")
-    return value
-
-
-def flag(body: dict[str, Any], name: str) -> bool:
-    value = body.get(name)
-    if value is None:
-        return False
-    if not isinstance(value, bool):
-        raise invalid_json(f"{name}: expected true or false")
-    return value
 
 
 def unknown_method(subject: str) -> JetStreamError:

@@ -18,9 +18,10 @@ from liftlog.protocol.described import StreamInfo
 from liftlog.protocol.messages import StreamAnswer
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.jetstream_api.answers import JetStreamError, bad_request
+from liftlog.server.jetstream_api.fields import text, whole
 from liftlog.server.jetstream_api.lookups import TooManyResults, open_whole_lookup
 from liftlog.server.jetstream_api.messages.newest import partial_key
-from liftlog.server.jetstream_api.methods import Answer, Request, answers, text, whole
+from liftlog.server.jetstream_api.methods import Answer, Request, answers
 from liftlog.server.jetstream_api.streams import asked, description, settings_of
 
 _AT_ONCE = 500

@@ -37,13 +37,13 @@ from liftlog.server.jetstream_api.answers import (
 from liftlog.server.jetstream_api.consumers.leaf import LeafLink
 from liftlog.server.jetstream_api.consumers.leaf_login import LeafLogin
 from liftlog.server.jetstream_api.consumers.table import Consumers
+from liftlog.server.jetstream_api.fields import MAX_REQUEST_BYTES
 from liftlog.server.jetstream_api.inboxes import Inboxes, party_of
 from liftlog.server.jetstream_api.messages.ages import Ages
 from liftlog.server.jetstream_api.messages.buckets import Buckets
 from liftlog.server.jetstream_api.methods import (
     ANSWERED,
     FAILED,
-    MAX_REQUEST_BYTES,
     PREFIX,
     REFUSED,
     TOO_MANY,

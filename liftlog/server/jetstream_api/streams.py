@@ -39,6 +39,7 @@ from liftlog.server.jetstream_api.answers import (
     time_text,
     to_text,
 )
+from liftlog.server.jetstream_api.fields import flag, text, whole
 from liftlog.server.jetstream_api.lookups import (
     MAX_HOLES,
     MAX_SUBJECTS,
@@ -46,16 +47,7 @@ from liftlog.server.jetstream_api.lookups import (
     open_lookup,
 )
 from liftlog.server.jetstream_api.messages.ages import timestamp_at
-from liftlog.server.jetstream_api.methods import (
-    Answer,
-    Request,
-    always,
-    answers,
-    flag,
-    text,
-    whole,
-    without,
-)
+from liftlog.server.jetstream_api.methods import Answer, Request, always, answers, without
 from liftlog.server.jetstream_api.stream_config import (
     changes_from,
     check_unchangeable,

@@ -30,8 +30,8 @@ OWN = "the daemon chooses the subject"
 WAYS_OUT = {
     "liftlog/server/jetstream_api/answers.py: command: PUB": TYPED,
     "liftlog/server/jetstream_api/answers.py: command: HPUB": TYPED,
-    "liftlog/server/jetstream_api/consumers/leaf.py: leaf_message: LMSG": TYPED,
-    "liftlog/server/jetstream_api/consumers/leaf.py: leaf_message: HMSG": TYPED,
+    "liftlog/server/jetstream_api/consumers/leaf_frames.py: leaf_message: LMSG": TYPED,
+    "liftlog/server/jetstream_api/consumers/leaf_frames.py: leaf_message: HMSG": TYPED,
     "liftlog/server/jetstream_api/presence.py: Presence.rival: own_subject": OWN,
     "liftlog/server/jetstream_api/service.py: JetStreamApi._pass_on: own_subject": (
         "a node of the cluster, which asks again before it answers"

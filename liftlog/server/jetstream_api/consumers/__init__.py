@@ -4,11 +4,15 @@ table       all consumers of this daemon, bounded in number
 consumer    one consumer, which delivers to its client
 config      JetStream's configuration of a consumer, and the fields that are refused
 pull_requests  the requests of a pull consumer
+pull_body   what one of them asks for, and the limits of its consumer
+durations   durations as Go programs write them
 push_flow   flow control and heartbeats of a push consumer
 delivered   the messages that carry records, and their number
 cursor      the position of a consumer in the log
 deliveries  the subjects that a consumer may deliver to
 leaf        the connection over which consumers deliver
+leaf_frames the protocol of that connection
+interest    the subjects that have subscribers
 leaf_login  the login of that connection
 budget      a bound that all consumers share
 """

@@ -22,10 +22,12 @@ from liftlog.server.jetstream_api.answers import (
     to_text,
 )
 from liftlog.server.jetstream_api.config_fields import ConfigFields, is_empty
+from liftlog.server.jetstream_api.consumers.pull_body import PullLimits
 
 _NS = 1_000_000_000
 _DEFAULT_INACTIVE_SECONDS = 5.0
 _MAX_INACTIVE_SECONDS = 3600.0
+_LEAST_EXPIRES_NS = 1_000_000
 MAX_WAITING = 512
 _MAX_FILTERS = 256
 _MAX_CONFIG_BYTES = 16 * 1024
@@ -71,8 +73,7 @@ class ConsumerSpec:
     heartbeat_seconds: float
     inactive_seconds: float
     max_waiting: int
-    max_batch: int
-    max_bytes: int
+    limits: PullLimits
 
 
 def refused(why: str) -> JetStreamError:
@@ -119,8 +120,7 @@ class _Reader(ConfigFields):
             heartbeat_seconds=self._natural("idle_heartbeat") / _NS,
             inactive_seconds=self._inactive(),
             max_waiting=min(self._natural("max_waiting") or MAX_WAITING, MAX_WAITING),
-            max_batch=self._natural("max_batch"),
-            max_bytes=self._natural("max_bytes"),
+            limits=self._pull_limits(),
         )
         if not deliver and (spec.flow_control or spec.heartbeat_seconds):
             raise refused("flow control and idle heartbeats of the consumer need a deliver subject")
@@ -128,7 +128,8 @@ class _Reader(ConfigFields):
             raise JetStreamError(400, 10108, "consumer with flow control also needs heartbeats")
         if 0 < spec.heartbeat_seconds < 0.1:
             raise refused("idle_heartbeat: expected at least 100ms")
-        self._natural("max_expires")
+        if not deliver and 0 < spec.limits.expires_ns < _LEAST_EXPIRES_NS:
+            raise JetStreamError(400, 10115, "consumer max request expires needs to be >= 1ms")
         spec.config.update(self._shown(spec))
         if len(spec.filters) > _MAX_FILTERS or len(to_text(spec.config)) > _MAX_CONFIG_BYTES:
             raise refused(
@@ -196,10 +197,10 @@ class _Reader(ConfigFields):
                 config["idle_heartbeat"] = round(spec.heartbeat_seconds * _NS)
         else:
             config["max_waiting"] = spec.max_waiting
-            if spec.max_batch:
-                config["max_batch"] = spec.max_batch
-            if spec.max_bytes:
-                config["max_bytes"] = spec.max_bytes
+            limits = spec.limits
+            shown = (limits.batch, limits.expires_ns, limits.max_bytes)
+            names = ("max_batch", "max_expires", "max_bytes")
+            config |= {name: most for name, most in zip(names, shown, strict=True) if most}
         return config
 
     def _start_sequence(self, policy: str) -> int:
@@ -254,6 +255,13 @@ class _Reader(ConfigFields):
     def _inactive(self) -> float:
         seconds = self._natural("inactive_threshold") / _NS
         return min(seconds or _DEFAULT_INACTIVE_SECONDS, _MAX_INACTIVE_SECONDS)
+
+    def _pull_limits(self) -> PullLimits:
+        return PullLimits(
+            batch=self._natural("max_batch"),
+            max_bytes=self._natural("max_bytes"),
+            expires_ns=self._natural("max_expires"),
+        )
 
     def _natural(self, key: str) -> int:
         """Negative numbers count as 0, as in JetStream."""

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from liftlog.errors import LiftlogError, NatsUnavailable
-from liftlog.sequencing.destinations import Why
+from liftlog.sequencing.destinations import Destination, Why
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.jetstream_api.answers import time_text
 from liftlog.server.jetstream_api.consumers.budget import Part
@@ -24,7 +24,9 @@ from liftlog.server.jetstream_api.consumers.config import ConsumerSpec
 from liftlog.server.jetstream_api.consumers.cursor import PIECE_BYTES, Cursor, Row
 from liftlog.server.jetstream_api.consumers.delivered import Delivered
 from liftlog.server.jetstream_api.consumers.deliveries import Deliveries
-from liftlog.server.jetstream_api.consumers.leaf import LeafLink, leaf_message
+from liftlog.server.jetstream_api.consumers.leaf import LeafLink
+from liftlog.server.jetstream_api.consumers.leaf_frames import leaf_message
+from liftlog.server.jetstream_api.consumers.pull_body import Pull
 from liftlog.server.jetstream_api.consumers.pull_requests import (
     PullRequest,
     PullRequests,
@@ -39,6 +41,7 @@ logger = logging.getLogger("liftlog.server.jetstream_api")
 _PIECES_NOW = 16
 """Number of just written pieces that are read in the event loop; a thread reads the rest."""
 _LONGEST_PAUSE_SECONDS = 5.0
+_FLOW_REQUEST = status_block(b"100 FlowControl Request")
 
 
 class Consumer:
@@ -69,6 +72,7 @@ class Consumer:
         self._leaf = leaf
         self._cursor = cursor
         self._to = deliveries
+        self._deliver_subject = spec.deliver_subject.encode()
         self.party = party
         self._pace = pace
         self.is_there = is_there
@@ -83,7 +87,7 @@ class Consumer:
         self._group = services.live_group(host)
         self._reading = asyncio.Lock()
         """The cursor accepts one call at a time."""
-        self._requests = PullRequests(spec.max_waiting, waiting, deliveries)
+        self._requests = PullRequests(spec.max_waiting, waiting, deliveries, leaf.queues)
         self._delivered = Delivered(
             host.name, spec.name, cursor.next_offset, headers_only=spec.headers_only
         )
@@ -97,10 +101,10 @@ class Consumer:
     def start(self) -> None:
         self._task = asyncio.create_task(self._run(), name=f"jetstream-consumer-{self.spec.name}")
 
-    def add(self, request: PullRequest) -> None:
-        """Add a request of a pull consumer."""
+    def add(self, reply: bytes, pull: Pull) -> None:
+        """Add a request of a pull consumer; `reply` is where the client awaits its messages."""
         self._active_at = self._loop.time()
-        refusal = self._requests.add(request)
+        refusal = self._requests.add(PullRequest(reply, pull, self._active_at))
         if refusal:
             self._services.spawn(self._try_send(refusal))
         else:
@@ -136,7 +140,7 @@ class Consumer:
             return
         target = self._to.pushes() if self.spec.deliver_subject else Why.RESERVED
         if not isinstance(target, Why):
-            commands.append(leaf_message(target, b"", status_block(status), b""))
+            commands.append(self._control(target, b"", status_block(status)))
         await self._try_send(b"".join(commands))
 
     def _let_go(self) -> None:
@@ -176,7 +180,7 @@ class Consumer:
             "ts": time_text(now),
         }
         if self.spec.deliver_subject:
-            answer["push_bound"] = self._leaf.has_interest(self.spec.deliver_subject)
+            answer["push_bound"] = self._leaf.has_interest(self._deliver_subject)
         return answer
 
     # --- its task ---
@@ -225,11 +229,11 @@ class Consumer:
     def _has_demand(self) -> bool:
         if not self.spec.deliver_subject:
             return bool(self._requests)
-        return self._flow.is_open and self._leaf.has_interest(self.spec.deliver_subject)
+        return self._flow.is_open and self._leaf.has_interest(self._deliver_subject)
 
     def _is_inactive(self, now: float) -> bool:
         if self.spec.deliver_subject:
-            if self._leaf.has_interest(self.spec.deliver_subject):
+            if self._leaf.has_interest(self._deliver_subject):
                 self._active_at = now
         elif self._requests:
             self._active_at = now
@@ -334,23 +338,29 @@ class Consumer:
             return b""  # the next step ends the consumer
         rows = list(self._rows)
         self._rows.clear()
-        commands = self._delivered.commands(target, rows, self._cursor)
+        queues = self._leaf.queues(target)
+        commands = self._delivered.commands(target, rows, self._cursor, queues)
         size = sum(map(len, commands))
         self._flow.delay_heartbeat(self._loop.time())
         question = self._flow.sent(size)
         if question:
-            commands.append(
-                leaf_message(target, question, b"NATS/1.0 100 FlowControl Request\r\n\r\n", b"")
-            )
+            commands.append(self._control(target, question, _FLOW_REQUEST))
         return b"".join(commands)
 
+    def _control(self, target: Destination, reply: bytes, headers: bytes) -> bytes:
+        """Return the command that sends a message without a record to the deliver subject."""
+        return leaf_message(target, reply, headers, b"", self._leaf.queues(target))
+
     async def _send_heartbeats(self, now: float) -> None:
-        commands = self._requests.heartbeats(now)
+        position = self._delivered.position(
+            self._rows[0].offset if self._rows else self._cursor.next_offset
+        )
+        commands = self._requests.heartbeats(now, position)
         target = self._to.pushes() if self.spec.deliver_subject else Why.RESERVED
         if not isinstance(target, Why):
-            headers = self._flow.heartbeat(now, self._delivered)
+            headers = self._flow.heartbeat(now, position)
             if headers:
-                commands.append(leaf_message(target, b"", headers, b""))
+                commands.append(self._control(target, b"", headers))
         await self._send(b"".join(commands))
 
     async def _send(self, commands: bytes) -> None:

@@ -7,25 +7,28 @@ from collections.abc import Sequence
 
 from liftlog.sequencing.destinations import Destination
 from liftlog.server.jetstream_api.consumers.cursor import Cursor, Row
-from liftlog.server.jetstream_api.consumers.leaf import leaf_message
+from liftlog.server.jetstream_api.consumers.leaf_frames import leaf_message
+
+Message = tuple[bytes, bytes, bytes]
+"""(reply with the subject, headers, payload)"""
 
 
 class Delivered:
     """`count` records were delivered, the last one at `last_ns`; 0: none yet."""
 
     def __init__(self, stream: str, consumer: str, next_offset: int, *, headers_only: bool) -> None:
-        self.ack_head = f"$JS.ACK.{stream}.{consumer}.1.".encode()
+        self._ack_head = f"$JS.ACK.{stream}.{consumer}.1.".encode()
         self.count = 0
         self.last_offset = max(0, next_offset - 1)
         self.last_ns = 0
         self._headers_only = headers_only
 
-    def commands(self, target: Destination, rows: Sequence[Row], cursor: Cursor) -> list[bytes]:
-        """Count these rows as delivered, and return the messages that carry them."""
-        head, left, number = self.ack_head, cursor.left, self.count
-        commands = []
-        for row in rows:
-            number += 1
+    def messages(self, rows: Sequence[Row], left: int) -> list[Message]:
+        """Return the messages that carry these rows if they are delivered next. `left` is the
+        number of wanted records from the first of them on."""
+        head = self._ack_head
+        messages = []
+        for number, row in enumerate(rows, self.count + 1):
             left = max(left - 1, 0)
             reply = b"%b%d.%d.%d.%d@%b" % (
                 head,
@@ -36,15 +39,38 @@ class Delivered:
                 row.subject,
             )
             if self._headers_only:
-                commands.append(leaf_message(target, reply, _headers_only(row), b""))
+                messages.append((reply, _headers_only(row), b""))
             else:
-                commands.append(leaf_message(target, reply, row.headers, row.value))
-        cursor.left = left
-        self.count = number
+                messages.append((reply, row.headers, row.value))
+        return messages
+
+    def commands(
+        self, target: Destination, rows: Sequence[Row], cursor: Cursor, queues: bytes
+    ) -> list[bytes]:
+        """Count these rows as delivered, and return the commands that send them. `queues` are the
+        queue groups that subscribe to the target."""
+        messages = self.messages(rows, cursor.left)
+        cursor.left = max(cursor.left - len(rows), 0)
+        self.count += len(rows)
         if rows:
             self.last_offset = rows[-1].offset
             self.last_ns = time.time_ns()
-        return commands
+        return [leaf_message(target, *message, queues) for message in messages]
+
+    def position(self, examined: int) -> bytes:
+        """Return the lines of a heartbeat that show how far the consumer is. All offsets below
+        `examined` were delivered or do not match."""
+        return b"Nats-Last-Consumer: %d\r\nNats-Last-Stream: %d\r\n" % (
+            self.count,
+            max(self.last_offset, examined - 1),
+        )
+
+
+def size_of(message: Message) -> int:
+    """Return the size that counts for `max_bytes` of a pull: subject, reply, headers and payload,
+    as clients count it."""
+    reply, headers, value = message
+    return len(reply) - 1 + len(headers) + len(value)  # the reply holds the subject after an `@`
 
 
 def _headers_only(row: Row) -> bytes:

@@ -17,9 +17,9 @@ import secrets
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from acl.subjects import matches
 from liftlog.errors import NatsUnavailable
-from liftlog.sequencing.destinations import Destination
+from liftlog.server.jetstream_api.consumers.interest import Interest
+from liftlog.server.jetstream_api.consumers.leaf_frames import LeafParser
 from liftlog.server.jetstream_api.consumers.leaf_login import LeafLogin
 
 logger = logging.getLogger("liftlog.server.jetstream_api")
@@ -31,8 +31,7 @@ _CONNECT_SECONDS = 5.0
 _CLOSE_SECONDS = 1.0
 _RECONNECT_SECONDS = 1.0
 _PING_SECONDS = 20.0
-_MAX_LINE_BYTES = 256 * 1024
-_MAX_PAYLOAD_BYTES = 64 * 2**20
+_READ_BYTES = 256 * 1024
 _UNSENT_BYTES = 1024 * 1024
 _PROTOCOL_VERSION = "2.10.0"
 """The version of nats-server whose leaf node protocol is implemented here."""
@@ -55,8 +54,8 @@ class LeafLink:
         self._login = login
         self._id = f"LIFTLOG{secrets.token_hex(12).upper()}"
         self._writer: asyncio.StreamWriter | None = None
-        self._literals: dict[str, int] = {}
-        self._patterns: dict[str, int] = {}
+        self._interest = Interest()
+        self._interest_changed = False
         self._changed = asyncio.Event()
         self._ready = asyncio.Event()
         self._heard = False
@@ -99,11 +98,13 @@ class LeafLink:
         except TimeoutError:
             raise self._unavailable() from None
 
-    def has_interest(self, subject: str) -> bool:
+    def has_interest(self, subject: bytes) -> bool:
         """Return True if NATS has a subscriber for this subject."""
-        return subject in self._literals or any(
-            matches(pattern, subject) for pattern in self._patterns
-        )
+        return self._interest.has(subject)
+
+    def queues(self, subject: bytes) -> bytes:
+        """Return the queue groups that subscribe to this subject, separated by blanks."""
+        return self._interest.queues(subject)
 
     async def interest_changed(self) -> None:
         """Returns at the next change of any interest."""
@@ -142,8 +143,7 @@ class LeafLink:
 
     async def _abandon(self) -> None:
         self._ready.clear()
-        self._literals.clear()
-        self._patterns.clear()
+        self._interest.clear()
         self._tell_changed()
         writer, self._writer = self._writer, None
         if writer is None:
@@ -160,13 +160,17 @@ class LeafLink:
         host, _, port = self.address.rpartition(":")
         host = host.strip("[]")
         async with asyncio.timeout(_CONNECT_SECONDS):
-            reader, writer = await asyncio.open_connection(host, int(port), limit=_MAX_LINE_BYTES)
+            reader, writer = await asyncio.open_connection(host, int(port), limit=_READ_BYTES)
             self._writer = writer
             writer.transport.set_write_buffer_limits(_UNSENT_BYTES)
             await self._log_in(reader, writer, host)
-        while line := await reader.readline():
+        parser = LeafParser(self)
+        while data := await reader.read(_READ_BYTES):
             self._heard = True
-            await self._take(line, reader, writer)
+            parser.feed(data)
+            if self._interest_changed:  # of thousands at once when clients connect
+                self._interest_changed = False
+                self._tell_changed()
 
     async def _log_in(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str
@@ -192,44 +196,31 @@ class LeafLink:
         }
         writer.write(b"CONNECT %b\r\nLS+ %b>\r\nPING\r\n" % (_json(connect), FLOW_PREFIX.encode()))
 
-    async def _take(
-        self, line: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        words = line.split()
-        match words:
-            case [b"PING"]:
-                writer.write(b"PONG\r\n")
-            case [b"PONG"]:
-                # The existing interests have arrived before it.
-                if not self.connected:
-                    logger.info("nats-leaf-connected server=%s", self.address)
-                    self.problem = ""
-                    self._told.clear()
-                    self._ready.set()
-            case [b"LS+", subject, *_]:
-                self._interest(subject, 1)
-            case [b"LS-", subject, *_]:
-                self._interest(subject, -1)
-            case [b"LMSG" | b"HMSG", subject, *_, size]:
-                length = int(size)
-                if not 0 <= length <= _MAX_PAYLOAD_BYTES:
-                    raise ValueError("a message has an impossible length")
-                await reader.readexactly(length + 2)
-                if subject.startswith(FLOW_PREFIX.encode()):
-                    self.on_flow(subject)
-            case [b"-ERR", *_]:
-                raise NatsUnavailable(line[4:].decode("utf-8", "replace").strip().strip("'"))
+    # --- LeafEvents ---
 
-    def _interest(self, subject: bytes, change: int) -> None:
-        name = subject.decode("utf-8", "replace")
-        is_pattern = not {"*", ">"}.isdisjoint(name.split("."))
-        table = self._patterns if is_pattern else self._literals
-        count = table.get(name, 0) + change
-        if count > 0:
-            table[name] = count
-        else:
-            table.pop(name, None)
-        self._tell_changed()
+    def interest_added(self, subject: bytes, queue: bytes) -> None:
+        self._interest.add(subject, queue)
+        self._interest_changed = True
+
+    def interest_removed(self, subject: bytes, queue: bytes) -> None:
+        self._interest.remove(subject, queue)
+        self._interest_changed = True
+
+    def message(self, subject: bytes) -> None:
+        if subject.startswith(FLOW_PREFIX.encode()):
+            self.on_flow(subject)
+
+    def pinged(self) -> None:
+        if self._writer is not None:
+            self._writer.write(b"PONG\r\n")
+
+    def ponged(self) -> None:
+        # The existing interests have arrived before it.
+        if not self.connected:
+            logger.info("nats-leaf-connected server=%s", self.address)
+            self.problem = ""
+            self._told.clear()
+            self._ready.set()
 
     def _tell_changed(self) -> None:
         self._changed.set()
@@ -247,15 +238,6 @@ class LeafLink:
             await asyncio.sleep(_PING_SECONDS)
             if not self._heard and writer is self._writer:
                 writer.transport.abort()
-
-
-def leaf_message(target: Destination, reply: bytes, headers: bytes, body: bytes) -> bytes:
-    """Return the command with which one leaf node sends a message to another."""
-    place = b"%b %b" % (target, reply) if reply else target
-    if not headers:
-        return b"LMSG %b %d\r\n%b\r\n" % (place, len(body), body)
-    size = len(headers)
-    return b"HMSG %b %d %d\r\n%b%b\r\n" % (place, size, size + len(body), headers, body)
 
 
 async def _read_info(reader: asyncio.StreamReader) -> dict[str, Any]:

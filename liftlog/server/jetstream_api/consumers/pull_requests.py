@@ -3,50 +3,75 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 
 from liftlog.sequencing.destinations import Why
 from liftlog.server.jetstream_api.consumers.budget import Part
 from liftlog.server.jetstream_api.consumers.cursor import Cursor, Row
-from liftlog.server.jetstream_api.consumers.delivered import Delivered
+from liftlog.server.jetstream_api.consumers.delivered import Delivered, Message, size_of
 from liftlog.server.jetstream_api.consumers.deliveries import Deliveries
-from liftlog.server.jetstream_api.consumers.leaf import leaf_message
+from liftlog.server.jetstream_api.consumers.leaf_frames import leaf_message
+from liftlog.server.jetstream_api.consumers.pull_body import Pull
+
+SHUTDOWN = b"409 Server Shutdown"
 
 
-@dataclass(slots=True)
+_NS = 1_000_000_000
+_MAX_EXPIRES_SECONDS = 3600.0
+
+
 class PullRequest:
-    """`expires_at` and `heartbeat_at` are times of the event loop; None: never."""
+    """One that waits. `expires_at` and `heartbeat_at` are times of the event loop; None: never."""
 
-    reply: bytes
-    batch: int
-    max_bytes: int = 0
-    no_wait: bool = False
-    expires_at: float | None = None
-    heartbeat_seconds: float = 0.0
-    heartbeat_at: float | None = None
-    delivered: int = field(default=0)
+    __slots__ = (
+        "batch", "delivered", "expires_at", "heartbeat_at", "heartbeat_seconds", "max_bytes",
+        "no_wait", "reply",
+    )  # fmt: skip
+
+    def __init__(self, reply: bytes, pull: Pull, now: float) -> None:
+        self.reply = reply
+        self.batch = pull.batch
+        """Number of messages that may still be sent."""
+        self.max_bytes = pull.max_bytes
+        """Bytes that may still be sent, if the pull has a limit; else 0."""
+        self.no_wait = pull.no_wait
+        self.delivered = 0
+        self.expires_at: float | None = None
+        # Without a time limit it waits for long; with no_wait it then does not wait at all.
+        if pull.expires_ns or not pull.no_wait:
+            seconds = pull.expires_ns / _NS or _MAX_EXPIRES_SECONDS
+            self.expires_at = now + min(seconds, _MAX_EXPIRES_SECONDS)
+        self.heartbeat_seconds = pull.heartbeat_ns / _NS
+        self.heartbeat_at = now + self.heartbeat_seconds if pull.heartbeat_ns else None
 
 
 class PullRequests:
     """Those that wait, in order. Methods return the commands for the leaf link; the caller sends
     them."""
 
-    def __init__(self, most: int, waiting: Part, to: Deliveries) -> None:
-        """At most `most` wait. `waiting` is their part of the requests that wait on all
-        consumers."""
+    def __init__(
+        self, most: int, waiting: Part, to: Deliveries, queues: Callable[[bytes], bytes]
+    ) -> None:
+        """At most `most` wait. `waiting` is their part of the requests that wait on all consumers,
+        `queues` returns the queue groups that subscribe to a subject."""
         self._most = most
         self._part = waiting
         self._to = to
+        self._queues = queues
         self._waiting: deque[PullRequest] = deque()
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def add(self, request: PullRequest) -> bytes:
-        """Let a request wait. Returns the status that refuses it; empty if it waits."""
+        """Let a request wait if there is room. Returns the status that refuses it; empty if it
+        waits, or if the client will miss its heartbeats: a status would make it ask again at
+        once, without end."""
         count = len(self._waiting)
         if count >= self._most or not self._part.resize(count + 1):
+            if request.heartbeat_seconds:
+                return b""
             return self._status(request, b"409 Exceeded MaxWaiting")
         self._waiting.append(request)
         return b""
@@ -61,7 +86,8 @@ class PullRequests:
     def end_all(self, words: bytes) -> list[bytes]:
         """End all requests with a status; without one if `words` is empty."""
         ended, self._waiting = self._waiting, deque()
-        return [self._status(one, words) for one in ended] if words else []
+        is_counted = words == SHUTDOWN
+        return [self._status(one, words, counted=is_counted) for one in ended] if words else []
 
     def expire(self, now: float) -> bytes:
         """End the requests whose time is over."""
@@ -74,17 +100,16 @@ class PullRequests:
         ended = self._take(
             lambda one: one.no_wait and (one.delivered > 0 or one.expires_at is None)
         )
-        words = [b"408 Request Timeout" if one.delivered else b"404 No Messages" for one in ended]
-        pairs = zip(ended, words, strict=True)
-        return b"".join([self._status(one, word, counted=True) for one, word in pairs])
+        return b"".join([self._status(one, b"404 No Messages") for one in ended])
 
-    def heartbeats(self, now: float) -> list[bytes]:
-        """Return the heartbeats that are due, and note that they are sent."""
+    def heartbeats(self, now: float, position: bytes) -> list[bytes]:
+        """Return the heartbeats that are due, and note that they are sent. `position` are their
+        lines that show how far the consumer is."""
         commands = []
         for request in self._waiting:
             if request.heartbeat_at is not None and request.heartbeat_at <= now:
                 request.heartbeat_at = now + request.heartbeat_seconds
-                commands.append(self._status(request, b"100 Idle Heartbeat"))
+                commands.append(self._status(request, b"100 Idle Heartbeat", position))
         return commands
 
     def due(self) -> Iterator[float]:
@@ -104,21 +129,29 @@ class PullRequests:
             if isinstance(target, Why):
                 self._waiting.popleft()
                 continue
-            found, is_full = _rows_for(request, rows, len(delivered.ack_head))
-            commands += delivered.commands(target, found, cursor)
-            request.batch -= len(found)
-            request.delivered += len(found)
+            had_limit = request.max_bytes > 0
+            count = min(request.batch, len(rows))
+            is_exceeded = False
+            if had_limit:
+                messages = delivered.messages(list(islice(rows, count)), cursor.left)
+                fitting = _fitting(request, messages)
+                count, is_exceeded = fitting, fitting < len(messages) and request.max_bytes > 0
+            found = [rows.popleft() for _ in range(count)]
+            commands += delivered.commands(target, found, cursor, self._queues(target))
+            request.batch -= count
+            request.delivered += count
             if request.heartbeat_at is not None:
                 request.heartbeat_at = now + request.heartbeat_seconds
-            if is_full or request.batch <= 0:
+            if is_exceeded:
+                words = b"409 Message Size Exceeds MaxBytes"
+            elif request.batch <= 0 and request.max_bytes:
+                words = b"409 Batch Completed"
+            else:
+                words = b""
+            if words:
+                commands.append(self._status(request, words, counted=True))
+            if words or request.batch <= 0 or (had_limit and not request.max_bytes):
                 self._waiting.popleft()
-                if is_full and request.batch > 0:
-                    word = (
-                        b"409 Batch Completed"
-                        if request.delivered
-                        else b"409 Message Size Exceeds MaxBytes"
-                    )
-                    commands.append(self._status(request, word, counted=True))
         return b"".join(commands)
 
     def _take(self, ends: Callable[[PullRequest], bool]) -> list[PullRequest]:
@@ -128,40 +161,31 @@ class PullRequests:
             self._waiting = deque([one for one in self._waiting if not ends(one)])
         return ended
 
-    def _status(self, request: PullRequest, words: bytes, *, counted: bool = False) -> bytes:
+    def _status(
+        self, request: PullRequest, words: bytes, lines: bytes = b"", *, counted: bool = False
+    ) -> bytes:
         """Return the command that sends a status to a request; empty if nothing may be sent there.
         `counted`: with the remaining counts of the request."""
         target = self._to.statuses(request.reply)
         if target is None:
             return b""
-        lines = b""
         if counted:
             lines = b"Nats-Pending-Messages: %d\r\nNats-Pending-Bytes: %d\r\n" % (
-                max(request.batch, 0),
-                max(request.max_bytes, 0),
+                request.batch,
+                request.max_bytes,
             )
-        return leaf_message(target, b"", status_block(words, lines), b"")
+        return leaf_message(target, b"", status_block(words, lines), b"", self._queues(target))
 
 
-def _rows_for(request: PullRequest, rows: deque[Row], ack_head_size: int) -> tuple[list[Row], bool]:
-    """Take what goes to this request now. Returns it, and whether its bytes are used up."""
-    found: list[Row] = []
-    while rows and len(found) < request.batch:
-        if request.max_bytes:
-            row = rows[0]
-            size = (
-                len(row.value)
-                + len(row.headers)
-                + len(row.subject)
-                + len(request.reply)
-                + ack_head_size
-                + 48
-            )
-            if size > request.max_bytes:
-                return found, True
-            request.max_bytes -= size
-        found.append(rows.popleft())
-    return found, request.max_bytes < 0
+def _fitting(request: PullRequest, messages: Sequence[Message]) -> int:
+    """Return how many of these messages fit into the bytes of the request, and subtract their
+    sizes."""
+    for count, message in enumerate(messages):
+        size = size_of(message)
+        if size > request.max_bytes:
+            return count
+        request.max_bytes -= size
+    return len(messages)
 
 
 def status_block(words: bytes, lines: bytes = b"") -> bytes:

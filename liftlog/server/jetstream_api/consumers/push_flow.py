@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 from liftlog.server.jetstream_api.consumers.budget import Part
 from liftlog.server.jetstream_api.consumers.config import ConsumerSpec
-from liftlog.server.jetstream_api.consumers.delivered import Delivered
 from liftlog.server.jetstream_api.consumers.leaf import FLOW_PREFIX
 
 WINDOW_BYTES, LEAST_WINDOW_BYTES = 1024 * 1024, 128 * 1024
@@ -66,16 +65,13 @@ class PushFlow:
         """Records were sent at `now`."""
         self._heartbeat_at = now + self._heartbeat_seconds
 
-    def heartbeat(self, now: float, delivered: Delivered) -> bytes:
+    def heartbeat(self, now: float, position: bytes) -> bytes:
         """Return the headers of a heartbeat that is due, and note that it is sent; empty if none
-        is."""
+        is. `position` are its lines that show how far the consumer is."""
         if not self._heartbeat_seconds or self._heartbeat_at > now:
             return b""
         self._heartbeat_at = now + self._heartbeat_seconds
-        lines = b"Nats-Last-Consumer: %d\r\nNats-Last-Stream: %d\r\n" % (
-            delivered.count,
-            delivered.last_offset,
-        )
+        lines = position
         if self.question and not self.is_open:
             lines += b"Nats-Consumer-Stalled: %b\r\n" % self.question
         return b"NATS/1.0 100 Idle Heartbeat\r\n%b\r\n" % lines

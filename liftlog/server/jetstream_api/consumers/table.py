@@ -14,6 +14,7 @@ from liftlog.server.jetstream_api.consumers.consumer import Consumer
 from liftlog.server.jetstream_api.consumers.cursor import Budgets, Cursor
 from liftlog.server.jetstream_api.consumers.deliveries import Deliveries
 from liftlog.server.jetstream_api.consumers.leaf import LeafLink
+from liftlog.server.jetstream_api.consumers.pull_requests import SHUTDOWN
 from liftlog.server.jetstream_api.consumers.push_flow import LEAST_WINDOW_BYTES
 from liftlog.server.jetstream_api.messages.ages import Ages
 from liftlog.server.jetstream_api.messages.shown import Shown
@@ -78,7 +79,7 @@ class Consumers:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
         for consumer in list(self._all.values()):
-            await consumer.close(b"409 Server Shutdown")
+            await consumer.close(SHUTDOWN)
         self._all.clear()
         if self._leaf is not None:
             await self._leaf.close()

@@ -1,0 +1,108 @@
+r"""The protocol between leaf nodes of NATS, as far as the daemon needs it. No I/O.
+
+    LS+ <subject> [<queue> <weight>]\r\n           the subject has subscribers
+    LS- <subject> [<queue>]\r\n
+    LMSG <subject> [<reply>] <size>\r\n<payload>\r\n
+    LMSG <subject> + <reply> <queue>... <size>\r\n    for queue groups, and `|` without a reply
+
+HMSG is like LMSG, with the size of the headers before the size of both. A message from a leaf node
+reaches members of a queue group only if it names the group (nats-server: leafnode.go,
+processLeafMsgArgs; client.go, processMsgResults).
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from liftlog.errors import NatsUnavailable
+from liftlog.sequencing.destinations import Destination
+
+_MAX_LINE_BYTES = 256 * 1024
+_MAX_PAYLOAD_BYTES = 64 * 2**20
+_CRLF = b"\r\n"
+
+
+class LeafEvents(Protocol):
+    """Receives what the server sends. No method may block."""
+
+    def interest_added(self, subject: bytes, queue: bytes) -> None:
+        """A subject has subscribers; `queue` is empty unless they are members of a group."""
+
+    def interest_removed(self, subject: bytes, queue: bytes) -> None: ...
+
+    def message(self, subject: bytes) -> None:
+        """A message came. Its payload is of no interest here."""
+
+    def pinged(self) -> None: ...
+
+    def ponged(self) -> None: ...
+
+
+class LeafParser:
+    """Takes the bytes of a connection as they come, many lines at a time."""
+
+    def __init__(self, events: LeafEvents) -> None:
+        self.events = events
+        """Its receiver."""
+        self._rest = b""
+        self._skipped = 0
+        """Bytes of a payload that are still to come."""
+
+    def feed(self, data: bytes) -> None:
+        """Raises ValueError for what is no such protocol, NatsUnavailable if the server ends the
+        connection with a reason."""
+        if self._skipped:
+            dropped = min(self._skipped, len(data))
+            self._skipped -= dropped
+            data = data[dropped:]
+        data, position = self._rest + data, 0
+        while (end := data.find(_CRLF, position)) >= 0:
+            position, after = end + 2, data[position:end]
+            position += self._take(after)
+        self._rest = data[position:]
+        if position > len(data):
+            self._skipped = position - len(data)
+        if len(self._rest) > _MAX_LINE_BYTES:
+            raise ValueError("a line is too long")
+
+    def _take(self, line: bytes) -> int:
+        """Take one line; returns the number of bytes to skip after it."""
+        words = line.split()
+        match words:
+            case [b"LS+", subject]:
+                self.events.interest_added(subject, b"")
+            case [b"LS+", subject, queue, *_]:
+                self.events.interest_added(subject, queue)
+            case [b"LS-", subject]:
+                self.events.interest_removed(subject, b"")
+            case [b"LS-", subject, queue, *_]:
+                self.events.interest_removed(subject, queue)
+            case [b"LMSG" | b"HMSG", subject, *_, size]:
+                length = int(size)
+                if not 0 <= length <= _MAX_PAYLOAD_BYTES:
+                    raise ValueError("a message has an impossible length")
+                self.events.message(subject)
+                return length + 2
+            case [b"PING"]:
+                self.events.pinged()
+            case [b"PONG"]:
+                self.events.ponged()
+            case [b"-ERR", *_]:
+                raise NatsUnavailable(line[4:].decode("utf-8", "replace").strip().strip("'"))
+        return 0
+
+
+def leaf_message(
+    target: Destination, reply: bytes, headers: bytes, body: bytes, queues: bytes = b""
+) -> bytes:
+    """Return the command with which one leaf node sends a message to another. `queues` are the
+    groups, separated by blanks, of which one member each gets it beside the other subscribers."""
+    place: bytes = target
+    if queues:
+        place = b"%b + %b %b" % (target, reply, queues) if reply else b"%b | %b" % (target, queues)
+    elif reply:
+        place = b"%b %b" % (target, reply)
+    if not headers:
+        return b"LMSG %b %d\r\n%b\r\n" % (place, len(body), body)
+    size = len(headers)
+    return b"HMSG %b %d %d\r\n%b%b\r\n" % (place, size, size + len(body), headers, body)
