@@ -155,6 +155,20 @@ class PendingMessages:
     def remove_below(self, end: int) -> None:
         self.remove(self.up_to(end))
 
+    def remove_from(self, end: int) -> None:
+        """Remove the messages from `end` on, and their places: others may get these offsets."""
+        while self.blocks and self.blocks[-1].offsets.last >= end:
+            block = self.blocks.pop()
+            self._starts = None
+            places = block.places()
+            kept = places[block.offsets.at(places) < end]
+            self._forget(block, places[len(kept) :])
+            new = block.taken(kept) if len(kept) else None
+            block.pending = 0
+            if new is not None:
+                self.blocks.append(new)
+                self._watch(new, new.earliest_ns)
+
     def queue(self, offsets: Ints, ticket: int) -> None:
         """Put messages into the queue of redeliveries with consecutive tickets."""
         for block, where, places in self._pending_groups(offsets):

@@ -124,8 +124,7 @@ class ConsumerState:
 
     def _truncate(self, change: changes.LogTruncated) -> None:
         end = change.end
-        offsets = self.pending.offsets()
-        self.pending.remove(offsets[int(np.searchsorted(offsets, end)) :])
+        self.pending.remove_from(end)
         self.next_offset = min(self.next_offset, end)
         self.delivered_end = min(self.delivered_end, end)
         self._raise_floor()
