@@ -1,4 +1,4 @@
-"""Reading streams from a liftlog daemon, from asyncio (`connect`) or blocking (`connect_sync`).
+"""Reads streams from a liftlog daemon, with asyncio (`connect`) or blocking (`connect_sync`).
 
     async with connect("tcp://127.0.0.1:9292") as client:
         async for record in client.read("orders", start="earliest", until="end"):
@@ -7,14 +7,14 @@
 Importing this package loads no server dependency.
 
     opening             `connect` and `connect_sync`
-    aio, blocking       the two clients: thin shells over what follows
-    connecting/         addresses, sockets, which node to ask, when to connect again
+    aio, blocking       the two clients: thin shells over the modules below
+    connecting/         addresses, sockets, the node for each request, reconnecting
     requests            arguments -> requests, answers -> results
-    reading/            what to fetch next, checked batches, offsets to store
+    reading/            the next fetch, checked batches, offsets to store
     groups/             a member of a group: its slots, its records, its heartbeats
     publisher, sync_publisher, publishing/    publishing over NATS with acks
-    dead_letters, dead_lettering    records whose processing fails
-    companions          `envelope` and nkeys, in either distribution
+    dead_letters, dead_lettering    publish records whose processing fails
+    companions          `envelope` and nkeys, imported from where they are installed
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""`envelope` and the nkeys of `acl`, from where this distribution installs them.
+"""Imports `envelope` and the nkeys of `acl` from where the installed distribution puts them.
 
-`liftlog` installs them as packages of their own. `liftlog-client` has copies in this package: in
-the environment of an application those short names may belong to another distribution.
+The distribution `liftlog` installs them as top-level packages. `liftlog-client` has copies inside
+`liftlog.client`, because in the environment of an application these short names may belong to
+another distribution.
 """
 
 from __future__ import annotations

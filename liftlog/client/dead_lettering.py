@@ -1,5 +1,5 @@
-"""The part of dead letters that does not wait, shared by both kinds: retries of a failed record,
-and the letter that is published for it."""
+"""The part of `DeadLetters` and `SyncDeadLetters` that does not wait: decides when a failed record
+is retried, and makes its dead letter."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ ERROR = "Liftlog-Dead-Error"
 ATTEMPTS = "Liftlog-Dead-Attempts"
 WAS_TOMBSTONE = "Liftlog-Dead-Tombstone"
 LEFT_OUT = "Liftlog-Dead-Left-Out"
-"""The parts of the record that the dead letter lacks, because they fit no message."""
+"""Header that names the parts of the record that are too large for the dead letter."""
 
 _NOT_KEPT = (b"nats-", b"liftlog-dead-")
-"""Prefixes of headers that were for the server that stored the record, or that come from an earlier
-dead letter."""
+"""Prefixes of headers that are not copied: they were for the server that stored the record, or come
+from an earlier dead letter."""
 _TOO_LARGE = frozenset({10054, 10097})
-"""Codes of refusals: message above `max_message_bytes`; header block too large."""
+"""Codes of refusals: message larger than `max_message_bytes`; header block too large."""
 _MAX_ERROR_CHARACTERS = 500
 _MAX_PAUSE_SECONDS = 30.0
 
@@ -37,8 +37,8 @@ SyncWork = Callable[[Record], object]
 
 
 class Lettering:
-    """Decides on retries, and makes the letter of a record that failed for the last time. The two
-    kinds of DeadLetters add the waiting."""
+    """Decides on retries, and makes the dead letter of a record after its last attempt has failed.
+    `DeadLetters` and `SyncDeadLetters` add the waiting."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Lettering:
         if retries < 0 or not 0 <= pause <= _MAX_PAUSE_SECONDS:
             raise InvalidArgument(f"retries={retries!r} or pause={pause!r} is out of range")
         self.published = 0
-        """Dead letters that were acked."""
+        """Number of dead letters that were acked."""
         self._subject = subject
         self._expect = expect or None
         self._retries = retries
@@ -60,7 +60,7 @@ class Lettering:
         self._errors = errors
 
     def _pause_after(self, attempt: int, record: Record, error: Exception) -> float:
-        """Return the seconds until the next attempt."""
+        """Log the failed attempt, and return the seconds until the next one."""
         logger.info("attempt-failed offset=%d error=%r", record.offset, error)
         doublings = min(attempt - 1, 64)
         return float(min(self._pause * 2**doublings, _MAX_PAUSE_SECONDS))
@@ -68,9 +68,9 @@ class Lettering:
     def _letters(
         self, name: str, stream: str, record: Record, error: Exception, attempts: int
     ) -> Iterator[dict[str, Any]]:
-        """Yield the letters to publish: complete, and then with less and less of the record, in
-        case of a limit. None for a record that is a dead letter of the same subject: another letter
-        for it would come back, too."""
+        """Yield forms of the dead letter: first the complete one, then forms with less and less of
+        the record, in case the stream refuses the letter as too large. Yields nothing if the record
+        is itself a dead letter on the same subject: its letter would be read, and fail, again."""
         reason = _one_line(f"{type(error).__name__}: {error}")
         logger.warning(
             "dead-letter group=%s stream=%s offset=%d attempts=%d error=%s",
@@ -100,7 +100,7 @@ class Lettering:
 
 
 def _forms(record: Record, ours: list[HeaderLine]) -> Iterator[dict[str, Any]]:
-    """Yield the dead letter, complete, and then with less and less of its record."""
+    """Yield the complete dead letter, then forms with less and less of its record."""
     value = record.value or b""
     own = [
         line
@@ -117,11 +117,12 @@ def _forms(record: Record, ours: list[HeaderLine]) -> Iterator[dict[str, Any]]:
 
 
 def is_too_large(refusal: PublishRefused) -> bool:
-    """Return True if the stream may store the dead letter once it contains less of the record."""
+    """Return True if the stream may store a form of the dead letter that contains less of the
+    record."""
     return bool(refusal.refusals) and {one.err_code for one in refusal.refusals} <= _TOO_LARGE
 
 
 def _one_line(text: str) -> str:
-    """Remove characters that a header or a terminal would interpret."""
+    """Return the text without characters that a header or a terminal would interpret."""
     shown = "".join([one if one.isprintable() else " " for one in text[:_MAX_ERROR_CHARACTERS]])
     return shown.strip()

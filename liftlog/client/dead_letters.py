@@ -1,4 +1,4 @@
-"""Dead letters: a record whose processing fails is retried, then published elsewhere.
+"""Dead letters: a record whose processing fails is retried, then published to another subject.
 
     letters = DeadLetters(publisher, "dead.orders", expect=["dead"], retries=3)
     async with client.group("billing", "orders") as records:

@@ -1,4 +1,4 @@
-"""`connect` and `connect_sync`: from the address of a daemon to a client."""
+"""`connect` and `connect_sync`: make a client for the address of a daemon."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ def connect(
     """Connect to a daemon: `client = await connect(...)` or `async with connect(...) as client`.
 
     `address` may name several nodes of a cluster, separated by commas. One reachable node is
-    enough: the client connects to the other nodes for the streams that they lead, also after a
-    change of the leader.
+    enough: from it the client learns which node leads each stream, and connects to that node, also
+    after a change of the leader.
 
     `token` is sent only if the daemon asks for one. Without TLS anyone on the network path can read
     it; the client then logs a warning, unless the address is on this machine. `nkey` is a file with
-    the seed of a user's nkey, alone or as `.creds`. The client signs a challenge of the daemon with
-    the seed, and never sends the seed. `tls` is for an address `tls://host:port`: a file of CA
-    certificates or an `ssl.SSLContext`; by default the system's CAs are trusted.
+    the seed of a user's nkey: the seed alone, or a `.creds` file. The client signs a challenge of
+    the daemon with the seed, and never sends the seed. For an address `tls://host:port`, `tls` is a
+    file of CA certificates or an `ssl.SSLContext`; by default the client trusts the system's CAs.
 
-    Timeouts are in seconds. `reconnect_for` limits the time in which reads and calls try to
-    reconnect after a lost connection (calls try for at most `request_timeout`). None: forever; 0:
-    not at all.
+    Timeouts are in seconds. After a lost connection, reads and calls try to reconnect for
+    `reconnect_for` seconds, calls at most for `request_timeout`. None: reads try forever. 0: they
+    do not reconnect.
 
     Raises ConnectionLost if the daemon cannot be reached, Unauthenticated, UnsupportedVersion,
     LimitExceeded (too many connections), and InvalidArgument if an argument is invalid.
@@ -94,8 +94,8 @@ def connect_sync(
     request_timeout: float = REQUEST_TIMEOUT_SECONDS,
     reconnect_for: float | None = RECONNECT_FOR_SECONDS,
 ) -> SyncClient:
-    """Connect to a daemon, blocking: `client = connect_sync(...)` or `with connect_sync(...) as
-    client`. Arguments and errors as for `connect`."""
+    """Return a connected blocking client: `client = connect_sync(...)` or `with connect_sync(...)
+    as client`. Arguments and errors are those of `connect`."""
     router = SyncRouter(
         Target.of_all(address, token, nkey, tls, connect_timeout, request_timeout, reconnect_for)
     )

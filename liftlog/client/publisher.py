@@ -4,7 +4,8 @@
         published = await publisher.publish("orders.new", b"...", key="k1")
         print(published.offset)
 
-Built on nats-py, which is imported when a publisher is opened. docs/how-to/publish.md shows it.
+Uses nats-py, which is imported when a publisher is opened. docs/how-to/publish.md shows how to use
+a publisher.
 """
 
 from __future__ import annotations
@@ -73,21 +74,20 @@ class Publisher:
     addresses) of NATS servers; further keywords then go to `nats.connect`. A publisher belongs to
     one event loop; any number of tasks of this loop may publish at the same time.
 
-    If an attempt gets no answer within `ack_timeout` seconds, the publisher repeats it with the
-    same message id; the stream stores only one of them. It stops `retry_for` seconds after the
-    first attempt, and the call raises PublishUnknown. `retry_for` is at most half of
-    `dedupe_window`, the shortest one among the streams that record the messages. With `retry_for=0`
-    there is one attempt and no message id. All times are in seconds.
+    If an attempt gets no answer within `ack_timeout` seconds, the publisher sends the message again
+    with the same message id; the stream stores only one copy. The publisher stops `retry_for`
+    seconds after the first attempt, and the call raises PublishUnknown. `dedupe_window` is the
+    shortest `dedupe_window` of the streams that record the messages; `retry_for` is at most half of
+    it. With `retry_for=0` there is one attempt and no message id. All times are in seconds.
 
-    `order`: whether records are stored in the order of the calls
-      `any`            not promised: up to `max_in_flight` messages at once, each on its own
-      `one_in_flight`  yes: each message is sent after the ack of the one before
-      `sequence`       yes, with up to `max_in_flight` at once, by `Nats-Expected-Last-Sequence`;
-                       for the only publisher of one stream, which `expect` names;
-                       `last_sequence` is the last offset of the stream, if known
-    With `one_in_flight` and `sequence` the publisher stops sending after a message that may or may
-    not have been stored; with `sequence` also after another publisher has written to the stream.
-    Calls then raise OrderBroken until `resume`.
+    `order`: whether records are stored in the order of the calls `any`            not promised: up
+    to `max_in_flight` messages at once, each on its own `one_in_flight`  yes: each message is sent
+    after the ack of the one before `sequence`       yes, with up to `max_in_flight` at once, by
+    `Nats-Expected-Last-Sequence`; for the only publisher of one stream, which `expect` names;
+    `last_sequence` is the last offset of the stream, if known With `one_in_flight` and `sequence`
+    the publisher stops sending if it is unknown whether a message was stored; with `sequence` also
+    if another publisher has written to the stream. Calls then raise OrderBroken until `resume` is
+    called.
     """
 
     def __init__(
@@ -140,13 +140,14 @@ class Publisher:
         self._idle.set()
         self._engine: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop
-        self._unconfirmed_since: float | None = None  # the first `send` that no flush confirmed
+        self._unconfirmed_since: float | None = None  # time of the oldest `send` since
         self._reconnects = 0
 
-    # --- life ---
+    # --- opening and closing ---
 
     async def open(self) -> Self:
-        """Connect, or start on the given connection. Raises NatsUnavailable, MissingDependency."""
+        """Connect to NATS, or use the given connection. Raises NatsUnavailable, and
+        MissingDependency if nats-py is not installed."""
         await self._link.open(self._on_answer)
         self._reconnects = self._link.reconnects
         self._closed = ""
@@ -155,7 +156,8 @@ class Publisher:
         return self
 
     async def close(self) -> None:
-        """Stop at once: messages without an answer end as PublishUnknown or NotPublished."""
+        """Close the publisher at once. Calls whose messages have no answer yet raise PublishUnknown
+        or NotPublished."""
         self._closed = self._closed or "the publisher is closed"
         if self._engine is not None:
             self._engine.cancel()
@@ -173,7 +175,8 @@ class Publisher:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Wait for all messages in flight, unless an exception leaves the block."""
+        """Close the publisher. First wait for all messages in flight, unless an exception left the
+        block."""
         try:
             if error is None:
                 await self.flush()
@@ -192,17 +195,17 @@ class Publisher:
         message_id: str | None = None,
         expect: Sequence[str] | None = None,
     ) -> Published:
-        """Publish, and wait for an ack from every stream in `expect`, or from any stream if
-        `expect` is empty.
+        """Publish a message, and wait for an ack from every stream in `expect`, or from any one
+        stream if `expect` is empty.
 
-        `value=None` publishes a tombstone for `key`. Without `message_id` the publisher makes an
-        id. `headers`: a mapping of names to values or lists of values; a sequence of (name, value)
-        pairs; or the headers of a record, all of which are published. A header value given as bytes
-        need not be valid UTF-8. Cancelling the call ends only the wait: the message may still be
-        stored.
+        `value=None` publishes a tombstone for `key`. Without `message_id` the publisher generates
+        an id. `headers` is a mapping of names to values or lists of values, a sequence of (name,
+        value) pairs, or the headers of a record, all of which are published. A header value given
+        as bytes need not be valid UTF-8. Cancelling the call only ends the wait; the message may
+        still be stored.
 
-        Raises PublishRefused, PublishUnknown, NotPublished, OrderBroken (all PublishFailed), and
-        InvalidArgument for a message that cannot be sent at all.
+        Raises PublishRefused, PublishUnknown, NotPublished and OrderBroken (all are subclasses of
+        PublishFailed), and InvalidArgument for a message that NATS or liftlog cannot carry.
         """
         settled = await self.submit(
             subject, value, key=key, headers=headers, message_id=message_id, expect=expect
@@ -219,8 +222,8 @@ class Publisher:
         message_id: str | None = None,
         expect: Sequence[str] | None = None,
     ) -> asyncio.Future[Published]:
-        """Like `publish`, but return as soon as the message is one of the `max_in_flight` messages
-        in flight. The returned future gets the result.
+        """Like `publish`, but without the wait for acks: return a future that gets the result. The
+        call only waits while `max_in_flight` messages are in flight.
 
         Raises OrderBroken, InvalidArgument, and LiftlogError if the publisher is closed.
         """
@@ -259,12 +262,12 @@ class Publisher:
         message_id: str | None = None,
     ) -> None:
         """Publish without requesting an ack, for a stream with `acks: off`. The message is sent
-        once, and the publisher gets no confirmation that it was stored. Messages keep the order of
-        the calls.
+        once, and the publisher gets no confirmation that it was stored. Messages are sent in the
+        order of the calls.
 
-        `flush` returns when NATS has received the message. Raises NotPublished while there is no
-        connection, and InvalidArgument for the same reasons as `publish`, or if `order` is not
-        `any`.
+        To wait until NATS has received the message, call `flush`. Raises NotPublished while there
+        is no connection to NATS. Raises InvalidArgument for the same reasons as `publish`, and if
+        `order` is not `any`.
         """
         if self._order != "any":
             raise InvalidArgument('send needs order="any": the other orders need acks')
@@ -282,10 +285,10 @@ class Publisher:
             )
 
     async def flush(self) -> None:
-        """Wait until no message is in flight. The futures then have their results.
+        """Wait until no message is in flight. Futures from `submit` then have their results.
 
         Raises errors only for messages of `send`: NatsUnavailable if NATS may not have received all
-        of them, NatsRefused if NATS refused one.
+        of them, and NatsRefused if NATS refused one.
         """
         await self._idle.wait()
         since, self._unconfirmed_since = self._unconfirmed_since, None
@@ -294,12 +297,13 @@ class Publisher:
 
     @property
     def closed(self) -> str:
-        """The reason why the publisher cannot publish any more, such as a connection to NATS that
-        was closed for good. Empty while the publisher is open."""
+        """The reason why the publisher can no longer publish, for example that the connection to
+        NATS was closed for good. Empty while the publisher is open."""
         return self._closed
 
     def resume(self, last_sequence: int | None = None) -> None:
-        """Continue after OrderBroken. `last_sequence` is the stream's last offset, if known.
+        """Accept messages again after OrderBroken. `last_sequence` is the stream's last offset, if
+        known.
 
         Raises LiftlogError while messages are still in flight: `flush` first.
         """
@@ -379,7 +383,7 @@ class Publisher:
             self._explain(result, delivery)
             if self._order == "one_in_flight":
                 self._on_broken(result)
-        if future.done():  # the wait was cancelled
+        if future.done():  # the caller cancelled its wait
             return
         if isinstance(result, Published):
             future.set_result(result)
@@ -387,7 +391,8 @@ class Publisher:
             future.set_exception(result)
 
     def _explain(self, failure: PublishUnknown, delivery: Delivery) -> None:
-        """NATS drops a message without permission and reports that on the connection."""
+        """Add the reason to the failure if NATS has reported one: it drops a message without
+        permission, and reports this only on the connection."""
         if delivery.first_sent is not None:
             error = self._link.error_since(delivery.first_sent)
             if error is not None:
@@ -437,8 +442,8 @@ class Publisher:
                 self._queue.send_again(delivery, now)
 
     def _expire(self, now: float) -> None:
-        """Expire attempts whose time is over, and all attempts after a reconnect: those on the old
-        connection may never be answered."""
+        """Expire attempts that got no answer within `ack_timeout`. After a reconnect, expire all
+        attempts sent before: their answers may never arrive."""
         reconnects = self._link.reconnects
         lost = reconnects != self._reconnects
         self._reconnects = reconnects
@@ -468,8 +473,8 @@ def _stream_names(expect: Sequence[str]) -> tuple[str, ...]:
 def _without_id(
     lines: list[HeaderLine], message_id: str | None
 ) -> tuple[list[HeaderLine], str | None]:
-    """Return the other headers, and the message id: the given one, else the first one among
-    these."""
+    """Split the message id off the headers: return the other headers, and the id. `message_id`
+    takes precedence over a header `Nats-Msg-Id`; of several such headers the first one counts."""
     others = [line for line in lines if line[0] != _MESSAGE_ID]
     if message_id is None and len(others) < len(lines):
         found = next(value for name, value in lines if name == _MESSAGE_ID)

@@ -108,7 +108,8 @@ def result_of(exchange: Exchange, expected: type[Expected]) -> Expected:
 
 
 class PassWatch:
-    """Detects the end of a requested pass from later descriptions; `asked` is the first."""
+    """Detects the end of a requested compaction pass from later descriptions of the stream. `asked`
+    is the description in the answer to the request."""
 
     def __init__(self, asked: StreamInfo) -> None:
         self._incarnation = asked.incarnation
@@ -117,7 +118,8 @@ class PassWatch:
         """Time to wait before the next check."""
 
     def is_over(self, info: StreamInfo) -> bool:
-        """Raises StreamUnavailable if the pass failed or will not take place."""
+        """Return True if the pass has ended, according to `info`, a new description of the stream.
+        Raises StreamUnavailable if the pass failed or will not take place."""
         self.seconds = min(self.seconds * 2, _LAST_LOOK_SECONDS)
         compaction = info.compaction
         if int(compaction.get("finished", 0)) >= self._wanted:

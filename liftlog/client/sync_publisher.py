@@ -1,4 +1,4 @@
-"""Publishing over NATS with acks, from code that blocks: `SyncPublisher`.
+"""Publishing over NATS with acks, for blocking code: `SyncPublisher`.
 
 with SyncPublisher("nats://127.0.0.1:4222", expect=["orders"]) as publisher:
     published = publisher.publish("orders.new", b"...", key="k1")
@@ -23,11 +23,12 @@ Result = TypeVar("Result")
 
 
 class SyncPublisher:
-    """A `Publisher` in a thread with an event loop of its own. Open it with `with`.
+    """A `Publisher` for blocking code. It runs in a thread with its own event loop. Open it with
+    `with`.
 
-    `nats` is the address (or addresses) of a server; `options` are those of `Publisher`. Any number
-    of threads may publish at the same time. An exception that the handler of a signal raises ends
-    the wait, not the message.
+    `nats` is the address of a NATS server, or a list of addresses; `options` are those of
+    `Publisher`. Any number of threads may publish at the same time. An exception that a signal
+    handler raises only ends the wait; the message may still be stored.
     """
 
     def __init__(self, nats: str | Sequence[str] = DEFAULT_NATS, **options: Any) -> None:
@@ -41,7 +42,8 @@ class SyncPublisher:
         self._thread: threading.Thread | None = None
 
     def open(self) -> Self:
-        """Connect. Raises NatsUnavailable, MissingDependency."""
+        """Connect to NATS. Raises NatsUnavailable, and MissingDependency if nats-py is not
+        installed."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
             target=_run, args=(self._loop,), name="liftlog-publisher", daemon=True
@@ -64,11 +66,11 @@ class SyncPublisher:
         message_id: str | None = None,
         expect: Sequence[str] | None = None,
     ) -> Published:
-        """Like `Publisher.publish`: returns when every stream in `expect` has acked.
+        """Like `Publisher.publish`, but blocks until every stream in `expect` has acked.
 
-        Raises PublishRefused, PublishUnknown, NotPublished, OrderBroken (all PublishFailed),
-        InvalidArgument for a message that cannot be sent at all, and LiftlogError if it is not
-        open.
+        Raises PublishRefused, PublishUnknown, NotPublished and OrderBroken (all are subclasses of
+        PublishFailed), InvalidArgument for a message that NATS or liftlog cannot carry, and
+        LiftlogError if the publisher is not open.
         """
         publishing = self._publisher.publish(
             subject, value, key=key, headers=headers, message_id=message_id, expect=expect
@@ -76,7 +78,8 @@ class SyncPublisher:
         return self._wait(publishing)
 
     def close(self) -> None:
-        """Stop at once: messages without an answer end as PublishUnknown or NotPublished."""
+        """Close the publisher at once. Calls whose messages have no answer yet raise PublishUnknown
+        or NotPublished."""
         loop, thread = self._loop, self._thread
         if loop is None or thread is None:
             return
@@ -95,7 +98,7 @@ class SyncPublisher:
         try:
             return future.result()
         except BaseException:
-            future.cancel()  # a signal handler has ended the wait
+            future.cancel()  # a signal handler has raised an exception
             raise
 
     def __enter__(self) -> Self:
@@ -107,7 +110,8 @@ class SyncPublisher:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Wait for messages in flight, unless an exception leaves the block."""
+        """Close the publisher. First wait for all messages in flight, unless an exception left the
+        block."""
         try:
             if error is None:
                 self._wait(self._publisher.flush())
@@ -124,7 +128,7 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
 
 
 async def _end_tasks() -> None:
-    """Cancel tasks that nats-py may have left."""
+    """Cancel the tasks of nats-py that are still running."""
     left = asyncio.all_tasks() - {asyncio.current_task()}
     for task in left:
         task.cancel()

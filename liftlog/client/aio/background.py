@@ -31,30 +31,31 @@ class Background(Generic[Result]):
 
     @property
     def ending(self) -> bool:
-        """True if the work has to end, because `stop` was called. For a task this is always False:
-        it is cancelled."""
+        """True if the work has to end, because `stop` was called. Always False for a task, which
+        `stop` cancels instead."""
         return False
 
     async def pause(self, seconds: float) -> None:
-        """For the work itself: wait for `seconds`, or until `stop` is called."""
+        """Wait for `seconds`, or until `stop` is called. Only the work itself calls this."""
         await asyncio.sleep(seconds)
 
     async def result(self) -> Result:
-        """Wait for the end of the work. Raises the error that ended it. If this call is cancelled,
-        the work continues."""
+        """Wait until the work ends, and return its result. Raises the error that ended the work. If
+        this call is cancelled, the work continues."""
         assert self._task is not None
         await asyncio.wait([self._task])
         return self._task.result()
 
     async def stop(self, patience: float | None) -> None:
-        """Cancel the work and wait for its end; for a thread, wait at most `patience` seconds."""
+        """Cancel the work and wait until it has ended. `patience` is only for threads."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
 
 
 class BackgroundRouter:
-    """The connections for work in the background: those of the client, which its tasks share."""
+    """Provides connections for work in the background: the client's own connections, which all its
+    tasks share."""
 
     def __init__(self, session: Router) -> None:
         self._session = session

@@ -1,5 +1,5 @@
-"""Requests and connections of a member of a group, in the background, so that no record waits for
-them."""
+"""Sends requests and opens connections for a member of a group in the background, so that no record
+waits for them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from liftlog.protocol.messages import Message
 
 
 class BackgroundRequests:
-    """Sends requests one after the other, until one is refused. Only one such sequence runs at a
-    time."""
+    """Sends requests one after the other, and stops at the first one that fails. Only one such
+    sequence runs at a time."""
 
     def __init__(self, session: Router) -> None:
         self._router = BackgroundRouter(session)
@@ -45,8 +45,9 @@ class BackgroundRequests:
         return answered
 
     async def answered(self) -> list[Answered]:
-        """Return all answers, or those up to the first error. If this call is cancelled, the
-        requests continue."""
+        """Wait for the end of the sequence, and return the answers. After an error no further
+        request is sent, so the error is the last answer. If this call is cancelled, the sequence
+        continues."""
         assert self._background is not None
         return await self._background.result()
 
@@ -65,8 +66,8 @@ class ConnectionOpener:
         self._background: Background[Router] | None = None
 
     async def take(self) -> Router | None:
-        """Return a new connection once it is open; until then None. Raises the errors of
-        `Router.another`."""
+        """Return the new connection if it is open; otherwise return None and open one in the
+        background. Raises the errors of `Router.another`."""
         if self._background is None:
             background: Background[Router] = Background("liftlog-connection")
             background.start(self._session.another)

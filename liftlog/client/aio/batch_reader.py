@@ -35,9 +35,9 @@ class BatchReader(BaseReader):
         return batch
 
     async def next_within(self, seconds: float | None) -> RecordBatch | None:
-        """Return the next batch, or None if none arrives within `seconds`, not counting the time
-        spent reconnecting. With 0 it returns a batch that has already arrived. Raises
-        StopAsyncIteration at the end."""
+        """Return the next batch, or None if no batch arrives within `seconds`. Time spent
+        reconnecting does not count. With 0 the call does not wait: it only returns a batch that has
+        already arrived. Raises StopAsyncIteration at the end."""
         ahead = self._ahead
         deadline = None if seconds is None else time.monotonic() + seconds
         while True:
@@ -65,14 +65,14 @@ class BatchReader(BaseReader):
 
 
 async def first_of(readers: Sequence[BatchReader], seconds: float) -> None:
-    """Wait until one of the readers may have a batch, for at most `seconds`. Call it only if no
+    """Wait until one of the readers may have a batch, but at most `seconds`. Call this only if no
     reader has a batch now."""
     await first_input([(reader._session.link, reader._ahead) for reader in readers], seconds)
 
 
 def together(reader: BatchReader) -> AsyncIterator[Batches]:
-    """Return the same reader, which from now on returns adjacent small batches together: for
-    callers that convert them to records or rows."""
+    """Make the reader return adjacent small batches together from now on, for callers that convert
+    them to records or rows. Returns the same reader."""
     merging: Any = reader
     merging._take = reader._ahead.next_some
     merged: AsyncIterator[Batches] = merging

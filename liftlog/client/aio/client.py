@@ -1,4 +1,4 @@
-"""The asyncio client: reads streams, over a `Router` that manages the connections."""
+"""The asyncio client: reads streams over connections that a `Router` manages."""
 
 from __future__ import annotations
 
@@ -41,16 +41,17 @@ class Client(Calls):
     Belongs to one event loop and is not thread-safe; any number of its tasks may use it at the
     same time. Cancelling a call cancels the request and leaves the client usable.
 
-    After a lost connection the next call or read reconnects. Reads continue after the last batch
-    that they returned. A call is repeated if repeating it is harmless.
+    After a lost connection the next call or read reconnects. A read continues after the last batch
+    that it returned. A call whose answer was lost is repeated if a second execution does no harm.
 
     Methods raise the typed errors of `liftlog.errors`. Every call can raise:
 
     - RequestTimeout: no answer within `request_timeout` seconds.
-    - ConnectionLost: no connection for `reconnect_for` seconds. If the error's `undecided` is true,
-      the call may have taken effect.
-    - Forbidden: the principal lacks the right.
-    - StreamUnavailable: the storage of the stream failed.
+    - ConnectionLost: no connection for `reconnect_for` seconds, or the connection was lost before
+      the answer arrived and the call cannot be repeated. In this case the error's `undecided` is
+      true: the call may have taken effect.
+    - Forbidden: the principal lacks the right to make the call.
+    - StreamUnavailable: the stream's storage has failed.
     """
 
     async def fetch(
@@ -67,23 +68,24 @@ class Client(Calls):
         filter: Filter | None = None,
         columns: Sequence[Column] | None = None,
     ) -> FetchAnswer:
-        """Send one fetch request, and return its record batches, from `start` on. Most programs use
-        `read` instead.
+        """Send one fetch request, and return the record batches of its answer, which begin at
+        `start`. Most programs use `read` instead.
 
-        - `start`: an offset, "earliest", "latest", or a `datetime` (the first record stamped then
-          or later).
-        - `max_bytes`, `max_records`: limits of the answer. It contains at least one whole batch,
-          even if that batch is larger. None: the daemon's limit.
-        - `min_bytes`: the daemon waits until it has at least this many bytes to return.
-        - `max_wait_ms`: the longest wait of the daemon for `min_bytes`, in milliseconds. It then
-          returns the available batches, possibly none. The call may take that much longer than
-          `request_timeout`.
-        - `incarnation`, `epoch`: incarnation and leader epoch of the stream, stored together with
-          `start`. If the stream was deleted and created again, or has lost records at its end, the
-          call raises an error instead of returning other records.
+        - `start`: an offset, "earliest", "latest", or a `datetime` (the first record with this
+          timestamp or a later one).
+        - `max_bytes`, `max_records`: limits of the answer. Even if the first batch is larger, the
+          answer contains it whole. None: the daemon's limit.
+        - `min_bytes`: the daemon waits until the answer has at least this many bytes.
+        - `max_wait_ms`: the longest time that the daemon waits for `min_bytes`, in milliseconds.
+          After this time it returns the available batches, possibly none. The call may last longer
+          than `request_timeout` by this time.
+        - `incarnation`, `epoch`: the stream's incarnation and leader epoch, which the application
+          has stored together with the offset `start`. With them the call detects that the stream
+          was deleted and created again, or has lost records at its end: it raises StaleIncarnation
+          or Diverged instead of returning other records.
         - `filter` selects records, `columns` selects their columns. With a filter the daemon scans
-          only a limited part of the stream, which may contain no match: fetch again at the answer's
-          `next_offset`.
+          only a limited part of the stream for each request, so the answer may contain no record
+          although later ones match: continue at the answer's `next_offset`.
 
         Raises StreamNotFound, OffsetOutOfRange (below the log start or beyond the log end),
         StaleIncarnation, Diverged, InvalidArgument, and UnsupportedVersion if the daemon is too old
@@ -112,13 +114,13 @@ class Client(Calls):
         until: Until = None,
         **options: Unpack[ReadOptions],
     ) -> BatchReader:
-        """Read record batches from `start` to `until` (exclusive; None: forever), and verify their
-        checksums.
+        """Return an iterator over the record batches from `start` to `until` (exclusive; None:
+        forever). The iterator verifies their checksums.
 
-        `ReadOptions` describes the options: `filter`, `columns`, and the handling of damaged
-        records and of a position that can no longer be read. Raises InvalidArgument. The iteration
-        raises the errors of `fetch`, and ConnectionLost after `reconnect_for` seconds without a
-        connection.
+        `options` are described under `ReadOptions`: among others `filter`, `columns`, and the
+        handling of damaged records and of a position that can no longer be read. Raises
+        InvalidArgument. The iteration raises the errors of `fetch`, and ConnectionLost after
+        `reconnect_for` seconds without a connection.
         """
         replica = ANY_REPLICA if options.get("prefer") == "nearest" else options.get("replica")
         route = self._session.route(stream, replica)
@@ -131,7 +133,7 @@ class Client(Calls):
         until: Until = None,
         **options: Unpack[ReadOptions],
     ) -> RecordReader:
-        """Like `read_batches`, record by record. Raises the same errors."""
+        """Like `read_batches`, but the iterator returns single records. Raises the same errors."""
         return RecordReader(self.read_batches(stream, start, until, **options))
 
     def consumer(
@@ -147,18 +149,18 @@ class Client(Calls):
         metadata: str = "",
         **options: Unpack[ReadOptions],
     ) -> Consumer:
-        """Read the records of `stream` from the checkpoint of the consumer `name` on, with
-        at-least-once delivery.
+        """Return an iterator over the records of `stream` that begins at the checkpoint of the
+        consumer `name`, with at-least-once delivery.
 
         If the consumer has no checkpoint, it begins at `start`. It stores a checkpoint after
-        `checkpoint_every` records (None: no limit by number) or `checkpoint_interval` seconds
-        (None: no limit by time), on request, and at the end. `metadata` is stored with each
-        checkpoint. With `exclusive` the iteration ends with CheckpointMoved if another process has
-        stored a checkpoint under this name.
+        `checkpoint_every` records or `checkpoint_interval` seconds (None switches that limit off),
+        in each call of `checkpoint`, and at the end. `metadata` is stored with each checkpoint.
+        With `exclusive` the iteration raises CheckpointMoved if another process has stored a
+        checkpoint under this name.
 
-        `ReadOptions` describes the options; `on_reset` applies if the stream can no longer be read
-        from the checkpoint. Raises InvalidArgument. The iteration raises the errors of `fetch`,
-        `fetch_checkpoint` and `commit_checkpoint`.
+        `options` are described under `ReadOptions`; `on_reset` also applies if the stream can no
+        longer be read from the checkpoint. Raises InvalidArgument. The iteration raises the errors
+        of `fetch`, `fetch_checkpoint` and `commit_checkpoint`.
         """
         settings = ConsumerSettings(
             name,
@@ -188,26 +190,27 @@ class Client(Calls):
         on_revoked: SlotsCallback | None = None,
         **options: Unpack[ReadOptions],
     ) -> GroupConsumer:
-        """Share `stream` with the other members of the group `name`. Each record is delivered to
-        one member, at least once; records with the same key are delivered to the same member, in
-        order.
+        """Return an iterator over this member's share of `stream`. The members of the group `name`
+        share the stream: each record is delivered to one member, at least once; records with the
+        same key are delivered to the same member, in order.
 
         - `member`: unique name of this member. A process that restarts under the same name within
           `session` seconds gets its slots back, and no slot moves to another member. If a second
-          process joins under the same name, the first one ends with GroupFenced. None: a random
-          name, and `close` leaves the group.
-        - `start`: position at which a new group begins.
+          process joins under the same name, the first one ends with GroupFenced. None: the member
+          gets a random name, and leaves the group on `close`.
+        - `start`: position at which the group begins to read if it does not exist yet.
         - `session`: a member without a heartbeat for this many seconds loses its slots.
         - `slots`: number of slots into which a new group divides the keys, 1 to 1,024 (default 64).
           At most this number of members can read at the same time.
-        - `commit_every`, `commit_interval`: commit after this number of records, or this number of
-          seconds.
+        - `commit_every`, `commit_interval`: the member commits after this number of records, or
+          this number of seconds. None switches that limit off.
         - `on_assigned` and `on_revoked` are called with the ids of the assigned and the revoked
-          slots. A revoked slot is committed after `on_revoked`, unless the session has ended.
+          slots. After `on_revoked` has returned, the member commits the revoked slots, unless its
+          session has ended.
 
-        `ReadOptions` describes the options; `filter`, `columns` and `replica` cannot be used here.
-        Raises InvalidArgument. The iteration raises the errors of `fetch`, Forbidden, Conflict if
-        the group has another number of slots, and LimitExceeded.
+        `options` are described under `ReadOptions`; `filter`, `columns` and `replica` cannot be
+        used here. Raises InvalidArgument. The iteration raises the errors of `fetch`, Forbidden,
+        Conflict if the group has another number of slots than `slots`, and LimitExceeded.
         """
         settings = GroupSettings(
             name,
@@ -252,7 +255,7 @@ class RecordReader:
     def __init__(self, batches: BatchReader) -> None:
         self._batches = batches
         self._arriving = together(batches)
-        self._waiting: list[Batches] = []  # arrived; their records are not made yet
+        self._waiting: list[Batches] = []  # arrived, not yet converted
         self._records: Iterator[Record] = iter(())
 
     def __aiter__(self) -> Self:
@@ -266,8 +269,8 @@ class RecordReader:
                 self._waiting = [await anext(self._arriving)]
             records, rest = take_records(self._waiting)
             made = iter(records)
-            # There is no call between the two assignments, so no exception of a signal handler can
-            # separate them.
+            # Nothing is called between the two assignments, so an exception that a signal handler
+            # raises cannot separate them.
             self._records, self._waiting = made, rest
 
     async def aclose(self) -> None:

@@ -20,12 +20,12 @@ class Consumer(ConsumerState, ConsumingBlock[RecordBatch]):
     `Client.consumer`.
 
     A record counts as processed when the next record is requested; `checkpoint()` also counts the
-    last returned record. A checkpoint is stored after `checkpoint_every` records or
-    `checkpoint_interval` seconds (also while the consumer waits for records), on request, at the
-    end of the read, and by `close`, which `async with` calls. If a checkpoint cannot be stored for
-    now (no connection, a full disk), the client logs a warning, and the next checkpoint covers the
-    same records. If another process commits under this name, the iteration raises CheckpointMoved
-    and ends.
+    last returned record. The consumer stores a checkpoint after `checkpoint_every` records or
+    `checkpoint_interval` seconds (also while it waits for records), in `checkpoint`, at the end of
+    the read, and in `close`, which `async with` calls. If a checkpoint cannot be stored for a
+    reason that may pass (no connection, a full disk), the client logs a warning, and the next
+    checkpoint covers the same records. If another process commits under this name, the iteration
+    raises CheckpointMoved and ends.
 
     Belongs to one task. An iteration that was cancelled can be continued.
     """
@@ -78,7 +78,8 @@ class Consumer(ConsumerState, ConsumingBlock[RecordBatch]):
         return batch
 
     async def _arrived_batch(self) -> RecordBatch:
-        """Return the next batch. It counts as returned only once it is no longer `_arrived`."""
+        """Return the next batch. The batch stays in `_arrived`, and does not count as returned
+        until the caller has removed it from there."""
         if self._arrived is None:
             self._batch = None
             self._arrived = await self._next_batch()
@@ -142,7 +143,7 @@ class Consumer(ConsumerState, ConsumingBlock[RecordBatch]):
                 if not progress.refused(offset, error):
                     raise
             except asyncio.CancelledError:
-                progress.in_doubt(offset)  # the daemon may have stored it
+                progress.in_doubt(offset)  # the daemon may have stored the checkpoint
                 raise
             else:
                 progress.confirmed(offset)
@@ -150,8 +151,8 @@ class Consumer(ConsumerState, ConsumingBlock[RecordBatch]):
     # --- the end ---
 
     async def close(self) -> None:
-        """Stop reading and store the checkpoint. Raises the errors of `commit_checkpoint`; call it
-        again to retry.
+        """Stop reading and store the checkpoint. Raises the errors of `commit_checkpoint`; to
+        retry, call `close` again.
 
         The last returned record or batch does not count as processed, unless `checkpoint` was
         called after it.

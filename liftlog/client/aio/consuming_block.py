@@ -1,4 +1,5 @@
-"""Common part of both consumers of the asyncio client: the end of their block, and batches."""
+"""Common part of both consumers of the asyncio client: closing at the end of their `async with`
+block, and iteration by batches."""
 
 from __future__ import annotations
 
@@ -12,11 +13,12 @@ Batch = TypeVar("Batch")
 
 
 class ConsumingBlock(ABC, Generic[Batch]):
-    """A consumer that is closed at the end of its block."""
+    """A consumer that is closed at the end of its `async with` block."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Raises LiftlogError if the processed records could not be stored."""
+        """Stop reading and store the progress. Raises LiftlogError if the progress could not be
+        stored."""
 
     @abstractmethod
     async def _take_batch(self) -> Batch:
@@ -37,11 +39,12 @@ class ConsumingBlock(ABC, Generic[Batch]):
         except LiftlogError as failure:
             if error is None:
                 raise
-            self._log_failure(failure)  # the exception that ended the work is raised instead
+            self._log_failure(failure)  # the caller gets the exception that ended the block
 
 
 class Batches(Generic[Batch]):
-    """Returned by `batches` of a consumer. Not a generator, which would end with an exception."""
+    """Iterates over the batches of a consumer; `batches` returns it. It is not a generator, because
+    a generator ends with the first exception that passes through it."""
 
     def __init__(self, consumer: ConsumingBlock[Batch]) -> None:
         self._consumer = consumer

@@ -1,4 +1,4 @@
-"""Connects to addresses: makes channels over plain sockets, or sockets with TLS."""
+"""Connects to addresses: opens channels over plain sockets or over TLS."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ _HANDSHAKE_BYTES = 64 * 1024
 
 
 async def dial(address: Address, context: ssl.SSLContext | None, deadline: float) -> Channel:
-    """Connect, with the TLS handshake if there is a context.
+    """Connect to the address; with a `context`, also make the TLS handshake. Returns the channel.
 
-    Raises TimeoutError at `deadline` (time.monotonic), other OSError, ConnectionLost.
+    Raises TimeoutError at `deadline` (by time.monotonic), any other OSError of the socket, and
+    ConnectionLost.
     """
     sock = await _open(address, deadline)
     try:
@@ -54,7 +55,7 @@ async def _open(address: Address, deadline: float) -> socket.socket:
         family, where = found[-left]
         try:
             return await _connected(family, where, share(deadline, time.monotonic(), left))
-        except OSError as error:  # TimeoutError is one
+        except OSError as error:  # includes TimeoutError
             failure = error
     raise failure or OSError(f"no address for {address.host}")
 

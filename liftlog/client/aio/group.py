@@ -35,8 +35,8 @@ class GroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
     A record counts as processed when the next record is requested. The consumer commits after
     `commit_every` records or `commit_interval` seconds, when slots move, on request, and in
     `close`, which `async with` calls. It sends heartbeats in the background, while the caller
-    processes records. If its session ends nevertheless, because the process hung or had no
-    connection, the consumer joins again and continues with the slots that it then gets.
+    processes records. If its session still ends, because the process hung or had no connection, the
+    consumer joins again and continues with the slots that are then assigned to it.
 
     Belongs to one task. An iteration that was cancelled can be continued.
     """
@@ -86,7 +86,7 @@ class GroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
             await self._fill()
 
     async def _fill(self) -> None:
-        """Take the records that have arrived for the lanes; if there are none, wait for the
+        """Take the records that have arrived for the lanes. If none have arrived, wait for the
         first."""
         self._join_lanes()
         lanes = self._state.lanes
@@ -108,7 +108,7 @@ class GroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
                     self._arrive(lane, reader, batch)
                     continue
             except LiftlogError:
-                self._unread.append(self._readers.pop(lane))  # ended, or is past the error
+                self._unread.append(self._readers.pop(lane))  # ended, or past the error
                 raise
             self._pass(lane, reader)
             idle.append(reader)
@@ -142,7 +142,8 @@ class GroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
         return await self._session.another()
 
     async def _close_unread(self) -> None:
-        """Close the reads of lanes that are gone."""
+        """Close the readers whose lanes no longer exist, and keep their connections for other
+        lanes."""
         while self._unread:
             reader = self._unread.pop()
             self._idle_ways.append(self._ways.pop(reader))
@@ -151,7 +152,8 @@ class GroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
     # --- membership ---
 
     async def _attend(self) -> None:
-        """Between two records: count the returned ones as processed, and update the slots."""
+        """Do the work between two records: count the returned records as processed, update the
+        slots, and commit if it is time."""
         if self._closed:
             raise StopAsyncIteration
         self._settle()
@@ -174,7 +176,8 @@ class GroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
             self._store_beside()
 
     async def _join_when_possible(self) -> None:
-        """Retry as long as a read waits for an unreachable daemon."""
+        """Join the group. If this fails, retry for as long as a read waits for an unreachable
+        daemon."""
         patience = ReadPatience(self._session.target.reconnect_for)
         while True:
             try:
@@ -244,7 +247,7 @@ class GroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
             self._log_failure(error)
 
     async def _commit(self) -> None:
-        """Store new offsets, and release slots that other members are to have."""
+        """Store new offsets, and release the slots that are to move to other members."""
         try:
             await self._end_storing()
         except LiftlogError as error:
@@ -264,7 +267,7 @@ class GroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
             self._heartbeats.beat = self._beat_request(self._wait)
 
     def _store_beside(self) -> None:
-        """Store new offsets in the background: no record waits for it."""
+        """Store new offsets in the background, so that no record waits for the commit."""
         messages = self._begin_storing()
         if messages:
             self._requests.begin(messages)
@@ -295,7 +298,7 @@ class GroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
         self._settle()
         if self._state.joined:
             await self._commit()
-            self._heartbeats.beat = None  # the one in flight is answered when it has left
+            self._heartbeats.beat = None  # leaving ends the one in flight
             result_of(
                 await self._session.ask(
                     self._leave_request(), self._session.target.request_timeout
@@ -321,13 +324,13 @@ class GroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
                 await self.leave()
             elif self._state.joined:
                 await self._commit()
-                # Its session begins now. The heartbeat that waits for news is answered, so that
-                # nothing has to wait for it.
+                # This heartbeat restarts the session's time. It also makes the daemon answer the
+                # one in flight, so that stopping the heartbeats does not have to wait for it.
                 self._heartbeats.beat = None
                 with suppress(LiftlogError):
                     await self._ask(self._beat_request(0.0))
         except GroupFenced:
-            self._state.lost()  # others already have its slots
+            self._state.lost()  # the member has already lost its slots
         finally:
             await self._end()
 

@@ -15,7 +15,8 @@ _STOP_SECONDS = 1.0
 
 
 class Heartbeats(Heartbeat):
-    """Sends `beat` in the background, and sends it again as soon as it is answered."""
+    """Sends `beat` in the background, again and again: the next one as soon as the last one is
+    answered."""
 
     def __init__(self, session: Router, news: News) -> None:
         super().__init__(news)
@@ -23,7 +24,7 @@ class Heartbeats(Heartbeat):
         self._background: Background[None] = Background("liftlog-heartbeats")
 
     def start(self) -> None:
-        """Does nothing if it was called before."""
+        """Start sending. Does nothing after the first call."""
         if not self._background.started:
             self._background.start(self._run)
 
@@ -44,8 +45,8 @@ class Heartbeats(Heartbeat):
             self._router.close()
 
     async def _send(self, router: Router) -> float:
-        """Send the present heartbeat: one from before the connection was opened may be obsolete.
-        Returns the seconds until the next one."""
+        """Send the current `beat`, which may have changed while the connection was being opened.
+        Returns the seconds until the next heartbeat."""
         beat = self.beat
         if beat is None:
             return IDLE_SECONDS

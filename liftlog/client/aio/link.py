@@ -19,8 +19,8 @@ from liftlog.protocol.handshake import Credentials, State
 from liftlog.protocol.messages import Message
 
 WAKE_BYTES = 256 * 1024
-"""While a body arrives, this much is received at once: the cost of a wake-up is then small, and the
-bytes are still in the processor's cache when they are examined."""
+"""While a body arrives, the task wakes up once for this many bytes: few wake-ups, and the bytes are
+still in the processor's cache when they are examined."""
 
 LOOK_SECONDS = 5.0
 """How often a connection is checked for silence."""
@@ -34,7 +34,7 @@ class Link(BaseLink):
     ) -> None:
         super().__init__(channel, address, silence_seconds, pool)
         self.on_lost: Callable[[], None] | None = None
-        """Called once, when the connection is lost, before its requests end."""
+        """Called once when the connection is lost, before its requests end."""
         self.on_heard: Callable[[], None] | None = None
         """Called when bytes have arrived, before they are examined."""
         self._loop = asyncio.get_running_loop()
@@ -48,11 +48,11 @@ class Link(BaseLink):
 
     @property
     def usable(self) -> bool:
-        """False once the connection or its event loop is closed."""
+        """True until the connection or its event loop is closed."""
         return self.error is None and not self._loop.is_closed()
 
     async def open(self, credentials: Credentials, deadline: float) -> None:
-        """Hello and authentication. Raises TimeoutError at `deadline`."""
+        """Exchange the hellos and authenticate. Raises TimeoutError at `deadline`."""
         connection = self.connection
         connection.greet()
         async with asyncio.timeout_at(deadline):
@@ -82,11 +82,13 @@ class Link(BaseLink):
         return exchange
 
     async def input_for(self, ahead: ReadAhead, deadline: float | None) -> bool:
-        """Wait until `ahead` may have a batch; False at the deadline (time.monotonic).
+        """Wait until `ahead` may have a batch, and return True; return False at the deadline (by
+        time.monotonic).
 
-        This task receives the next input: with many connections, each then examines its bytes right
-        after it received them, while they are in the processor's cache, and not after all others
-        received theirs. If the task is cancelled instead, nothing is lost: the loop calls again.
+        The waiting task receives the bytes itself, instead of the event loop. So with many
+        connections each task examines its bytes right after it has received them, while they are in
+        the processor's cache. If the task is cancelled before that, nothing is lost: the loop
+        reports the socket as readable again.
         """
         if deadline is not None and time.monotonic() >= deadline:
             return False
@@ -126,7 +128,7 @@ class Link(BaseLink):
             self.receive()
 
     def receive(self) -> None:
-        """Receive the bytes that have arrived and pass them to the requests they answer."""
+        """Receive the bytes that have arrived, and pass them to the requests that they answer."""
         self._input_waits = False
         if self.error is not None:
             return
@@ -148,11 +150,11 @@ class Link(BaseLink):
                     self._opening = None
                 self._flush()
                 if received < len(room):
-                    break  # all has been received; the loop calls again for more
+                    break  # the socket is empty; the loop calls again when more bytes arrive
                 budget -= received
             if self.error is None and self._channel.has_input:
-                # TLS holds more received bytes. The loop does not call again for those, so they
-                # must not be left to a task that may be cancelled.
+                # The TLS session holds more decrypted bytes. For these the loop does not report the
+                # socket as readable, so they must not be left to a task that may be cancelled.
                 self._loop.call_soon(self.receive)
         except (BlockingIOError, InterruptedError):
             pass
@@ -172,16 +174,17 @@ class Link(BaseLink):
             self._loop.remove_writer(self._fd)
 
     def _look(self) -> None:
-        """Treat a daemon that owes an answer and is silent for too long as lost."""
+        """Close the connection if the daemon has to send an answer and has been silent for too
+        long."""
         now = self._loop.time()
         late = now - self._looked_at > 2 * LOOK_SECONDS
         self._looked_at = now
         if late or not self.connection.in_flight:
-            # No answer is due; or the loop was blocked, and the bytes that arrived meanwhile are
-            # unread.
+            # No answer is due; or the loop was blocked, and bytes that arrived meanwhile may not
+            # have been read yet.
             self._heard_at = now
         elif now - self._heard_at > LOOK_SECONDS:
-            self._channel.wake_at(1)  # on a slow connection any byte is a sign of life
+            self._channel.wake_at(1)  # on a slow connection, notice each single byte
         allowed = self._allowed_silence()
         if now - self._heard_at > allowed:
             self.lose(f"it has been silent for {allowed:g} s")
@@ -190,7 +193,7 @@ class Link(BaseLink):
 
 
 async def first_input(reads: Sequence[tuple[Link, ReadAhead]], seconds: float) -> None:
-    """Wait until one of the reads may have a batch, for at most `seconds`."""
+    """Wait until one of the reads may have a batch, but at most `seconds`."""
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[None] = loop.create_future()
     timer = loop.call_later(seconds, wake, ready)

@@ -31,8 +31,8 @@ from liftlog.protocol.messages import DescribeStream, Message, StreamAnswer
 
 
 class Router:
-    """A session for each node that receives requests. With a single address it behaves like that
-    session, until a node names another one."""
+    """Keeps one session for each node that receives requests. With a single address it behaves like
+    one session, until a node names another node."""
 
     def __init__(self, targets: Sequence[Target]) -> None:
         self.target = targets[0]
@@ -43,7 +43,8 @@ class Router:
         self._others: list[Router] = []
 
     async def open(self) -> None:
-        """Open the first connection: try each address once. Raises the error of the last."""
+        """Open the first connection: try each address once. If all fail, raises the error of the
+        last attempt."""
         for left in reversed(range(len(self._routes.targets))):
             address = self._routes.address_of("")
             session = self._session_at(address)
@@ -59,7 +60,7 @@ class Router:
 
     @property
     def link(self) -> Link:
-        """The connection that was used last, usable or not."""
+        """The connection that was used last; it may be closed."""
         return self._newest.link
 
     @property
@@ -68,7 +69,7 @@ class Router:
         return list(self._routes.targets.values())
 
     def learn(self, addresses: Sequence[str]) -> None:
-        """Add other nodes of the cluster, as named by one of them."""
+        """Add addresses of other nodes of the cluster, which a node has reported."""
         for address in addresses:
             self._routes.learn(address)
 
@@ -86,8 +87,8 @@ class Router:
             other.close(reason)
 
     async def another(self) -> Router:
-        """Return a router with its own connections, which are closed together with those of this
-        router. Waits for the daemon for as long as a read does; then raises the errors of
+        """Return a router with connections of its own. Closing this router closes them, too. If no
+        daemon can be reached, retries for as long as a read does, and then raises the errors of
         `open`."""
         other = Router(self.targets)
         self._others = [one for one in self._others if not one._is_closed]
@@ -112,9 +113,10 @@ class Router:
         return ReadRoute(self, key, self._session_at(self._routes.address_of(key)))
 
     async def ask(self, message: Message, timeout: float) -> Exchange:
-        """Send one request to the node that answers it, and repeat it if repeating is harmless,
-        within `timeout` seconds in total. Raises RequestTimeout, and ConnectionLost if there is no
-        connection (with `undecided` if the request may have taken effect).
+        """Send one request to the node that answers it, and return the answer. The request is
+        repeated if a second execution does no harm; all attempts together last at most `timeout`
+        seconds. Raises RequestTimeout, and ConnectionLost if there is no connection (with
+        `undecided` if the request may have taken effect).
         """
         started = time.monotonic()
         ends = started + timeout
@@ -144,8 +146,8 @@ class Router:
     async def _ask_once(
         self, session: Session, key: str, message: Message, ends: float, deadline: float
     ) -> Exchange | None:
-        """Send the request to one of several nodes; return None if no connection could be made and
-        there is time for another attempt."""
+        """Send the request to one node. Returns None if no connection could be opened and there is
+        time for an attempt at another node."""
         address = session.target.address.text
         try:
             link = await session.reach(self._routes.deadline_at(time.monotonic(), deadline))
@@ -203,7 +205,8 @@ class Router:
 
 
 class ReadRoute:
-    """The session of one read, which moves with the leader of its stream."""
+    """The session of one read. When another node becomes the stream's leader, the read moves to the
+    session of that node."""
 
     def __init__(self, router: Router, key: str, session: Session) -> None:
         self.target = router.target
@@ -228,8 +231,8 @@ class ReadRoute:
         self._session.give_up(exchange)
 
     async def bound(self, ahead: ReadAhead) -> None:
-        """Ask the leader for the offset that a copy must have reached to answer this read. Raises
-        the errors that every call can raise."""
+        """Ask the leader for its high watermark: a copy must have reached this offset to answer
+        this read. Raises the errors that every call can raise."""
         timeout = self.target.request_timeout
         exchange = await self._router.ask(DescribeStream(ahead.stream), timeout)
         if exchange.error is not None:
@@ -241,7 +244,8 @@ class ReadRoute:
     async def go_on(self, ahead: ReadAhead, patience: ReadPatience) -> None:
         """Resume an interrupted read as soon as there is a connection to the right node.
 
-        Raises ConnectionLost if there is none for too long; it can be called again.
+        Raises ConnectionLost if there is no connection for too long; the caller can call this
+        again.
         """
         interruption = ahead.interruption
         assert interruption is not None

@@ -1,4 +1,4 @@
-"""The asyncio client's connection to its daemon. A lost connection is replaced by a new one."""
+"""The asyncio client's connection to one daemon. A lost connection is replaced by a new one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ logger = logging.getLogger("liftlog.client")
 
 
 class Session:
-    """Requests over the present connection.
+    """Sends requests over the present connection, and replaces it when it is lost.
 
     Belongs to one event loop.
 
@@ -44,7 +44,7 @@ class Session:
         self.target = target
         self._pool = BufferPool()
         self._backoff = Backoff()
-        self._lost: Link | None = None  # the connection that is to be replaced
+        self._lost: Link | None = None  # the old connection, which is being replaced
         self._lost_at = self._attempt_at = 0.0
         self._turns = Turns()
         self._link: Link | None = None
@@ -57,7 +57,7 @@ class Session:
 
     @property
     def link(self) -> Link:
-        """The connection, usable or not."""
+        """The present connection; it may be closed."""
         assert self._link is not None, "the client is not connected yet"
         return self._link
 
@@ -92,9 +92,10 @@ class Session:
             self._link.give_up(exchange)
 
     async def ask(self, message: Message, timeout: float) -> Exchange:
-        """Send one request, and repeat it on another connection if repeating is harmless, within
-        `timeout` seconds in total. Raises RequestTimeout, and ConnectionLost if there is no
-        connection (with `undecided` if the request may have taken effect).
+        """Send one request, and return the answer. After a lost connection the request is repeated
+        on a new one if a second execution does no harm; all attempts together last at most
+        `timeout` seconds. Raises RequestTimeout, and ConnectionLost if there is no connection (with
+        `undecided` if the request may have taken effect).
         """
         started = time.monotonic()
         deadline = deadline_after(started, timeout, self.target.reconnect_for)
@@ -116,7 +117,8 @@ class Session:
     async def go_on(self, ahead: ReadAhead, patience: ReadPatience) -> None:
         """Resume an interrupted read as soon as there is a connection.
 
-        Raises ConnectionLost if there is none for too long; it can be called again.
+        Raises ConnectionLost if there is no connection for too long; the caller can call this
+        again.
         """
         interruption = ahead.interruption
         assert interruption is not None
@@ -127,7 +129,7 @@ class Session:
             patience.gave_up()
             raise interruption
         if self.usable:
-            await asyncio.sleep(pause)  # the daemon refuses, but the connection is alive
+            await asyncio.sleep(pause)  # the daemon refused the request, but the connection is open
         try:
             await self.connected(deadline)
         except ConnectionLost:
@@ -138,9 +140,11 @@ class Session:
     # --- connecting ---
 
     async def connected(self, deadline: float | None) -> Link:
-        """Return the connection, or a new one. `deadline` is by time.monotonic().
+        """Return the present connection; if it is lost, reconnect. `deadline` is by
+        time.monotonic().
 
-        Raises ConnectionLost at the deadline; permanent errors are raised at once.
+        Raises ConnectionLost at the deadline. An error that another attempt cannot avoid is raised
+        at once.
         """
         link = self.link
         if self._closed is None and link.usable:
@@ -154,7 +158,7 @@ class Session:
             raise self._closed or gave_up(link.address, self._failure or link.error) from None
 
     async def reach(self, deadline: float | None) -> Link:
-        """Return the connection, or a new one, possibly the first: one attempt. Raises
+        """Return the present connection; if there is none, make one attempt to connect. Raises
         ConnectionLost at the deadline, and the error of the attempt."""
         try:
             async with self._turns.turn(deadline):
@@ -167,11 +171,11 @@ class Session:
             raise self._closed or gave_up(self.target.address.text, None) from None
 
     async def _reconnect(self, deadline: float | None) -> Link:
-        """Attempt to connect until an attempt succeeds; only one call does this at a time. Raises
-        TimeoutError at the deadline.
+        """Try to connect until an attempt succeeds. Only one call does this at a time; others wait
+        for its result. Raises TimeoutError at the deadline.
 
-        The pauses count from one attempt to the next, whichever call makes it: many calls with
-        short timeouts must not cause more attempts.
+        Pauses are measured between any two attempts of the session, even if different calls make
+        them: many calls with short timeouts must not cause more attempts.
         """
         lost = self.link
         if lost.usable:
@@ -206,8 +210,8 @@ class Session:
             return link
 
     async def _dial(self, deadline: float | None) -> Link:
-        """Make one attempt, within `connect_timeout`. Raises ConnectionLost, also at the
-        deadline."""
+        """Make one attempt to connect, which lasts at most `connect_timeout`. Raises ConnectionLost
+        if it fails or at the deadline."""
         target = self.target
         text, now = target.address.text, time.monotonic()
         attempt_ends = now + target.connect_timeout

@@ -1,7 +1,7 @@
 """Sockets that connect, send and receive in the event loop.
 
-Each call raises TimeoutError at its deadline (time.monotonic, which is also the loop's clock), and
-other OSError. `connect` expects a non-blocking socket.
+Each call raises TimeoutError at its deadline (by time.monotonic, which is also the loop's clock),
+and any other OSError of the socket. `connect` expects a non-blocking socket.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 
 async def resolve(host: str, port: int, deadline: float) -> list[tuple[int, Any]]:
-    """Return family and socket address of each address of the host."""
+    """Return the family and the socket address for each address of the host."""
     loop = asyncio.get_running_loop()
     async with asyncio.timeout_at(deadline):
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -32,6 +32,6 @@ async def send(sock: socket.socket, data: bytes, deadline: float) -> None:
 
 
 async def receive(sock: socket.socket, most: int, deadline: float) -> bytes:
-    """Return the next bytes, at most `most`; none at the end of the connection."""
+    """Return the next bytes, at most `most`; b"" at the end of the connection."""
     async with asyncio.timeout_at(deadline):
         return await asyncio.get_running_loop().sock_recv(sock, most)

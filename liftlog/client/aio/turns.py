@@ -17,8 +17,9 @@ class Turns:
 
     @asynccontextmanager
     async def turn(self, deadline: float | None) -> AsyncIterator[None]:
-        """Raises TimeoutError at the deadline (time.monotonic) and when `end` is called, before the
-        block and within it."""
+        """Wait until no other task is in the block, then enter it. Raises TimeoutError at the
+        deadline (by time.monotonic) and when `end` is called, both while waiting and inside the
+        block."""
         async with asyncio.timeout_at(deadline) as timeout:
             self._timeouts.add(timeout)
             try:
@@ -28,7 +29,7 @@ class Turns:
                 self._timeouts.discard(timeout)
 
     def end(self) -> None:
-        """End the current turn and those that wait."""
+        """End the current turn, and the waits for the next ones."""
         for timeout in self._timeouts:
             if not timeout.expired():
                 timeout.reschedule(asyncio.get_running_loop().time())

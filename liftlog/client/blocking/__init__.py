@@ -2,8 +2,8 @@
 
 Made from the modules of `liftlog.client.aio` by `make blocking`, except for these:
 
-background  work in a thread beside its caller, over a connection of its own
+background  runs work in a thread of its own, over a connection of its own
 link        one connection, over a socket of its own
-turns       a client belongs to one thread at a time: no call waits for another
+turns       does not wait: only one thread at a time uses a client
 sockets     connect, send and receive, and block meanwhile
 """

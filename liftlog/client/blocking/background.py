@@ -27,7 +27,8 @@ class Background(Generic[Result]):
         self._is_told = False
 
     def start(self, work: Callable[[], Result]) -> None:
-        """Raises RuntimeError if the system has no thread left; it can be called again."""
+        """Run `work` in a new thread. Raises RuntimeError if the system has no thread left; the
+        caller can call this again."""
         thread = threading.Thread(target=self._run, args=(work,), name=self._name, daemon=True)
         thread.start()
         self._thread = thread
@@ -48,15 +49,15 @@ class Background(Generic[Result]):
 
     @property
     def ending(self) -> bool:
-        """True if the work has to end, because `stop` was called."""
+        """True once `stop` was called: the work has to end."""
         return self._ending.is_set()
 
     def pause(self, seconds: float) -> None:
-        """For the work itself: wait for `seconds`, or until `stop` is called."""
+        """Wait for `seconds`, or until `stop` is called. Only the work itself calls this."""
         self._ending.wait(seconds)
 
     def result(self) -> Result:
-        """Wait for the end of the work. Raises the error that ended it."""
+        """Wait until the work ends, and return its result. Raises the error that ended the work."""
         assert self._thread is not None
         self._thread.join()
         if self._error is not None:
@@ -65,8 +66,9 @@ class Background(Generic[Result]):
         return self._results[0]
 
     def stop(self, patience: float | None) -> None:
-        """Request the end of the work, and wait for it for `patience` seconds (None: without a
-        limit): a thread cannot be cancelled. Logs a defect that was not raised to a caller."""
+        """Request the end of the work, and wait at most `patience` seconds for the end (None:
+        without a limit). A thread cannot be cancelled, so the work may run longer. Logs an
+        unexpected exception of the work that `result` has not raised to a caller."""
         self._ending.set()
         if self._thread is not None:
             self._thread.join(patience)
@@ -75,14 +77,16 @@ class Background(Generic[Result]):
 
 
 class BackgroundRouter:
-    """A connection for work in a thread: the client's connection belongs to its caller."""
+    """Provides a connection for work in a thread: the client's own connection belongs to the thread
+    of its caller."""
 
     def __init__(self, session: SyncRouter) -> None:
         self._targets = session.targets
         self._own: SyncRouter | None = None
 
     def opened(self) -> SyncRouter:
-        """Open the connection first if necessary. Raises the errors of `SyncRouter.open`."""
+        """Return the connection; open it first if necessary. Raises the errors of
+        `SyncRouter.open`."""
         if self._own is None:
             own = SyncRouter(self._targets)
             own.open()
@@ -90,7 +94,7 @@ class BackgroundRouter:
         return self._own
 
     def close(self) -> None:
-        """Close the connection; the next `opened` opens another one."""
+        """Close the connection. The next call of `opened` opens another one."""
         if self._own is not None:
             self._own.close("it is not needed any more")
             self._own = None

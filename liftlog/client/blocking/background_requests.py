@@ -1,6 +1,6 @@
 # Made from liftlog/client/aio/background_requests.py by `make blocking`: edit that one.
-"""Requests and connections of a member of a group, in the background, so that no record waits for
-them."""
+"""Sends requests and opens connections for a member of a group in the background, so that no record
+waits for them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from liftlog.protocol.messages import Message
 
 
 class SyncBackgroundRequests:
-    """Sends requests one after the other, until one is refused. Only one such sequence runs at a
-    time."""
+    """Sends requests one after the other, and stops at the first one that fails. Only one such
+    sequence runs at a time."""
 
     def __init__(self, session: SyncRouter) -> None:
         self._router = BackgroundRouter(session)
@@ -46,8 +46,9 @@ class SyncBackgroundRequests:
         return answered
 
     def answered(self) -> list[Answered]:
-        """Return all answers, or those up to the first error. If this call is cancelled, the
-        requests continue."""
+        """Wait for the end of the sequence, and return the answers. After an error no further
+        request is sent, so the error is the last answer. If this call is cancelled, the sequence
+        continues."""
         assert self._background is not None
         return self._background.result()
 
@@ -66,8 +67,8 @@ class SyncConnectionOpener:
         self._background: Background[SyncRouter] | None = None
 
     def take(self) -> SyncRouter | None:
-        """Return a new connection once it is open; until then None. Raises the errors of
-        `SyncRouter.another`."""
+        """Return the new connection if it is open; otherwise return None and open one in the
+        background. Raises the errors of `SyncRouter.another`."""
         if self._background is None:
             background: Background[SyncRouter] = Background("liftlog-connection")
             background.start(self._session.another)

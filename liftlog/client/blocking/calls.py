@@ -1,6 +1,6 @@
 # Made from liftlog/client/aio/calls.py by `make blocking`: edit that one.
-"""The calls of the blocking client with one request and one answer: streams, leases, checkpoints,
-the daemon."""
+"""The calls of the blocking client that send one request and receive one answer: for streams,
+leases, checkpoints, groups and the daemon."""
 
 from __future__ import annotations
 
@@ -87,7 +87,8 @@ from liftlog.protocol.replication import (
 
 
 class SyncCalls:
-    """Each call is answered within `request_timeout` seconds or ends with RequestTimeout."""
+    """Calls that send one request. A call that gets no answer within `request_timeout` seconds
+    raises RequestTimeout."""
 
     def __init__(self, session: SyncRouter) -> None:
         self.address = session.target.address.text
@@ -105,31 +106,33 @@ class SyncCalls:
         return self._session.link.connection.welcome
 
     def ping(self) -> None:
-        """Return when the daemon has answered. Raises only the errors that every call can raise
-        (see `SyncClient`)."""
+        """Send a request without effect, and return when the daemon has answered it. Raises only
+        the errors that every call can raise (see `SyncClient`)."""
         self._call(Ping(), Pong)
 
     def metadata(self) -> DaemonInfo:
-        """Return the daemon's description of itself. From then on the client also tries the other
-        nodes of the daemon's cluster if this one does not answer. Raises only the errors that every
-        call can raise (see `SyncClient`)."""
+        """Return the daemon's description of itself. It lists the other nodes of the daemon's
+        cluster; the client remembers them, and tries them when this daemon does not answer. Raises
+        only the errors that every call can raise (see `SyncClient`)."""
         info = (self._call(Metadata(), DaemonAnswer)).info
         self._session.learn(info.nodes)
         return info
 
     @property
     def addresses(self) -> list[str]:
-        """Addresses of nodes: those given to the client, and those received from the cluster."""
+        """Addresses of all known nodes: those given to `connect`, and those received from the
+        cluster."""
         return [target.address.text for target in self._session.targets]
 
     def cluster(self) -> ClusterInfo:
-        """Return the nodes of the daemon's cluster, and the streams that the caller may read.
+        """Return the nodes of the daemon's cluster, and the streams that the principal may read.
         Raises only the errors that every call can raise (see `SyncClient`)."""
         return (self._call(DescribeCluster(), ClusterAnswer)).info
 
     def move_stream(self, stream: str, replicas: Sequence[str]) -> None:
-        """Begin to move a stream to the nodes `replicas`, the preferred leader first. Without
-        nodes, cancel a move and return to the previous replicas. `cluster` shows the progress.
+        """Begin to move a stream to the nodes `replicas`; the first one is the preferred leader. An
+        empty list cancels a move: the stream returns to its previous replicas. `cluster` shows the
+        progress.
 
         The move continues without this client. Raises StreamNotFound, InvalidArgument for unknown
         nodes, and Conflict if the stream is already being moved elsewhere, or if a new node cannot
@@ -138,8 +141,8 @@ class SyncCalls:
         self._call(MoveStream(stream, list(replicas)), Done)
 
     def drain_node(self, node: str, *, ends: bool = False) -> None:
-        """Stop placing replicas on a node, and move its replicas to other nodes. `ends=True` ends
-        this: the node can get replicas again. `cluster` shows the progress.
+        """Stop placing replicas on a node, and move its replicas to other nodes. `ends=True`
+        reverts this: replicas can be placed on the node again. `cluster` shows the progress.
 
         The moves continue without this client. Raises InvalidArgument for an unknown node, and
         Conflict if the cluster has too few other nodes.
@@ -154,41 +157,43 @@ class SyncCalls:
     def elect_leader(
         self, stream: str, node: str | None = None, *, lost: Sequence[str] = ()
     ) -> str:
-        """Make `node`, or by default the first replica, the leader of a stream of a cluster,
-        without an interruption for publishers and consumers. Returns its name, once it leads.
+        """Make `node` the leader of a replicated stream; None: the stream's first replica.
+        Publishers and consumers are not interrupted. Returns the name of the new leader once it
+        leads.
 
-        `lost`: nodes that held all the complete copies of the stream, if these copies are gone for
-        good, so that no node can lead the stream. `node` is then elected, and records that its copy
-        does not have are abandoned.
+        `lost` is for a stream that has no leader because all its complete copies are gone for good:
+        it names the nodes that held these copies. `node`, which is required then, is elected
+        although its copy may lack records; these records are abandoned.
 
-        Raises StreamNotFound, Conflict if the node is not in sync, or if another node could lead
-        without a loss, and StreamUnavailable if the handover failed (the stream then keeps its
-        leader).
+        Raises StreamNotFound. Raises Conflict if the node is not in sync, or, with `lost`, if
+        another node could lead without a loss. Raises StreamUnavailable if the handover failed; the
+        stream then keeps its leader.
         """
         return (self._call(ElectLeader(stream, node, list(lost)), LeaderAnswer)).node
 
     def restore_metadata(self, *, dry_run: bool = False) -> RestoreAnswer:
-        """Restore the cluster's metadata store from the newest metadata that its nodes hold, where
-        the store has an older version or none. With `dry_run` the call only reports the changes.
-        Raises Forbidden, MetadataUnavailable."""
+        """Restore the cluster's metadata store from copies of the metadata on its nodes. An entry
+        is restored if the store lacks it or has an older version than a node. With `dry_run` the
+        call only reports the changes. Raises Forbidden, MetadataUnavailable."""
         return self._call(RestoreMetadata(dry_run), RestoreAnswer)
 
     # --- streams ---
 
     def create_stream(self, name: str, subject: str | None = None, **settings: Any) -> StreamInfo:
-        """Create a stream. `settings` uses the same keys as the YAML file. If the stream exists
-        with the same settings, nothing changes.
+        """Create a stream. `settings` uses the same keys as the YAML file. If the stream already
+        exists with the same settings, the call changes nothing.
 
         Returns once NATS has confirmed the subscription. Raises Conflict if the stream exists with
-        other settings (`details["differences"]`), InvalidArgument for an invalid name or setting,
-        NatsRefused (the new stream is then removed, unless it already has messages on another of
-        its subjects), and NatsUnavailable (the stream then exists, and subscribes as soon as
-        possible).
+        other settings (`details["differences"]`), and InvalidArgument for an invalid name or
+        setting. Raises NatsRefused if NATS refuses the subscription; the new stream is then
+        removed, unless it already has messages of another of its subjects. Raises NatsUnavailable
+        if there is no connection to NATS; the stream then exists, and subscribes as soon as NATS is
+        connected.
         """
         return (self._call(create_request(name, subject, settings), StreamAnswer)).info
 
     def describe_stream(self, name: str) -> StreamInfo:
-        """Return the present description of a stream. Raises StreamNotFound."""
+        """Return the current state and settings of a stream. Raises StreamNotFound."""
         return (self._call(DescribeStream(name), StreamAnswer)).info
 
     def list_streams(self) -> list[StreamInfo]:
@@ -197,21 +202,22 @@ class SyncCalls:
         return (self._call(ListStreams(), StreamsAnswer)).infos
 
     def streams_for(self, subject: str) -> list[StreamInfo]:
-        """Return the streams that record `subject`. For a pattern, returns the streams that record
-        at least one of its subjects. Raises InvalidArgument."""
+        """Return the streams that record `subject`. If `subject` is a pattern, these are the
+        streams that record at least one subject that matches it. Raises InvalidArgument."""
         return (self._call(StreamsFor(subject), StreamsAnswer)).infos
 
     def delete_stream(self, name: str) -> None:
         """Delete the stream and its records.
 
-        Raises StreamNotFound, Conflict for a stream of the configuration file, and
-        StreamUnavailable if its disk does not respond.
+        Raises StreamNotFound, Conflict if the stream is defined in the daemon's configuration file,
+        and StreamUnavailable if the stream's disk does not respond.
         """
         self._call(DeleteStream(name), Done)
 
     def compact_stream(self, name: str, *, wait: bool = False) -> StreamInfo:
-        """Request a compaction pass now, whatever the dirty ratio; the active segment is rolled
-        first. With `wait` the call returns after the pass, however long the pass takes.
+        """Request a compaction pass now, whatever the dirty ratio is. The daemon rolls the active
+        segment first. With `wait` the call returns after the pass; `request_timeout` does not limit
+        this wait.
 
         Raises StreamNotFound, InvalidArgument if the stream has no compaction, and with `wait`
         StreamUnavailable if the pass failed.
@@ -232,13 +238,14 @@ class SyncCalls:
         allow_deletion: bool = False,
         **more: Any,
     ) -> StreamUpdate:
-        """Change the given settings of a stream: a mapping or keywords, with the keys of the YAML
-        file. Other settings keep their values. Durable on return.
+        """Change some settings of a stream. Pass them as a mapping or as keywords, with the keys of
+        the YAML file; other settings keep their values. Durable on return.
 
         With `dry_run` nothing changes; the answer describes the change. Raises StreamNotFound,
-        InvalidArgument for a bad value or a setting that cannot be changed, and Conflict for a
-        stream of the configuration file. Raises Conflict, too, if the new limits would remove more
-        than a tenth of the stream and `allow_deletion` is false (`details["removal"]`).
+        InvalidArgument for an invalid value or a setting that cannot be changed, and Conflict if
+        the stream is defined in the daemon's configuration file. Also raises Conflict if
+        `allow_deletion` is false and the new limits would remove more than a tenth of the stream
+        (`details["removal"]`).
         """
         request = update_request(
             name, settings, more, dry_run=dry_run, allow_deletion=allow_deletion
@@ -246,10 +253,10 @@ class SyncCalls:
         return StreamUpdate.from_answer(self._call(request, Updated))
 
     def pause_stream(self, name: str) -> StreamInfo:
-        """Make the stream refuse new messages until `resume_stream`, even after a restart.
-        Publishers that request an ack get a refusal.
+        """Make the stream refuse new messages until `resume_stream` is called, even after a restart
+        of the daemon. Publishers that request an ack get a refusal.
 
-        On return, all messages that the stream received before are committed. Raises
+        On return, all messages that the stream received before the pause are committed. Raises
         StreamNotFound, and StreamUnavailable if the disk does not respond.
         """
         return (self._call(PauseStream(name), StreamAnswer)).info
@@ -269,9 +276,9 @@ class SyncCalls:
     ) -> StreamInfo:
         """Make `offset` the log start, and delete all records below it. Durable on return.
 
-        Raises StreamNotFound, OffsetOutOfRange above the high watermark, Conflict while a lease
-        holds records below `offset`, StaleIncarnation if the stream has another incarnation than
-        `incarnation`, and InvalidArgument.
+        Raises StreamNotFound, OffsetOutOfRange if `offset` is above the high watermark, Conflict
+        while a lease holds records below `offset`, StaleIncarnation if `incarnation` is not the
+        stream's incarnation, and InvalidArgument.
         """
         request = truncate_request(name, offset, incarnation)
         return (self._call(request, StreamAnswer)).info
@@ -279,12 +286,13 @@ class SyncCalls:
     def stream_extents(
         self, stream: str, start: int = 0, *, step_bytes: int = DEFAULT_STEP_BYTES
     ) -> list[StreamExtent]:
-        """Return the sizes of consecutive offset ranges, from the segment that contains `start` to
-        the high watermark. Readers use them to divide a stream by size.
+        """Return the sizes of consecutive offset ranges. The first range begins with the segment
+        that contains `start`; the last one ends at the high watermark. Readers use the sizes to
+        divide a stream into parts of equal size.
 
-        Each range has about `step_bytes`, or more if there would be more than 4096 ranges. Sizes
-        are sizes on disk, after compression. Raises StreamNotFound, and UnknownRequest if the
-        daemon is too old.
+        Each range has about `step_bytes` bytes, or more if there would otherwise be more than 4,096
+        ranges. Sizes are those on disk, after compression. Raises StreamNotFound, and
+        UnknownRequest if the daemon is too old.
         """
         request = ListExtents(stream, start, step_bytes)
         return (self._call(request, ExtentsAnswer)).extents
@@ -301,17 +309,18 @@ class SyncCalls:
         incarnation: str | None = None,
         for_export: bool = False,
     ) -> LeaseInfo:
-        """Keep the records of the stream from `start` to its present high watermark for `ttl`
-        seconds: retention and compaction do not change [`low`, `high`) of the answer. Durable on
-        return.
+        """Keep the records from `start` to the stream's present high watermark for `ttl` seconds.
+        Until then retention and compaction do not change the offsets [`low`, `high`), which the
+        answer contains. Durable on return.
 
-        "earliest" is the offset up to which retention would delete if there were no leases. It is
-        above the log start while another lease delays retention.
+        `start="earliest"` is the first offset that retention would keep if there were no leases.
+        While another lease delays retention, this offset is above the log start.
 
-        Renew the lease well before `ttl` has passed. It ends early only if the disk is full. With
-        `for_export` the lease can be one of those reserved for exports, if all others are taken.
-        Raises StreamNotFound, OffsetOutOfRange, StaleIncarnation, LimitExceeded (too many leases),
-        and InvalidArgument (a lease lasts at most an hour).
+        Renew the lease well before `ttl` has passed. The daemon ends a lease early only if the disk
+        is full. Some leases of a stream are reserved for exports; with `for_export` the call may
+        take one of them if all others are in use. Raises StreamNotFound, OffsetOutOfRange,
+        StaleIncarnation, LimitExceeded if the stream has too many leases, and InvalidArgument, for
+        example if `ttl` is more than an hour.
         """
         wish = for_export or None  # older daemons do not have this field
         request = AcquireLease(stream, start, milliseconds(ttl), holder, incarnation, wish)
@@ -328,17 +337,19 @@ class SyncCalls:
         begun: int | None = None,
         stopped: bool = False,
     ) -> LeaseInfo:
-        """Extend a lease to `ttl` seconds from now. `low` moves the start of the lease up to that
-        offset; pass it once all records below it have been read.
+        """Extend a lease so that it ends `ttl` seconds from now. `low` is the new start of the
+        lease: the daemon no longer keeps the records below it, so pass it only after these records
+        have been read.
 
-        For a read that several clients share: `begun=i` reports that the reader of part i starts,
-        and `finished=(i, n)` that part i of n (counted from 0) has been read. The lease ends when
-        every part has been reported as finished. `stopped=True` reports that the reader of a
-        finished part needed no more records. When the limit of leases is reached, the daemon
-        releases shared leases whose readers have all stopped, or have not renewed for 15 seconds.
+        Several readers can share a lease. Each of them reads one part of n; parts are numbered from
+        0. `begun=i` reports that the reader of part i has started. `finished=(i, n)` reports that
+        part i has been read. The lease ends when every part has been reported as finished.
+        `stopped=True` reports that the reader of a finished part needs no more records. If a stream
+        has no lease left, the daemon ends shared leases whose readers have all stopped, or have not
+        renewed for 15 seconds.
 
-        Raises LeaseGone (the records of the lease may have changed since it ended), StreamNotFound,
-        and InvalidArgument.
+        Raises LeaseGone if the lease has ended (its records may have changed since then),
+        StreamNotFound, and InvalidArgument.
         """
         request = renewal_request(stream, lease_id, ttl, low, finished, begun, stopped)
         return (self._call(request, LeaseAnswer)).info
@@ -349,8 +360,8 @@ class SyncCalls:
         self._call(ReleaseLease(stream, lease_id), Done)
 
     def list_leases(self, stream: str) -> list[LeaseInfo]:
-        """Return the leases on a stream, with their ids only if the principal may administer the
-        stream. Raises StreamNotFound."""
+        """Return the leases on a stream. They contain their ids only if the principal may
+        administer the stream. Raises StreamNotFound."""
         return (self._call(ListLeases(stream), LeasesAnswer)).infos
 
     # --- checkpoints ---
@@ -368,9 +379,10 @@ class SyncCalls:
     ) -> None:
         """Store `offset` as the next offset that `consumer` reads in `stream`. Durable on return.
 
-        With `expected` the commit succeeds only if `expected` is the stored offset (0: there is no
-        checkpoint yet). Pass `incarnation` and `epoch` of the records that were read, if possible:
-        the daemon then checks that the stream is still the same. `metadata` is free text.
+        With `expected` the commit succeeds only if `expected` is the stored offset (0: no
+        checkpoint is stored). If possible, pass `incarnation` and `epoch` of the stream from which
+        the records were read: the daemon then checks that the stream is still the same. `metadata`
+        is free text, stored with the checkpoint.
 
         Raises CheckpointMoved (`details["offset"]` is the stored offset), StreamNotFound,
         OffsetOutOfRange beyond the log end, StaleIncarnation, Diverged, InvalidArgument, and
@@ -382,13 +394,13 @@ class SyncCalls:
     def fetch_checkpoint(
         self, consumer: str, stream: str, *, check: bool = True
     ) -> Checkpoint | None:
-        """Return the stored checkpoint; None if there is none.
+        """Return the stored checkpoint; None if no checkpoint is stored.
 
-        If the stream can no longer be read from the checkpoint, raises StreamNotFound,
-        StaleIncarnation, OffsetOutOfRange (below the log start or beyond the log end) or Diverged.
-        If no checkpoint is stored, but damage may have destroyed one, raises CheckpointUncertain.
-        With `check=False` the call returns the checkpoint without these checks, and with its
-        `problem`.
+        Raises StreamNotFound, StaleIncarnation, OffsetOutOfRange (below the log start or beyond the
+        log end) or Diverged if the stream can no longer be read from the checkpoint. Raises
+        CheckpointUncertain if no checkpoint is stored, but damage may have destroyed one. With
+        `check=False` the call raises none of these errors: it returns the checkpoint, and its
+        `problem` names the error.
         """
         request = FetchCheckpoint(stream, consumer, not check)
         return (self._call(request, CheckpointAnswer)).info
@@ -396,8 +408,9 @@ class SyncCalls:
     def list_checkpoints(
         self, *, consumer: str | None = None, stream: str | None = None
     ) -> list[Checkpoint]:
-        """Return the checkpoints in streams that the principal may read, with their lag, sorted by
-        consumer and stream. Raises only the errors that every call can raise (see `SyncClient`)."""
+        """Return the checkpoints of all streams that the principal may read, with their lag, sorted
+        by consumer and stream. `consumer` and `stream` select those of one consumer or stream.
+        Raises only the errors that every call can raise (see `SyncClient`)."""
         found: list[Checkpoint] = []
         after: str | None = None
         while True:
@@ -408,21 +421,22 @@ class SyncCalls:
                 return found
 
     def delete_checkpoint(self, consumer: str, stream: str, expected: int | None = None) -> None:
-        """Delete a checkpoint, durably. A missing checkpoint is not an error. Raises
+        """Delete a checkpoint. Durable on return. A missing checkpoint is not an error. Raises
         CheckpointMoved if `expected` is given and another offset is stored."""
         self._call(DeleteCheckpoint(stream, consumer, expected), Done)
 
     # --- consumer groups ---
 
     def describe_group(self, group: str, stream: str) -> GroupInfo | None:
-        """Return the members of a group, and the owner and offset of each slot; None if the group
-        does not exist. Raises only the errors that every call can raise (see `SyncClient`)."""
+        """Return the members of a group, and the owner and the next offset of each slot; None if
+        the group does not exist. Raises only the errors that every call can raise (see
+        `SyncClient`)."""
         return (self._call(DescribeGroup(stream, group), GroupAnswer)).info
 
     def list_groups(self, *, stream: str | None = None) -> list[GroupInfo]:
-        """Return groups of the streams that the principal may read, with their lag, sorted by name,
-        without a description of their slots. Raises only the errors that every call can raise (see
-        `SyncClient`)."""
+        """Return the groups of all streams that the principal may read, with their lag, sorted by
+        name. `stream` selects the groups of one stream. The slots are only described by
+        `describe_group`. Raises only the errors that every call can raise (see `SyncClient`)."""
         found: list[GroupInfo] = []
         after: str | None = None
         while True:
@@ -435,12 +449,12 @@ class SyncCalls:
     def seek_group(self, group: str, stream: str, offset: int) -> None:
         """Make all slots of a group continue at `offset` (0: the log start). Durable on return.
 
-        Raises Conflict while the group has members, StreamNotFound, and OffsetOutOfRange beyond the
-        log end.
+        Raises Conflict while the group has members, StreamNotFound, and OffsetOutOfRange if
+        `offset` is beyond the log end.
         """
         self._call(SeekGroup(stream, group, offset), Done)
 
     def remove_group(self, group: str, stream: str) -> None:
-        """Delete a group, durably. A missing group is not an error. Raises Conflict while the group
-        has members."""
+        """Delete a group. Durable on return. A missing group is not an error. Raises Conflict while
+        the group has members."""
         self._call(RemoveGroup(stream, group), Done)

@@ -20,12 +20,12 @@ class SyncConsumer(ConsumerState, ConsumingBlock[RecordBatch]):
     `SyncClient.consumer`.
 
     A record counts as processed when the next record is requested; `checkpoint()` also counts the
-    last returned record. A checkpoint is stored after `checkpoint_every` records or
-    `checkpoint_interval` seconds (also while the consumer waits for records), on request, at the
-    end of the read, and by `close`, which `with` calls. If a checkpoint cannot be stored for
-    now (no connection, a full disk), the client logs a warning, and the next checkpoint covers the
-    same records. If another process commits under this name, the iteration raises CheckpointMoved
-    and ends.
+    last returned record. The consumer stores a checkpoint after `checkpoint_every` records or
+    `checkpoint_interval` seconds (also while it waits for records), in `checkpoint`, at the end of
+    the read, and in `close`, which `with` calls. If a checkpoint cannot be stored for a
+    reason that may pass (no connection, a full disk), the client logs a warning, and the next
+    checkpoint covers the same records. If another process commits under this name, the iteration
+    raises CheckpointMoved and ends.
 
     Belongs to one thread. An iteration can be continued after an exception that a signal handler
     raised in it. If such an exception arrives while records are being returned, they are lost, as
@@ -80,7 +80,8 @@ class SyncConsumer(ConsumerState, ConsumingBlock[RecordBatch]):
         return batch
 
     def _arrived_batch(self) -> RecordBatch:
-        """Return the next batch. It counts as returned only once it is no longer `_arrived`."""
+        """Return the next batch. The batch stays in `_arrived`, and does not count as returned
+        until the caller has removed it from there."""
         if self._arrived is None:
             self._batch = None
             self._arrived = self._next_batch()
@@ -144,7 +145,7 @@ class SyncConsumer(ConsumerState, ConsumingBlock[RecordBatch]):
                 if not progress.refused(offset, error):
                     raise
             except BaseException:
-                progress.in_doubt(offset)  # the daemon may have stored it
+                progress.in_doubt(offset)  # the daemon may have stored the checkpoint
                 raise
             else:
                 progress.confirmed(offset)
@@ -152,8 +153,8 @@ class SyncConsumer(ConsumerState, ConsumingBlock[RecordBatch]):
     # --- the end ---
 
     def close(self) -> None:
-        """Stop reading and store the checkpoint. Raises the errors of `commit_checkpoint`; call it
-        again to retry.
+        """Stop reading and store the checkpoint. Raises the errors of `commit_checkpoint`; to
+        retry, call `close` again.
 
         The last returned record or batch does not count as processed, unless `checkpoint` was
         called after it.

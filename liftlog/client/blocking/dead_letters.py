@@ -20,19 +20,20 @@ class SyncDeadLetters(Lettering):
     not stop the others.
 
     - `publisher`: an open publisher, which the caller closes. `subject`: subject of the dead
-      letters. `expect`: name of the stream that records this subject; it must not be the stream
-      that the group reads.
+      letters. `expect`: name of the stream that records this subject. It must not be the stream
+      from which the records are read.
     - `retries`: number of further attempts after the first one. The first pause lasts `pause`
       seconds, and each following pause is twice as long, up to 30 s. Meanwhile the member processes
       no other record, so the records of a key stay in order.
-    - `errors`: errors that a bad record can cause. All other errors end the run, and the record is
-      read again later. So do not include errors such as those of a database that is down.
+    - `errors`: errors that a bad record can cause. Any other error ends the run, and the record is
+      read again later. So do not include errors that the record did not cause, such as those of a
+      database that is down.
 
     A record counts as processed only after its dead letter is acked. If the dead letter cannot be
     published, the error ends the run; the record does not count as processed, and is read again
     later. If the process dies between the ack and the commit, the record is also read again and may
-    become a dead letter again. This letter has the same message id, so within the dedupe window its
-    stream stores it only once.
+    become a dead letter again. The second letter has the message id of the first, so within the
+    dedupe window the stream stores only one of them.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class SyncDeadLetters(Lettering):
             try:
                 work(record)
             except GroupFenced:
-                raise  # an error that the record did not cause
+                raise  # not in `errors`: the record did not cause it
             except self._errors as error:
                 if attempt > self._retries:
                     return self._publish(records, record, error, attempt)

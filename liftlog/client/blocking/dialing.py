@@ -1,5 +1,5 @@
 # Made from liftlog/client/aio/dialing.py by `make blocking`: edit that one.
-"""Connects to addresses: makes channels over plain sockets, or sockets with TLS."""
+"""Connects to addresses: opens channels over plain sockets or over TLS."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ _HANDSHAKE_BYTES = 64 * 1024
 
 
 def dial(address: Address, context: ssl.SSLContext | None, deadline: float) -> Channel:
-    """Connect, with the TLS handshake if there is a context.
+    """Connect to the address; with a `context`, also make the TLS handshake. Returns the channel.
 
-    Raises TimeoutError at `deadline` (time.monotonic), other OSError, ConnectionLost.
+    Raises TimeoutError at `deadline` (by time.monotonic), any other OSError of the socket, and
+    ConnectionLost.
     """
     sock = _open(address, deadline)
     try:
@@ -55,7 +56,7 @@ def _open(address: Address, deadline: float) -> socket.socket:
         family, where = found[-left]
         try:
             return _connected(family, where, share(deadline, time.monotonic(), left))
-        except OSError as error:  # TimeoutError is one
+        except OSError as error:  # includes TimeoutError
             failure = error
     raise failure or OSError(f"no address for {address.host}")
 

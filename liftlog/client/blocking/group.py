@@ -35,8 +35,8 @@ class SyncGroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
     A record counts as processed when the next record is requested. The consumer commits after
     `commit_every` records or `commit_interval` seconds, when slots move, on request, and in
     `close`, which `with` calls. It sends heartbeats in the background, while the caller
-    processes records. If its session ends nevertheless, because the process hung or had no
-    connection, the consumer joins again and continues with the slots that it then gets.
+    processes records. If its session still ends, because the process hung or had no connection, the
+    consumer joins again and continues with the slots that are then assigned to it.
 
     Belongs to one thread. An iteration can be continued after an exception that a signal handler
     raised in it. If such an exception arrives while records are being returned, they are lost, as
@@ -88,7 +88,7 @@ class SyncGroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
             self._fill()
 
     def _fill(self) -> None:
-        """Take the records that have arrived for the lanes; if there are none, wait for the
+        """Take the records that have arrived for the lanes. If none have arrived, wait for the
         first."""
         self._join_lanes()
         lanes = self._state.lanes
@@ -110,7 +110,7 @@ class SyncGroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
                     self._arrive(lane, reader, batch)
                     continue
             except LiftlogError:
-                self._unread.append(self._readers.pop(lane))  # ended, or is past the error
+                self._unread.append(self._readers.pop(lane))  # ended, or past the error
                 raise
             self._pass(lane, reader)
             idle.append(reader)
@@ -144,7 +144,8 @@ class SyncGroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
         return self._session.another()
 
     def _close_unread(self) -> None:
-        """Close the reads of lanes that are gone."""
+        """Close the readers whose lanes no longer exist, and keep their connections for other
+        lanes."""
         while self._unread:
             reader = self._unread.pop()
             self._idle_ways.append(self._ways.pop(reader))
@@ -153,7 +154,8 @@ class SyncGroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
     # --- membership ---
 
     def _attend(self) -> None:
-        """Between two records: count the returned ones as processed, and update the slots."""
+        """Do the work between two records: count the returned records as processed, update the
+        slots, and commit if it is time."""
         if self._closed:
             raise StopIteration
         self._settle()
@@ -176,7 +178,8 @@ class SyncGroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
             self._store_beside()
 
     def _join_when_possible(self) -> None:
-        """Retry as long as a read waits for an unreachable daemon."""
+        """Join the group. If this fails, retry for as long as a read waits for an unreachable
+        daemon."""
         patience = ReadPatience(self._session.target.reconnect_for)
         while True:
             try:
@@ -246,7 +249,7 @@ class SyncGroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
             self._log_failure(error)
 
     def _commit(self) -> None:
-        """Store new offsets, and release slots that other members are to have."""
+        """Store new offsets, and release the slots that are to move to other members."""
         try:
             self._end_storing()
         except LiftlogError as error:
@@ -266,7 +269,7 @@ class SyncGroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
             self._heartbeats.beat = self._beat_request(self._wait)
 
     def _store_beside(self) -> None:
-        """Store new offsets in the background: no record waits for it."""
+        """Store new offsets in the background, so that no record waits for the commit."""
         messages = self._begin_storing()
         if messages:
             self._requests.begin(messages)
@@ -297,7 +300,7 @@ class SyncGroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
         self._settle()
         if self._state.joined:
             self._commit()
-            self._heartbeats.beat = None  # the one in flight is answered when it has left
+            self._heartbeats.beat = None  # leaving ends the one in flight
             result_of(
                 self._session.ask(self._leave_request(), self._session.target.request_timeout),
                 Done,
@@ -321,13 +324,13 @@ class SyncGroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
                 self.leave()
             elif self._state.joined:
                 self._commit()
-                # Its session begins now. The heartbeat that waits for news is answered, so that
-                # nothing has to wait for it.
+                # This heartbeat restarts the session's time. It also makes the daemon answer the
+                # one in flight, so that stopping the heartbeats does not have to wait for it.
                 self._heartbeats.beat = None
                 with suppress(LiftlogError):
                     self._ask(self._beat_request(0.0))
         except GroupFenced:
-            self._state.lost()  # others already have its slots
+            self._state.lost()  # the member has already lost its slots
         finally:
             self._end()
 

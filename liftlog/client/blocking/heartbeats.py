@@ -16,7 +16,8 @@ _STOP_SECONDS = 1.0
 
 
 class SyncHeartbeats(Heartbeat):
-    """Sends `beat` in the background, and sends it again as soon as it is answered."""
+    """Sends `beat` in the background, again and again: the next one as soon as the last one is
+    answered."""
 
     def __init__(self, session: SyncRouter, news: News) -> None:
         super().__init__(news)
@@ -24,7 +25,7 @@ class SyncHeartbeats(Heartbeat):
         self._background: Background[None] = Background("liftlog-heartbeats")
 
     def start(self) -> None:
-        """Does nothing if it was called before."""
+        """Start sending. Does nothing after the first call."""
         if not self._background.started:
             self._background.start(self._run)
 
@@ -45,8 +46,8 @@ class SyncHeartbeats(Heartbeat):
             self._router.close()
 
     def _send(self, router: SyncRouter) -> float:
-        """Send the present heartbeat: one from before the connection was opened may be obsolete.
-        Returns the seconds until the next one."""
+        """Send the current `beat`, which may have changed while the connection was being opened.
+        Returns the seconds until the next heartbeat."""
         beat = self.beat
         if beat is None:
             return IDLE_SECONDS

@@ -18,7 +18,8 @@ from liftlog.protocol.messages import Message
 
 
 class SyncLink(BaseLink):
-    """The caller polls the socket: the link receives only inside a call that waits."""
+    """A connection that receives only inside a call that waits; the caller's thread polls the
+    socket."""
 
     def __init__(
         self, channel: Channel, address: str, silence_seconds: float, pool: BufferPool
@@ -29,10 +30,10 @@ class SyncLink(BaseLink):
         self._either = select.poll()
         self._either.register(channel.fileno(), select.POLLIN | select.POLLOUT)
         self._mid_step = False
-        self._silent_since: float | None = None  # since then reads have waited without an answer
+        self._silent_since: float | None = None  # since when reads have waited without an answer
 
     def open(self, credentials: Credentials, deadline: float) -> None:
-        """Hello and authentication. Raises TimeoutError at `deadline`."""
+        """Exchange the hellos and authenticate. Raises TimeoutError at `deadline`."""
         connection = self.connection
         connection.greet()
         self._flush()
@@ -59,8 +60,9 @@ class SyncLink(BaseLink):
         return exchange
 
     def input_for(self, ahead: ReadAhead, deadline: float | None) -> bool:
-        """Receive once, after which `ahead` may have a batch; False if nothing came before the
-        deadline (time.monotonic). A daemon that is silent for too long meanwhile counts as lost."""
+        """Receive once, and return True; `ahead` may then have a batch. Returns False if nothing
+        arrived before the deadline (by time.monotonic). If the daemon is silent for too long
+        meanwhile, the connection counts as lost."""
         if self.error is not None:
             ahead.abandon(self.error)
             return True
@@ -84,7 +86,8 @@ class SyncLink(BaseLink):
     # --- the socket ---
 
     def _step(self, deadline: float | None) -> bool:
-        """Receive once and handle the bytes; False if none arrived before `deadline`."""
+        """Receive once, handle the bytes, and return True. Returns False if no bytes arrived before
+        `deadline`."""
         if self.error is not None:
             raise self.error
         if self._mid_step:
@@ -108,17 +111,18 @@ class SyncLink(BaseLink):
         return True
 
     def _receive(self, view: memoryview, deadline: float | None) -> int:
-        """Return the number of bytes received, or -1 if none arrived before `deadline`."""
+        """Receive bytes into `view`, and return their number; -1 if none arrived before
+        `deadline`."""
         while True:
-            # An exception of a signal handler between here and the end of the step would lose
-            # bytes; the flag tells the next call, which then ends the connection.
+            # If a signal handler raises an exception between here and the end of the step, received
+            # bytes are lost. The flag then makes the next call end the connection.
             self._mid_step = True
             try:
                 return self._channel.recv_into(view)
             except BlockingIOError:
                 self._mid_step = False
-            # While a request is partly sent, the daemon may be waiting until this side receives
-            # answers. So neither direction may wait for the other.
+            # While a request is partly sent, the daemon may wait until this side has received
+            # answers. So this side must receive while it still has bytes to send.
             came = (self._either if self._unsent else self._readable).poll(_milliseconds(deadline))
             if self._unsent:
                 self._flush()
@@ -127,7 +131,7 @@ class SyncLink(BaseLink):
 
 
 def first_input(reads: Sequence[tuple[SyncLink, ReadAhead]], seconds: float) -> None:
-    """Wait until one of the reads may have a batch, for at most `seconds`."""
+    """Wait until one of the reads may have a batch, but at most `seconds`."""
     poll = select.poll()
     for link, _ in reads:
         if link.error is not None:

@@ -1,5 +1,5 @@
 # Made from liftlog/client/aio/session.py by `make blocking`: edit that one.
-"""The blocking client's connection to its daemon. A lost connection is replaced by a new one."""
+"""The blocking client's connection to one daemon. A lost connection is replaced by a new one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ logger = logging.getLogger("liftlog.client")
 
 
 class SyncSession:
-    """Requests over the present connection.
+    """Sends requests over the present connection, and replaces it when it is lost.
 
     Belongs to one thread at a time. A call that needs a connection opens it.
     """
@@ -41,7 +41,7 @@ class SyncSession:
         self.target = target
         self._pool = BufferPool()
         self._backoff = Backoff()
-        self._lost: SyncLink | None = None  # the connection that is to be replaced
+        self._lost: SyncLink | None = None  # the old connection, which is being replaced
         self._lost_at = self._attempt_at = 0.0
         self._turns = Turns()
         self._link: SyncLink | None = None
@@ -54,7 +54,7 @@ class SyncSession:
 
     @property
     def link(self) -> SyncLink:
-        """The connection, usable or not."""
+        """The present connection; it may be closed."""
         assert self._link is not None, "the client is not connected yet"
         return self._link
 
@@ -89,9 +89,10 @@ class SyncSession:
             self._link.give_up(exchange)
 
     def ask(self, message: Message, timeout: float) -> Exchange:
-        """Send one request, and repeat it on another connection if repeating is harmless, within
-        `timeout` seconds in total. Raises RequestTimeout, and ConnectionLost if there is no
-        connection (with `undecided` if the request may have taken effect).
+        """Send one request, and return the answer. After a lost connection the request is repeated
+        on a new one if a second execution does no harm; all attempts together last at most
+        `timeout` seconds. Raises RequestTimeout, and ConnectionLost if there is no connection (with
+        `undecided` if the request may have taken effect).
         """
         started = time.monotonic()
         deadline = deadline_after(started, timeout, self.target.reconnect_for)
@@ -113,7 +114,8 @@ class SyncSession:
     def go_on(self, ahead: ReadAhead, patience: ReadPatience) -> None:
         """Resume an interrupted read as soon as there is a connection.
 
-        Raises ConnectionLost if there is none for too long; it can be called again.
+        Raises ConnectionLost if there is no connection for too long; the caller can call this
+        again.
         """
         interruption = ahead.interruption
         assert interruption is not None
@@ -124,7 +126,7 @@ class SyncSession:
             patience.gave_up()
             raise interruption
         if self.usable:
-            time.sleep(pause)  # the daemon refuses, but the connection is alive
+            time.sleep(pause)  # the daemon refused the request, but the connection is open
         try:
             self.connected(deadline)
         except ConnectionLost:
@@ -135,9 +137,11 @@ class SyncSession:
     # --- connecting ---
 
     def connected(self, deadline: float | None) -> SyncLink:
-        """Return the connection, or a new one. `deadline` is by time.monotonic().
+        """Return the present connection; if it is lost, reconnect. `deadline` is by
+        time.monotonic().
 
-        Raises ConnectionLost at the deadline; permanent errors are raised at once.
+        Raises ConnectionLost at the deadline. An error that another attempt cannot avoid is raised
+        at once.
         """
         link = self.link
         if self._closed is None and link.usable:
@@ -151,7 +155,7 @@ class SyncSession:
             raise self._closed or gave_up(link.address, self._failure or link.error) from None
 
     def reach(self, deadline: float | None) -> SyncLink:
-        """Return the connection, or a new one, possibly the first: one attempt. Raises
+        """Return the present connection; if there is none, make one attempt to connect. Raises
         ConnectionLost at the deadline, and the error of the attempt."""
         try:
             with self._turns.turn(deadline):
@@ -164,11 +168,11 @@ class SyncSession:
             raise self._closed or gave_up(self.target.address.text, None) from None
 
     def _reconnect(self, deadline: float | None) -> SyncLink:
-        """Attempt to connect until an attempt succeeds; only one call does this at a time. Raises
-        TimeoutError at the deadline.
+        """Try to connect until an attempt succeeds. Only one call does this at a time; others wait
+        for its result. Raises TimeoutError at the deadline.
 
-        The pauses count from one attempt to the next, whichever call makes it: many calls with
-        short timeouts must not cause more attempts.
+        Pauses are measured between any two attempts of the session, even if different calls make
+        them: many calls with short timeouts must not cause more attempts.
         """
         lost = self.link
         if lost.usable:
@@ -203,8 +207,8 @@ class SyncSession:
             return link
 
     def _dial(self, deadline: float | None) -> SyncLink:
-        """Make one attempt, within `connect_timeout`. Raises ConnectionLost, also at the
-        deadline."""
+        """Make one attempt to connect, which lasts at most `connect_timeout`. Raises ConnectionLost
+        if it fails or at the deadline."""
         target = self.target
         text, now = target.address.text, time.monotonic()
         attempt_ends = now + target.connect_timeout

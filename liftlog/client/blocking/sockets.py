@@ -1,6 +1,7 @@
 """Sockets that block while they connect, send and receive: the twin of `aio.sockets`.
 
-Each call raises TimeoutError at its deadline (time.monotonic), and other OSError.
+Each call raises TimeoutError at its deadline (by time.monotonic), and any other OSError of the
+socket.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from typing import Any
 
 
 def resolve(host: str, port: int, deadline: float) -> list[tuple[int, Any]]:
-    """Return family and socket address of each address of the host. The system limits the time."""
+    """Return the family and the socket address for each address of the host. The time limit is the
+    resolver's, not `deadline`."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [(family, where) for family, _, _, _, where in found]
 
@@ -28,7 +30,7 @@ def send(sock: socket.socket, data: bytes, deadline: float) -> None:
 
 
 def receive(sock: socket.socket, most: int, deadline: float) -> bytes:
-    """Return the next bytes, at most `most`; none at the end of the connection."""
+    """Return the next bytes, at most `most`; b"" at the end of the connection."""
     _limit(sock, deadline)
     return sock.recv(most)
 

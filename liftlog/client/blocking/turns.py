@@ -7,11 +7,11 @@ from contextlib import contextmanager
 
 
 class Turns:
-    """Every turn is the caller's."""
+    """Lets the caller into a block without a wait."""
 
     @contextmanager
     def turn(self, deadline: float | None) -> Iterator[None]:
-        """Code in the block must check the deadline itself."""
+        """Enter the block at once. The code in the block must check the deadline itself."""
         yield
 
     def end(self) -> None:

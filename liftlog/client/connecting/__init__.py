@@ -3,7 +3,7 @@
 target        addresses, logins, TLS and the time for each
 channel       a connected socket, with or without TLS
 base_link     the part of a connection that does not wait, for both clients
-buffers       reuses memory for the bodies of answers
-reconnecting  when to connect again, and which requests to repeat
+buffers       memory for the bodies of answers, which is reused
+reconnecting  when to reconnect, and which requests to repeat
 routes        the node of a cluster that answers a request
 """

@@ -13,13 +13,14 @@ from liftlog.protocol.messages import NONCE_BYTES, Message
 
 
 class BaseLink:
-    """A connection from its open socket to its loss; `error` is the reason for its end."""
+    """A connection over an open socket. Once it is lost, `error` is the reason; before that,
+    None."""
 
     def __init__(
         self, channel: Channel, address: str, silence_seconds: float, pool: BufferPool
     ) -> None:
-        """While the daemon owes an answer, it may be silent for `silence_seconds` longer than the
-        longest wait of a fetch."""
+        """If the daemon has to send an answer and is silent for longer than the longest wait of a
+        fetch plus `silence_seconds`, the connection counts as lost."""
         self.address = address
         self.error: LiftlogError | None = None
         self.connection = ClientConnection(
@@ -31,18 +32,18 @@ class BaseLink:
 
     @property
     def usable(self) -> bool:
-        """False once the connection is lost."""
+        """True until the connection is lost."""
         return self.error is None
 
     def request(self, message: Message, exchange: Exchange) -> None:
-        """Send a request; `exchange` receives the answer."""
+        """Send a request; its answer is stored in `exchange`."""
         if self.error is not None:
             raise self.error
         self.connection.request(message, exchange)
         self._flush()
 
     def give_up(self, exchange: Exchange) -> None:
-        """Cancel a request that is in flight."""
+        """Cancel a request that is in flight, and ignore its answer."""
         self.connection.give_up(exchange)
         self._flush()
 
@@ -54,7 +55,8 @@ class BaseLink:
             self.connection.close(self.error)
 
     def _allowed_silence(self) -> float:
-        """Return the seconds after which a daemon that owes an answer counts as lost."""
+        """Return the longest silence, in seconds, while the daemon has to send an answer. After
+        that the connection counts as lost."""
         return self.connection.welcome.max_wait_ms / 1000 + self._silence_seconds
 
     def _flush(self) -> None:
@@ -73,5 +75,5 @@ class BaseLink:
         self._unsent = outgoing[sent:]
 
     def _release(self, error: LiftlogError) -> None:
-        """The connection is lost: close its socket."""
+        """Close the socket, because the connection is lost."""
         self._channel.close()

@@ -1,7 +1,8 @@
-"""Memory for the bodies of answers, reused once nothing refers to it any more.
+"""Memory for the bodies of answers. A buffer is reused when nothing refers to it any more.
 
-A new mebibyte costs 256 page faults, which take as long as its checksum. A buffer is free when the
-pool holds the only reference: every batch, view or array over it holds another one.
+Reuse saves time: a new mebibyte costs 256 page faults, which take as long as computing its
+checksum. A buffer is free when the pool holds the only reference to it: every batch, view or array
+over the buffer holds another reference.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ _FREE = _references([bytearray(1)], 0)
 
 
 class BufferPool:
-    """Allocates memory for bodies, and keeps up to `max_buffers` of the larger ones for reuse.
-    Not thread-safe."""
+    """Allocates buffers for bodies, and keeps up to `max_buffers` of the larger ones for reuse. Not
+    thread-safe."""
 
     def __init__(self, max_buffers: int = 8) -> None:
         self._max_buffers = max_buffers
         self._held: list[bytearray] = []
 
     def __len__(self) -> int:
-        """Number of buffers that are kept."""
+        """Number of buffers that the pool keeps."""
         return len(self._held)
 
     def allocate(self, length: int) -> memoryview:

@@ -14,11 +14,11 @@ from liftlog.errors import ConnectionLost
 from liftlog.tls import TlsSession, problem
 
 SOFTWARE = f"liftlog-python/{liftlog.__version__}"
-"""The name of the client's software in its hello."""
+"""The name of the client's software, sent in its hello."""
 
 RECEIVE_BYTES = 2 * 1024 * 1024
-"""Bytes received at once before the batches in them are examined. Larger steps overflow the
-processor's cache, smaller ones cost a turn of Python each."""
+"""Most bytes to receive before the batches in them are examined. Larger steps overflow the
+processor's cache; with smaller steps, each step costs a call in Python."""
 
 _HANDSHAKE_BYTES = 64 * 1024
 
@@ -27,7 +27,7 @@ _UNKNOWN_CA = (
     "Spark tlsCaFile)"
 )
 _OTHER_NAME = "connect by a name or address that the daemon's certificate is for"
-_NOT_ACCEPTED = {  # by OpenSSL's X509_V_ERR_...
+_NOT_ACCEPTED = {  # hints, by the number of OpenSSL's X509_V_ERR_...
     9: "the clock of this machine may be wrong: the daemon's certificate begins later",
     10: "give the daemon a new certificate and a HUP, unless the clock of this machine is wrong",
     62: _OTHER_NAME,
@@ -36,14 +36,16 @@ _NOT_ACCEPTED = {  # by OpenSSL's X509_V_ERR_...
 
 
 class Channel(Protocol):
-    """A connected socket that does not block: methods raise BlockingIOError, or another OSError.
+    """A connected socket that does not block: instead of waiting, its methods raise
+    BlockingIOError. Other failures raise another OSError.
 
-    After BlockingIOError from `send` the next call has to pass the same bytes again.
+    If `send` raises BlockingIOError, the next call must pass the same bytes again.
     """
 
     @property
     def has_input(self) -> bool:
-        """True if `recv_into` can return more although the socket may not be readable."""
+        """True if `recv_into` can return more bytes even if the socket is not readable: TLS has
+        decrypted them already."""
         ...
 
     @property
@@ -52,7 +54,8 @@ class Channel(Protocol):
         ...
 
     def wake_at(self, count: int, /) -> None:
-        """A hint that the socket need not become readable before `count` bytes have arrived."""
+        """Let the socket become readable only after `count` bytes have arrived. This only saves
+        wake-ups: the socket may become readable earlier."""
         ...
 
     def fileno(self) -> int: ...
@@ -80,23 +83,26 @@ class PlainChannel:
         if count == self._wake_at:
             return
         self._wake_at = count
-        with suppress(OSError):  # it only affects speed
+        with suppress(OSError):  # without it there are only more wake-ups
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
 
 
 def tune(sock: socket.socket) -> None:
-    """Send small requests at once, and detect a peer that vanished."""
+    """Set the options of a TCP socket: small requests are sent at once, and the kernel detects a
+    peer that has vanished."""
     if sock.family == socket.AF_UNIX:
         return
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    # The receive buffer is left to the kernel, which can make it larger than a process may.
+    # The kernel chooses the size of the receive buffer: it can make the buffer larger than a
+    # process is allowed to.
 
 
 def refused(
     address: Address, sock: socket.socket, session: TlsSession, error: ssl.SSLError
 ) -> ConnectionLost:
-    """The error of a failed TLS handshake. Sends the daemon an alert if it can at once."""
+    """Return the error of a failed TLS handshake. Also sends the daemon an alert, unless that would
+    block."""
     try:
         sock.send(session.outgoing.read(), socket.MSG_DONTWAIT)
     except OSError:
@@ -110,6 +116,6 @@ def refused(
 
 
 def share(deadline: float, now: float, addresses_left: int) -> float:
-    """Return when to stop trying the next address: an address that never answers leaves time for
-    the others."""
+    """Return the time until which to try the next address. Each address gets an equal share of the
+    time left, so an address that never answers leaves time for the others."""
     return now + (deadline - now) / addresses_left

@@ -1,9 +1,9 @@
-"""Decides when to reconnect and which requests to repeat, and makes the errors of connections. No
-I/O; for both clients.
+"""Decides when to reconnect and which requests to repeat, and makes the errors of connections. Does
+no I/O; both clients use it.
 
-A request is repeated only if it cannot take effect twice: because of its kind (`REPEATABLE`),
-because it was never sent, or because the daemon refused it while stopping. Any other request ends
-with a ConnectionLost whose `undecided` is true.
+A request is repeated only if one of these is true: its kind may be repeated (`REPEATABLE`), it was
+never sent, or the daemon refused it. Any other request may have taken effect, and ends with a
+ConnectionLost whose `undecided` is true.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ LONGEST_PAUSE_SECONDS = 5.0
 
 
 def is_interruption(error: LiftlogError) -> bool:
-    """Return True if the daemon or the connection was lost, or the daemon is just taking over the
-    stream, so that the request may be repeated."""
+    """Return True if the failed request may be repeated at the same node: the connection was lost,
+    or the daemon is stopping, or it is just taking over the stream."""
     return isinstance(error, ConnectionLost | ShuttingDown | NotReady)
 
 
 def is_detour(error: LiftlogError) -> bool:
-    """Return True if the request may be repeated, possibly at another node."""
+    """Return True if the failed request may be repeated, at the same node or at another one."""
     return is_interruption(error) or isinstance(error, NotLeader)
 
 
 class Backoff:
-    """Pauses between attempts. They double up to a limit, and are random, so that the clients of a
-    stopped daemon do not all reconnect at once."""
+    """Computes the pauses between attempts. They double up to a limit, and have a random part, so
+    that the clients of a stopped daemon do not all reconnect at once."""
 
     def __init__(self, spread: Callable[[], float] = random.random) -> None:
         self._spread = spread
@@ -54,18 +54,18 @@ class Backoff:
         return pause
 
     def reset(self) -> None:
-        """Call it when an attempt has succeeded."""
+        """Begin with the shortest pause again, after a successful attempt."""
         self._ceiling = FIRST_PAUSE_SECONDS
 
 
 def deadline_after(now: float, seconds: float, reconnect_for: float | None) -> float:
-    """Return when a call stops trying to connect."""
+    """Return the time at which a call stops trying to connect."""
     return now + (seconds if reconnect_for is None else min(seconds, reconnect_for))
 
 
 class ReadPatience:
-    """The time for which a read without any answer keeps trying. It starts again with each
-    answer."""
+    """Limits the time for which an interrupted read tries to reconnect. With each answer that the
+    read receives, the time starts again."""
 
     def __init__(self, reconnect_for: float | None) -> None:
         self._reconnect_for = reconnect_for
@@ -74,7 +74,8 @@ class ReadPatience:
         self._deadline: float | None = None
 
     def interrupted(self, answer_count: int, now: float) -> tuple[float, float | None]:
-        """Return the pause before the next attempt, and when to stop trying (None: never)."""
+        """Return the pause before the next attempt, in seconds, and the time at which to stop
+        trying (None: never)."""
         if answer_count != self._answer_count:
             self._answer_count = answer_count
             self._backoff.reset()
@@ -83,14 +84,15 @@ class ReadPatience:
         return self._backoff.next_pause(), self._deadline
 
     def gave_up(self) -> None:
-        """Start again: if the caller continues reading, the read gets the whole time again."""
+        """Reset the time, because the read has reported its failure: if the caller continues to
+        read, the read gets the whole time again."""
         self._answer_count = -1
 
 
 def may_repeat(message: Message, exchange: Exchange, *, refused: bool) -> bool:
     """Return True if a request that ended with an interruption can be repeated.
 
-    `refused`: the daemon answered it with a refusal; otherwise its connection ended.
+    `refused`: the daemon answered with a refusal. Otherwise the connection ended before the answer.
     """
     return message.is_repeatable or refused or not exchange.sent
 
@@ -132,13 +134,13 @@ def lost(address: str, reason: object) -> LiftlogError:
 
 
 def unanswered(address: str, message: Message, seconds: float) -> RequestTimeout:
-    """Return the error of a request that has waited for `seconds`, which is less than the time
-    limit of the call if earlier attempts took part of it."""
+    """Return the error of a request that got no answer within `seconds`. This is less than the time
+    limit of the call if earlier attempts have used a part of the limit."""
     return RequestTimeout(f"{address} has not answered {message.KIND!r} in {seconds:.1f} s")
 
 
 def never_greeted(error: ConnectionLost, address: Address) -> ConnectionLost:
-    """Return the error of a connection that was lost before it could be used."""
+    """Return the error of a connection that was lost before the hellos were exchanged."""
     hint = "check that a liftlog daemon listens there"
     if not (address.tls or address.path):
         hint += "; if it asks for TLS, use tls://"

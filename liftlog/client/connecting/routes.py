@@ -1,8 +1,9 @@
 """Selects the node of a cluster for a request, from the answers that the client has received so
-far. No I/O; for both clients.
+far. Does no I/O; both clients use it.
 
-A client begins at one of the addresses given to it. A node that cannot answer a request names the
-responsible node, in NOT_LEADER. The client uses this information until a node contradicts it.
+A client begins at one of the addresses given to it. A node that cannot answer a request refuses it
+with NOT_LEADER, which names the responsible node. The client sends such requests to that node until
+a node names another one.
 """
 
 from __future__ import annotations
@@ -32,28 +33,28 @@ _CHECKPOINTS = (
 
 
 def key_of(message: Message) -> str:
-    """Return the topic of a request: requests with the same topic have the same answerer. Empty:
-    any node answers."""
+    """Return the key of a request: the same node answers all requests with the same key. Empty if
+    any node can answer the request."""
     if isinstance(message, _CHECKPOINTS):
         return ""
     return stream_key(getattr(message, "stream", ""), getattr(message, "replica", None))
 
 
 def stream_key(stream: str, replica: str | None) -> str:
-    """Return the topic of reads of a stream, or of one node's replica of it."""
+    """Return the key of reads of a stream, or of reads of one node's replica."""
     return f"{stream} {replica}" if replica else stream
 
 
 class Routes:
-    """The addresses of a cluster, and the leaders' addresses. `targets` are tried in turn."""
+    """The addresses of a cluster's nodes, and those of the leaders. `targets` are tried in turn."""
 
     def __init__(self, targets: Sequence[Target]) -> None:
         self.targets = {target.address.text: target for target in targets}
         self._order = list(self.targets)
         self._leaders: dict[str, str] = {}
         self._declined: dict[str, set[str]] = {}
-        """For reads that any node in sync may answer: the nodes that are not in sync, since the
-        last answer."""
+        """For reads that any node in sync may answer: by key, the nodes that have refused since the
+        last answer because they are not in sync."""
 
     @property
     def has_choice(self) -> bool:
@@ -61,28 +62,28 @@ class Routes:
         return len(self._order) > 1
 
     def address_of(self, key: str) -> str:
-        """Return the address to ask next."""
+        """Return the address to which the next request with this key is sent."""
         return self._leaders.get(key, self._order[0])
 
     def deadline_at(self, now: float, deadline: float | None) -> float | None:
-        """Return the time until which to try one address: the whole `deadline` if it is the only
-        address."""
+        """Return the time until which to try one address. If it is the only one, this is
+        `deadline`."""
         if not self.has_choice:
             return deadline
         soon = now + _ATTEMPT_SECONDS
         return soon if deadline is None else min(soon, deadline)
 
     def failed(self, key: str, address: str) -> None:
-        """Note that a connection to this address is not possible, so that the next attempt uses
-        another address."""
+        """Note that no connection to this address can be opened: the next attempt uses another
+        address."""
         if self._leaders.get(key) == address:
             del self._leaders[key]
         if self._order[0] == address:
             self._order.append(self._order.pop(0))
 
     def told(self, key: str, address: str, error: LiftlogError) -> bool:
-        """Note that the node at `address` refuses requests with this key; return True if the
-        responsible node is known."""
+        """Note that the node at `address` refuses requests with this key. Returns True if the node
+        to ask next is known."""
         if not isinstance(error, NotLeader):
             return False
         if key.endswith(f" {ANY_REPLICA}"):
@@ -92,7 +93,7 @@ class Routes:
             if near is not None:
                 self._leaders[key] = near
                 return True
-            del self._declined[key]  # no node is in sync: the leader answers
+            del self._declined[key]  # no node in sync is left to try: ask the leader
         other = str(error.details.get("address") or "")
         if not other or other == address or not self.learn(other):
             self.failed(key, address)
@@ -101,8 +102,8 @@ class Routes:
         return True
 
     def learn(self, text: str) -> bool:
-        """Add another address of the cluster; return True if it can be used. A client that uses TLS
-        never connects without TLS."""
+        """Add an address of the cluster, as another node has reported it. Returns True if the
+        client can use it: a client that uses TLS never connects without TLS."""
         if text in self.targets:
             return True
         first = next(iter(self.targets.values()))
@@ -123,15 +124,15 @@ class Routes:
 
 
 class Wandering:
-    """The pauses of one request, or one interruption, until it reaches the right node."""
+    """Computes the pauses while one request, or one interrupted read, looks for the right node."""
 
     def __init__(self) -> None:
         self._backoff = Backoff()
         self._followed: set[str] = set()
 
     def pause_before(self, address: str, *, is_named: bool) -> float:
-        """Return a pause in seconds. The first time that a node names another one, the client asks
-        it without a pause."""
+        """Return the pause before `address` is tried, in seconds. `is_named`: a node has named this
+        address as the responsible node. The first time, there is no pause then."""
         if is_named and address not in self._followed:
             self._followed.add(address)
             return 0.0

@@ -1,4 +1,4 @@
-"""The targets of connections: the address of a daemon, a login, TLS and the time limits."""
+"""Where and how to connect: the address of a daemon, the login, TLS and the time limits."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DEFAULT_ADDRESS = "tcp://127.0.0.1:9292"
 DEFAULT_PORT = 9292
 
 NkeyFile = str | PathLike[str]
-"""A file with the seed of a user's nkey: alone, or a `.creds` file."""
+"""A file with the seed of a user's nkey: the seed alone, or a `.creds` file."""
 
 _MAX_FILE_BYTES = 64 * 1024
 
@@ -34,7 +34,8 @@ logger = logging.getLogger("liftlog.client")
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """`path` is set for a Unix socket, `host` and `port` for TCP; `tls` for TCP with TLS."""
+    """The address of a daemon. `path` is set for a Unix socket, `host` and `port` for TCP; `tls` is
+    true for TCP with TLS."""
 
     text: str
     host: str = ""
@@ -44,22 +45,22 @@ class Address:
 
     @property
     def is_exposed(self) -> bool:
-        """Return True if others on the network can read the data sent there."""
+        """True if others on the network can read the data sent to this address."""
         if self.path or self.tls or self.host == "localhost":
             return False
         try:
             return not ipaddress.ip_address(self.host.partition("%")[0]).is_loopback
         except ValueError:
-            return True  # a name may resolve to any address
+            return True  # a host name may resolve to any address
 
     @classmethod
     def parse(cls, text: str) -> Address:
-        """Raises InvalidArgument."""
+        """Parse an address in the form that `connect` accepts. Raises InvalidArgument."""
         try:
             parts = urlsplit(text)
             if "@" in parts.netloc:
                 raise InvalidArgument(
-                    "the address of a daemon holds no login",  # logs show it
+                    "the address of a daemon holds no login",  # logs show the address
                     hint="give a token as token=, or in LIFTLOG_TOKEN_FILE",
                 )
             if parts.query or parts.fragment or parts.port == 0:
@@ -79,8 +80,8 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A daemon's address, with login, TLS and time limits. Times are in seconds; `reconnect_for`
-    None: forever, 0: never."""
+    """A daemon's address, with login, TLS and time limits. Times are in seconds. `reconnect_for`:
+    None: reconnect forever; 0: never reconnect."""
 
     address: Address
     credentials: Credentials
@@ -100,7 +101,7 @@ class Target:
         request_timeout: float,
         reconnect_for: float | None,
     ) -> list[Self]:
-        """Make one target for each of the addresses, which are separated by commas. Like `of`."""
+        """Make one target for each of the comma-separated addresses, as `of` does."""
         times = (connect_timeout, request_timeout, reconnect_for)
         texts = dict.fromkeys(one.strip() for one in addresses.split(","))
         return [cls.of(one, token, nkey, tls, *times) for one in texts]
@@ -116,8 +117,8 @@ class Target:
         request_timeout: float,
         reconnect_for: float | None,
     ) -> Self:
-        """Make a target from the arguments of `connect`. Reads the files that they name, once for
-        all attempts to connect. Raises InvalidArgument."""
+        """Make a target from the arguments of `connect`. Reads the files that the arguments name,
+        once for all attempts to connect. Raises InvalidArgument."""
         where = Address.parse(address)
         context = context_for(where, tls)
         credentials = credentials_of(token, nkey, where)
@@ -125,10 +126,10 @@ class Target:
 
 
 def context_for(address: Address, tls: ClientTls) -> ssl.SSLContext | None:
-    """Return the context for connections to `address`; None if it does not use TLS.
+    """Return the TLS context for connections to `address`; None if the address does not use TLS.
 
-    Reads certificate files, so it is made once and used for every attempt to connect. Raises
-    InvalidArgument, also if `tls` is given for an address that does not use TLS.
+    Reads certificate files, so the context is made once, and used for every attempt to connect.
+    Raises InvalidArgument, also if `tls` is given for an address that does not use TLS.
     """
     if address.tls:
         return client_context(tls)
@@ -140,14 +141,14 @@ def context_for(address: Address, tls: ClientTls) -> ssl.SSLContext | None:
 
 
 def credentials_of(token: str | None, nkey: NkeyFile | None, address: Address) -> Credentials:
-    """Reads the file, once. Raises InvalidArgument, which never contains the content of the
-    file."""
+    """Return the login. Reads the nkey file once. Raises InvalidArgument; its text never contains
+    the content of the file."""
     if token is not None and address.is_exposed:
         _warn(address.text)
     return Credentials(token, None if nkey is None else _signer_in(nkey))
 
 
-@lru_cache(maxsize=64)  # once for each address, whatever the number of clients
+@lru_cache(maxsize=64)  # log it once for each address, not for each client
 def _warn(address: str) -> None:
     logger.warning("token-unencrypted address=%s", address)
 

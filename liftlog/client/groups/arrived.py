@@ -1,4 +1,4 @@
-"""Records that a member of a group has received and not returned yet, and their slots. Pure."""
+"""Records that a member of a group has received and not yet returned, and their slots. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from liftlog.records.decode import Record
 
 
 def slots_of(records: Sequence[Record], count: int) -> list[int]:
-    """Return the slot of each record: its key determines it, or its subject if it has no key."""
+    """Return the slot of each record. The slot is computed from the record's key, or from its
+    subject if it has no key."""
     return [
         crc32c(subject.encode() if key is None else key) * count >> 32
         for _, _, subject, key, _, _ in records
@@ -19,8 +20,8 @@ def slots_of(records: Sequence[Record], count: int) -> list[int]:
 
 
 class Arrived:
-    """Records of one batch that the lane owns, and the end of the batch. All records before `index`
-    were returned, and those before `counted` are counted in the state."""
+    """The records of one batch that belong to the lane, and the end of the batch. The records
+    before `index` were returned; those before `counted` are counted in the member's state."""
 
     def __init__(self, records: list[Record], slots: list[int] | None, end: int) -> None:
         self.records = records
@@ -30,7 +31,8 @@ class Arrived:
 
     @property
     def next_offset(self) -> int:
-        """The offset below which nothing more is to be returned."""
+        """The offset of the next record to return, or the end of the batch if there is none: all
+        records below it were returned."""
         return self.records[self.index].offset if self.index < len(self.records) else self.end
 
     @property
@@ -44,7 +46,7 @@ class Arrived:
         return self._slots[first:end]
 
     def keep(self, lane: Lane, slot_count: int) -> None:
-        """Drop records that the lane no longer owns and that were not returned yet."""
+        """Drop the records that are not yet returned and whose slots the lane no longer has."""
         first, count = self.index, len(self.records)
         slots = self.slots(first, count, slot_count)
         pairs = zip(self.records[first:], slots, strict=True)

@@ -1,13 +1,13 @@
 """The state of one member of a consumer group: its slots, its progress, and the content of its
-commits and heartbeats. No I/O.
+commits and heartbeats. Does no I/O.
 
 A member reads its slots in *lanes*. A lane is a read of the stream for some slots, from one offset
 on. Slots that are assigned later may be far behind the others. They get their own lane, so that the
-first lane can continue, and join the first lane once both have read equally far.
+first lane can continue. Once the new lane has caught up with the first one, the two are merged.
 
 The member returns no more records of a slot that it has to give up. Once the caller has finished
 the records already returned, the member commits the slot's offset, and only then leaves the slot
-out of its heartbeats. So the next owner begins after these records.
+out of its heartbeats. So the slot's next owner begins after these records.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 UNKNOWN = -1
-"""The offset of a slot that is being given up while the caller still works on its records."""
+"""The offset of a slot that is being released while the caller still processes its records."""
 
 
 class Lane:
-    """`slots` maps each slot to its first offset to return. Everything below `done` is processed;
-    the caller may be working on records below `end` in the slots `in_hand`.
+    """A read of the stream for some slots. `slots` maps each slot to the offset of its first record
+    to return. All records below `done` are processed. The caller may be processing records of the
+    slots `in_hand` from `done` to `end`.
     """
 
     def __init__(self, slots: dict[int, int]) -> None:
@@ -33,22 +34,22 @@ class Lane:
         """The stream's leader epoch up to `done`; 0 if it is not known."""
 
     def returns(self, slot: int, offset: int) -> bool:
-        """Return True if the caller is to get this record."""
+        """Return True if the lane returns records of this slot at this offset to the caller."""
         start = self.slots.get(slot)
         return start is not None and offset >= start
 
     @property
     def latest_start(self) -> int:
-        """The offset from which everything in its slots is to be returned."""
+        """The offset from which the lane returns the records of all its slots."""
         return max(self.slots.values(), default=0)
 
     def next_of(self, slot: int) -> int:
-        """Return the offset from which on no record of this slot is processed."""
+        """Return the offset up to which all records of this slot are processed (exclusive)."""
         return max(self.done, self.slots[slot])
 
 
 class _Leaving:
-    """A slot that is being given up. The next owner continues at `offset`."""
+    """A slot that the member is releasing. The next owner continues at `offset`."""
 
     def __init__(self, lane: Lane, since: int, offset: int) -> None:
         self.lane = lane
@@ -57,7 +58,7 @@ class _Leaving:
 
 
 class GroupMember:
-    """Times are seconds of any clock that only goes forward."""
+    """The state of a member. Times are in seconds, by any clock that never goes back."""
 
     def __init__(self, session_seconds: float) -> None:
         self._session = session_seconds
@@ -65,9 +66,9 @@ class GroupMember:
         self.joined = 0
         self.generation = 0
         self.deadline = -math.inf
-        """The time until which its session lasts."""
-        self._since: dict[int, int] = {}  # by slot that it owns
-        self._left: dict[int, int] = {}  # slot -> `since` of the last ownership that it gave up
+        """The time at which the member's session ends, unless it is extended."""
+        self._since: dict[int, int] = {}  # owned slot -> `since` of the ownership
+        self._left: dict[int, int] = {}  # slot -> `since` when it was last released
         self._leaving: dict[int, _Leaving] = {}
         self._stored: dict[int, int] = {}  # slot -> the offset that the daemon has stored
 
@@ -75,7 +76,8 @@ class GroupMember:
 
     @property
     def owned(self) -> list[int]:
-        """The slots in the member's heartbeats: slots that it reads, or has not finished yet."""
+        """The slots in the member's heartbeats: those that it reads, and those that it is still
+        releasing."""
         return sorted(self._since)
 
     @property
@@ -85,7 +87,7 @@ class GroupMember:
 
     @property
     def is_moving(self) -> bool:
-        """True while the member is giving up slots."""
+        """True while the member is releasing slots."""
         return bool(self._leaving)
 
     def may_return(self, now: float) -> bool:
@@ -94,11 +96,12 @@ class GroupMember:
         return now < self.deadline
 
     def heard(self, sent: float) -> None:
-        """Extend the session: the coordinator has answered a request that was sent at that time."""
+        """Extend the session: the coordinator has answered a request that was sent at `sent`."""
         self.deadline = max(self.deadline, sent + self._session)
 
     def lost(self) -> list[int]:
-        """The membership has ended. Returns the slots that the member had."""
+        """Drop the state, because the membership has ended. Returns the slots that the member
+        had."""
         had = self.owned
         self.joined = self.generation = 0
         self.deadline = -math.inf
@@ -110,15 +113,15 @@ class GroupMember:
     def told(
         self, joined: int, generation: int, slots: Iterable[Sequence[int]], sent: float
     ) -> tuple[list[int], list[int]]:
-        """Take the answer to a join or a heartbeat that was sent at that time: slots as (slot,
-        since, offset). Returns the slots that the member gains, and the slots that it has to give
-        up."""
+        """Update the state from the answer to a join or heartbeat, which was sent at `sent`.
+        `slots` are tuples (slot, since, offset). Returns the slots that the member gains, and those
+        that it has to release."""
         if joined != self.joined:
             self.lost()
             self.joined = joined
         self.heard(sent)
         if generation < self.generation:
-            return [], []  # late
+            return [], []  # an old answer
         self.generation = generation
         assigned = {slot: (since, offset) for slot, since, offset in slots}
         revoked = [slot for slot in self.slots if slot not in assigned]
@@ -138,11 +141,11 @@ class GroupMember:
     # --- records ---
 
     def hand_out(self, lane: Lane, slots: Collection[int], end: int) -> None:
-        """Records of these slots, all below `end`, are returned to the caller."""
+        """Note that records of these slots, all below `end`, are returned to the caller."""
         lane.in_hand, lane.end = frozenset(slots), end
 
     def processed(self) -> None:
-        """The caller has processed the records that it has."""
+        """Note that the caller has processed all records that were returned to it."""
         for lane in self.lanes:
             if lane.in_hand:
                 for leaving in self._leaving.values():
@@ -152,13 +155,14 @@ class GroupMember:
         self._drop_empty()
 
     def passed(self, lane: Lane, offset: int) -> None:
-        """The lane has nothing to return below this offset, and the caller has none of its
-        records."""
+        """Note that the lane has nothing to return below this offset. Has no effect while the
+        caller processes records of the lane."""
         if not lane.in_hand:
             lane.done = lane.end = max(lane.done, offset)
 
     def merge(self, one: Lane, other: Lane) -> bool:
-        """Continue with `one` for the slots of both, if the other has read at least as far."""
+        """Merge `other` into `one`, if `other` has read at least as far and the caller processes no
+        record of either. Returns True if they were merged."""
         if one.done > other.done or one.in_hand or other.in_hand or one is other:
             return False
         one.slots |= {slot: other.next_of(slot) for slot in other.slots}
@@ -169,7 +173,7 @@ class GroupMember:
         self.lanes.remove(other)
         return True
 
-    # --- giving up ---
+    # --- releasing slots ---
 
     def _leave(self, slot: int) -> None:
         lane = next(lane for lane in self.lanes if slot in lane.slots)
@@ -182,8 +186,8 @@ class GroupMember:
         self.lanes = [lane for lane in self.lanes if lane.slots or lane.in_hand]
 
     def finished(self, offsets: Mapping[int, int] = MappingProxyType({})) -> list[int]:
-        """Return the slots that are finished and committed, of those being given up, once `offsets`
-        are stored."""
+        """Return those of the slots being released that are finished: the caller has processed
+        their records, and their offsets are committed once `offsets` are stored."""
         return [
             slot
             for slot, leaving in self._leaving.items()
@@ -192,7 +196,8 @@ class GroupMember:
         ]
 
     def give_up(self, slots: Iterable[int] | None = None) -> list[int]:
-        """Leave `slots`, or all finished ones, out of the next heartbeat; return them."""
+        """Leave `slots` out of the next heartbeat, by default all finished ones, and return
+        them."""
         given = self.finished() if slots is None else [one for one in slots if one in self._leaving]
         for slot in given:
             self._left[slot] = self._leaving.pop(slot).since
@@ -202,7 +207,7 @@ class GroupMember:
     # --- commits ---
 
     def uncommitted(self) -> dict[int, int]:
-        """Return slot -> offset, for offsets that the daemon has not stored yet."""
+        """Return the offsets to commit, by slot: those that the daemon has not stored yet."""
         found = {slot: lane.next_of(slot) for lane in self.lanes for slot in lane.slots}
         for slot, leaving in self._leaving.items():
             if leaving.offset != UNKNOWN:
@@ -210,7 +215,8 @@ class GroupMember:
         return {slot: offset for slot, offset in found.items() if offset > self._stored[slot]}
 
     def committed(self, joined: int, offsets: dict[int, int], sent: float) -> None:
-        """The daemon has stored these offsets, sent at that time, for the membership `joined`."""
+        """Note that the daemon has stored these offsets, in answer to a commit of the membership
+        `joined` that was sent at `sent`."""
         if joined != self.joined:
             return
         self.heard(sent)

@@ -1,5 +1,5 @@
-"""The settings of a group's consumer, and the answers that its two kinds hand to the part that they
-share."""
+"""The settings of a group's consumer, and the form in which both clients pass answers to their
+common part."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ COMMIT_INTERVAL_SECONDS = 1.0
 LOOK_SECONDS = 0.1
 """A member without records checks at this interval for news of its group."""
 POLL_MS = 1000
-"""The daemon reports at this interval how far the stream was searched for records of the member's
-slots."""
+"""While a fetch finds no records of the member's slots, the daemon reports at this interval how far
+it has searched the stream."""
 
 SlotsCallback = Callable[[Sequence[int]], None]
 
@@ -52,7 +52,7 @@ class GroupSettings:
     options: ReadOptions = field(default_factory=ReadOptions)
 
     def check(self) -> None:
-        """Raises InvalidArgument."""
+        """Check the values. Raises InvalidArgument."""
         if not 0.2 <= self.session <= 3600:
             raise InvalidArgument(f"session={self.session!r} is not 0.2 to 3600 seconds")
         if self.slot_count is not None and not 1 <= self.slot_count <= MAX_SLOTS:

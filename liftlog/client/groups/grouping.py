@@ -1,4 +1,4 @@
-"""The part of a group's consumer that does not wait, for both clients: it chooses the next record,
+"""The part of a group's consumer that does not wait, for both clients. It chooses the next record,
 counts processed records, decides when to commit, and makes the heartbeats."""
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from liftlog.records.columns.positions import Batches
 
 LONGEST_WAIT_SECONDS = 5.0
-"""Longest wait for the answer to a heartbeat without news."""
+"""Longest time that the coordinator delays the answer to a heartbeat while nothing changes."""
 MOST_LANES = 4
 _READ_AHEAD_BYTES = 1 * MIB
-"""Default for a member with a share of the slots: with it, the members stay close to each other,
-and the daemon examines each piece of the log once for all of them."""
+"""Default for a member with at most half of the slots. With a small value the members read at
+nearly the same offsets, so that the daemon examines each piece of the log once for all of them."""
 _LONGEST_RUN_SECONDS = 0.05
-"""Records are returned without other checks for at most this time."""
+"""For at most this time, records are returned without other checks."""
 
 logger = logging.getLogger("liftlog.client")
 
@@ -48,8 +48,8 @@ class _Storing(NamedTuple):
 
 
 class GroupReading:
-    """The records that a member of a group returns, in their order. The two consumers add the loops
-    that wait. `reader` of a lane is the read that fills it."""
+    """Decides which record a member of a group returns next. The two consumers add the loops that
+    wait. The `reader` of a lane is the read that fetches its records."""
 
     def __init__(self, settings: GroupSettings) -> None:
         settings.check()
@@ -60,13 +60,13 @@ class GroupReading:
         self._state = GroupMember(settings.session)
         self._readers: dict[Lane, Any] = {}
         self._arrived: dict[Lane, Arrived] = {}
-        self._unread: list[Any] = []  # readers whose lanes are gone, to be closed
+        self._unread: list[Any] = []  # readers to close: their lanes no longer exist
         self._news: deque[tuple[AssignmentAnswer | LiftlogError, int, float]] = deque()
         self._slot_count = 0
-        self._token = ""  # of the join in flight
-        self._had_joined: int | None = None  # of the newest membership of this client
+        self._token = ""  # token of the join in flight
+        self._had_joined: int | None = None  # `joined` of this client's newest membership
         self._incarnation, self._epoch = "", 0
-        self._run: Arrived | None = None  # records from it are returned at once
+        self._run: Arrived | None = None  # its records are returned without other checks
         self._run_end, self._run_until = 0, 0.0
         self._turn: Lane | None = None
         self._last_turn: Lane | None = None
@@ -83,13 +83,13 @@ class GroupReading:
         Does no I/O, so signal handlers and other threads may call it.
         """
         self._stopped = True
-        self._run_until = 0.0  # return nothing more at once
+        self._run_until = 0.0  # the next record needs a check of `_stopped`
 
     # --- its position ---
 
     @property
     def slots(self) -> list[int]:
-        """The slots whose records the consumer returns at present."""
+        """The slots that the member reads at present."""
         return self._state.slots
 
     @property
@@ -98,15 +98,15 @@ class GroupReading:
         return self._state.generation
 
     def slot_of(self, record: Record) -> int:
-        """Return the slot of a returned record, which is determined by the record's key, or by the
-        subject if the record has no key. Within a slot, offsets increase."""
+        """Return the slot of a returned record. The slot is computed from the record's key, or from
+        its subject if the record has no key. Within a slot, offsets increase."""
         return slots_of((record,), self._slot_count)[0]
 
     # --- its requests ---
 
     def _join_request(self, start: int) -> JoinGroup:
-        """Return the same join until it is answered. With another token, this client could mistake
-        its own membership, created by a join whose answer was lost, for that of another client."""
+        """Return the request to join, with the same token until a join is answered. If an answer
+        was lost, the token shows that this client owns the membership."""
         one = self._settings
         token = self._token = self._token or secrets.token_hex(16)
         session_ms = round(one.session * 1000)
@@ -126,8 +126,8 @@ class GroupReading:
         self._told(answer, sent)
 
     def _beat_request(self, wait: float, *, without: Collection[int] = ()) -> BeatGroup:
-        """Return a heartbeat. It does not contain the slots `without`, which the member has
-        finished."""
+        """Return a heartbeat with the owned slots, except for `without`: slots that the member has
+        finished and releases."""
         state = self._state
         return BeatGroup(
             self.stream,
@@ -162,12 +162,12 @@ class GroupReading:
     # --- its answers ---
 
     def _take_news(self) -> None:
-        """Act on the answers of the coordinator. Raises GroupFenced if another client has the name
-        of this member, and permanent errors."""
+        """Handle the coordinator's answers. Raises GroupFenced if another client has joined under
+        this member's name, and errors that a retry cannot avoid."""
         while self._news:
             answer, joined, sent = self._news.popleft()
             if joined != self._state.joined:
-                continue  # of an earlier membership, whose end was known when this one began
+                continue  # from an earlier membership, whose end was handled already
             if isinstance(answer, AssignmentAnswer):
                 self._told(answer, sent)
             elif isinstance(answer, GroupFenced):
@@ -177,7 +177,7 @@ class GroupReading:
 
     def _told(self, answer: AssignmentAnswer, sent: float) -> None:
         if self._state.joined and answer.joined != self._state.joined:
-            return  # of an earlier membership
+            return  # from an earlier membership
         self._slot_count = answer.slot_count
         slots = zip(answer.slots, answer.since, answer.offsets, strict=True)
         if answer.incarnation and not self._incarnation:
@@ -186,7 +186,7 @@ class GroupReading:
         gained, revoked = self._state.told(answer.joined, answer.generation, slots, sent)
         if answer.incarnation == self._incarnation:
             for lane in set(self._state.lanes) - lanes:
-                lane.epoch = answer.epoch  # others have read up to there, possibly in a newer epoch
+                lane.epoch = answer.epoch  # previous owners may have read in a newer epoch
         if revoked:
             for lane, arrived in self._arrived.items():
                 arrived.keep(lane, self._slot_count)
@@ -198,7 +198,7 @@ class GroupReading:
 
     def _lose(self, error: LiftlogError) -> None:
         """End the membership. Raises the error if the member must not join again."""
-        had = self._state.slots  # slots being given up were already reported to the caller
+        had = self._state.slots  # without slots being released: the caller has been notified
         self._state.lost()
         self._drop_readers()
         if had:
@@ -219,7 +219,7 @@ class GroupReading:
             callback(slots)
 
     def _drop_readers(self) -> None:
-        """Drop the readers of lanes that are gone."""
+        """Drop the readers and batches of lanes that no longer exist."""
         lanes = set(self._state.lanes)
         for lane in [lane for lane in self._readers if lane not in lanes]:
             self._unread.append(self._readers.pop(lane))
@@ -246,7 +246,7 @@ class GroupReading:
         return self._settings.options.get("read_ahead_bytes", unless_set)
 
     def _arrive(self, lane: Lane, reader: Any, batch: Batches) -> None:
-        """Take a batch for this lane, without the records of other lanes. Raises CorruptBatch."""
+        """Take the lane's records of a batch that has arrived for it. Raises CorruptBatch."""
         self._know(lane, reader)
         records: list[Record] = []
         waiting = [batch]
@@ -270,16 +270,16 @@ class GroupReading:
         self._arrived[lane] = Arrived(records, slots, reader.position)
 
     def _know(self, lane: Lane, reader: Any) -> None:
-        """Note the incarnation and the epoch that the lane reads. Commits state the newest epoch of
-        any lane, because they cover the progress of all lanes."""
+        """Note the incarnation and epoch that the lane reads. A commit covers the progress of all
+        lanes, so it contains the newest epoch of them."""
         lane.epoch = reader.epoch
         is_same = reader.incarnation == self._incarnation
         self._epoch = max(self._epoch, reader.epoch) if is_same else reader.epoch
         self._incarnation = reader.incarnation
 
     def _next_at_once(self) -> Record | None:
-        """Return the record that follows the last one in its batch, if nothing else has to be done
-        before. It costs little: `_settle` updates the state later."""
+        """Return the next record of the current batch, if nothing else is to be done first;
+        otherwise None. This path is fast because it leaves the update of the state to `_settle`."""
         run = self._run
         if run is None or self._news:
             return None
@@ -290,8 +290,7 @@ class GroupReading:
         return run.records[index]
 
     def _begin_run(self, arrived: Arrived, now: float) -> None:
-        """Allow the following records to be returned at once, until there is something else to
-        do."""
+        """Let `_next_at_once` return the batch's records until a commit or another check is due."""
         self._run = arrived
         self._run_end = len(arrived.records)
         one = self._settings
@@ -301,8 +300,8 @@ class GroupReading:
         self._run_until = until if self._commit_at is None else min(until, self._commit_at)
 
     def _settle(self) -> None:
-        """Update the state with the records returned at once. The caller may still have the last
-        one."""
+        """Update the state for the records that `_next_at_once` has returned. The caller may still
+        be processing the last one."""
         run, self._run = self._run, None
         if run is None or run.index == run.counted:
             return
@@ -317,14 +316,15 @@ class GroupReading:
         run.counted = run.index
 
     def _pass(self, lane: Lane, reader: Any) -> None:
-        """The stream has nothing for this lane below the position of its reader. A commit of that
-        position has to name the stream, even if no record of it has arrived yet."""
+        """Note that the stream has no record for this lane below the position of its reader, and
+        note the stream's incarnation: a commit of that position contains it."""
         if reader.position is not None and reader.incarnation is not None:
             self._know(lane, reader)
             self._state.passed(lane, reader.position)
 
     def _next_record(self) -> Record | None:
-        """Return a record that has arrived; None if there is none left, or none may be returned."""
+        """Return the next record that has arrived; None if there is none, or the session has
+        ended."""
         while (lane := self._lane_in_turn()) is not None:
             arrived = self._arrived[lane]
             place = arrived.index
@@ -341,13 +341,13 @@ class GroupReading:
         return None
 
     def _next_records(self) -> list[Record]:
-        """Return all records of a batch; empty if there are none."""
+        """Return the records of the next batch that has arrived; an empty list if there is none."""
         while (lane := self._lane_in_turn()) is not None:
             arrived = self._arrived[lane]
             first, end = arrived.index, len(arrived.records)
             if first < end:
                 found = arrived.records[first:] if first else arrived.records
-                slots: Collection[int] = lane.slots  # or those that are known to be present
+                slots: Collection[int] = lane.slots  # all, if not known
                 if arrived.knows_slots:
                     slots = set(arrived.slots(first, end, self._slot_count))
                 arrived.index = arrived.counted = end
@@ -364,8 +364,8 @@ class GroupReading:
         self._turn = None
 
     def _lane_in_turn(self) -> Lane | None:
-        """Return the lane whose turn it is; the records that the caller has came from one of
-        them."""
+        """Return the lane whose records are returned next, if any. A lane keeps its turn until its
+        batch is used up, so the records that the caller has are from one lane."""
         self._join_if_many()
         lanes = [lane for lane in self._state.lanes if lane in self._arrived]
         if not lanes or not self._state.may_return(time.monotonic()):
@@ -376,8 +376,8 @@ class GroupReading:
         return self._turn
 
     def _ask_for_what_it_has(self) -> None:
-        """Make each read ask for the slots that its lane has now, and the first one also for those
-        of lanes that are to join it. Previous requests are not repeated."""
+        """Make each reader request the slots that its lane has now. The first reader also requests
+        the slots of lanes that will soon be merged into its own. Fetches in flight continue."""
         if not self._readers:
             return
         first, *others = self._state.lanes
@@ -394,7 +394,8 @@ class GroupReading:
                 ahead.ask_for(sorted(slots), self._slot_count, ahead_bytes)
 
     def _is_near(self, ahead: ReadAhead, lane: Lane) -> bool:
-        """Return True if the newest answers of that read and of the lane's overlap, or touch."""
+        """Return True if the newest answer of `ahead` and the newest answer of the lane's read
+        overlap or adjoin."""
         reader = self._readers.get(lane)
         one, other = ahead.newest, None if reader is None else ahead_of(reader).newest
         if one is None or other is None:
@@ -402,9 +403,8 @@ class GroupReading:
         return max(one[0], other[0]) <= min(one[1], other[1])
 
     def _join_lanes(self) -> None:
-        """Lanes that have caught up with the first one continue with it. Its read continues: once
-        it has requested their slots as well, from an offset that they have reached, their reads
-        end."""
+        """Merge lanes that have caught up with the first one into it. The first lane's read also
+        requests their slots, from an offset that they have reached; then their own reads end."""
         if len(self._state.lanes) < 2:
             return
         self._join_unread()
@@ -425,15 +425,15 @@ class GroupReading:
         self._ask_for_what_it_has()
 
     def _join_unread(self) -> None:
-        """Merge lanes that begin at the same offset, and are not read yet."""
+        """Merge lanes that begin at the same offset and have no reader yet."""
         unread = [lane for lane in self._state.lanes if lane not in self._readers]
         for lane in unread[1:]:
             if lane.done == unread[0].done:
                 self._state.merge(unread[0], lane)
 
     def _join_if_many(self) -> None:
-        """Let lanes with the same progress begin one new read: there are too many to wait for each
-        other."""
+        """If there are more than MOST_LANES lanes, merge those with the same progress at once, and
+        begin one new read for them."""
         lanes = self._state.lanes
         if len(lanes) <= MOST_LANES:
             return
@@ -443,7 +443,7 @@ class GroupReading:
             if arrived is not None and not lane.in_hand:
                 self._state.passed(lane, min(arrived.next_offset, first.done))
             if lane.done == first.done and self._state.merge(first, lane):
-                # The batches that had arrived for the others had no records of these slots.
+                # The batch that has arrived for `first` lacks the records of the merged slots.
                 self._arrived.pop(first, None)
                 reader = self._readers.pop(first, None)
                 if reader is not None:
@@ -462,8 +462,8 @@ class GroupReading:
 
     @property
     def _has_run_ahead(self) -> bool:
-        """True if as many records were returned since the current commit as are committed at once:
-        the iteration then waits for it."""
+        """True if `commit_every` records were returned since the commit in flight began: the
+        iteration then waits for this commit."""
         return self._settings.every is not None and self._uncounted >= self._settings.every
 
     def _begin_commit(self) -> dict[int, int]:
@@ -471,8 +471,8 @@ class GroupReading:
         return self._state.uncommitted()
 
     def _begin_storing(self) -> list[Message]:
-        """Return the messages, to be sent one after the other, that store the processed offsets,
-        and release the slots that move; these may have to wait for a record that the caller has."""
+        """Return the messages, to be sent one after the other, that store the processed offsets and
+        release finished slots (the caller processes none of their records)."""
         offsets = self._begin_commit()
         finished = self._state.finished(offsets)
         messages: list[Message] = []
@@ -485,7 +485,7 @@ class GroupReading:
         return messages
 
     def _has_stored(self, storing: _Storing, requests: Sequence[Answered]) -> None:
-        """Handle the daemon's answers. Raises the error if it has refused one of the messages."""
+        """Handle the daemon's answers. Raises the error if one of the requests has failed."""
         state = self._state
         for message, answer, sent in requests:
             if storing.joined != state.joined:

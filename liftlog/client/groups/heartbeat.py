@@ -10,26 +10,27 @@ from liftlog.protocol.client_connection import Exchange
 from liftlog.protocol.groups import AssignmentAnswer, BeatGroup
 
 News: TypeAlias = deque[tuple[AssignmentAnswer | LiftlogError, int, float]]
-"""Answers, `joined` of their heartbeats, and the times at which these were sent (monotonic
-seconds)."""
+"""Answers of the coordinator, each with `joined` of its heartbeat and the time at which the
+heartbeat was sent (monotonic seconds)."""
 
 IDLE_SECONDS = 0.05
-"""Pause between two checks of `beat` while there is none."""
+"""Pause between two checks of `beat` while it is None."""
 
 _UNHEARD_SECONDS = 0.2
-"""Pause after an answer that the member has not handled yet: the same answer would come again at
-once."""
+"""Pause after an answer with changes that the member has not handled yet: without it, the
+coordinator would repeat the answer at once."""
 
 
 class Heartbeat:
-    """`beat` is the heartbeat that the member sends now; None while it is not a member."""
+    """Holds `beat`, the heartbeat to send next; None while the client is not a member."""
 
     def __init__(self, news: News) -> None:
         self.beat: BeatGroup | None = None
         self._news = news
 
     def _pause_after(self, beat: BeatGroup, exchange: Exchange, sent: float) -> float:
-        """Pass on the answer. Returns the seconds until the next heartbeat."""
+        """Append the answer to the news for the member. Returns the seconds until the next
+        heartbeat."""
         if isinstance(exchange.answer, AssignmentAnswer):
             self._news.append((exchange.answer, beat.joined, sent))
             return 0.0 if exchange.answer.generation == beat.generation else _UNHEARD_SECONDS

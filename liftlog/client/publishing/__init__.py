@@ -1,11 +1,11 @@
-"""Parts of the publisher helper: messages, headers, answers, and the order of sending again.
+"""The parts of a publisher: messages, headers, answers, and the order of attempts.
 
-    headers         headers as a caller gives them, and their lines
-    message         a message to publish, checked, and the bytes that carry it
-    results         what can come of a message
-    delivery        one message on its way: what the answers to its attempts prove
-    send_queue      which message to send next, and when to send one again
-    publisher_link  the connection to NATS: the only module of the client that knows nats-py
+    headers         converts headers from the caller's form into lines
+    message         a checked message, and its bytes
+    results         the possible results of a message
+    delivery        one message: its attempts, their answers, and its result
+    send_queue      decides which message to send next, and when to repeat one
+    publisher_link  the connection to NATS: the only module of the client that uses nats-py
 
-All but the last are pure.
+All modules except the last one are pure.
 """

@@ -1,7 +1,7 @@
-"""One message on its way: its attempts, their answers, and the conclusions from them.
+"""One message: its attempts, their answers, and the result that follows from them.
 
-Pure. A refusal proves something only about the attempt that it answers, and an attempt without an
-answer may have been stored. So a message counts as refused only if nothing else is possible.
+Pure. A refusal only proves that the attempt that it answers was not stored; an attempt without an
+answer may have been stored. So a message counts as refused only if no attempt can have been stored.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from liftlog.client.publishing.results import (
 
 
 class NoResponders:
-    """NATS itself answered: no client is subscribed to the subject, so the message reached none."""
+    """The answer of NATS itself if no client is subscribed to the subject: the message reached no
+    stream."""
 
 
 NO_RESPONDERS: Final = NoResponders()
@@ -38,13 +39,15 @@ Outcome = Ack | Refusal | NoResponders
 _ANY = ""
 
 _DEPENDS_ON_THE_MOMENT = frozenset({10077, 10109, 10167})
-"""Refusals that another attempt of the same message may have avoided: paused, disk full, read-only,
-overloaded. All others follow from the message itself, or (10070, 10071) are judged after duplicates
-are recognised: then no earlier attempt was stored either."""
+"""Codes of refusals that depend on the time of the attempt: paused, disk full, read-only,
+overloaded. After such a refusal an earlier attempt may still have been stored. All other refusals
+also prove that no earlier attempt was stored: they follow from the message itself, or (10070,
+10071) the stream checks for duplicates before it refuses."""
 
 
 class Delivery:
-    """`expect` names the streams to wait for; without names the first answer counts.
+    """One message and its attempts. `expect` names the streams to wait for; if it is empty, the
+    first answer counts.
 
     `on_settled` is called once, when `result` is set.
     """
@@ -75,7 +78,7 @@ class Delivery:
         on_settled: Callable[[Delivery], None],
     ) -> None:
         self.message = message
-        self.number = 0  # for the publisher
+        self.number = 0  # assigned by the publisher
         self.wire: tuple[bytes, bytes] | None = None
         """Payload and header block of the first attempt, if they are known."""
         self.expect = expect
@@ -83,16 +86,17 @@ class Delivery:
         self.result: Published | PublishFailed | None = None
         self.attempts = 0
         self.first_sent: float | None = None
-        """Time of the first attempt, even if it was not sent."""
+        """Time of the first attempt, even if that attempt could not be sent."""
         self.in_flight = False
         self.last_sequence: int | None = None
-        """The last offset of the stream that the newest attempt states as its precondition."""
+        """The precondition of the newest attempt: the last offset of the stream."""
         self.foreign_answers = 0
         self.wrong_stream = ""
-        """Another stream, which answered that it is not the expected one."""
+        """Name of another stream, which has refused the message because it is not the expected
+        stream."""
         self._acks: dict[str, Ack] = {}
         self._refusals: dict[str, Refusal] = {}
-        self._refused: dict[str, set[int]] = {}  # attempts that a stream refused
+        self._refused: dict[str, set[int]] = {}  # by stream, the attempts that it refused
         self._unheard: set[int] = set()  # attempts that reached no subscriber
 
     @property
@@ -102,7 +106,7 @@ class Delivery:
     # --- attempts and answers ---
 
     def start_attempt(self, now: float) -> int:
-        """Return the number of the new attempt, from 1."""
+        """Begin a new attempt, and return its number, from 1."""
         if self.first_sent is None:
             self.first_sent = now
         self.attempts += 1
@@ -110,14 +114,15 @@ class Delivery:
         return self.attempts
 
     def withdraw_attempt(self) -> None:
-        """The newest attempt was certainly not sent."""
+        """Undo `start_attempt`, because the attempt was certainly not sent."""
         self.attempts -= 1
         self.in_flight = False
 
     def take(self, attempt: int, answer: Outcome, *, passing: bool = False) -> None:
-        """Note an answer; sets `result` once every stream has decided.
+        """Note an answer to an attempt. Sets `result` once every stream has acked or finally
+        refused the message.
 
-        A `passing` refusal says nothing about the message: it came too early.
+        `passing`: the refusal is due to an earlier message, and proves nothing about this one.
         """
         if not self.expect and self.result is None and isinstance(answer, Ack):
             self._acks[_ANY] = answer  # the usual case
@@ -149,7 +154,8 @@ class Delivery:
         )
 
     def _is_final(self, name: str) -> bool:
-        """Return True if the stream's refusal holds for all attempts."""
+        """Return True if the stream has refused the message, and no attempt can have been
+        stored."""
         refusal = self._refusals.get(name)
         if refusal is None or refusal.retriable:
             return False
@@ -176,8 +182,9 @@ class Delivery:
     # --- the end without acks ---
 
     def give_up(self, reason: str = "", *, broken: PublishFailed | None = None) -> None:
-        """Make no further attempt and settle with the present knowledge. `broken` is the failure of
-        an earlier message after which the order forbids sending this one."""
+        """Make no further attempt, and set `result` from the answers so far. `broken` is the
+        failure of an earlier message, after which this one must not be sent because the order would
+        change."""
         if self.result is None:
             self._settle(self._failure(reason, broken=broken))
 
@@ -232,15 +239,16 @@ class Delivery:
 
 
 def read_answer(payload: bytes, status: str | None = None) -> Outcome | None:
-    """Return None for an answer that comes from no stream, such as that of a service on the
-    subject.
+    """Parse an answer to a message. Returns None if the answer is not from a stream, for example if
+    a service on the subject has sent it.
 
-    No input raises. `status` is the status line of the answer's header block, if it has one.
+    Raises no error, whatever the input. `status` is the status of the answer's header block, if it
+    has one.
     """
     if status == _NO_RESPONDERS_STATUS and not payload:
         return NO_RESPONDERS
     usual = _USUAL_ACK.fullmatch(payload)
-    if usual is not None:  # a third of the time that JSON takes
+    if usual is not None:  # takes a third of the time of parsing JSON
         return Ack(usual[1].decode(), int(usual[2]))
     try:
         found = _parse(payload.decode())

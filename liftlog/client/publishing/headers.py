@@ -1,8 +1,8 @@
 """Converts headers in the caller's form into lines. Pure.
 
-There is one representation, so that a record that is published again keeps every header: a list of
-name and value as bytes, in their order, with repeated names (`HeaderLine`). `build_block` makes the
-bytes.
+A line is a pair of name and value as bytes (`HeaderLine`); names may repeat, and lines keep their
+order. So a record that is published again keeps every header. `build_block` makes the header block
+from lines.
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ Headers: TypeAlias = (
     | Mapping[str, str]
     | Sequence[tuple[HeaderText, HeaderText]]
 )
-"""Headers that a publisher accepts: values by name, or lists of them; pairs of name and value, in
-which names may repeat; or the headers of a record, all of which are published."""
+"""Headers that a publisher accepts: a mapping of names to values or lists of values; pairs of name
+and value, in which names may repeat; or the headers of a record, all of which are published."""
 
 ONE_LINE = "one line of text without blanks at its ends"
 
-_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")  # names that every NATS client sends
-_BREAKS_LINE = re.compile(r"[\r\n\0\ud800-\udfff]")  # or cannot be encoded at all
+_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")  # names that every NATS client can send
+_BREAKS_LINE = re.compile(r"[\r\n\0\ud800-\udfff]")  # or text that UTF-8 cannot encode
 
 
 def lines_of(headers: Headers | None) -> list[HeaderLine]:
-    """Return the lines, in the caller's order.
+    """Return the headers as lines, in the caller's order.
 
-    Text must be such that every NATS client reads it unchanged. Bytes may be anything that a header
-    block can carry: they are for the headers of an existing record. Raises InvalidArgument.
+    Text is accepted only if every NATS client reads it unchanged. Bytes, which are meant for the
+    headers of an existing record, may be anything that a header block can carry. Raises
+    InvalidArgument.
     """
     if not headers:
         return []
@@ -93,8 +94,8 @@ def _does_not_fit(name: object) -> InvalidArgument:
 
 
 def fits_header(item: HeaderText) -> bool:
-    """Return True if every NATS client reads the item unchanged, as UTF-8: clients strip blanks
-    around a value."""
+    """Return True if every NATS client reads the item unchanged. Clients decode UTF-8, and strip
+    blanks around a value."""
     if isinstance(item, bytes):
         try:
             item = item.decode()

@@ -1,4 +1,4 @@
-"""One checked message to publish, and its bytes. Pure."""
+"""A checked message to publish, and its bytes. Pure."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _EXPECTED_LAST_SEQUENCE = EXPECTED_LAST_SEQUENCE.encode()
 _MESSAGE_ID = MESSAGE_ID.encode()
 _KEY = KEY.encode()
 _TOMBSTONE = TOMBSTONE.encode()
-# A token may hold `*` and `>`, as in NATS, but is neither of them.
+# A token may contain `*` and `>`, as in NATS, but a token that is only `*` or `>` is a wildcard.
 _TOKEN = r"(?![*>](?:\.|\Z))[^\s.\x00-\x1f\x7f]+"
 _SUBJECT = re.compile(rf"{_TOKEN}(?:\.{_TOKEN})*")
 
 
 class OutgoingMessage(NamedTuple):
-    """A message to be stored. `value` None is a tombstone. Made by `checked`."""
+    """A message to publish; `checked` makes it. If `value` is None, it is a tombstone."""
 
     subject: str
     value: bytes | None
@@ -43,7 +43,8 @@ class OutgoingMessage(NamedTuple):
     def to_wire(
         self, reply: str, *, stream: str | None = None, last_sequence: int | None = None
     ) -> tuple[bytes, bytes]:
-        """Return payload and header block of one attempt; the block is b"" without headers.
+        """Return the payload and the header block of one attempt. The block is b"" if there are no
+        headers.
 
         `stream` and `last_sequence` are preconditions: only that stream stores the message, and
         only if `last_sequence` is its last offset.
@@ -66,8 +67,8 @@ class OutgoingMessage(NamedTuple):
     def _enveloped(
         self, reply: str, lines: Sequence[HeaderLine], last: int | None
     ) -> tuple[bytes, bytes]:
-        """If an envelope cannot hold the headers, all of them stay in the header block: the order
-        of lines is kept."""
+        """Return the message as an envelope, and the header block. If an envelope cannot hold the
+        headers, all of them stay in the header block, so that their lines keep their order."""
         fitting = _enveloped_headers(lines)
         payload = envelope.encode(
             self.value,
@@ -81,7 +82,7 @@ class OutgoingMessage(NamedTuple):
 
 
 def _with(lines: Sequence[HeaderLine], own: list[HeaderLine]) -> Sequence[HeaderLine]:
-    """Return the lines, with ours in place of those with the same names."""
+    """Return the lines, with `own` in place of lines with the same names."""
     if not lines or not own:
         return lines or own
     names = {name for name, _ in own}
@@ -89,8 +90,8 @@ def _with(lines: Sequence[HeaderLine], own: list[HeaderLine]) -> Sequence[Header
 
 
 def _enveloped_headers(lines: Sequence[HeaderLine]) -> dict[str, str] | None:
-    """Return the headers for an envelope; None if it cannot hold them: it has one text for each
-    name, and limits."""
+    """Return the headers for an envelope. None if the envelope cannot hold them: it holds one text
+    for each name, and limits their size."""
     try:
         found = {name.decode(): value.decode() for name, value in lines}
     except UnicodeDecodeError:
@@ -108,7 +109,8 @@ def checked(
     message_id: str | None,
     use_envelope: bool,
 ) -> OutgoingMessage:
-    """Return a message. Raises InvalidArgument if NATS or liftlog could not carry it unchanged."""
+    """Return a message for these arguments. Raises InvalidArgument if NATS or liftlog could not
+    carry the message unchanged."""
     if not _is_subject(subject):
         raise InvalidArgument(
             f"{subject!r} is not a subject to publish on",
@@ -141,7 +143,8 @@ def checked(
 
 @lru_cache(maxsize=256)
 def _is_subject(text: str) -> bool:
-    """Bytes that are not UTF-8 are encoded by `surrogateescape`."""
+    """Return True if the text is a subject without wildcards. Bytes of a subject that are not UTF-8
+    are in the text as `surrogateescape` decodes them."""
     try:
         text.encode(errors="surrogateescape")
     except UnicodeEncodeError:

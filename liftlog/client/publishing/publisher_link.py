@@ -1,4 +1,4 @@
-"""The connection to NATS of a publisher: the caller's own, or one opened here.
+"""A publisher's connection to NATS: a connection of the caller, or one that this module opens.
 
 The only module of the client that uses nats-py, which it imports when a publisher is opened.
 """
@@ -31,7 +31,7 @@ class PublisherLink:
     """Sends messages and receives the answers to them."""
 
     def __init__(self, nats: NatsTarget, options: Mapping[str, Any], timeout: float) -> None:
-        """`options` are those of `nats.connect`, for a connection opened here."""
+        """`options` are passed to `nats.connect` if the link opens the connection."""
         self._servers: list[str] | None = None
         if isinstance(nats, str):
             self._servers = [nats]
@@ -47,12 +47,14 @@ class PublisherLink:
         self._subscription: Subscription | None = None
         self.last_error: Exception | None = None
         self._last_error_at = 0.0
-        # Errors of nats-py, which `open` imports: the message was not sent; it may have been sent.
+        # Errors of nats-py after which the message was not sent, and after which it may have been
+        # sent. `open` imports nats-py and sets them.
         self._unsent: tuple[type[Exception], ...] = ()
         self._uncertain: tuple[type[Exception], ...] = ()
 
     async def open(self, on_answer: OnAnswer) -> None:
-        """Raises NatsUnavailable, MissingDependency."""
+        """Connect to NATS, and subscribe to the answers: `on_answer` is called with each. Raises
+        NatsUnavailable, and MissingDependency if nats-py is not installed."""
         try:
             import nats.errors
         except ModuleNotFoundError as error:
@@ -115,22 +117,24 @@ class PublisherLink:
         self._last_error_at = asyncio.get_running_loop().time()
 
     def error_since(self, start: float) -> Exception | None:
-        """The last error that NATS reported, such as a missing permission, if it came after
-        `start`. None on the caller's own connection: the caller receives its errors."""
+        """Return the last error that NATS has reported since `start`, such as a missing permission,
+        or None. Always None on a connection of the caller, because errors are reported to its
+        owner."""
         return self.last_error if self._last_error_at >= start else None
 
     @property
     def is_closed(self) -> bool:
-        """True if the connection is closed for good: it does not reconnect."""
+        """True if the connection is closed for good and will not reconnect."""
         return bool(self._client.is_closed)
 
     @property
     def reconnects(self) -> int:
-        """Grows with each reconnect; messages in flight before it may be lost."""
+        """Number of reconnects so far. Messages that were in flight before a reconnect may be
+        lost."""
         return int(self._client.stats["reconnects"])
 
     def check_size(self, payload: bytes, block: bytes) -> None:
-        """Raises InvalidArgument for a message so large that NATS would close the connection."""
+        """Raise InvalidArgument if the message is so large that NATS would close the connection."""
         size = len(payload) + len(block)
         allowed = self._client.max_payload
         if size > allowed:
@@ -143,9 +147,11 @@ class PublisherLink:
         return f"{self._inbox}.{number}.{attempt}"
 
     async def send(self, subject: str, payload: bytes, reply: str, block: bytes) -> bool:
-        """Return False if the message was certainly not sent; True proves nothing."""
+        """Send one attempt. Returns False if the message was certainly not sent; after True it may
+        or may not have been sent."""
         if not self._client.is_connected:
-            # nats-py would keep the message and send it after reconnecting, however late.
+            # nats-py would keep the message and send it after reconnecting, however long that
+            # takes.
             return False
         try:
             if block or not subject.isascii():
@@ -160,8 +166,9 @@ class PublisherLink:
         return True
 
     async def _send_whole(self, subject: str, payload: bytes, reply: str, block: bytes) -> None:
-        """Publish with this header block. `Client.publish` takes a mapping, which cannot hold a
-        repeated name or bytes that are not UTF-8, and does not accept such a subject either."""
+        """Publish with this header block, without `Client.publish`. That method takes headers as a
+        mapping, which cannot hold repeated names or bytes that are not UTF-8, and it does not
+        accept subjects that are not ASCII."""
         import nats.errors
 
         client = self._client
@@ -186,16 +193,17 @@ class PublisherLink:
             await client._flush_pending()
 
     async def confirm(self, since: float) -> None:
-        """Return when NATS has received all messages sent since then.
+        """Return when NATS has received all messages that were sent since `since`.
 
-        Raises NatsUnavailable if that is uncertain, NatsRefused for an error that NATS reported.
+        Raises NatsUnavailable if NATS may not have received all of them, and NatsRefused if NATS
+        has reported an error.
         """
         import nats.errors
 
         try:
             await self._client.flush(_FLUSH_SECONDS)
-            # nats-py writes the PING before the messages that it still holds: the second PING
-            # follows them.
+            # nats-py writes the PING before messages that it has buffered. The second PING follows
+            # these messages.
             await self._client.flush(_FLUSH_SECONDS)
         except (nats.errors.Error, OSError) as error:
             reason = self.error_since(since) or error
@@ -211,7 +219,8 @@ class PublisherLink:
             )
 
     async def close(self) -> None:
-        """The caller's connection stays open."""
+        """Unsubscribe; close the connection if this link has opened it. A connection of the caller
+        stays open."""
         import nats.errors
 
         with suppress(nats.errors.Error, OSError):
@@ -223,8 +232,8 @@ class PublisherLink:
 
 
 def why_not_connected(error: Exception) -> str:
-    """Describe the error. asyncio's TimeoutError has no text: the port accepts connections and
-    sends no INFO."""
+    """Describe the error. asyncio's TimeoutError has no text: it means that the port accepts
+    connections, but NATS's INFO does not arrive."""
     if isinstance(error, TimeoutError) and not str(error):
         return "the process that listens there does not answer like a NATS server"
     return getattr(error, "strerror", None) or str(error) or type(error).__name__

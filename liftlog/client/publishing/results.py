@@ -8,9 +8,9 @@ from liftlog.errors import LiftlogError
 
 
 class Ack(NamedTuple):
-    """A stream has stored the message at `offset`. If `duplicate` is true, this is the offset of an
-    earlier copy of the message. `durability` is the stream's setting: with `fsync` the record is on
-    disk.
+    """The ack of a stream: it has stored the message at `offset`. If `duplicate` is true, `offset`
+    is that of an earlier copy of the message. `durability` is the stream's setting: with `fsync`
+    the record is on disk.
     """
 
     stream: str
@@ -20,7 +20,8 @@ class Ack(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """A stream has not stored the message. The codes are JetStream's (docs/how-to/acks.md)."""
+    """The refusal of a stream: it has not stored the message. The codes are JetStream's
+    (docs/how-to/acks.md)."""
 
     stream: str
     code: int
@@ -29,7 +30,7 @@ class Refusal(NamedTuple):
 
     @property
     def retriable(self) -> bool:
-        """True if the message may be stored later: the stream is paused, full or overloaded."""
+        """True if a later attempt may succeed: the stream is paused, full or overloaded."""
         return self.code in (429, 503)
 
     def __str__(self) -> str:
@@ -37,7 +38,8 @@ class Refusal(NamedTuple):
 
 
 class Published(NamedTuple):
-    """The message is stored in every expected stream, or in one if none was named."""
+    """The result of a message that is stored in every expected stream, or in at least one if no
+    stream was named."""
 
     subject: str
     message_id: str | None
@@ -50,7 +52,7 @@ class Published(NamedTuple):
 
     @property
     def duplicate(self) -> bool:
-        """True if every stream already had the message."""
+        """True if every stream had already stored the message before."""
         return all(ack.duplicate for ack in self.acks)
 
     def ack(self, stream: str) -> Ack:
@@ -62,7 +64,7 @@ class Published(NamedTuple):
 
 
 class PublishFailed(LiftlogError):
-    """Not every expected stream has confirmed the message.
+    """Not every expected stream has acked the message.
 
     `acks` has the acks that arrived, `refusals` the last refusal of each stream that refused, and
     `missing` the names of the expected streams that may or may not have stored the message.
@@ -93,7 +95,8 @@ class PublishRefused(PublishFailed):
     """At least one stream refused the message, and the result is certain: each expected stream
     either has an ack in `acks` or has not stored the message.
 
-    Look at `err_code`: either the message is wrong, or the stream does not accept any at present.
+    `err_code` shows the reason: either the message is invalid, or the stream accepts no messages at
+    present.
     """
 
     name = "PUBLISH_REFUSED"
@@ -109,7 +112,7 @@ class PublishRefused(PublishFailed):
 
 
 class PublishUnknown(PublishFailed):
-    """No answer shows whether the message was stored.
+    """It is unknown whether the message was stored: no answer arrived that shows it.
 
     Publish it again with the same `message_id` while the stream's dedupe window lasts, or look for
     it in the stream: records keep their message id in the header `Nats-Msg-Id`.
@@ -129,10 +132,10 @@ class NotPublished(PublishFailed):
 
 
 class OrderBroken(NotPublished):
-    """The message was not sent, or all streams refused it, because an earlier message may or may
-    not have been stored.
+    """The message was not stored, because it is unknown whether an earlier message was stored: the
+    publisher did not send it, or all streams refused it.
 
-    Decide about that message, then call `publisher.resume()`.
+    Decide what to do about the earlier message, then call `publisher.resume()`.
     """
 
     name = "ORDER_BROKEN"

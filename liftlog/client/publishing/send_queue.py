@@ -1,15 +1,15 @@
-"""Decides which message to send next, and when to send one again: in any order, or in that of the
+"""Decides which message to send next, and when to repeat one: in any order, or in the order of the
 calls.
 
-Pure: its input is deliveries, answers and the time; its output the deliveries to send. Times are
-seconds of any steady clock.
+Pure: the input is deliveries, answers and the time; the output is the deliveries to send. Times are
+in seconds, by any steady clock.
 
-`Unordered` sends all messages at once and repeats each on its own. `Sequenced` keeps the order of
-one stream with many messages in flight: each states after which offset it is to be stored
-(`Nats-Expected-Last-Sequence`), counting up from the last ack. If one is lost, the stream refuses
-all that were sent after it; the queue then waits until nothing is in flight and returns to the
-first unsettled message. Streams answer duplicates before they check preconditions, so a message
-that was stored is not refused then.
+`Unordered` sends all messages at once, and repeats each independently of the others. `Sequenced`
+keeps the order of one stream with many messages in flight. Each message contains the offset after
+which it is to be stored (`Nats-Expected-Last-Sequence`), counted up from the last ack. If a message
+is lost, the stream refuses all that were sent after it. The queue then waits until nothing is in
+flight, and continues from the first unsettled message. Streams detect duplicates before they check
+preconditions, so they ack a repeated message that was already stored.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ WRONG_LAST_SEQUENCE = 10071
 WRONG_STREAM = 10060
 
 _GRACE_SECONDS = 1.0
-"""The time that the expected stream has for its first ack once another stream has answered that it
-is not the expected one: the expected one may belong to another daemon, which is slower."""
+"""Longest wait for the first ack of the expected stream after another stream has answered that it
+is not the expected one. The expected stream may belong to another, slower daemon."""
 
 
 class RetryPolicy(NamedTuple):
-    """A message is not sent again once `retry_for` seconds have passed since its first attempt.
+    """When to repeat a message: not after `retry_for` seconds since its first attempt.
 
     After a temporary refusal the pause doubles from `first_pause` to `longest_pause`.
     """
@@ -62,11 +62,11 @@ class Unordered:
         self._tickets = itertools.count()
 
     def add(self, delivery: Delivery) -> None:
-        """Accept a new message; the caller limits their number."""
+        """Accept a new message. The caller limits the number of messages."""
         self._ready.append(delivery)
 
     def next(self, now: float) -> Delivery | None:
-        """Return the message to send now. The caller starts an attempt and sends it."""
+        """Return the message to send now, or None. The caller starts an attempt and sends it."""
         while self._later and self._later[0][0] <= now:
             self._ready.append(heapq.heappop(self._later)[2])
         while self._ready:
@@ -83,8 +83,8 @@ class Unordered:
         was_in_flight = delivery.in_flight
         delivery.take(attempt, answer)
         if delivery.result is None and was_in_flight and not delivery.in_flight:
-            # A temporary refusal, or no subscriber. If the pause would extend past the end of
-            # retrying, the failure is reported at once.
+            # The subject has no subscriber, or the refusal is temporary. If the retries end before
+            # the pause does, report the failure at once.
             at = now + self._retry.pause(delivery.attempts)
             if self._retry.is_over(delivery, at):
                 delivery.give_up()
@@ -92,32 +92,36 @@ class Unordered:
                 heapq.heappush(self._later, (at, next(self._tickets), delivery))
 
     def expired(self, delivery: Delivery, attempt: int, now: float) -> None:
-        """No answer came in time. Does nothing for an attempt that has already ended."""
+        """Note that no answer to the attempt arrived in time. Does nothing if the attempt has
+        already ended."""
         if delivery.in_flight and attempt == delivery.attempts:
             delivery.in_flight = False
             self._ready.append(delivery)
 
     def send_again(self, delivery: Delivery, now: float) -> None:
-        """A message that `next` returned could not be sent; its attempt was withdrawn."""
+        """Repeat a message that `next` returned and that could not be sent. The caller has
+        withdrawn the attempt."""
         at = now + self._retry.first_pause
         heapq.heappush(self._later, (at, next(self._tickets), delivery))
 
     def wake_at(self) -> float | None:
-        """Return when `next` may return a message that it does not return now; None: not by time
-        alone."""
+        """Return the time at which `next` may return a message that it does not return now. None:
+        only an event can change that."""
         return self._later[0][0] if self._later else None
 
     def resume(self, last_sequence: int | None) -> None:
-        """Continue after a failure that broke the order. Here no message waits for another."""
+        """Continue after a failure that broke the order. Does nothing here: no message waits for
+        another."""
 
 
 class Sequenced:
-    """Keeps the order of one stream for one publisher: no gaps except for refused messages.
+    """Keeps the order of one publisher's messages in one stream. No message is missing between
+    others, except for refused ones.
 
-    `last_sequence` is the stream's last offset. None means that it is unknown: then the first
-    message is sent alone and its ack contains the offset. `on_broken` is called when no further
-    message may be sent: the stream has another writer, or it is not certain whether a message was
-    stored. All waiting messages then fail.
+    `last_sequence` is the stream's last offset. None means that the offset is unknown: then the
+    first message is sent alone, and its ack contains its offset. `on_broken` is called when no
+    further message may be sent: the stream has another writer, or it is unknown whether a message
+    was stored. All waiting messages then fail.
     """
 
     def __init__(
@@ -128,16 +132,16 @@ class Sequenced:
     ) -> None:
         self._retry = retry
         self._on_broken = on_broken
-        self._queue: deque[Delivery] = deque()  # settled ones wait for those before
-        self._position = 0  # in the queue: the next one of this round of sending
-        self._last = last_sequence  # offset of the newest record before the queue
-        self._tail = last_sequence  # the same after the messages sent in this round
+        self._queue: deque[Delivery] = deque()  # settled messages stay until those before are
+        self._position = 0  # index in the queue of the next message to send
+        self._last = last_sequence  # offset of the last record before the queue
+        self._tail = last_sequence  # expected offset of the last message sent
         self._going_back = False
         self._not_before = 0.0
         self._broken: PublishFailed | None = None
-        self._stream_exists = False  # it has acked or refused a message
-        self._absent_at: float | None = None  # when to conclude that it does not exist
-        self._unheard_since: float | None = None  # since then no attempt has reached a subscriber
+        self._stream_exists = False  # the stream has answered
+        self._absent_at: float | None = None  # when to assume that it does not exist
+        self._unheard_since: float | None = None  # no subscriber since then
 
     def add(self, delivery: Delivery) -> None:
         self._queue.append(delivery)
@@ -176,7 +180,7 @@ class Sequenced:
         return None
 
     def _pass_over(self, settled: Delivery) -> None:
-        """Its ack arrived before that of an earlier message."""
+        """Skip a message that was acked before an earlier one."""
         self._position += 1
         offset = _new_offset(settled)
         if offset is not None:
@@ -188,7 +192,8 @@ class Sequenced:
         is_newest = attempt == delivery.attempts and delivery.in_flight
         self._note_who_answers(delivery, answer, now)
         if isinstance(answer, Refusal) and self._is_chained(delivery, answer, is_newest):
-            # Refused because of an earlier message: that proves nothing about this one.
+            # The message was refused because of an earlier one. This proves nothing about the
+            # message itself.
             delivery.take(attempt, answer, passing=True)
             self._going_back |= is_newest
             return
@@ -203,7 +208,7 @@ class Sequenced:
         if isinstance(answer, Ack):
             predicted = delivery.last_sequence
             if predicted is not None and answer.offset != predicted + 1:
-                self._going_back = True  # an old duplicate: later messages counted it as new
+                self._going_back = True  # a duplicate: later messages expect wrong offsets
         else:
             self._going_back = True
             if _is_wrong_sequence(answer):
@@ -222,26 +227,28 @@ class Sequenced:
             self._stream_exists, self._absent_at = True, None
         elif isinstance(answer, Refusal) and answer.err_code == WRONG_STREAM:
             delivery.wrong_stream = answer.stream
-            # Only the first message in flight decides, and only while it is unanswered.
+            # Only the first message in flight shows whether the stream exists, and only until it is
+            # answered.
             if not self._stream_exists and self._absent_at is None and delivery is self._queue[0]:
                 self._absent_at = now + _GRACE_SECONDS
 
     def _is_unheard(self) -> bool:
-        """True if no message has reached a subscriber for the time that one message is retried: the
-        next ones need not wait that long again. Each of them is still sent once."""
+        """Return True if for `retry_for` seconds no message has reached a subscriber. Then the
+        following messages are not retried for that time again; each of them is sent once."""
         since = self._unheard_since
         return since is not None and self._not_before - since >= self._retry.retry_for
 
     def _is_chained(self, delivery: Delivery, refusal: Refusal, is_newest: bool) -> bool:
-        """Return True if the refusal may be due to earlier messages. It proves another writer only
-        for the first unsettled message, sent with the last offset that is certain."""
+        """Return True if the refusal may be due to earlier messages. It proves that the stream has
+        another writer only if it answers the first unsettled message, and that message was sent
+        with an offset that is certain."""
         if not _is_wrong_sequence(refusal) or delivery.last_sequence is None:
             return False
         is_first = delivery is self._queue[0] and delivery.last_sequence == self._last
         return not (is_newest and is_first)
 
     def _shorten(self) -> None:
-        """Remove settled messages at the head; their offsets are certain now."""
+        """Remove settled messages at the head of the queue; their offsets are certain now."""
         while self._queue and self._queue[0].result is not None:
             settled = self._queue.popleft()
             self._position = max(self._position - 1, 0)
@@ -284,7 +291,7 @@ class Sequenced:
         self._shorten()
 
     def _break(self, failure: PublishFailed) -> None:
-        """Messages in flight still get their answers; then all others fail."""
+        """Send no more messages. When those in flight have their answers, all others fail."""
         if self._broken is None:
             self._broken = failure
             self._on_broken(failure)
@@ -304,10 +311,10 @@ def _is_wrong_sequence(answer: Outcome) -> bool:
 
 
 def _new_offset(settled: Delivery) -> int | None:
-    """Return its offset in the stream, if it was stored in its place."""
+    """Return the message's offset if it was stored in order; otherwise None."""
     if settled.result is None or isinstance(settled.result, PublishFailed):
         return None
     ack = settled.result.acks[0]
     if ack.duplicate and settled.last_sequence is None:
-        return None  # stored, but possibly long ago
+        return None  # an earlier copy, possibly an old one
     return ack.offset

@@ -7,5 +7,5 @@ open_answers  the requested answers of a read, until their last batch is returne
 reporting     reports damage and resets to the application
 batches       turns an answer into checked batches
 base_reader   position and state of the readers of both clients
-consuming     the progress of a consumer, and when to store it
+consuming     progress of a consumer, and when to store checkpoints
 """

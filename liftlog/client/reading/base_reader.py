@@ -16,7 +16,7 @@ class BaseReader:
 
     @property
     def high_watermark(self) -> int | None:
-        """The stream's high watermark in the newest answer; None before the first."""
+        """The stream's high watermark in the newest answer; None before the first answer."""
         return self._ahead.high_watermark
 
     @property
@@ -26,12 +26,13 @@ class BaseReader:
 
     @property
     def incarnation(self) -> str | None:
-        """The incarnation of the stream. Store it with a position."""
+        """The incarnation of the stream. If you store a position, store the incarnation with it."""
         return self._ahead.incarnation
 
     @property
     def epoch(self) -> int | None:
-        """The stream's leader epoch in the newest answer. Store it with a position."""
+        """The stream's leader epoch in the newest answer. If you store a position, store the epoch
+        with it."""
         return self._ahead.epoch
 
     @property
@@ -42,5 +43,5 @@ class BaseReader:
 
 
 def ahead_of(reader: BaseReader) -> ReadAhead:
-    """Return the fetches of a reader, with the batches that have arrived for it."""
+    """Return the `ReadAhead` of a reader: its fetches, and the batches that have arrived."""
     return reader._ahead

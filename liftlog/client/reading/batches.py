@@ -1,4 +1,4 @@
-"""Turns the body of an answer into checked batches that hold only the requested records."""
+"""Converts the body of an answer into checked batches that contain only the requested records."""
 
 from __future__ import annotations
 
@@ -21,15 +21,17 @@ if TYPE_CHECKING:
 _LENGTH = struct.Struct("<I")
 
 _LOOK_BYTES = 8 * 1024
-"""Fewer bytes hold too few small batches to be worth decoding together."""
+"""With fewer bytes, decoding small batches together is not worth it."""
 
 _RARELY_BYTES = 64 * 1024
-"""The longest distance between attempts to find small batches where none were found."""
+"""The longest distance in bytes between two searches for small batches, after searches that found
+none."""
 
 
 class DamagedHeader(Exception):
-    """The end of the batch of `offset` is unknown: its header is damaged, or another batch is in
-    its place. The answer ends at `next_offset`. Internal to this package."""
+    """The end of the batch that should begin at `offset` is unknown: its header is damaged, or
+    another batch is in its place. The answer ends at `next_offset`. Only this package uses this
+    exception."""
 
     def __init__(self, offset: int, position: int, next_offset: int) -> None:
         super().__init__(offset, position, next_offset)
@@ -41,11 +43,11 @@ class DamagedHeader(Exception):
 class ArrivingBatches:
     """The batches of a body that may still be arriving.
 
-    A batch is returned only after its checksums are verified, and it is clear that it continues the
-    previous one: the batches of an answer tile the offsets that its header states. Records below
-    the requested offset or the log start, and at or above `stop_offset`, are dropped, and batches
-    left without records are skipped. A batch is decoded as soon as it is complete: its bytes have
-    just been copied and are still in the processor's cache.
+    A batch is returned only if its checksums are right and it begins where the previous one ends:
+    the batches of an answer cover the range of offsets in the answer's header without gaps. Records
+    below the requested offset or the log start, and those at or above `stop_offset`, are dropped.
+    Batches without records are skipped. A batch is decoded as soon as it has arrived completely,
+    while its bytes are still in the processor's cache.
     """
 
     __slots__ = ("_body", "_first_wanted", "_header", "_look_at", "_look_step", "_pending",
@@ -62,10 +64,10 @@ class ArrivingBatches:
         self._place = Place(header.first_offset, header.next_offset)
         self._position = 0
         self._pending: list[RecordBatch] = []
-        """Checked but not returned yet; the next one is last."""
-        self._reached = self.next_offset  # by the returned batches, while others are pending
-        # The position of the next search for small batches. It needs numpy, whose import takes a
-        # tenth of a second: it is used only if the program has imported it.
+        """Batches that are checked and not returned yet, the next one last."""
+        self._reached = self.next_offset  # end of the returned batches, while others are pending
+        # The position of the next search for small batches. The search needs numpy, whose import
+        # takes a tenth of a second, so it is used only if the program has imported numpy.
         self._look_at = 0 if "numpy" in sys.modules else sys.maxsize
         self._look_step = 1
         self.needed_bytes = 0
@@ -91,11 +93,13 @@ class ArrivingBatches:
         return self.next(arrived_bytes)
 
     def next(self, arrived_bytes: int) -> RecordBatch | None:
-        """Return the next batch, or None if there are no more or its bytes have not arrived.
+        """Return the next batch. None if there are no more batches, or the batch has not arrived
+        completely.
 
-        Raises CorruptRange for a batch whose body fails its check (the next call continues after
-        it), and DamagedHeader if the header fails its check or the batch is misplaced (this answer
-        is then exhausted). All batches before it have been returned.
+        Raises CorruptRange if the body of a batch fails its check; the next call continues after
+        that batch. Raises DamagedHeader if the header fails its check or the batch is misplaced;
+        then no more batches of this answer are returned. Before an error is raised, all batches
+        before the damage have been returned.
         """
         pending = self._pending
         if not pending and self._position >= self._look_at:
@@ -128,7 +132,7 @@ class ArrivingBatches:
                 self._position = position + bad.length
                 place.pass_by(bad)
                 if bad.next_offset <= reached:
-                    continue  # all of it is below the requested offset
+                    continue  # the whole batch is below the requested offset
                 raise corrupt_range(self._stream, reached, bad.next_offset) from error
             self._position = position + batch.header.length
             header, stop = batch.header, self._stop
@@ -142,7 +146,8 @@ class ArrivingBatches:
         return None
 
     def _take_small_batches(self, arrived_bytes: int) -> SmallBatches | None:
-        """Return the next small batches without a fault; None: decode the next batch by itself."""
+        """Return the next small batches, up to the first damaged one. None: the next batch is to be
+        decoded alone."""
         position = self._position
         if position < self._look_at or arrived_bytes - position < _LOOK_BYTES:
             return None
@@ -159,15 +164,15 @@ class ArrivingBatches:
         return some
 
     def _check_end(self) -> None:
-        """Raises DamagedHeader if the last batch does not reach the end of the answer."""
+        """Raise DamagedHeader if the last batch does not reach the end of the answer."""
         reached = self.next_offset
         end = self._header.next_offset
         if reached < end and (self._stop is None or reached < self._stop):
             raise DamagedHeader(reached, len(self._body), end)
 
     def _is_whole(self, position: int, arrived_bytes: int) -> bool:
-        """Return True if the batch at `position` has arrived. Its length is not checked yet; a
-        wrong length can at worst cause a wait for the rest of the body."""
+        """Return True if the batch at `position` has arrived completely. Its length field is not
+        checked yet: a wrong length can at worst cause a wait for the rest of the body."""
         needed = position + HEADER_SIZE
         if needed <= arrived_bytes:
             (length,) = _LENGTH.unpack_from(self._body, position + LENGTH_POSITION)
@@ -176,8 +181,8 @@ class ArrivingBatches:
         return needed <= arrived_bytes
 
     def _header_at(self, position: int) -> BatchHeader | None:
-        """Return the header of a batch whose body is damaged; None unless it continues the
-        answer."""
+        """Return the header of a batch whose body is damaged. None if the header is damaged, too,
+        or the batch does not begin where the previous one ends."""
         try:
             header = parse_header(self._body, position)
         except CorruptBatch:
@@ -187,16 +192,16 @@ class ArrivingBatches:
 
 
 def checked_batches(stream: str, header: FetchHeader, body: memoryview) -> Iterator[RecordBatch]:
-    """Yield the batches of a whole body. Raises CorruptRange."""
+    """Yield the batches of a body that has arrived completely. Raises CorruptRange."""
     batches = ArrivingBatches(stream, header, body, None)
     while True:
         try:
             batch = batches.next(len(body))
         except DamagedHeader as damage:
             found = find_good_batch(body, damage.position, damage.offset, damage.next_offset)
-            # If the end of the batch cannot be proved, only its first record is known to be
-            # damaged. The next fetch, after that record, gets the rest from the daemon, which has
-            # the index.
+            # If the end of the damaged batch is unknown, only its first record is reported as
+            # damaged. The next fetch begins after that record: the daemon, which has the index,
+            # finds the end.
             following = damage.offset + 1 if found is None else found
             raise corrupt_range(stream, damage.offset, following) from damage
         if batch is None:
@@ -216,13 +221,13 @@ def corrupt_range(stream: str, first_offset: int, next_offset: int) -> CorruptRa
 def take_records(waiting: list[Batches]) -> tuple[list[Record], list[Batches]]:
     """Return the records of the first item, and the items that follow it. Raises CorruptBatch.
 
-    Small batches that were held together are separated if one of them is corrupt, so that the
-    records before it are returned first.
+    If one of several small batches in an item is corrupt, the item is split into single batches, so
+    that the records before the corrupt batch are returned first.
     """
     some, *rest = waiting
     if isinstance(some, RecordBatch):
         return some.records(), rest
-    from liftlog.records.columns.many import records_of  # numpy is loaded
+    from liftlog.records.columns.many import records_of  # numpy is imported already
 
     try:
         return records_of(some), rest
@@ -231,7 +236,7 @@ def take_records(waiting: list[Batches]) -> tuple[list[Record], list[Batches]]:
 
 
 class FetchAnswer:
-    """One answer of the low-level `fetch`: the state of the log, and the batches."""
+    """The answer to one `fetch`: the state of the log, and the batches."""
 
     __slots__ = ("_body", "_stream", "header")
 
@@ -242,7 +247,7 @@ class FetchAnswer:
 
     @property
     def next_offset(self) -> int:
-        """The offset for the next fetch."""
+        """The offset from which the next fetch continues."""
         return self.header.next_offset
 
     @property
@@ -255,22 +260,23 @@ class FetchAnswer:
         return 0 if self._body is None else len(self._body)
 
     def batches(self) -> Iterator[RecordBatch]:
-        """Yield checked and trimmed batches. Raises CorruptRange; the next fetch can start at
-        `next_offset` of the error."""
+        """Yield the batches: checked, and without records that were not requested. Raises
+        CorruptRange for damaged records; to read what follows them, fetch at the error's
+        `next_offset`."""
         if self._body is None:
             return iter(())
         return checked_batches(self._stream, self.header, self._body)
 
 
 def find_good_batch(body: memoryview, position: int, offset: int, end_offset: int) -> int | None:
-    """Return the offset of the first good batch after `position`, if the batch of `offset` is
-    damaged.
+    """Return the offset of the first good batch after `position`, where a damaged batch begins that
+    should have the offset `offset`.
 
-    `end_offset` is the end of the answer by the daemon; it is the result if there is no good batch
-    before it. The proof is a chain of headers, each continuing the previous one, that leads to the
-    end of the answer and to that offset. A batch from which no chain leads there may be one of the
-    log with more damage after it, or bytes in the value of a record: then the result is None, and
-    the daemon has to be asked.
+    `end_offset` is the end of the answer according to its header; it is returned if no good batch
+    follows. A batch counts as good if a chain of headers leads from it to the end of the answer and
+    to `end_offset`, each header beginning where the previous batch ends. A header from which no
+    chain leads there may belong to a batch with more damage after it, or may be bytes in the value
+    of a record. Then the result is None, and the caller must ask the daemon.
     """
     raw = body.tobytes()
     at = raw.find(MAGIC, position + ALIGNMENT)

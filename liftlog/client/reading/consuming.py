@@ -1,13 +1,13 @@
-"""The part of a consumer that does not wait, for both clients: its progress, and the time to store
-it.
+"""The part of a consumer that does not wait, for both clients: its progress, and the times at which
+it stores checkpoints.
 
 A record counts as processed when the next record is requested. A checkpoint is the offset after the
 last processed record. So if the consumer ends while it processes a record, this record is read
 again.
 
-With `exclusive` every commit states the checkpoint that it expects to be stored. A commit whose
-answer was lost may have taken effect or not, so its offset is kept. If the daemon refuses the next
-commit because exactly this offset is stored, the lost commit has taken effect.
+With `exclusive` every commit contains the offset that it expects to be stored. A commit whose
+answer was lost may have taken effect, so the consumer remembers its offset. If the daemon refuses
+the next commit because exactly this offset is stored, the earlier commit has taken effect.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ FIRST_OFFSET = 1
 
 
 class Progress:
-    """A checkpoint is due after `every` records or `interval` seconds; None switches one off."""
+    """The progress of a consumer. A checkpoint is due after `every` records or `interval` seconds;
+    None switches that limit off."""
 
     def __init__(self, every: int | None, interval: float | None, *, exclusive: bool) -> None:
         if every is not None and every < 1:
@@ -51,7 +52,7 @@ class Progress:
         self.position: int | None = None
         """All records below it count as processed; None until the first one does."""
         self.committed = 0
-        """The stored offset, as far as is known; 0 if there is none."""
+        """The stored offset according to the last answer; 0 if no checkpoint is stored."""
         self.incarnation: str | None = None
         self.epoch: int | None = None
         self._every = every
@@ -64,7 +65,8 @@ class Progress:
         self._lost = False
 
     def begin(self, stored: Checkpoint | None, now: float) -> None:
-        """Begin with the stored checkpoint, which has offset 0 if there is none."""
+        """Begin with the stored checkpoint. `stored` is None, or has offset 0, if there is no
+        checkpoint."""
         if stored is not None and stored.offset:
             self.committed = self.position = stored.offset
             self.incarnation, self.epoch = stored.incarnation, stored.epoch
@@ -72,13 +74,13 @@ class Progress:
 
     @property
     def expected(self) -> int | None:
-        """The offset that a commit expects to be stored."""
+        """The offset that a commit expects to be stored; None if it does not check that."""
         return self.committed if self._exclusive else None
 
     # --- what counts as processed ---
 
     def advance(self, position: int | None, count: int) -> None:
-        """Count all records below `position` as processed, `count` more than before."""
+        """Count all records below `position` as processed. They are `count` more than before."""
         if position is not None:
             self.position = position
             self._uncounted += count
@@ -86,18 +88,19 @@ class Progress:
     def arrive(
         self, position: int | None, incarnation: str | None, epoch: int | None, count: int
     ) -> None:
-        """The same for all records that the read has returned, with the stream that it reads."""
+        """Like `advance`, for all records that the read has returned. Also notes the incarnation
+        and the epoch of the stream."""
         self.advance(position, count)
         if position is not None:
             self.incarnation, self.epoch = incarnation, epoch
 
     def hear(self, incarnation: str | None, epoch: int | None) -> None:
-        """Note the incarnation and epoch of the following records. A checkpoint among them has to
-        name this epoch, because the previous epoch may have ended below them."""
+        """Note the incarnation and the epoch of the following records. A checkpoint between these
+        records has to contain this epoch, because the previous epoch may have ended below them."""
         self.incarnation, self.epoch = incarnation, epoch
 
     def move(self, position: int, incarnation: str) -> None:
-        """The read continues at another position."""
+        """Note that the read continues at another position."""
         self.position = position
         self.incarnation, self.epoch = incarnation, None
 
@@ -128,12 +131,12 @@ class Progress:
     # --- storing it ---
 
     def start_commit(self, now: float) -> None:
-        """Begin a commit. The next one is due a full interval from now, even if this one fails."""
+        """Begin a commit. The next commit is due after a full interval, even if this one fails."""
         self._postpone(now)
         self._tries = 0
 
     def next_commit(self) -> int | None:
-        """Return the offset to commit; None if it is stored, or if another process has
+        """Return the offset to commit. None if it is already stored, or if another process has
         committed."""
         if self._lost or not self._is_new:
             return None
@@ -141,16 +144,17 @@ class Progress:
         return self.position
 
     def confirmed(self, offset: int) -> None:
-        """The commit is durable."""
+        """Note that the daemon has stored `offset` durably."""
         self.committed = offset
         self._undecided.clear()
 
     def in_doubt(self, offset: int) -> None:
-        """The commit may have taken effect."""
+        """Note that a commit of `offset` may have taken effect."""
         self._undecided.add(offset)
 
     def refused(self, offset: int, error: LiftlogError) -> bool:
-        """Return True if `next_commit` is to be called again, instead of raising the error."""
+        """Note that the commit has failed. Returns True if the caller is to call `next_commit`
+        again, and False if it is to raise the error."""
         if isinstance(error, CheckpointMoved):
             stored = error.details.get("offset")
             if stored in self._undecided:
@@ -166,7 +170,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerSettings:
-    """The arguments of `consumer`."""
+    """The arguments of `Client.consumer`."""
 
     name: str
     stream: str
@@ -179,21 +183,21 @@ class ConsumerSettings:
     options: ReadOptions = field(default_factory=ReadOptions)
 
     def may_go_on_after(self, error: LiftlogError) -> bool:
-        """Return True if the iteration continues although a checkpoint could not be stored: the
-        next checkpoint covers the same records, or the read is about to continue at another
+        """Return True if the iteration continues although a checkpoint could not be stored. Either
+        the next checkpoint covers the same records, or the read is about to continue at another
         position."""
         resets = self.options.get("on_reset", "error") != "error"
         return error.retriable or (resets and isinstance(error, RESETTABLE))
 
 
 def reads_from(settings: ConsumerSettings, found: Checkpoint | None) -> tuple[Start, ReadOptions]:
-    """Return the start of the read, and its options. With a checkpoint, the options state the
-    incarnation and epoch that were read before, so that the daemon reports a position that is gone
-    or another stream of the same name.
+    """Return the start and the options of the read. With a checkpoint, the options contain its
+    incarnation and epoch, so that the daemon reports an error if the position no longer exists or
+    the name belongs to another stream.
 
-    If the daemon has lost checkpoints to damage, continuing from an older checkpoint only means
-    that records are read again. If no checkpoint is left, a start after the first record could skip
-    records that were never read: the function then raises CheckpointUncertain, unless `on_reset`
+    Damage may have destroyed checkpoints. If an older checkpoint is left, the read begins there,
+    and some records are read again. If none is left, a start after the first record could skip
+    records that were never read: then the function raises CheckpointUncertain, unless `on_reset`
     defines where to continue.
     """
     options = settings.options.copy()
@@ -222,8 +226,9 @@ def reads_from(settings: ConsumerSettings, found: Checkpoint | None) -> tuple[St
 
 
 def with_reset_noted(options: ReadOptions, progress: Progress) -> ReadOptions:
-    """Return options whose reset also moves the consumer. If the caller's own callback raises, the
-    checkpoint stays unchanged, and the next run gets the same error."""
+    """Return options in which `reset_callback` also moves the consumer's position. If the caller's
+    own callback raises an exception, the position stays unchanged, so the next run gets the same
+    error."""
     callback = options.get("reset_callback")
 
     def moved(reset: Reset) -> None:
@@ -236,7 +241,8 @@ def with_reset_noted(options: ReadOptions, progress: Progress) -> ReadOptions:
 
 
 class ConsumerState:
-    """Returned records of a consumer, the number that counts as processed, and the position.
+    """The records that a consumer has received, how many of them are returned and processed, and
+    its position.
 
     The two consumers add the loops that wait for records and for the daemon to store a checkpoint.
     """
@@ -247,11 +253,11 @@ class ConsumerState:
         self._settings = settings
         self._progress = Progress(settings.every, settings.interval, exclusive=settings.exclusive)
         self._reader: BaseReader | None = None
-        self._arrived: RecordBatch | None = None  # none of it was returned yet
-        self._batch: RecordBatch | None = None  # its records are being returned
+        self._arrived: RecordBatch | None = None  # none of its records are returned yet
+        self._batch: RecordBatch | None = None  # the batch whose records are being returned
         self._records: list[Record] = []
         self._index = 0
-        self._in_hand = 0  # returned records that do not count yet
+        self._in_hand = 0  # returned records that do not count as processed yet
         self._closed = False
 
     # --- its position ---
@@ -268,7 +274,8 @@ class ConsumerState:
 
     @property
     def lag(self) -> int | None:
-        """Offsets from `position` to the high watermark of the newest answer."""
+        """Number of offsets from `position` to the high watermark in the newest answer; None before
+        the first answer."""
         mark = None if self._reader is None else self._reader.high_watermark
         position = self.position
         return None if mark is None or position is None else max(mark - position, 0)
@@ -276,14 +283,15 @@ class ConsumerState:
     # --- records in hand ---
 
     def _begin_batch(self, batch: RecordBatch) -> None:
-        """Return its records from now on."""
-        # Until its records are made it has only arrived, so an interruption loses nothing.
+        """Make this the batch whose records are returned."""
+        # The batch stays in `_arrived` until its records are made, so an interruption loses
+        # nothing.
         records = batch.records()
         self._records, self._index, self._batch, self._arrived = records, 0, batch, None
 
     def _rest_of_batch(self) -> RecordBatch | None:
-        """Return the records of the batch that the iteration has not returned, and drop them from
-        the iteration."""
+        """Return the rest of the current batch: the records that the iteration has not returned.
+        The iteration does not return them any more."""
         batch, records, index = self._batch, self._records, self._index
         if batch is None or index == len(records):
             return None
@@ -294,7 +302,7 @@ class ConsumerState:
         return rest
 
     def _count_all(self, reader: BaseReader) -> None:
-        """Count as processed all returned records and everything that the read passed over."""
+        """Count as processed all returned records and all offsets that the read has skipped."""
         self._progress.arrive(reader.position, reader.incarnation, reader.epoch, self._in_hand)
         self._in_hand = 0
 
@@ -308,7 +316,8 @@ class ConsumerState:
                 self._count_all(self._reader)
 
     def _let_go(self) -> None:
-        """Return no more records. The record or batch that was returned last does not count."""
+        """Return no more records. The record or batch that was returned last does not count as
+        processed."""
         self._closed = True
         self._arrived = self._batch = None
         self._records, self._index, self._in_hand = [], 0, 0
@@ -320,13 +329,13 @@ class ConsumerState:
     # --- checkpoints ---
 
     def _begin(self, found: Checkpoint | None, now: float) -> tuple[Start, ReadOptions]:
-        """Return the start of the read, and its options; `found` is the stored checkpoint."""
+        """Begin at the stored checkpoint `found`. Returns the start and the options of the read."""
         start, options = reads_from(self._settings, found)
         self._progress.begin(found, now)
         return start, with_reset_noted(options, self._progress)
 
     def _commit_options(self) -> dict[str, Any]:
-        """The options of a commit besides its offset."""
+        """The arguments of a commit other than its offset."""
         progress = self._progress
         return {
             "expected": progress.expected,
@@ -336,7 +345,7 @@ class ConsumerState:
         }
 
     def _go_on_after(self, failure: LiftlogError) -> None:
-        """Raise the failure of a commit, unless the iteration continues in spite of it."""
+        """Raise the failure of a commit, unless the iteration continues after it."""
         if not self._settings.may_go_on_after(failure):
             raise failure
         self._log_failure(failure)

@@ -1,5 +1,5 @@
 """The options of a read: records and columns, start and end, and the handling of damage and of a
-position that is gone."""
+position that no longer exists."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class Filter:
     header: str | Sequence[str] | None = None
 
     def fields(self) -> dict[str, Any]:
-        """Return the fields of a `Fetch`. Raises InvalidArgument; the daemon checks patterns and
-        names."""
+        """Return the fields of a `Fetch` for this filter. Raises InvalidArgument. Patterns and
+        names are checked by the daemon."""
         given = {
             "filter_subjects": _entries("subject", self.subject, str),
             "filter_keys": _entries("key", self.key, bytes),
@@ -64,7 +64,8 @@ def selection_fields(selected: Filter | None, columns: Sequence[Column] | None) 
 
 
 def not_selected(asked: bool, header: FetchHeader) -> LiftlogError | None:
-    """Return an error if the daemon does not support filters, and has answered with all records."""
+    """Return an error if filters were requested and the daemon, which is too old for them, has
+    answered with all records; otherwise None."""
     if not asked or header.selected:
         return None
     return UnsupportedVersion(
@@ -78,7 +79,7 @@ def _entries(name: str, value: Any, kind: type) -> list[Any] | None:
         return None
     entries = [value] if isinstance(value, kind) else list(value)
     if not entries or not all(isinstance(one, kind) for one in entries):
-        # An empty list must not turn into "no condition", which would select everything.
+        # An empty list is an error: as "no condition" it would select all records.
         raise InvalidArgument(f"{name}={value!r} is neither {kind.__name__} nor a list of some")
     return entries
 
@@ -110,11 +111,12 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """Describes a jump of a read to another position.
+    """Describes how a read has continued at another position, because it could not continue at its
+    own.
 
-    `error` is the reason. `from_offset` is the next offset of the read before the jump; None if the
-    read was to start at a time or at an end of the log. The read continues at `to_offset` of the
-    stream's `incarnation`.
+    `error` is the reason. `from_offset` is the offset at which the read could not continue; None if
+    it was to start at a time or at an end of the log. The read continues at `to_offset`;
+    `incarnation` is the stream's present incarnation.
     """
 
     stream: str
@@ -125,11 +127,12 @@ class Reset:
 
 
 class ReadOptions(TypedDict, total=False):
-    """The options of a read; all are optional.
+    """The options of a read. None of them is required.
 
-    `filter` selects the records that the daemon sends, and `columns` selects their columns. Other
-    columns are empty: timestamp 0, subject "", no key, no headers, and the value b"". A tombstone
-    still has the value None, so the application can distinguish tombstones from other records.
+    `filter` selects the records that the daemon sends, and `columns` selects their columns. Columns
+    that are not selected are empty: timestamp 0, subject "", no key, no headers, and the value b"".
+    Even then a tombstone has the value None, so the application can distinguish tombstones from
+    other records.
 
     `fetch_bytes` limits the answer to one request; `read_ahead_bytes` limits the data that is
     buffered for the application.
@@ -137,23 +140,24 @@ class ReadOptions(TypedDict, total=False):
     `on_corrupt` defines the handling of damaged records:
 
     - "raise" (the default): the read ends with CorruptRange. Its `first_offset` and `next_offset`
-      are the exact range of the lost records.
+      (exclusive) are the exact range of the lost records.
     - "skip": the client logs a warning, and the read continues after the range.
     - a callable: it is called with the CorruptRange, and the read continues after the range.
 
-    `on_reset` defines what happens if the stream can no longer be read from the read's position
-    (OffsetOutOfRange, Diverged, StaleIncarnation):
+    `on_reset` defines what happens if the read cannot continue at its position, because the daemon
+    answers with OffsetOutOfRange, Diverged or StaleIncarnation:
 
     - "error" (the default): the read ends with the error.
     - "earliest", "latest": the read logs a warning, calls `reset_callback` if there is one, and
       continues at the log start ("earliest") or at the high watermark ("latest").
 
-    `incarnation` and `epoch` are values of the stream that were stored together with the position.
-    If the stream was deleted and created again, or has lost records that were already read, the
-    read raises an error.
+    `incarnation` and `epoch` are the stream's incarnation and leader epoch, which the application
+    has stored together with the position. With them the read detects that the stream was deleted
+    and created again (StaleIncarnation), or has lost records that were already read (Diverged).
 
-    `replica` is the name of the node that the client is connected to. The read then uses this
-    node's copy of the stream, even if another node leads. The copy may be slightly behind.
+    `replica` is the name of the node to which the client is connected. The read then uses this
+    node's copy of the stream, even if another node leads. The copy may be slightly behind the
+    leader's.
 
     `prefer="nearest"`: read a replicated stream from the first of the client's addresses whose node
     is reachable and in sync, otherwise from the leader. List the nearest node first. The read
@@ -183,7 +187,7 @@ def check_options(
     on_reset: OnReset,
     reset_callback: ResetCallback | None,
 ) -> None:
-    """Raises InvalidArgument. The fields of a `Fetch` are checked where they are made."""
+    """Check the options that are not fields of a `Fetch`. Raises InvalidArgument."""
     _check_until(until)
     _check_prefer(prefer, replica)
     if on_corrupt not in ("raise", "skip") and not callable(on_corrupt):
@@ -199,7 +203,7 @@ def _check_prefer(prefer: Prefer, replica: str | None) -> None:
 
 
 def start_fields(start: Start) -> dict[str, Any]:
-    """Return the fields of a `Fetch` for its start. Raises InvalidArgument."""
+    """Return the fields of a `Fetch` that define its start. Raises InvalidArgument."""
     if isinstance(start, datetime):
         # A time without a zone is local time, as everywhere in Python.
         since = start.astimezone(UTC) - _EPOCH
