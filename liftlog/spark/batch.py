@@ -1,4 +1,4 @@
-"""A batch read as Spark calls it: ranges planned on the driver, read in the executors.
+"""A batch read, as Spark calls it: the driver plans ranges, and the executors read them.
 
 With the option `pushdown`, the conditions of a query narrow the read. Spark still applies every
 condition itself, so the read can return rows that do not match, but must never omit a row that
@@ -44,7 +44,8 @@ class RangePartition(InputPartition):
 
 
 def read_partition(options: ScanOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    """The rows of a partition; no rows for the placeholder that Spark creates for an empty plan."""
+    """Yield the rows of a partition. The placeholder that Spark creates for an empty plan has
+    none."""
     calm_garbage_collector()
     if isinstance(partition, RangePartition):
         yield from read(options, partition.wanted)
@@ -63,15 +64,16 @@ class RangeReader(DataSourceReader):
 
 
 class PushdownReader(RangeReader):
-    """A separate class: Spark rejects a reader with `pushFilters` unless its setting allows it."""
+    """A reader with `pushFilters`. This is a separate class because Spark rejects a reader with
+    this method unless a setting of Spark allows it."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
         self._options = narrowed(self._options, filters)
-        return filters  # Spark applies all of them again
+        return filters  # Spark applies all conditions again
 
 
 def narrowed(options: ScanOptions, filters: Sequence[Filter]) -> ScanOptions:
-    """The same read without records that fail these conditions, all of which must hold."""
+    """Return options of the same read, without records that fail one of these conditions."""
     for one in filters:
         column, value = _condition(one)
         if column == OFFSET and isinstance(value, int):
@@ -104,14 +106,16 @@ def _offsets(narrowing: Narrowing, one: Filter, value: int) -> Narrowing:
 
 
 def _times(narrowing: Narrowing, one: Filter, value: datetime) -> Narrowing:
-    # Only the beginning: a clock that was set back can stamp later records with earlier times.
+    # Only the start is narrowed, not the end: after a clock was set back, later records can have
+    # earlier timestamps.
     if isinstance(one, _FROM) and (narrowing.not_before is None or value > narrowing.not_before):
         narrowing = replace(narrowing, not_before=value)
     return narrowing
 
 
 def _one_subject(options: ScanOptions, subject: str) -> ScanOptions:
-    # A name that contains a wildcard would match others. The option's pattern applies too.
+    # A subject that contains a wildcard would match other subjects. And the option's own pattern
+    # must still apply.
     literal = patterns.why_invalid(subject) is None and not {"*", ">"} & set(subject.split("."))
     if literal and (options.subject is None or patterns.matches(options.subject, subject)):
         return replace(options, subject=subject)
@@ -120,7 +124,8 @@ def _one_subject(options: ScanOptions, subject: str) -> ScanOptions:
 
 @cache
 def calm_garbage_collector() -> None:
-    """Once per worker process. Spark runs the garbage collector after every task; scanning what
-    PySpark, pyarrow and numpy have loaded takes longer than a small task."""
+    """Exclude the objects that exist now from garbage collection, once per worker process. Spark
+    runs the garbage collector after every task, and scanning the objects of PySpark, pyarrow and
+    numpy takes longer than a small task."""
     gc.collect()
     gc.freeze()

@@ -29,7 +29,7 @@ TYPES: Mapping[str, pa.DataType] = {
 }
 
 NULLABLE = frozenset((KEY, VALUE))
-"""For these, Spark checks every value for null, twice per row; for other columns it does not."""
+"""Columns that can be null. For these Spark checks every value for null, twice per row."""
 
 DEFAULT = (OFFSET, TIMESTAMP, SUBJECT, KEY, VALUE)
 DEFAULT_WITH_HEADERS = (OFFSET, TIMESTAMP, SUBJECT, KEY, HEADERS, VALUE)
@@ -40,7 +40,8 @@ def schema_of(columns: tuple[str, ...]) -> pa.Schema:
 
 
 def parse_columns(text: str | None, *, include_headers: bool) -> tuple[str, ...]:
-    """From the options `columns` and `includeHeaders`. Raises InvalidArgument."""
+    """Return the columns that the options `columns` and `includeHeaders` select. Raises
+    InvalidArgument."""
     if text is None:
         return DEFAULT_WITH_HEADERS if include_headers else DEFAULT
     names = tuple(name.strip().lower() for name in text.split(","))
@@ -58,7 +59,8 @@ def parse_columns(text: str | None, *, include_headers: bool) -> tuple[str, ...]
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`; did you mean 'subject'?`, or an empty string if no known name is similar."""
+    """Return the end of an error text, such as `; did you mean 'subject'?`. Empty if no known name
+    is similar."""
     by_folded = {one.lower(): one for one in known}
     near = difflib.get_close_matches(name.lower(), by_folded, n=1, cutoff=0.6)
     return f"; did you mean {by_folded[near[0]]!r}?" if near else ""

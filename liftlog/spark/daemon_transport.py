@@ -1,4 +1,4 @@
-"""Batches from a daemon's pull socket."""
+"""Reads batches from a daemon's pull socket."""
 
 from __future__ import annotations
 
@@ -46,30 +46,30 @@ PLANNING_SECONDS = 10.0
 """Time limit for the first connection during planning, because the address may be wrong."""
 
 READING_SECONDS = RECONNECT_FOR_SECONDS
-"""Time for which a task, and planning that was once connected, waits for a daemon that went
-away."""
+"""Time for which a task waits for a daemon that went away, and planning, once it was connected."""
 
 _LEARN_EVERY_SECONDS = 60.0
-"""Interval at which a running query asks for the nodes of the cluster."""
+"""Interval at which a running query requests the list of the cluster's nodes."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class DaemonTransport:
-    """One connection. If the daemon has an ACL, the reader needs `read` on the stream."""
+    """A `Transport` over one connection to a daemon. If the daemon has an ACL, the reader needs the
+    permission `read` on the stream."""
 
     def __init__(self, options: ScanOptions, *, patience_seconds: float = PLANNING_SECONDS) -> None:
         self._options = options
         self._stream = options.stream
-        self._lease: LeaseInfo | None = None  # until `held` gives it to the tasks
-        self._share: TaskLease | None = None  # of the task that reads
+        self._lease: LeaseInfo | None = None  # until `held` hands it to the tasks
+        self._share: TaskLease | None = None  # the lease of the task that reads
         self._learn_at = 0.0
         self._compacted = False
         self._cleaned_below = 0
         self._tombstones_removed_below = 0
-        # With a filter the daemon has to read, select and encode; without one it sends the stored
-        # bytes. So it filters only where that saves much (one key), or where the job says that the
-        # network is the bottleneck. The tasks apply `subject` in any case.
+        # With a filter the daemon has to decode, select and encode records; without a filter it
+        # sends the stored bytes. So the daemon filters only if that saves much (one key), or if the
+        # options say that the network is the bottleneck. The tasks apply `subject` in any case.
         wanted = Filter(
             subject=options.subject if options.filter_in_daemon else None,
             key=_sendable(options.narrowing.key),
@@ -109,7 +109,7 @@ class DaemonTransport:
         try:
             self._client.fetch(self._stream, offset, max_bytes=1, epoch=leader_epoch)
         except (CorruptRange, OffsetOutOfRange):
-            pass  # the tasks that read these records report it
+            pass  # the tasks that read these records report the damage
 
     def hold(self, state: StreamState, first_offset: int | None) -> StreamState:
         try:
@@ -123,11 +123,11 @@ class DaemonTransport:
         except (DiskFull, LimitExceeded) as error:
             if self._compacted:
                 raise
-            # The read fails with an error if retention removes its records meanwhile.
+            # No lease: the read fails with an error if retention removes its records meanwhile.
             logger.warning("read-without-lease stream=%s error=%s", self._stream, error)
             return state
-        # For compaction, newer records up to the end of the lease supersede older ones: so the read
-        # has to include them.
+        # Compaction removes a record if a newer one below the end of the lease supersedes it. So
+        # the read has to include the records up to that end.
         end = self._lease.high
         extents = state.extents
         if extents and extents[-1].next_offset < end:
@@ -167,7 +167,7 @@ class DaemonTransport:
             return batches
 
         def may_go_on() -> bool:
-            if wanted.mark is None:  # only retention matters, and the daemon reports that
+            if wanted.mark is None:  # retention may remove records; the daemon reports that
                 return wanted.cleaned_below is not None
             return wanted.mark.still_holds(self._client.describe_stream(self._stream).compaction)
 
@@ -185,7 +185,8 @@ class DaemonTransport:
     def _without_compaction(
         self, batches: Iterator[Batches], cleaned_below: int
     ) -> Iterator[Batches]:
-        """The same batches. Raises SegmentsChanged if compaction was switched on meanwhile."""
+        """Yield the same batches. Raises SegmentsChanged if compaction was switched on
+        meanwhile."""
         yield from batches
         found = self._client.describe_stream(self._stream).compaction
         if found.get("state", "off") != "off" or found.get("cleaned_below", 0) > cleaned_below:
@@ -215,11 +216,12 @@ class DaemonTransport:
                 reached = start
 
     def close(self, *, stopped: bool = True) -> None:
-        """`stopped` is false after a failure: then Spark will read the part again."""
+        """Close the connection and end the part of the lease. `stopped` is false after a failure:
+        Spark will read the part again."""
         lease, self._lease = self._lease, None
         share, self._share = self._share, None
         try:
-            if lease is not None:  # no task was planned under it
+            if lease is not None:  # no task uses the lease
                 self._client.release_lease(self._stream, lease.lease_id)
             if share is not None:
                 share.end(stopped=stopped)
@@ -265,16 +267,16 @@ def connect(options: ScanOptions, *, patience_seconds: float = PLANNING_SECONDS)
 def measured(
     client: SyncClient, state: StreamState, first_offset: int, step_bytes: int
 ) -> StreamState:
-    """`state` with the extents from `first_offset` on that the daemon reports."""
+    """Return `state` with the extents that the daemon reports from `first_offset` on."""
     try:
         found = client.stream_extents(state.stream, first_offset, step_bytes=step_bytes)
-    except UnknownRequest:  # an older daemon: `state` has only the size of the whole
+    except UnknownRequest:  # an older daemon: `state` only has the total size
         return state
     return replace(state, extents=tuple([Extent(*one) for one in found]))
 
 
 def read_token(path: str | None) -> str | None:
-    """The token in that file. Raises InvalidArgument."""
+    """Return the token in the file; None without a file. Raises InvalidArgument."""
     if path is None:
         return None
     try:
@@ -291,6 +293,6 @@ def read_token(path: str | None) -> str | None:
 
 
 def _sendable(key: bytes | None) -> bytes | None:
-    """Return the key to send, None if it is longer than any record's: a daemon refuses such a key,
-    and Spark finds that no record matches."""
+    """Return the key to send in a filter. None if it is longer than a record's key can be: the
+    daemon would refuse it, and Spark's own condition finds that no record matches."""
     return key if key is None or len(key) <= MAX_KEY_BYTES else None

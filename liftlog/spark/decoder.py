@@ -28,20 +28,20 @@ from liftlog.spark.columns import (
 from liftlog.spark.newest import HeldRecords, Places, newest_of_each, split_flags
 
 MOST_BYTES = 16 * 1024 * 1024
-"""Most bytes of the log that are decoded together. Limits the memory of a task, whatever
-`rowsPerBatch` is."""
+"""At most this many bytes of the log are decoded together. This limits the memory of a task,
+whatever `rowsPerBatch` is."""
 
 _RUN_ROWS = 40_000
 _RUN_BYTES = 8 * 1024 * 1024
-"""Rows, or bytes, that are decoded in one turn: each turn has a fixed cost, and a large one no
-longer fits into the caches. The batches passed on are slices of a turn."""
+"""Rows, or bytes, that are decoded in one step: each step has a fixed cost, and a large one no
+longer fits into the processor's caches. The batches that Spark gets are slices of a step."""
 
 
 class RowDecoder:
-    """Makes the rows of one range.
+    """Makes the rows of one range of offsets.
 
-    `subject`: only records whose subject matches this pattern. `compact`: only the newest of these
-    for each key, tombstones included, and all that have no key.
+    `subject`: only records whose subject matches this pattern become rows. `compact`: of these only
+    the newest record of each key, which may be a tombstone, and all records without a key.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class RowDecoder:
         stored = [name for name in self._columns if name != STREAM]
         if subject is not None and SUBJECT not in stored and not compact:
             stored.append(SUBJECT)
-        self._stored = stored or [OFFSET]  # some column has to give the number of rows
+        self._stored = stored or [OFFSET]  # at least one column must show the number of rows
         self._reaches: Callable[[str], bool] | None = None
         if subject is not None:
             self._reaches = lru_cache(maxsize=10_000)(lambda name: matches(subject, name))
@@ -115,7 +115,7 @@ class RowDecoder:
                 yield self._finished(rows)
 
     def _runs(self, batches: Iterable[Batches]) -> Iterator[list[Batches]]:
-        """Groups of batches that are decoded together."""
+        """Yield groups of batches to decode together."""
         run: list[Batches] = []
         rows = size = 0
         for batch in batches:
@@ -123,7 +123,7 @@ class RowDecoder:
                 continue
             run.append(batch)
             rows += len(batch)
-            size += len(batch.raw)  # can be much more than it took on the wire
+            size += len(batch.raw)  # can be much more than its size on the wire
             enough = rows >= _RUN_ROWS or size >= _RUN_BYTES
             if size >= MOST_BYTES or (enough and rows >= self._rows_per_batch):
                 yield run
@@ -134,8 +134,8 @@ class RowDecoder:
             yield run
 
     def _has_none(self, batch: Batches) -> bool:
-        """Return True if the batch has no wanted subject. Small batches are not checked: checking
-        each of them costs more than decoding them together."""
+        """Return True if no record of the batch has a wanted subject. Always False for small
+        batches: checking each of them costs more than decoding them together."""
         if self._reaches is None or not isinstance(batch, RecordBatch):
             return False
         return not any(map(self._reaches, subject_names(batch)))
@@ -182,12 +182,12 @@ def _concat(parts: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def headers_of(blocks: pa.Array) -> pa.Array:
-    """Parse NATS header blocks into lists of name and value, in order, equal names included.
+    """Parse NATS header blocks into lists of names and values, in order, with repeated names.
 
     A record without headers has an empty list. Invalid UTF-8 in names becomes U+FFFD; values are
     bytes, unchanged except that surrounding blanks are removed.
     """
-    # Equal blocks are parsed once: publishers repeat themselves.
+    # Equal blocks are parsed once, because many messages have equal headers.
     encoded = blocks.dictionary_encode()
     parsed = [header_lines(block) for block in encoded.dictionary.to_pylist()]
     lines = [line for found in parsed for line in found]

@@ -1,8 +1,8 @@
-"""Batches from segment files: a stream's directory, or a copy of it. No daemon is involved.
+"""Reads batches from segment files, in a stream's directory or a copy of it. No daemon is needed.
 
 Only sealed segments are read: the records of the active segment are not included. Each step of a
-read loads the manifest again, so it finds the files that replaced others during retention or
-compaction; an open file stays readable until it is closed.
+read loads the manifest again, so it finds the files by which compaction has replaced others. A file
+that is open stays readable until it is closed, even if retention or compaction has deleted it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ _fs = OsFileSystem()
 
 
 class FileTransport:
-    """Reads the stream in the directory `path`, or the named stream in a data directory."""
+    """A `Transport` that reads the stream in the directory `path`, or the named stream in a data
+    directory."""
 
     def __init__(self, options: ScanOptions) -> None:
         assert options.path is not None
@@ -86,11 +87,13 @@ class FileTransport:
         return self.state().end_offset
 
     def check_history(self, offset: int, leader_epoch: int) -> None:
-        """Do nothing: the identity is the lineage, which changes when the end is lost."""
+        """Do nothing: `identity` is the stream's lineage, which changes if the log loses its
+        end."""
 
     def hold(self, state: StreamState, first_offset: int | None) -> StreamState:
-        """Files cannot be protected. Raises InvalidArgument if there are records, but none that can
-        be read from files: an empty result would look like an empty stream."""
+        """Return `state`: files cannot be protected by a lease. Raises InvalidArgument if the
+        stream has records, but none of them in sealed segments: an empty result would look like an
+        empty stream."""
         manifest = self._manifest()
         if manifest.committed_segments:
             return state
@@ -127,7 +130,8 @@ class FileTransport:
         return replace(state, extents=tuple(found))
 
     def held(self, planned: list[ScanRange]) -> list[ScanRange]:
-        """Nothing keeps the files unchanged, so each task checks that they still are."""
+        """Return the ranges with the names of their files. Nothing keeps the files unchanged, so
+        each task checks that they are."""
         manifest = self._manifest()
         if not is_compacted(manifest.metadata.get("settings")):
             return [replace(one, cleaned_below=manifest.cleaned_below) for one in planned]
@@ -154,7 +158,8 @@ class FileTransport:
                     _gap(manifest, reached, min(entry.base_offset, end), losses)
                     yield from _batches(file, entry, index, manifest, reached, end, losses)
             except FileNotFoundError as error:
-                # The file may have been replaced: read the manifest again, once per file.
+                # The file may have been replaced. Read the manifest again, at most once for each
+                # file.
                 if missing == entry.file_name:
                     raise StorageError(
                         f"{self._directory} lacks {missing}, which its manifest lists",
@@ -208,7 +213,7 @@ class FileTransport:
     def _opened(
         self, entry: SegmentEntry, incarnation: str
     ) -> Iterator[tuple[OsFile, SparseIndex | None]]:
-        """Raises FileNotFoundError, StorageError."""
+        """Open a segment and its index, if it has one. Raises FileNotFoundError, StorageError."""
         path = self._directory / entry.file_name
         try:
             file = _fs.open(path, writable=False)
@@ -260,13 +265,13 @@ def _batches(
 ) -> Iterator[RecordBatch]:
     """Yield the batches of a segment in [first_offset, end_offset), and report missing records.
 
-    Batches tile the offsets without gaps, so every gap is a loss: damaged bytes, or records that
-    were lost before they were written.
+    The batches of a segment cover its offsets without gaps. So every gap is a loss: damaged bytes,
+    or records that were lost before they were written.
     """
     reached = max(first_offset, entry.base_offset)
     floor = index.floor(reached) if index is not None else None
     position, base = (0, entry.base_offset) if floor is None else (floor.position, floor.offset)
-    known = [  # those with bytes that do not end before the first position
+    known = [  # damaged bytes that end after the first position
         (bad.position, bad.end_position, bad.first_offset, bad.next_offset)
         for bad in manifest.quarantined
         if bad.segment == entry.file_name and bad.end_position > max(position, bad.position)
@@ -306,7 +311,8 @@ def _batches(
 
 
 def _gap(manifest: Manifest, first_offset: int, next_offset: int, losses: Losses) -> None:
-    """Report [first_offset, next_offset) as lost, except offsets that held no acked record."""
+    """Report the offsets [first_offset, next_offset) as lost, except for those that never had an
+    acked record."""
     if first_offset >= next_offset:
         return
     skipped = sorted(

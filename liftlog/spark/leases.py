@@ -1,17 +1,17 @@
-"""The lease that protects a stream while it is read in parts.
+"""Leases protect a stream while it is read in parts.
 
-Compaction keeps the newest record of each key. Between two tasks the newest record of a key could
-move from before the end of the read to after it, and the read would miss the key altogether. A
-lease prevents that: while it lives, compaction ignores all records from its end on and drops no
-tombstone in its range, and retention deletes nothing in its range. So reading the range in parts,
-any number of times, is like reading it at once.
+Compaction keeps the newest record of each key. Suppose that between two tasks a key gets a new
+record after the end of the read, and compaction deletes the older one inside the read: then the
+read would miss the key. A lease prevents that. While it lasts, compaction ignores all records from
+its end on, and keeps the tombstones in its range; retention deletes nothing in its range. So
+reading the range in parts, any number of times, gives the same result as reading it at once.
 
-For a read by Spark, the lease lives as long as some task renews it (`TaskLease`). Each task renews
-it once more after its last record, and reports that its part is done; after the last part the
-daemon ends the lease. A task that stops early, as for `limit`, reports that, unless it runs in
-Python: then Spark kills its process. A task can run later than that: a second action on the same
-plan, or a stage that Spark repeats. It needs no lease as long as nothing that the lease prevents
-has happened (`may_go_on`).
+For a read by Spark, the lease lasts as long as a task renews it (`TaskLease`). Each task renews it
+once more after its last record, and reports that its part is finished; after the last part the
+daemon ends the lease. A task that stops early, for example because of `limit`, reports that. (A
+task in Python cannot, because Spark kills its process.) A task can also run after the lease has
+ended, if there is a second action on the same plan, or Spark repeats a stage. Such a task needs no
+lease as long as compaction and retention have changed nothing in the range (`may_go_on`).
 
 For an export, a thread of the driver renews the lease during the whole run (`RenewedLease`).
 """
@@ -35,13 +35,13 @@ logger = logging.getLogger("liftlog.spark.export")
 HOLDER = "spark"
 
 REPORT_SECONDS = 5.0
-"""Interval at which a task renews its lease. When a stream has no lease left, the daemon ends those
-that no reader has renewed for three times this long."""
+"""Interval at which a task renews its lease. If a stream has no lease left, the daemon ends leases
+that no reader has renewed for three times this interval."""
 
 
 class TaskLease:
-    """The share of one task in a lease. A thread renews the lease while the task reads, with a
-    connection of its own if that takes longer than a moment."""
+    """The share of one task in a lease. If the task takes longer than a moment, a thread renews the
+    lease over a connection of its own."""
 
     def __init__(
         self,
@@ -54,7 +54,8 @@ class TaskLease:
         part: tuple[int, int] | None = None,
         may_go_on: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`seconds` is how long other tasks may wait for an executor when this one has ended."""
+        """Each renewal extends the lease to `seconds` from then: the time that other tasks can wait
+        for an executor after this one has ended."""
         self._client = client
         self._stream = stream
         self._lease_id = lease_id
@@ -69,8 +70,8 @@ class TaskLease:
         )
 
     def over(self, batches: Iterator[Batches]) -> Iterator[Batches]:
-        """The same batches. Raises LeaseGone if the lease ends before the last one, and `may_go_on`
-        does not find that the read is still complete."""
+        """Yield the same batches. Raises LeaseGone if the lease ends before the last batch, and
+        `may_go_on` returns False: the read may then be incomplete."""
         self._is_read = False
         begun = None if self._part is None else self._part[0]
         self._renew(begun=begun)
@@ -78,7 +79,7 @@ class TaskLease:
         renewed.start()
         for batch in batches:
             yield batch
-            del batch  # so that its buffer is free for the next answer
+            del batch  # frees the buffer for the next answer
             if renewed.gone is not None and not self._is_gone:
                 self._lost(renewed.gone)
         renewed.end()
@@ -86,10 +87,10 @@ class TaskLease:
         self._is_read = True
 
     def end(self, *, stopped: bool) -> None:
-        """Stop renewing. Raises LiftlogError.
+        """Stop renewing, and report the end of this part to the daemon. Raises LiftlogError.
 
-        `stopped` reports that this part needs no more records although it was not read to its end:
-        the daemon may then end a lease that no other part uses.
+        `stopped` reports that this part needs no more records although it was not read to its end.
+        The daemon may then end the lease if no other part uses it.
         """
         if self._thread is not None:
             self._thread.end()
@@ -116,7 +117,7 @@ class TaskLease:
             self._lost(error)
 
     def _lost(self, gone: LeaseGone | None) -> None:
-        """Raises LeaseGone unless the read is still complete."""
+        """Raise LeaseGone, unless the read is still complete without the lease."""
         self._is_gone = True
         if not self._may_go_on():
             raise LeaseGone(
@@ -128,11 +129,11 @@ class TaskLease:
 
 
 class RenewedLease:
-    """Used in `with`: renews the lease until the block ends, then releases it if it `releases`.
+    """Renews a lease until the `with` block ends, and then releases it if `releases` is true.
 
-    `connect` opens a connection for the thread. If the lease ends early, the thread sets `gone` and
-    calls `on_lost`, so that useless work can be stopped. While the daemon cannot be reached, the
-    thread keeps trying.
+    A thread renews the lease over a connection that `connect` opens. If the lease ends early, the
+    thread sets `gone` and calls `on_lost`, so that the run can stop. While the daemon cannot be
+    reached, the thread retries.
     """
 
     def __init__(
@@ -158,7 +159,7 @@ class RenewedLease:
         self.gone: LeaseGone | None = None
 
     def confirm(self, client: SyncClient) -> None:
-        """Return if the lease has lived without a break. Raises LeaseGone."""
+        """Check that the lease has lasted without a break. Raises LeaseGone otherwise."""
         if self.gone is not None:
             raise self.gone
         try:
@@ -170,7 +171,8 @@ class RenewedLease:
         self._thread.start()
 
     def end(self) -> None:
-        """Stop renewing. Returns when the lease is released, or at once if the caller keeps it."""
+        """Stop renewing. Returns when the lease is released; if it is not to be released, returns
+        at once."""
         self._stop.set()
         if self._releases:
             self._thread.join()
@@ -195,7 +197,7 @@ class RenewedLease:
                 self.gone = self.explained()
                 self._on_lost()
             except LiftlogError as error:
-                # The lease expires by itself; if it was still needed, `confirm` fails.
+                # The lease expires by itself. If the run still needed it, `confirm` fails.
                 logger.warning("lease-left stream=%s error=%s", self._stream, error)
 
     def _renew_until_stopped(self, opened: ExitStack) -> None:
@@ -217,7 +219,7 @@ class RenewedLease:
             except LiftlogError as error:
                 if stopping:
                     raise
-                # The lease may outlive the outage.
+                # The daemon may be reachable again before the lease expires.
                 logger.warning("lease-not-renewed stream=%s error=%s", self._stream, error)
 
     def explained(self) -> LeaseGone:

@@ -1,8 +1,8 @@
 """Selects the newest record of each key in a range: the option `compact`. Does not import Spark.
 
-All keys of the range are decoded first. The records stay encoded until the wanted ones are known,
-and only those are decoded. So a task needs memory for the part of the log that it reads and for its
-keys, however large the stream is.
+First all keys of the range are decoded, and the wanted records are determined. The records stay
+encoded until then, and only the wanted ones are decoded. So a task needs memory for the part of the
+log that it reads and for its keys, however large the stream is.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ _SMALL_BATCH_BYTES = 2048
 """Batches below this mean size take more memory as objects than as decoded rows."""
 
 _MOST_KEY_BYTES = 2**30
-"""A binary column of Arrow has 31-bit positions; a larger one of keys is cast to 63 bits."""
+"""A binary column of Arrow has 31-bit positions. A larger column of keys is cast to one with 63
+bits."""
 
 
 def newest_of_each(keys: Sequence[pa.Array], offsets: Offsets | None = None) -> Flags:
-    """Return for each record whether it has the largest offset of its key.
+    """Return a flag for each record: True if it has the largest offset of its key.
 
     Without `offsets` the records are in the order of their offsets. Keys are compared byte by byte.
     All records without a key are wanted.
@@ -49,17 +50,17 @@ def newest_of_each(keys: Sequence[pa.Array], offsets: Offsets | None = None) -> 
     if offsets is not None:
         keyed = keyed[np.argsort(offsets[keyed], kind="stable")]
     last = np.empty(len(encoded[0].dictionary), np.intp)
-    last[codes[keyed]] = keyed  # for several places of one code, the last assignment wins
+    last[codes[keyed]] = keyed  # for several records of one key, the last one counts
     wanted = codes < 0
     wanted[last] = True
     return wanted
 
 
 class HeldRecords:
-    """Records that are held until all keys are known.
+    """Holds records until all keys of the range are known.
 
-    `places` are the records that count; None: all of them. Small records are held as rows, others
-    in the batches that they came in, which stay compressed if they were.
+    `places` are the positions of the records that count; None: all of them. Small records are held
+    as rows. Others are held in their batches, which stay compressed if they were compressed.
     """
 
     def __init__(
@@ -78,8 +79,8 @@ class HeldRecords:
             self._batches = [_packed(batch) for batch in one_by_one(run)]
 
     def rows(self, wanted: Flags) -> pa.RecordBatch | None:
-        """The rows for which `wanted` is set, of the records that count. Can be called only once,
-        since it frees them."""
+        """Return those of the records that count for which `wanted` is set. Can be called only
+        once, because it frees the records."""
         chosen = np.flatnonzero(wanted)
         rows, self._rows = self._rows, None
         batches, self._batches = self._batches, []
@@ -95,7 +96,8 @@ class HeldRecords:
 def _decode(
     held: list[RecordBatch | _Packed], columns: Sequence[str], chosen: Places
 ) -> pa.RecordBatch:
-    """The records at these places; batches without any of them are not decoded."""
+    """Return the records at the positions `chosen`. Batches without such a record are not
+    decoded."""
     sizes = np.array([len(batch) for batch in held], np.intp)
     borders = np.concatenate([np.zeros(1, np.intp), np.cumsum(sizes)])
     cuts = np.searchsorted(chosen, borders)
@@ -113,7 +115,7 @@ def _decode(
 
 
 class _Packed:
-    """A compressed batch, without its decompressed bytes."""
+    """A compressed batch; its decompressed bytes are not kept."""
 
     __slots__ = ("_count", "_first", "_last", "_stored")
 
@@ -127,7 +129,7 @@ class _Packed:
         return self._count
 
     def batch(self) -> RecordBatch:
-        whole = decode_batch(self._stored, verify=False)  # it was verified when it was read
+        whole = decode_batch(self._stored, verify=False)  # verified when the batch was read
         return whole.trim(self._first, self._last + 1)
 
 
@@ -138,7 +140,7 @@ def _packed(batch: RecordBatch) -> RecordBatch | _Packed:
 
 
 def split_flags(flags: Flags, sizes: Sequence[int]) -> Iterator[Flags]:
-    """The flags in pieces of these sizes."""
+    """Yield the flags in pieces of these sizes."""
     at = 0
     for size in sizes:
         yield flags[at : at + size]

@@ -1,7 +1,7 @@
-"""The options of a read, checked as a whole before anything is read.
+"""The options of a read. All of them are checked before the read begins.
 
-Spark passes text, and names without regard to case. An unknown name is an error: if a misspelt
-`startingOffset` were ignored, the read would return other records than those requested.
+Spark passes values as text, and ignores the case of names. An unknown name is an error: if a
+misspelt `startingOffset` were ignored, the read would return other records than those requested.
 """
 
 from __future__ import annotations
@@ -52,14 +52,13 @@ NAMES = (
 )
 
 DEFAULT_ROWS_PER_BATCH = 10_000
-DEFAULT_PARTITION_BYTES = 128 * 1024 * 1024  # as Spark's own, of files
+DEFAULT_PARTITION_BYTES = 128 * 1024 * 1024  # the default of Spark's own file sources
 COMPACT_PARTITION_BYTES = 256 * 1024 * 1024
-"""The default with `compact`. A larger part drops more superseded records, but a task holds all of
-its part in memory."""
+"""The default size of a part with `compact`. In a larger part more superseded records are dropped,
+but a task holds its whole part in memory."""
 
 DEFAULT_LEASE_SECONDS = 60
-"""Short, because a plan that is never carried out, or only in part, holds its lease as long as
-that."""
+"""Short, because a plan that is never run, or only in part, keeps its lease for this time."""
 MAX_LEASE_SECONDS = 3600
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -107,7 +106,8 @@ class ScanOptions:
 
 
 def parse_options(given: Mapping[str, str], *, streaming: bool = False) -> ScanOptions:
-    """Raises InvalidArgument, which names the option and says what is valid."""
+    """Parse and check the options. Raises InvalidArgument; its text names the option and the valid
+    values."""
     known = {name.lower(): name for name in NAMES}
     values: dict[str, str] = {}
     for name, value in given.items():
@@ -215,7 +215,8 @@ def _address(given: str) -> str:
             hint="use host:port, tls://host:port or unix:///path",
         ) from error
     if not address.path and urlsplit(text).port is None:
-        # A job on many hosts would otherwise fail only when it connects, to a port it never named.
+        # A missing port is an error here. With a default port, a job on many hosts would fail only
+        # when it connects.
         wanted = given.rstrip(":/")
         raise InvalidArgument(
             f"server={given!r} has no port",
@@ -251,14 +252,15 @@ def _time(name: str, text: str) -> datetime:
         if re.fullmatch(r"[0-9]{9,15}", stripped):
             return _EPOCH + timedelta(milliseconds=int(stripped))
         if not _ISO.fullmatch(stripped):
-            raise ValueError  # some of what follows accepts more than the jar does
+            raise ValueError  # the functions below accept more than the jar does
         found = datetime.fromisoformat(stripped)
     except (ValueError, OverflowError):
         raise InvalidArgument(
             f"{name}={text!r} is not a time",
             hint="use ISO 8601 such as 2026-01-31T12:00:00Z, or milliseconds since 1970",
         ) from None
-    # Driver and executors can be in different zones, so a time without a zone cannot be local.
+    # Driver and executors can have different time zones, so a time without a zone is not local
+    # time.
     return found.replace(tzinfo=UTC) if found.tzinfo is None else found
 
 
@@ -303,7 +305,7 @@ def _size(values: Mapping[str, str], name: str) -> int | None:
     text = values.get(name)
     if text is None:
         return None
-    from liftlog.settings.units import parse_size  # slow to import, and rarely needed
+    from liftlog.settings.units import parse_size  # slow, and rarely needed
 
     try:
         size = parse_size(text.strip())

@@ -1,4 +1,4 @@
-"""One read from beginning to end: its ranges, and the rows of each. Does not import Spark."""
+"""One read: plans its ranges, and reads the rows of each. Does not import Spark."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 def open_transport(
     options: ScanOptions, *, patience_seconds: float = PLANNING_SECONDS
 ) -> Transport:
-    """`patience_seconds` is how long to wait for a daemon that cannot be reached. Raises
-    LiftlogError."""
+    """Open a transport for a read. Waits at most `patience_seconds` for a daemon that cannot be
+    reached. Raises LiftlogError."""
     if options.path is not None:
         return FileTransport(options)
     return DaemonTransport(options, patience_seconds=patience_seconds)
 
 
 def plan(options: ScanOptions) -> list[ScanRange]:
-    """The ranges of a batch read, for the stream as it is now. Raises LiftlogError."""
+    """Return the ranges of a batch read, for the stream as it is now. Raises LiftlogError."""
     with open_transport(options) as transport:
         state, first = _held(transport, options)
         end = _end_offset(transport, state, options)
@@ -54,7 +54,8 @@ def plan(options: ScanOptions) -> list[ScanRange]:
 
 
 def _held(transport: Transport, options: ScanOptions) -> tuple[StreamState, int]:
-    """The state of the stream that holds during the read, and the offset where the read begins."""
+    """Protect the stream for the read. Returns the state with which to plan, and the offset where
+    the read begins."""
     state = transport.state()
     first = first_offset(transport, state, options)
     while True:
@@ -67,7 +68,7 @@ def _held(transport: Transport, options: ScanOptions) -> tuple[StreamState, int]
             before = first
             state = transport.state()
             first = first_offset(transport, state, options)
-            if first <= before:  # otherwise retention has moved the log start: try again
+            if first <= before:  # retention has moved the log start: try again
                 raise
 
 
@@ -78,9 +79,9 @@ def read(
     on_loss: OnLoss | None = None,
     loss_hint: str = FAIL_ON_DATA_LOSS,
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of one range, in batches of `rowsPerBatch`. `on_loss` is called for each range of
-    offsets that is skipped with `failOnDataLoss=false`; without it, the error has `loss_hint`.
-    Raises LiftlogError."""
+    """Yield the rows of one range, in batches of `rowsPerBatch`. With `failOnDataLoss=false`,
+    `on_loss` is called for each range of offsets that is skipped. Otherwise lost records raise an
+    error with the hint `loss_hint`. Raises LiftlogError."""
     if wanted.servers:
         options = replace(options, server=",".join(wanted.servers))
     with open_transport(options, patience_seconds=READING_SECONDS) as transport:
@@ -147,7 +148,7 @@ def _resolve(transport: Transport, state: StreamState, position: Position) -> in
 
 
 def _offset_at(transport: Transport, when: datetime) -> int:
-    most_us = (2**63 - 1) // 1000  # of the nanoseconds that a request can carry
+    most_us = (2**63 - 1) // 1000  # a request contains 63 bits of ns
     us = (when - _EPOCH) // timedelta(microseconds=1)
     return transport.offset_at(max(0, min(us, most_us)) * 1000)
 
@@ -158,10 +159,10 @@ def _offset_at(transport: Transport, when: datetime) -> int:
 def split(
     state: StreamState, first_offset: int, end_offset: int, target_bytes: int
 ) -> list[ScanRange]:
-    """Split [first_offset, end_offset) into ranges of about equal size, none much above
-    `target_bytes`.
+    """Split [first_offset, end_offset) into ranges of about equal size. No range is much larger
+    than `target_bytes`.
 
-    No range is empty; an empty interval gives no range.
+    No range is empty. For an empty interval the result is an empty list.
     """
     if first_offset >= end_offset:
         return []
@@ -180,14 +181,14 @@ def split(
 
 
 def step_of(target_bytes: int) -> int:
-    """Return the step with which to measure a stream that is divided into parts of
-    `target_bytes`."""
+    """Return the size of the extents to measure, in bytes, for a stream that is to be divided into
+    parts of `target_bytes`."""
     return max(1, target_bytes // _STEPS_PER_PART)
 
 
 def limit_bytes(state: StreamState, first_offset: int, end_offset: int, most_bytes: int) -> int:
-    """Return the offset about `most_bytes` after `first_offset`; at least one record further, and
-    at most `end_offset`."""
+    """Return the offset that is about `most_bytes` after `first_offset`, at least one record after
+    it, and at most `end_offset`."""
     parts = _clip(state.extents, first_offset, end_offset)
     if sum(part.size_bytes for part in parts) <= most_bytes:
         return end_offset
@@ -195,8 +196,8 @@ def limit_bytes(state: StreamState, first_offset: int, end_offset: int, most_byt
 
 
 def _clip(extents: Iterable[Extent], first_offset: int, end_offset: int) -> list[Extent]:
-    """Return the part of each extent that is in the range; records of an extent count as equally
-    large."""
+    """Return the part of each extent that is in the range. All records of an extent count as
+    equally large."""
     found = []
     for extent in extents:
         first = max(extent.first_offset, first_offset)
@@ -208,7 +209,7 @@ def _clip(extents: Iterable[Extent], first_offset: int, end_offset: int) -> list
 
 
 def _offset_after(parts: Sequence[Extent], size_bytes: int) -> int:
-    """Return the offset that has about `size_bytes` before it."""
+    """Return the offset before which the parts have about `size_bytes` bytes."""
     left = size_bytes
     for part in parts:
         if left < part.size_bytes:

@@ -1,6 +1,6 @@
 """The data source: the class that Spark calls.
 
-Spark pickles these classes by their names: every host of a cluster needs liftlog installed.
+Spark pickles these classes by their names, so liftlog must be installed on every host of a cluster.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ _TYPES: dict[str, DataType] = {
 
 
 class LiftlogSource(DataSource):
-    """`format("liftlog")`. docs/reference/spark.md describes the options."""
+    """The data source `format("liftlog")`. docs/reference/spark.md describes its options."""
 
     @classmethod
     def name(cls) -> str:
         return "liftlog"
 
     def schema(self) -> StructType:
-        # The kind of read, batch or streaming, is not known here.
+        # At this point it is unknown whether the read is a batch or a stream.
         options = {
             name: value
             for name, value in self.options.items()

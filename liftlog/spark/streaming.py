@@ -1,12 +1,12 @@
 """Structured streaming: `spark.readStream.format("liftlog")`.
 
-Spark stores each position before it reads the records up to it, and asks for the same range again
-after a crash. A position names the history of offsets that it belongs to, so that a stream that was
-deleted and created again is never mistaken for the old one.
+Spark stores each position before it reads the records up to this position, and after a crash
+requests the same range again. A position contains the identity of the stream's history, so that a
+stream that was deleted and created again is never mistaken for the old one.
 
-For the first micro-batch Spark stores only the end, and asks for the initial offset again after a
+For the first micro-batch Spark stores only the end, and requests the initial offset again after a
 restart. By then `earliest` and `latest` can be other offsets. So the end of each micro-batch also
-stores where that micro-batch begins.
+contains the offset at which the micro-batch begins.
 """
 
 from __future__ import annotations
@@ -38,15 +38,16 @@ INITIAL = "initial"
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """One query. It runs in a process of the driver; only `read` runs in the executors.
+    """The reader of one query. It runs in a process on the driver's host; only `read` runs in the
+    executors.
 
-    It keeps one transport between calls, and is pickled before it opens one.
+    It keeps one transport between calls. Spark pickles the reader before it opens the transport.
     """
 
     def __init__(self, options: ScanOptions) -> None:
         self._options = options
         self._transport: Transport | None = None
-        self._target: int | None = None  # with availableNow: where to stop
+        self._target: int | None = None  # the end of the query with availableNow
 
     # --- positions ---
 
@@ -62,12 +63,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if INITIAL in start and self._options.start == EARLIEST:
             first = max(
                 first, state.log_start_offset
-            )  # removed before the first micro-batch: no loss
+            )  # not a loss: retention removed them before the first micro-batch
         end = state.end_offset
         if self._target is not None:
             end = min(end, self._target)
         if end <= first:
-            # An unchanged position means no new data. The initial one needs FROM: Spark stores it.
+            # An unchanged position means that there are no new records. The initial position needs
+            # FROM, because Spark stores it.
             return start if INITIAL not in start else _position(state, first) | {FROM: first}
         if not isinstance(limit, ReadAllAvailable):
             end = self._limited(state, first, end, limit)
@@ -75,7 +77,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         options = self._options
-        # Spark accepts one limit per source; `_limited` applies the other one too.
+        # Spark accepts only one limit per source. `_limited` applies the other one.
         if options.max_offsets_per_trigger is not None:
             return ReadMaxRows(options.max_offsets_per_trigger)
         if options.max_bytes_per_trigger is not None:
@@ -106,8 +108,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return end
 
     def _check(self, state: StreamState, position: dict[str, Any]) -> int:
-        """Return the offset of a stored position. Raises LiftlogError if it belongs to another
-        history."""
+        """Return the offset of a stored position. Raises LiftlogError if the position belongs to
+        another history of the stream."""
         try:
             offset, identity = int(position[OFFSET]), str(position[IDENTITY])
         except (KeyError, TypeError, ValueError):
@@ -132,7 +134,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return offset
 
     def _check_history(self, state: StreamState, offset: int, epoch: int) -> None:
-        """Check that the log did not lose its end and then grow beyond the position again."""
+        """Check that the log has not lost its end and then grown beyond the position again. Raises
+        LiftlogError otherwise."""
         assert self._transport is not None
         try:
             self._transport.check_history(offset, epoch)

@@ -1,7 +1,7 @@
-"""The source of the batches of a read, and the handling of records that it cannot get.
+"""The interface to the source of a read's batches, and the handling of records that cannot be read.
 
-The caller that opens a transport closes it; several transports can read one stream at the same
-time. The option `failOnDataLoss` decides about lost records.
+The caller that opens a transport also closes it. Several transports can read one stream at the same
+time. The option `failOnDataLoss` defines the handling of lost records.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ FAIL_ON_DATA_LOSS = "set failOnDataLoss=false to continue without them"
 
 @dataclass(frozen=True, slots=True)
 class StreamState:
-    """A stream at one moment. Everything below `end_offset` is committed.
+    """The state of a stream at one moment. All records below `end_offset` are committed.
 
-    `identity` names one history of offsets. `extents` tile the offsets, oldest first, and can begin
-    before `log_start_offset`. `servers` are the known addresses of nodes, if it is read from a
-    daemon.
+    `identity` identifies one history of offsets. `extents` cover the offsets without gaps, oldest
+    first, and can begin before `log_start_offset`. `servers` are the known addresses of nodes, if
+    the stream is read from a daemon.
     """
 
     stream: str
@@ -43,16 +43,16 @@ class StreamState:
 class CompactionMark:
     """The limits within which compaction does not change the result of a read.
 
-    Compaction has considered no record from `end_offset` on, and has removed no tombstones since
-    the read was planned.
+    The mark holds as long as compaction has not processed records from `end_offset` on, and has
+    removed no tombstones since the read was planned.
     """
 
     end_offset: int
     tombstones_removed_below: int
 
     def still_holds(self, compaction: Mapping[str, Any]) -> bool:
-        """Return True if the mark still holds; `compaction` is that part of the stream's
-        description."""
+        """Return True if the mark still holds. `compaction` is the field of this name in the
+        stream's description."""
         removed_below = compaction.get("tombstones_removed_below", 0)
         counted_below = compaction.get("cleaned_below", 0)
         return bool(
@@ -62,7 +62,8 @@ class CompactionMark:
 
 @dataclass(frozen=True, slots=True)
 class ScanRange:
-    """The range of one task: [first_offset, end_offset) of the stream for which it was planned."""
+    """The range of one task: the offsets [first_offset, end_offset) of the stream for which it was
+    planned."""
 
     stream: str
     identity: str
@@ -72,16 +73,17 @@ class ScanRange:
     files: tuple[str, ...] | None = None
     """For a compacted stream that is read from files: the files that hold the range."""
     lease_id: str | None = None
-    """The lease of the read, if it reads from a daemon."""
+    """The lease of the read, if the stream is read from a daemon."""
     part: tuple[int, int] | None = None
-    """The number of this range, from 0, and the number of ranges under that lease."""
+    """The number of this range, from 0, and the number of all ranges under the lease."""
     mark: CompactionMark | None = None
-    """For a compacted stream that is read from a daemon."""
+    """Set for a compacted stream that is read from a daemon."""
     cleaned_below: int | None = None
     """For a stream without compaction: the end of the last compaction before it was switched off,
-    if there was any."""
+    or 0. None for a compacted stream."""
     servers: tuple[str, ...] = ()
-    """Any of these nodes can be asked; if empty, those of the options."""
+    """Addresses of nodes, any of which can be asked; if empty, the addresses in the options are
+    used."""
 
 
 OnLoss: TypeAlias = Callable[[int, int, str], None]
@@ -89,7 +91,7 @@ OnLoss: TypeAlias = Callable[[int, int, str], None]
 
 
 class Losses:
-    """Handles records that a read cannot get: fails with this `hint`, or logs a warning, calls
+    """Handles records that cannot be read: raises an error with `hint`, or logs a warning, calls
     `on_loss` and continues."""
 
     def __init__(
@@ -145,40 +147,42 @@ class Transport(Protocol):
     def state(self) -> StreamState: ...
 
     def offset_at(self, timestamp_ns: int) -> int:
-        """Return the offset of the first record stamped at or after that time; without one, the
-        end."""
+        """Return the offset of the first record whose timestamp is `timestamp_ns` or later. If
+        there is no such record, return the end."""
         ...
 
     def check_history(self, offset: int, leader_epoch: int) -> None:
-        """Check that the history before `offset` in that epoch is unchanged. Raises Diverged."""
+        """Check that the log still has the records before `offset` that it had in `leader_epoch`.
+        Raises Diverged otherwise."""
         ...
 
     def hold(self, state: StreamState, first_offset: int | None) -> StreamState:
-        """Ensure that a read from `first_offset` on sees one state of the stream, although it is
-        read in parts.
+        """Protect the stream, so that a read in parts from `first_offset` on returns the records of
+        one state of the stream.
 
-        None stands for the first record that retention leaves. Returns the state to plan with.
-        Raises OffsetOutOfRange if retention has removed that offset meanwhile.
+        `first_offset` None: the first record that retention would keep. Returns the state with
+        which to plan. Raises OffsetOutOfRange if retention has meanwhile removed `first_offset`.
         """
         ...
 
     def measure(
         self, state: StreamState, first_offset: int, end_offset: int, step_bytes: int
     ) -> StreamState:
-        """Return the same state, with `extents` of about `step_bytes` each for [first_offset,
-        end_offset), so that it can be divided by size."""
+        """Return the same state with `extents` for [first_offset, end_offset), each of about
+        `step_bytes` bytes, so that the offsets can be divided by size."""
         ...
 
     def held(self, planned: list[ScanRange]) -> list[ScanRange]:
-        """Return the ranges with the data that their tasks need about that protection."""
+        """Return the ranges, with the data about the protection that their tasks need."""
         ...
 
     def batches(self, wanted: ScanRange, losses: Losses) -> Iterator[Batches]:
-        """Yield checked batches with exactly the records of that range, single or several together.
+        """Yield checked batches, alone or several together, that contain exactly the records of the
+        range.
 
-        Raises StaleIncarnation if the stream was deleted and created again. For records that are
-        damaged, lost or removed since, `losses` decides: CorruptRange, OffsetOutOfRange, or
-        continue without them.
+        Raises StaleIncarnation if the stream was deleted and created again. `losses` handles
+        records that are damaged, lost or meanwhile removed: it raises CorruptRange or
+        OffsetOutOfRange, or the read continues without them.
         """
         ...
 
@@ -203,6 +207,6 @@ def compacted_meanwhile(stream: str, hint: str = "read again") -> SegmentsChange
 
 
 def is_compacted(settings: Mapping[str, Any] | None) -> bool:
-    """Return True if these settings of a stream let compaction remove records."""
+    """Return True if a stream with these settings is compacted."""
     compaction = (settings or {}).get("compaction")
     return isinstance(compaction, Mapping) and compaction.get("enabled", True) is not False

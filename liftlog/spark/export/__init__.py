@@ -1,27 +1,27 @@
-"""Streams as tables: `liftlog export`, and how its result is read.
+"""Streams as tables: `liftlog export`, and functions that read its result.
 
-    planning               the request, and where a run begins: pure
+    planning               the request, and the offset where a run begins: pure
     snapshot               the content of the table after a run; the bytes of a manifest: pure
     store                  files in a directory, or at a URL
-    table, manifests       snapshots that are committed by one link()
-    delta                  the same for a Delta table
-    opening                a table, opened for a run; its newest snapshot, for readers
+    table, manifests       a table whose snapshots are committed by one link()
+    delta                  a Delta table
+    opening                opens a table for a run, or its newest snapshot for readers
     run_plan               the input of a run, fixed under a lease
     tasks                  the tasks of all phases, which any host can run: scan, merge, optimize
-    scanning               one range of the log -> files
-    merging                which files are rewritten, and one bucket of keys -> a file
-    changes                merge on read: which rows replace which, instead of rewriting files
-    packing                which small files become one, and their rows -> a file
-    files                  the files of the table, and those between the phases
-    buckets                which keys belong to which merge task
+    scanning               writes one range of the log to files
+    merging                decides which files to rewrite; writes one bucket of keys to a file
+    changes                merge on read: adds rows, and the offsets of the rows that they replace
+    packing                decides which small files become one; writes their rows to a file
+    files                  the files of the table, and those that one phase passes to the next
+    buckets                divides keys among merge tasks
     engine                 runs the tasks on Spark: the only module that imports pyspark at its top
     session                a Spark session, or an error that names the missing package
     interrupts             Ctrl-C while Spark starts and while it works
     job                    a whole run, step by step
 
-A run changes no existing file: it adds files that no snapshot names yet, and then commits them in
-one atomic step. A crash before that step leaves files that a later run removes; a crash after it
-leaves a complete table.
+A run does not change existing files. It adds files that no snapshot names yet, and then commits
+them in one atomic step. A crash before that step leaves files that a later run removes; a crash
+after it leaves a complete table.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = ["batches", "in_doubt", "newest", "paths", "query", "read", "vacuum"]
 
 
 def __getattr__(name: str) -> Any:
-    # `session`, which reports what is not installed, must be importable without pyarrow.
+    # `session` must be importable without pyarrow, because it reports missing packages.
     if name in __all__:
         from liftlog.spark.export import opening
 
@@ -46,7 +46,8 @@ def __getattr__(name: str) -> Any:
 
 
 def read(spark: SparkSession, directory: str) -> DataFrame:
-    """The newest snapshot of an export as a DataFrame. Raises StreamNotFound if there is none."""
+    """Return the newest snapshot of an export as a DataFrame. Raises StreamNotFound if the
+    directory has no snapshot."""
     from liftlog.spark.export.engine import read_snapshot
 
     return read_snapshot(spark, directory)

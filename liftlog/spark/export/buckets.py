@@ -1,9 +1,9 @@
-"""Which task of a merge handles a key. Pure.
+"""Assigns keys to the tasks of a merge. Pure.
 
-Keys are divided by their CRC-32C into buckets, whose number is a power of two. So buckets of two
-divisions never overlap in part: a bucket lies within one bucket of a coarser division, and consists
-of whole buckets of a finer one. Files that were written with another number of buckets, when the
-table was smaller, can be used as they are.
+The CRC-32C of a key determines its bucket, and the number of buckets is a power of two. So if the
+number changes, buckets are only divided or joined as wholes: a bucket lies within one bucket of a
+coarser division, and consists of whole buckets of a finer one. Files that were written with fewer
+buckets, when the table was smaller, can still be used.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ MOST_BUCKETS = 1024
 
 
 class Bucket(NamedTuple):
-    """One of `total` equal parts of all keys."""
+    """One of `total` parts of all keys, which are about equally large."""
 
     number: int
     total: int
 
     def meets(self, other: Bucket) -> bool:
-        """Return True if some key can be in both."""
+        """Return True if a key can be in both buckets."""
         common = min(self.total, other.total)
         return self.number % common == other.number % common
 
@@ -35,16 +35,17 @@ ALL_KEYS = Bucket(0, 1)
 
 
 def buckets_for(size_bytes: int, bucket_bytes: int) -> int:
-    """The smallest number of buckets that gives each at most `bucket_bytes`.
+    """Return the smallest number of buckets with which each has at most `bucket_bytes`.
 
-    At most MOST_BUCKETS, to limit the number of files; beyond that buckets grow with the table.
+    The number is at most MOST_BUCKETS, to limit the number of files. In larger tables the buckets
+    are larger.
     """
     wanted = -(-size_bytes // bucket_bytes)
     return min(1 << max(wanted - 1, 0).bit_length(), MOST_BUCKETS)
 
 
 def numbers_of(keys: pa.Array, total: int) -> NDArray[np.uint32]:
-    """Return the bucket of each key. Rows without a key are in that of the empty key."""
+    """Return the bucket of each key. Rows without a key are in the bucket of the empty key."""
     if total == 1:
         return np.zeros(len(keys), np.uint32)
     texts = keys.fill_null(b"").to_pylist()

@@ -1,15 +1,15 @@
 """Merge on read: a run adds the rows that changed, and the offsets of the rows that they replace.
 
-    keyed      as the last fold wrote them
-    changed    the newest rows of keys that changed since, in a few files per run
-    removed    offsets: these rows of other files no longer count
+    keyed      rows with a key, as the last fold wrote them
+    changed    the newest rows of keys that changed since the last fold, in a few files per run
+    removed    offsets: the rows with these offsets in other files no longer count
 
 An offset identifies a row, so the table is all rows whose offset is not in a file of kind
 "removed": readers need no keys, no order of files and no tombstones. Does not import Spark.
 
-A run writes about as much as changed. When the changes have become a quarter of the table, the next
-run folds them into the keyed files, as each run does with copy on write. So reading costs a bounded
-part more, and writing too: see `must_fold`.
+A run writes about as many bytes as have changed. When the changes have become a quarter of the
+table, the next run folds them: it rewrites the keyed files with the changes, as each run does with
+copy on write. So the extra cost of reading is limited, and so is that of writing: see `must_fold`.
 """
 
 from __future__ import annotations
@@ -43,18 +43,19 @@ from liftlog.spark.export.tasks import Engine, Task, TaskResult, Tell
 from liftlog.spark.newest import newest_of_each
 
 FOLD_PART = 0.25
-"""Part of the keyed files that may have changed before the next run folds."""
+"""If the changes are larger than this part of the keyed files, the next run folds them."""
 
 MOST_CHANGES = 16
-"""Most files of one kind in a bucket; then a run merges them into one. Each costs a reader a
-request."""
+"""If a bucket has this many files of changes, or of removed offsets, a run merges them into one:
+each file costs a reader a request."""
 
 _SMALL_TABLE = 1024 * 1024
-"""Below this, the bytes of files say more about their footers than about their rows."""
+"""Below this size, footers make up most of a file's bytes, so its size says little about its
+rows."""
 
 _KEYS_PER_TASK = 8
-"""A task of a fold reads all columns of a bucket; one that looks for changed keys reads only keys
-and offsets, of this many buckets."""
+"""A task that looks for changed keys handles this many buckets: it reads only keys and offsets,
+while a task of a fold reads all columns of one bucket."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +68,13 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class ChangeTask:
-    """The rows of `staged` in a new file of changes, and the offsets of the rows of `older` that
-    they replace, or that are below the log start, in another.
+    """Writes the rows of `staged` to a new file of changes. Writes to a second file the offsets of
+    rows of `older` that these rows replace, or that are below the log start.
 
-    With `absorbs`, `absorbed`, the changes of earlier runs, become part of the new file, and so do
-    `removed`, except those offsets that were in `absorbed`. All are of one bucket, or of several
-    ones that include it. Needs memory for the keys of `staged` and `absorbed`, the offsets in
-    `removed`, and the keys of one older file.
+    If `absorbs` is true, the new files replace those of earlier runs: the first also gets the rows
+    of `absorbed`, and the second the offsets of `removed`, except offsets of rows in `absorbed`.
+    All files are of the task's bucket, or of a larger one that contains it. Needs memory for the
+    keys of `staged` and `absorbed`, the offsets in `removed`, and the keys of one older file.
     """
 
     work: MergeWork
@@ -85,7 +86,7 @@ class ChangeTask:
     absorbs: bool
 
     def run(self) -> TaskResult:
-        """Raises LiftlogError."""
+        """Run the task. Raises LiftlogError."""
         work, store = self.work, open_store(self.work.table)
         removed = read_offsets(store, self.removed)
         keys, absorbed, wanted = self._decide(store, removed)
@@ -107,7 +108,8 @@ class ChangeTask:
             return TaskResult(changed.finish() + gone.finish(), removed=tuple(counts))
 
     def _decide(self, store: Store, removed: Offsets) -> tuple[pa.Array, Offsets, Flags]:
-        """Return the new keys, the offsets of the absorbed rows, and which rows win."""
+        """Return the new keys, the offsets of the absorbed rows, and flags for the rows that
+        win."""
         keys: list[pa.Array] = []
         places = [np.zeros(0, np.int64)]
         for batch in self._rows(store, schema_of((KEY, OFFSET))):
@@ -129,14 +131,15 @@ class ChangeTask:
     def _replaced(
         self, store: Store, keys: pa.Array, removed: Offsets
     ) -> tuple[list[tuple[str, int]], list[Offsets]]:
-        """Return the rows of older files that no longer count: how many of which file, and their
-        offsets."""
+        """Find the rows of older files that no longer count. Returns their number for each file,
+        and their offsets."""
         schema = schema_of((KEY, OFFSET))
         number, total = self.bucket
         counts: list[tuple[str, int]] = []
         found: list[Offsets] = []
         for file in self.older:
-            # As a whole: each search builds a hash table of all new keys.
+            # Each file is searched in one step, because each search builds a hash table of all new
+            # keys.
             rows = pa.Table.from_batches(read_rows(store, file, schema), schema)
             offsets = rows.column(OFFSET).to_numpy()
             gone = pc.is_in(rows.column(KEY), value_set=keys).to_numpy()
@@ -153,14 +156,14 @@ class ChangeTask:
 
 @dataclass(frozen=True, slots=True)
 class RestageTask:
-    """Changes of earlier runs, staged again as if they had just been read, for a fold."""
+    """Stages the changes of earlier runs for a fold, as if they had just been read from the log."""
 
     work: MergeWork
     buckets: int
     files: tuple[DataFile, ...]
 
     def run(self) -> TaskResult:
-        """Raises LiftlogError."""
+        """Run the task. Raises LiftlogError."""
         work, schema = self.work, schema_of(self.work.columns)
         store = open_store(work.table)
         with StagedWriter(store, join(work.directory, STAGED), schema, self.buckets) as staged:
@@ -171,13 +174,13 @@ class RestageTask:
 
 
 def must_fold(old: Rows, staged: Sequence[StagedFile]) -> bool:
-    """Return True if the changes, with those of this run, are more than FOLD_PART of the keyed
-    files.
+    """Return True if the changes, including those of this run, are larger than FOLD_PART of the
+    keyed files.
 
-    With f = FOLD_PART, a fold rewrites at most the keyed files and changes of f times their size,
-    and it comes only after changes of that size have been written. So for each byte of changes at
-    most 1 + (1 + f) / f bytes are written over time, six for a quarter. MOST_CHANGES adds to this
-    at most f of the table in that many runs.
+    Let f be FOLD_PART, and K the size of the keyed files. A fold writes at most K + f K bytes, and
+    it is due only after f K bytes of changes have been written. So over time at most 1 + (1 + f) /
+    f bytes are written for each byte of changes: six if f is a quarter. Merging the files of
+    changes (MOST_CHANGES) adds at most f K bytes in MOST_CHANGES runs.
     """
     keyed = [file for file in old.files if file.kind == "keyed"]
     changed = [file for file in old.files if file.kind == "changed"]
@@ -200,7 +203,8 @@ def fold(
     buckets: int,
     bucket_bytes: int,
 ) -> Rows:
-    """Copy on write: every bucket with changes is written again, and nothing is left to remove.
+    """Rewrite every bucket with changes (copy on write). Afterwards there are no files of changes
+    or of removed offsets.
 
     `staged` is divided into `buckets`. Raises LiftlogError.
     """
@@ -250,8 +254,8 @@ def add_changes(
 def plan_changes(
     work: MergeWork, old: Rows, staged: Sequence[StagedFile], bucket_bytes: int
 ) -> list[ChangeTask]:
-    """Plan tasks for the buckets with new rows, or with rows below the log start. A task reads only
-    files that may have such a row."""
+    """Plan tasks for the buckets that have new rows, or rows below the log start. A task reads only
+    the files that may contain rows that no longer count."""
     start = work.log_start_offset
     total = _buckets(old, staged, bucket_bytes)
     finest = [Bucket(n, len(file.rows)) for file in staged[:1] for n in range(len(file.rows))]
@@ -291,8 +295,8 @@ def _has_keys_of(file: DataFile, bucket: Bucket, filled: Sequence[Bucket]) -> bo
 
 
 def _buckets(old: Rows, staged: Sequence[StagedFile], bucket_bytes: int) -> int:
-    """Return the number of buckets. It stays the same from one fold to the next: a file of offsets
-    cannot be divided, since it has no keys."""
+    """Return the number of buckets. The number stays the same from one fold to the next, because a
+    file of offsets has no keys and cannot be divided."""
     changes = [file for file in [*old.files, *old.removed] if file.kind in ("changed", "removed")]
     if changes:
         return min(file.bucket.total for file in changes)

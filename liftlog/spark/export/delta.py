@@ -3,10 +3,10 @@
     _delta_log/                               Delta's own
     runs/<sequence, 20 digits>-<run>/         the files that one run has written
 
-A run is one commit. It carries the application transaction `liftlog:<stream>` with the run's
-sequence number. Of two such commits that began at the same version, delta-rs accepts only one; this
-module checks that the number follows the last one, since a commit that begins later could repeat
-it. The commit's metadata describes the run, under `liftlog`.
+A run is one commit. It contains the application transaction `liftlog:<stream>` with the run's
+sequence number. Of two such commits that began at the same version, delta-rs accepts only one. A
+commit that begins later could repeat a number, so this module checks that the number follows the
+last one. The commit's metadata describes the run, under `liftlog`.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ _RECENT_COMMITS = 8
 _HISTORY_STEPS = (_RECENT_COMMITS, 256, None)
 _RUNS_BETWEEN_SWEEPS = 128
 
-# How long ago the last export can be, however many other writers the table has. Delta's default is
+# The last export can be this long ago, however many commits other writers make. Delta's default is
 # a month.
 _CONFIGURATION = {"delta.logRetentionDuration": "interval 365 days"}
 
 
 class DeltaLakeTable:
-    """The table at a path or URL, as one exporter sees it during one run."""
+    """The Delta table at a path or URL, for one exporter and one run."""
 
     def __init__(self, where: str, store: Store, stream: str, columns: tuple[str, ...]) -> None:
         _check_path(where, store)
@@ -66,7 +66,7 @@ class DeltaLakeTable:
         self._where = where
         self._transaction = f"liftlog:{stream}"
         self._columns = columns
-        self._table: DeltaTable | None = None  # opened once: opening reads the whole log
+        self._table: DeltaTable | None = None  # opened once: this reads the whole log
 
     def prepare(self) -> None:
         if self.store.names(MANIFESTS):
@@ -80,7 +80,7 @@ class DeltaLakeTable:
                     mode="ignore",
                     configuration=_CONFIGURATION,
                 )
-        if self.next_sequence() == 1:  # the table that the first export builds on
+        if self.next_sequence() == 1:  # the table to which the first export adds
             self._make_durable(-1)
             self.store.sync(DELTA_LOG)
 
@@ -133,7 +133,7 @@ class DeltaLakeTable:
                 newest = self.newest()
                 if newest is None or newest.run != snapshot.run:
                     raise another_was_quicker(self._where, newest) from error
-                # The commit succeeded all the same.
+                # The commit has succeeded despite this.
         self._make_durable(before)
 
     def _write(self, table: DeltaTable, snapshot: Snapshot) -> None:
@@ -157,13 +157,13 @@ class DeltaLakeTable:
         self, now_ns: int, keep_seconds: float | None, keep_snapshots: int = LEAST_SNAPSHOTS
     ) -> list[str]:
         """Return unneeded files: files of this exporter that were superseded at least
-        `keep_seconds` ago, or for as long as the table's property
-        `delta.deletedFileRetentionDuration` says, and files that no version has ever named.
-        Versions are not counted.
+        `keep_seconds` ago, and files that no version has ever named. `keep_seconds` None: the
+        duration in the table's property `delta.deletedFileRetentionDuration`. `keep_snapshots` has
+        no effect here.
 
-        Usually only the last commits are read to find out which runs were committed, since earlier
-        runs have checked the older ones. Now and then, and for another duration than that of the
-        table, all commits are read.
+        To find out which runs were committed, usually only the last commits are read: earlier runs
+        have checked the older ones. From time to time, and if `keep_seconds` is given, all commits
+        are read.
         """
         table = self._open()
         newest = self._sequence(table)
@@ -198,7 +198,7 @@ class DeltaLakeTable:
         return left + [path for path in gone if not _is_below(path, left)]
 
     def _emptied(self, gone: Sequence[str]) -> list[str]:
-        """Return the directories that hold only files of `gone`."""
+        """Return the directories that contain only files of `gone`."""
         directories = sorted({path.rpartition("/")[0] for path in gone})
         wanted = set(gone)
         return [
@@ -225,7 +225,7 @@ class DeltaLakeTable:
             return table.transaction_version(self._transaction) or 0
 
     def _make_durable(self, before: int) -> None:
-        """Sync the commits after that version: delta-rs leaves that to the operating system."""
+        """Sync the files of the commits after version `before`, because delta-rs does not."""
         for name in self.store.names(DELTA_LOG):
             if name > f"{before:020d}.z":
                 self.store.sync(join(DELTA_LOG, name))
@@ -236,8 +236,8 @@ def _is_below(path: str, entries: Sequence[str]) -> bool:
 
 
 def newest_in(where: str, store: Store) -> Snapshot | None:
-    """Return the snapshot of the last run, with its files as other tools may have changed them
-    since."""
+    """Return the snapshot of the last run. Its files are those of the table's newest version, since
+    other tools may have rewritten some."""
     _check_path(where, store)
     with _storage_errors(where):
         if not DeltaTable.is_deltatable(store.uri):
@@ -248,8 +248,8 @@ def newest_in(where: str, store: Store) -> Snapshot | None:
 
 
 def _check_path(where: str, store: Store) -> None:
-    """Check the path. Raises InvalidArgument: delta-rs treats paths as URLs, so it would look for
-    the table elsewhere, or not find its log."""
+    """Raise InvalidArgument for a path that delta-rs, which treats paths as URLs, would misread: it
+    would look for the table elsewhere, or not find its log."""
     found = re.search(r"[#?]|%[0-9A-Fa-f]{2}", store.uri.partition("://")[2] or store.uri)
     if found is not None:
         raise InvalidArgument(
@@ -261,7 +261,7 @@ def _check_path(where: str, store: Store) -> None:
 
 @contextmanager
 def _storage_errors(where: str) -> Iterator[None]:
-    """Turn errors of delta-rs into StorageError."""
+    """Convert errors of delta-rs to StorageError."""
     try:
         yield
     except (DeltaError, OSError) as error:
@@ -269,7 +269,7 @@ def _storage_errors(where: str) -> Iterator[None]:
 
 
 def _last_run(table: DeltaTable, where: str) -> Snapshot | None:
-    """Return the last run, without its files. It is usually the last commit."""
+    """Return the last run without its files, or None. The run is usually the last commit."""
     for limit in _HISTORY_STEPS:
         for commit in table.history(limit):
             if _METADATA in commit:
@@ -278,7 +278,7 @@ def _last_run(table: DeltaTable, where: str) -> Snapshot | None:
 
 
 def _files(table: DeltaTable) -> tuple[DataFile, ...]:
-    """Return the files of the table. Another tool may have rewritten some."""
+    """Return the files of the table's newest version. Another tool may have rewritten some."""
     found = []
     for one in pa.table(table.get_add_actions(flatten=True)).to_pylist():
         named = parse_file_name(one["path"].rpartition("/")[2])

@@ -1,8 +1,8 @@
 """Runs the tasks of an export on Spark: local or on a cluster, with or without Connect.
 
-To Spark the tasks are a data source, and its rows are their results. Spark pickles its classes by
-their names: every host of a cluster needs liftlog installed. The tasks are passed as an option,
-which is text.
+For Spark the tasks are a data source whose rows are the results of the tasks. Spark pickles the
+source's classes by their names, so liftlog must be installed on every host of a cluster. The tasks
+are passed in an option, as text.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 TOLD = "told"
 
 _BROADCAST_ROWS = 4_000_000
-"""Up to this many offsets, about 100 MiB in each executor, are sent to it rather than shuffled."""
+"""Up to this many offsets are broadcast to each executor (about 100 MiB) instead of shuffled."""
 
 _ROWS = pa.schema([pa.field(TOLD, pa.utf8())])
 _PROGRESS_SECONDS = 0.2
@@ -50,7 +50,7 @@ _FAILURES = (PySparkException, Py4JError, ConnectionError)
 
 
 class SparkEngine:
-    """Runs on the session's executors; one job at a time. Ctrl-C cancels it."""
+    """Runs tasks on the session's executors, one job at a time. Ctrl-C cancels the job."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
@@ -62,7 +62,7 @@ class SparkEngine:
 
     def _run(self, phase: str, tasks: Sequence[Task], tell: Tell) -> list[TaskResult]:
         with self._watched(phase, tell):
-            if not self._registered:  # once: Spark starts Python processes for it
+            if not self._registered:  # only once, because Spark starts Python processes for it
                 self._spark.dataSource.register(TasksSource)
                 self._registered = True
             reader = self._spark.read.format(TasksSource.name())
@@ -70,25 +70,26 @@ class SparkEngine:
         return results(tasks, [row[0] for row in rows])
 
     def cancel(self) -> None:
-        """Cancel the running job. Callable from any thread. A job that begins after this call is
+        """Cancel the running job. Any thread may call this. A job that begins after this call is
         not affected."""
         context = _context_of(self._spark)
-        with suppress(*_FAILURES):  # then the job fails by itself
+        with suppress(*_FAILURES):  # in this case the job fails by itself
             if context is None:
                 self._spark.interruptTag(self._tag)
-            else:  # there, the session knows only the tags of the calling thread
+            else:  # over Connect, a session only knows the tags of the calling thread
                 context.cancelJobsWithTag(self._tag)
 
     @contextmanager
     def _watched(self, phase: str, tell: Tell) -> Iterator[None]:
-        """Tags the job, so that it can be cancelled; counts its tasks; translates its errors."""
+        """Tag the job in the block, so that it can be cancelled. Reports finished tasks, and
+        converts Spark's errors."""
         over = threading.Event()
         watch = threading.Thread(
             target=_tell_progress, args=(self._spark, phase, tell, over), daemon=True
         )
         try:
-            # Spark looks data sources up in the session of the calling thread, which is not set in
-            # a thread other than the one that created the session. This call sets it.
+            # Spark looks up data sources in the session of the calling thread. Only in the thread
+            # that created the session is this already set, so this call sets it.
             self._spark.createDataFrame([], "nothing int")
             self._add_tag()
             watch.start()
@@ -97,7 +98,7 @@ class SparkEngine:
             finally:
                 over.set()
                 watch.join()
-                with suppress(*_FAILURES):  # the JVM has ended; the cause is reported already
+                with suppress(*_FAILURES):  # the JVM has ended, and the cause is already reported
                     self._remove_tag()
         except _FAILURES as error:
             raise as_liftlog_error(error) from error
@@ -108,7 +109,7 @@ class SparkEngine:
             self._spark.addTag(self._tag)
         else:
             context.addJobTag(self._tag)
-            context.setInterruptOnCancel(True)  # a task writes nothing more when it is cancelled
+            context.setInterruptOnCancel(True)  # when tasks are cancelled, they write nothing more
 
     def _remove_tag(self) -> None:
         context = _context_of(self._spark)
@@ -120,7 +121,8 @@ class SparkEngine:
 
 
 def pack(tasks: Sequence[Task]) -> str:
-    """The tasks as text for an option; unpacked by the same liftlog in the same job."""
+    """Return the tasks as text for an option. The same version of liftlog unpacks them in the same
+    job."""
     return b64encode(pickle.dumps(list(tasks))).decode()
 
 
@@ -153,7 +155,7 @@ class TasksReader(DataSourceReader):
         ]
 
     def __reduce__(self) -> tuple[type[TasksReader], tuple[Sequence[Task]]]:
-        """Without the tasks: Spark sends the one to run separately."""
+        """Pickle the reader without its tasks: Spark sends the task to run separately."""
         return TasksReader, ((),)
 
     def partitions(self) -> list[InputPartition]:
@@ -167,7 +169,7 @@ class TasksReader(DataSourceReader):
 
 
 def read_snapshot(spark: SparkSession, directory: str) -> DataFrame:
-    """See `liftlog.spark.export.read`."""
+    """Return the newest snapshot as a DataFrame: see `liftlog.spark.export.read`."""
     snapshot = newest(directory)
     if snapshot is None:
         raise nothing_in(directory)
@@ -188,14 +190,14 @@ def read_files(spark: SparkSession, names: Sequence[str], columns: Sequence[str]
     schema = spark_schema(parse_options({"stream": "any", "columns": ",".join(columns)}))
     if not names:
         return spark.createDataFrame([], schema)
-    # Whatever the session says: a skipped file would be lost rows.
+    # Overrides settings of the session that skip unreadable files: their rows would be missing.
     strict = {"ignoreCorruptFiles": "false", "ignoreMissingFiles": "false"}
     return spark.read.schema(schema).options(**strict).parquet(*map(hadoop_path, names))
 
 
 def hadoop_path(name: str) -> str:
-    """Return the path in the form that Spark needs: it treats paths as patterns, and a path without
-    a scheme as one in the cluster's file system."""
+    """Return the path in the form that Spark needs: Spark treats paths as patterns, and looks for a
+    path without a scheme in the cluster's file system."""
     name = re.sub(r"([\\{}\[\]*?,])", r"\\\1", name)
     if is_url(name):
         return re.sub("^s3://", "s3a://", name)
@@ -203,7 +205,7 @@ def hadoop_path(name: str) -> str:
 
 
 def as_liftlog_error(error: Exception) -> LiftlogError:
-    """The error of a task, found in the text of Spark's error."""
+    """Return the error of a task, which is parsed from the text of Spark's error."""
     text = str(error)
     told = re.findall(r"liftlog\.errors\.(\w+): ([^\n]+)", text)
     if told:
@@ -211,7 +213,7 @@ def as_liftlog_error(error: Exception) -> LiftlogError:
         found = getattr(errors, kind, LiftlogError)
         try:
             return found(message)
-        except TypeError:  # it needs offsets as arguments, which the message contains
+        except TypeError:  # its constructor needs offsets; the message contains them
             return LiftlogError(message)
     first = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
     cause = _deepest_cause(text)
@@ -221,7 +223,8 @@ def as_liftlog_error(error: Exception) -> LiftlogError:
 
 
 def _deepest_cause(text: str) -> str:
-    """The most specific line of Java's traces and of Python's in them; empty without one."""
+    """Return the most specific line of the stack traces of Java, and of Python inside them. Empty
+    if the text has no such line."""
     found: list[str] = []
     for pattern in (
         r"^: (\S[^\n]*)",
@@ -233,20 +236,20 @@ def _deepest_cause(text: str) -> str:
 
 
 def _tell_progress(spark: Any, phase: str, tell: Tell, over: threading.Event) -> None:
-    """Report finished tasks of all jobs of the session. Over Connect, which has no such count,
-    report nothing."""
+    """Report the number of finished tasks of all jobs of the session. Reports nothing over Connect,
+    which does not have this number."""
     count = _task_counter(spark)
     while count is not None and not over.wait(_PROGRESS_SECONDS):
         try:
             done, total = count()
-        except _FAILURES:  # the job itself reports the error better
+        except _FAILURES:  # the job itself reports the error in more detail
             return
         if total:
             tell(phase, done, total)
 
 
 def _context_of(spark: Any) -> Any:
-    """None over Connect, which has none."""
+    """Return the session's SparkContext; None over Connect, which has no SparkContext."""
     try:
         return spark.sparkContext
     except (PySparkException, AttributeError):

@@ -1,7 +1,8 @@
 """The files of an export, written and read by tasks on any host.
 
-A file is created with its first row, and is durable before it is named. A reader opens a file by
-name and size: if hosts do not share the directory, that is an error and never a smaller table.
+A file is created with its first row, and is durable before a snapshot names it. A reader opens a
+file by name and size. So if hosts do not share the directory, the reader gets an error, and never a
+table with fewer rows.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ Flags: TypeAlias = NDArray[np.bool_]
 
 
 class RowFile(ABC):
-    """One file, used in `with`. Rows are collected in memory until they make a portion.
+    """Writes one file; used in `with`. Rows are collected in memory, and written in portions.
 
-    Subclasses define the format. A file that an exception leaves incomplete is never named, and is
-    removed with its run.
+    Subclasses define the format. If an exception leaves a file incomplete, no snapshot names it,
+    and it is removed together with the other files of its run.
     """
 
     def __init__(
@@ -77,17 +78,17 @@ class RowFile(ABC):
 
     @abstractmethod
     def _begin(self, file: BinaryIO) -> Any:
-        """Create the writer of the format, which has a method `close`."""
+        """Create the writer for the file's format. The writer has a method `close`."""
 
     @abstractmethod
     def _write(self, writer: Any, portion: pa.Table) -> None: ...
 
     def _finish(self) -> int | None:
-        """Return the size of the file, durable on return; None if there are no rows, and so no
-        file.
+        """Close the file and return its size; durable on return. Returns None if there were no
+        rows, and so no file.
 
-        Raises StorageError, also if the file is gone: another run has removed it as a leftover of a
-        stopped run.
+        Raises StorageError, also if the file no longer exists because another run has taken this
+        run for stopped and removed its files.
         """
         self._flush()
         if self._writer is None:
@@ -109,7 +110,8 @@ class RowFile(ABC):
         self._write(self._writer, self._portion())
 
     def _portion(self) -> pa.Table:
-        """The collected rows, handed over so that only the caller keeps them in memory."""
+        """Return the collected rows. This object keeps no reference to them, so that the caller can
+        free their memory."""
         held, self._held = self._held, []
         self._held_bytes = self._held_rows = 0
         return pa.Table.from_batches(held, self._schema)
@@ -128,7 +130,7 @@ class RowFile(ABC):
 
 
 class PartWriter(RowFile):
-    """One Parquet file of the table. `finish` describes it."""
+    """Writes one Parquet file of the table; `finish` returns its description."""
 
     def __init__(
         self,
@@ -150,7 +152,8 @@ class PartWriter(RowFile):
         self._max_offset = 0
 
     def finish(self) -> tuple[DataFile, ...]:
-        """The file, durable on return; empty without rows."""
+        """Finish the file, and return its description; durable on return. Empty if there were no
+        rows."""
         size = self._finish()
         if size is None:
             return ()
@@ -178,7 +181,7 @@ class PartWriter(RowFile):
 
 
 def split_by_key(batch: pa.RecordBatch, key: pa.Array) -> tuple[pa.RecordBatch, pa.RecordBatch]:
-    """The rows with a key, and those without."""
+    """Return the rows with a key, and the rows without a key."""
     if not key.null_count:
         return batch, batch.slice(0, 0)
     has_key = pc.is_valid(key)
@@ -203,15 +206,16 @@ def opened_whole(store: Store, path: str, size_bytes: int) -> Iterator[Any]:
 
 
 def check_rows(path: str, found: int, wanted: int) -> None:
-    """Raises StorageError."""
+    """Raise StorageError if `found`, the number of rows in the file, is not `wanted`."""
     if found != wanted:
         raise StorageError(f"{path} contains {found} rows instead of {wanted}")
 
 
 def read_rows(store: Store, file: DataFile, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The rows of a Parquet file, always in the same order. Raises StorageError.
+    """Yield the rows of a Parquet file, always in the same order. Raises StorageError.
 
-    Another tool may have written the file, with row groups of any size and compatible types.
+    Another tool may have written the file: its row groups can have any size, and its types may
+    differ but are compatible.
     """
     with opened_whole(store, file.path, file.size_bytes) as opened:
         parquet = pq.ParquetFile(opened, page_checksum_verification=True)
@@ -229,14 +233,14 @@ def read_rows(store: Store, file: DataFile, schema: pa.Schema) -> Iterator[pa.Re
 
 
 def read_offsets(store: Store, files: Sequence[DataFile]) -> Offsets:
-    """All offsets in these files, sorted. Raises StorageError."""
+    """Return all offsets in these files, sorted. Raises StorageError."""
     schema = schema_of((OFFSET,))
     batches = [batch for file in files for batch in read_rows(store, file, schema)]
     return np.sort(pa.Table.from_batches(batches, schema).column(OFFSET).to_numpy())
 
 
 def are_among(offsets: Offsets, some: Offsets) -> Flags:
-    """Which of the offsets are in `some`, which is sorted."""
+    """Return for each offset whether it is in `some`, which is sorted."""
     if not len(some):
         return np.zeros(len(offsets), np.bool_)
     places = np.minimum(np.searchsorted(some, offsets), len(some) - 1)
@@ -244,16 +248,17 @@ def are_among(offsets: Offsets, some: Offsets) -> Flags:
     return found
 
 
-# --- rows on their way from the scan of a range to the merge of their keys ---
+# --- staged rows: written by the scan of a range, read by the merge of their keys ---
 
 
 @dataclass(frozen=True, slots=True)
 class StagedFile:
-    """An Arrow file that lives as long as its run. `rows` is the number of rows in each bucket.
+    """An Arrow file that exists until its run has ended. `rows` is the number of rows in each
+    bucket.
 
-    It is written in portions, each as one record batch per bucket, empty ones included: so batch i
-    belongs to bucket i modulo the number of buckets, and the merge of a bucket reads only its
-    batches.
+    Rows are written in portions. Each portion has one record batch for each bucket, even if that
+    batch is empty. So record batch i belongs to bucket i modulo the number of buckets, and the
+    merge of a bucket reads only the batches of this bucket.
     """
 
     path: str
@@ -261,7 +266,8 @@ class StagedFile:
     rows: tuple[int, ...]
 
     def part(self, bucket: Bucket) -> StagedPart:
-        """`bucket` can belong to a coarser division; ValueError for a finer one."""
+        """Return the rows of `bucket`. It may be a bucket of a coarser division than the file's;
+        raises ValueError for a finer one."""
         if bucket.total > len(self.rows):
             raise ValueError(f"{self.path} has {len(self.rows)} buckets, not {bucket.total}")
         rows = sum(self.rows[bucket.number :: bucket.total])
@@ -279,7 +285,7 @@ class StagedPart:
 
 
 class StagedWriter(RowFile):
-    """One staged file. `finish` describes it."""
+    """Writes one staged file; `finish` returns its description."""
 
     def __init__(self, store: Store, directory: str, schema: pa.Schema, buckets: int) -> None:
         # Another attempt of the same task may be writing too.
@@ -289,7 +295,8 @@ class StagedWriter(RowFile):
         self._rows = np.zeros(buckets, np.int64)
 
     def finish(self) -> tuple[StagedFile, ...]:
-        """The file, durable on return; an empty tuple if there are no rows."""
+        """Finish the file, and return its description; durable on return. An empty tuple if there
+        were no rows."""
         size = self._finish()
         if size is None:
             return ()
@@ -311,7 +318,7 @@ class StagedWriter(RowFile):
 
 
 def read_part(store: Store, part: StagedPart, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """The given columns of the rows, always in the same order. Raises StorageError."""
+    """Yield the given columns of the rows, always in the same order. Raises StorageError."""
     rows = 0
     first, step = part.bucket
     with opened_whole(store, part.path, part.size_bytes) as file:

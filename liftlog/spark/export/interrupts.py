@@ -1,10 +1,10 @@
-"""Ctrl-C during calls of Spark. The calls run in threads of their own, and the main thread only
-waits.
+"""Handles Ctrl-C during calls of Spark. The calls run in threads of their own, and the main thread
+only waits.
 
-A call into the JVM cannot be interrupted. PySpark passes its JVM a place to report its port, and a
-JVM that can no longer report it stays forever, without a parent. py4j logs tracebacks for a call
-that an exception ends, and PySpark's own handler of SIGINT, which it sets in the main thread only,
-makes another call in the middle of that one.
+Reasons: a call into the JVM cannot be interrupted. If PySpark is interrupted while its JVM starts,
+the JVM cannot report its port, and runs forever without a parent. If an exception ends a call, py4j
+logs tracebacks. And PySpark's own handler of SIGINT, which PySpark sets only in the main thread,
+makes a second call during the first.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ T = TypeVar("T")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LOOK_SECONDS = 0.05
 _LONGEST_START_SECONDS = 60.0
-"""A signal waits at most this long for the JVM."""
+"""A signal is held back for at most this time while the JVM starts."""
 _CANCEL_SECONDS = 0.5
 _CANCELS = 20
 
 
 class _Call(Generic[T]):
-    """A call in a thread that does not outlive the process."""
+    """Runs a call in a daemon thread, which does not keep the process alive."""
 
     def __init__(self, call: Callable[[], T]) -> None:
         self._call = call
@@ -53,10 +53,11 @@ class _Call(Generic[T]):
 
 
 def start_jvm(create: Callable[[], T], is_connected: Callable[[], bool]) -> T:
-    """Return the result of `create`. A signal that arrives before `is_connected` is held back until
-    then: from then on the JVM ends with this process.
+    """Run `create`, which starts a JVM, and return its result. Signals that arrive before
+    `is_connected` returns True are handled only afterwards: once PySpark is connected, the JVM ends
+    with this process.
 
-    Applies only to signals that have a handler in Python. Raises the errors of `create` and the
+    Applies only to signals that have a handler in Python. Raises the errors of `create` and of the
     handlers.
     """
     if not _is_main_thread():
@@ -73,13 +74,14 @@ def start_jvm(create: Callable[[], T], is_connected: Callable[[], bool]) -> T:
                 break
     for number in arrived[:1]:
         signal.raise_signal(number)
-    call.is_over.wait()  # the handler has not raised
+    call.is_over.wait()  # the handler has raised no exception
     return call.result()
 
 
 def run_cancellable(call: Callable[[], T], cancel: Callable[[], None]) -> T:
-    """Return the result of `call`. If this thread is interrupted meanwhile, `cancel` makes `call`
-    end, and the exception is raised when it has ended, or after ten seconds."""
+    """Run `call` and return its result. If an exception, such as KeyboardInterrupt, interrupts the
+    wait, `cancel` is called so that `call` ends. The exception is raised when `call` has ended, or
+    after ten seconds."""
     if not _is_main_thread():
         return call()
     made = _Call(call)
@@ -87,7 +89,7 @@ def run_cancellable(call: Callable[[], T], cancel: Callable[[], None]) -> T:
         made.begin()
         made.is_over.wait()
     except BaseException:
-        for _ in range(_CANCELS):  # the job that it cancels may begin only after it
+        for _ in range(_CANCELS):  # repeated, because the job may begin only after the first call
             _Call(cancel).begin()
             if made.is_over.wait(_CANCEL_SECONDS):
                 break
@@ -97,7 +99,8 @@ def run_cancellable(call: Callable[[], T], cancel: Callable[[], None]) -> T:
 
 @contextmanager
 def _held_back() -> Iterator[list[int]]:
-    """Yield the signals that have arrived and wait for their handlers."""
+    """Hold back signals in the block. Yields the list of signals that have arrived and are not
+    handled yet."""
     arrived: list[int] = []
     handlers: dict[signal.Signals, Any] = {number: signal.getsignal(number) for number in _SIGNALS}
     held = {number: handler for number, handler in handlers.items() if callable(handler)}

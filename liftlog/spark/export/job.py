@@ -1,14 +1,13 @@
 """One run of the export, from the previous snapshot of the table to the next one.
 
-    1  read the newest snapshot, and fix the end: a lease up to the current high watermark
-    2  scan [end of the snapshot, high watermark) into files of this run
-    3  mode compacted: merge the newest records of keys with those of the snapshot into new files,
-       or, with merge on read, add them and what they replace (`changes`);
-       with --optimize: merge small files into few large ones
-    4  commit the snapshot in one atomic step
-    5  store the checkpoint, remove unneeded files: neither is needed for correctness
+    1  read the newest snapshot, and fix the end: a lease up to the current high watermark 2  scan
+    [end of the snapshot, high watermark) into files of this run 3  mode compacted: merge the newest
+    records of keys with those of the snapshot into new files, or, with merge on read, add files of
+    changes (`changes`); with --optimize: merge small files into few large ones 4  commit the
+    snapshot in one atomic step 5  store the checkpoint, remove unneeded files: neither is needed
+    for correctness
 
-A run that ends anywhere before 4 has changed nothing; one that ends after it is complete.
+A run that ends before step 4 has changed nothing; a run that ends after step 4 is complete.
 """
 
 from __future__ import annotations
@@ -49,12 +48,13 @@ logger = logging.getLogger("liftlog.spark.export")
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The result of a run. If `committed` is false, there was nothing to do, or it was a dry run.
+    """The result of a run. If `committed` is false, the run had nothing to do, or was a dry run.
 
-    `files`, `rows` and `size_bytes` are what it wrote, `written_share` is the part of the table's
-    bytes that this is; `table_...` is the present content of the table; `discards` names the
-    removed rows that the stream no longer has; `lost` are the records that this run could not read.
-    `keys_in_doubt` counts keys of the table whose newest value may have been lost.
+    `files`, `rows` and `size_bytes` count the files that the run wrote; `written_share` is
+    `size_bytes` as a part of the table's bytes. Fields `table_...` describe the table after the
+    run. `discards` describes removed rows that the stream no longer has. `lost` are the records
+    that this run could not read. `keys_in_doubt` is the number of keys in the table whose newest
+    value may be among lost records.
     """
 
     stream: str
@@ -84,7 +84,8 @@ class Summary:
 
 
 class ExportJob:
-    """One run; use once. `options` tell every host how to reach the daemon."""
+    """One run of an export; create a new object for each run. `options` contain the address and the
+    login with which every host connects to the daemon."""
 
     def __init__(
         self,
@@ -113,14 +114,14 @@ class ExportJob:
         self._started = time.monotonic()
 
     def run(self) -> Summary:
-        """Raises LiftlogError."""
+        """Run the export. Raises LiftlogError."""
         request, table = self._request, self._table
         with self._connect() as client:
-            client.describe_stream(request.stream)  # creates nothing if the stream does not exist
+            client.describe_stream(request.stream)  # before anything is created
             if not request.dry_run:
                 table.prepare()
-            # Taken before the snapshot is read: a run that commits in between takes this number,
-            # and then the commit of this run fails.
+            # The number is determined before the snapshot is read. If another run commits in
+            # between, it has this number, and the commit of this run fails.
             sequence = table.next_sequence()
             previous = self._previous()
             if request.dry_run:
@@ -189,7 +190,7 @@ class ExportJob:
             rows = self._write(client, held, engine, plan, previous, directory)
         except (LiftlogError, OSError) as error:
             self._clean_up(directory)
-            if table.next_sequence() != sequence:  # that run has removed our files
+            if table.next_sequence() != sequence:  # the other run has removed the files of this one
                 raise another_was_quicker(request.to, table.newest()) from error
             if isinstance(error, LeaseGone):
                 raise held.explained() from error
@@ -239,7 +240,7 @@ class ExportJob:
         most_bytes = len(ranges) * range_bytes
         buckets = buckets_to_stage([*old.files, *old.removed], most_bytes, bucket_bytes)
         options = replace(self._options, compact=compacted)
-        where = self._table.store.uri  # absolute: tasks have their own working directories
+        where = self._table.store.uri  # absolute, because tasks have other working directories
         work = ScanWork(
             where, directory, beginning.mode, options, buckets, compacted and plan.is_key_value
         )
@@ -270,7 +271,8 @@ class ExportJob:
         return rows
 
     def _check_visible(self, directory: str, rows: Rows) -> None:
-        """Check that the driver sees the files that the tasks of this run have written."""
+        """Check that the driver can read the files that the tasks of this run have written. Raises
+        StorageError otherwise."""
         for file in [*rows.files, *rows.removed]:
             if not file.path.startswith(join(directory, "")):
                 continue
@@ -369,8 +371,9 @@ class ExportJob:
 def _lost_so_far(
     plan: RunPlan, previous: Snapshot | None, lost: tuple[Lost, ...]
 ) -> tuple[Lost, ...]:
-    """Return the records that are missing from the table. A loss counts until the next full run; in
-    mode compacted only until retention reaches the lost offsets."""
+    """Return the lost records that the table still lacks, of this run and of earlier ones. A loss
+    is kept until the next full run; in mode compacted only until retention deletes the lost
+    offsets."""
     if previous is None or plan.beginning.full:
         return lost
     before = previous.lost
@@ -381,7 +384,8 @@ def _lost_so_far(
 
 
 class _OnDemand:
-    """Starts the engine only for more than one task: Spark takes ten seconds to start."""
+    """An engine that starts Spark only if there is more than one task, because Spark takes ten
+    seconds to start."""
 
     def __init__(self, make: Callable[[], Engine]) -> None:
         self._make = make

@@ -1,11 +1,12 @@
-"""A Parquet table: data files, and manifests, of which the newest is valid.
+"""A Parquet table: data files, and manifests. The newest manifest is the valid one.
 
     _manifest/<sequence, 20 digits>.json      a snapshot, complete in itself
     _runs/<sequence, 20 digits>-<run>/        the files that one run has written
 
-A run makes its files real by creating the manifest of its sequence number, which only one of
-several runs can do. The names begin with an underscore, so that a Spark job that reads the whole
-directory finds nothing, instead of the rows of all snapshots at once.
+A run commits its files by creating the manifest with its sequence number. If several runs have the
+same number, only one of them can create it. The names of the directories begin with an underscore,
+so that a Spark job that reads the whole directory finds no rows, instead of the rows of all
+snapshots.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _TEMPORARY = re.compile(r"\.{1,2}(\d{20})\.(?:json|probe).*")
 
 
 class ManifestTable:
-    """The table in a directory."""
+    """A Parquet table in a directory."""
 
     def __init__(self, where: str, store: LocalStore) -> None:
         self.store = store
@@ -50,7 +51,7 @@ class ManifestTable:
         while numbers := self._numbers():
             try:
                 return self._read(numbers[-1])
-            except FileNotFoundError:  # removed: two newer ones exist by now
+            except FileNotFoundError:  # already removed, because two newer ones exist
                 continue
         return None
 
@@ -62,19 +63,20 @@ class ManifestTable:
         return join(RUNS, run_name(sequence, run))
 
     def commit(self, snapshot: Snapshot, previous: Snapshot | None) -> None:
-        self._check_format()  # again: another run may have created a Delta table since
+        self._check_format()  # checked again: another run may have created a Delta table
         data = encode_manifest(snapshot)
         try:
             is_first = self.store.put_if_absent(_manifest_path(snapshot.sequence), data)
         except StorageError as error:
-            if self.next_sequence() > snapshot.sequence:  # that run has removed our files
+            if self.next_sequence() > snapshot.sequence:  # by the other run
                 raise another_was_quicker(self._where, self.newest()) from error
             raise
         if not is_first:
             raise another_was_quicker(self._where, self.newest())
         following = [number for number in self._numbers() if number > snapshot.sequence]
         if following and not self._was_built_on(snapshot, following):
-            # The run took so long that its number had been taken, and that manifest removed again.
+            # The run took so long that another run has used its number, and the manifest with this
+            # number has been removed again.
             self.store.remove(_manifest_path(snapshot.sequence))
             raise another_was_quicker(self._where, self.newest())
 
@@ -95,7 +97,7 @@ class ManifestTable:
                 kept.append(snapshot)
         readable = [snapshot for snapshot in kept if snapshot is not None]
         if len(readable) < len(kept):
-            return gone  # a damaged manifest does not show which files it needs
+            return gone  # which files a damaged manifest needs is unknown
         needed = {file.path for snapshot in readable for file in snapshot.all_files}
         return gone + left_by_runs(self.store, RUNS, newest, lambda run, path: path in needed)
 
@@ -117,7 +119,8 @@ class ManifestTable:
         return snapshot
 
     def _all(self) -> Iterator[tuple[int, Snapshot | None]]:
-        """By number; None for a damaged one, which a run with --full has superseded."""
+        """Yield the snapshots with their numbers. None for a damaged manifest, which a run with
+        --full has superseded."""
         for number in self._numbers():
             try:
                 yield number, self._read(number)
@@ -135,14 +138,14 @@ class ManifestTable:
         except StorageError:
             if self.next_sequence() == number:
                 raise
-            return  # a run that committed meanwhile removed the probe: it works
+            return  # a run that committed meanwhile has removed the probe
         finally:
             self.store.remove(probe)
         if not works and self.next_sequence() == number:
             raise no_atomic_manifest(self._where, "its hard links replace existing files")
 
     def _temporary(self, newest: int) -> list[str]:
-        """Temporary manifests and probes that killed runs have left."""
+        """Return temporary manifests and probes that killed runs have left."""
         found = map(_TEMPORARY.fullmatch, self.store.names(MANIFESTS))
         return [join(MANIFESTS, one[0]) for one in found if one and int(one[1]) <= newest]
 
@@ -151,7 +154,7 @@ class ManifestTable:
             return False
         try:
             return self._read(following[0]).previous_run == snapshot.run
-        except FileNotFoundError:  # removed: many newer ones exist by now
+        except FileNotFoundError:  # already removed, because many newer ones exist
             return False
 
 

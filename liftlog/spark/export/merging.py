@@ -1,10 +1,11 @@
-"""The second phase: keeps the newest row of each key, of staged rows and of the table. Does not
-import Spark.
+"""The second phase: merges staged rows with those of the table, and keeps the newest row of each
+key. Does not import Spark.
 
-A task has one bucket of the keys. It first reads keys and offsets and decides which rows win; then
-it reads all columns in portions and writes the winning rows. So it needs memory for the keys of its
-bucket and for a few portions, however large the table is. A bucket with many large values takes
-longer; one with more keys than others, which is unlikely with a checksum, also takes more memory.
+A task handles one bucket of keys. It first reads keys and offsets, and decides which rows win; then
+it reads all columns in portions, and writes the winning rows. So it needs memory for the keys of
+its bucket and for a few portions, however large the table is. A bucket with many large values takes
+longer. A bucket with more keys than others also takes more memory, but this is unlikely because a
+checksum divides the keys.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ from liftlog.spark.newest import Flags, newest_of_each
 
 @dataclass(frozen=True, slots=True)
 class MergeWork:
-    """The data that all buckets share. `directory` is that of the run, below `table`."""
+    """Data that the tasks of all buckets share. `directory` is the run's directory below
+    `table`."""
 
     table: str
     directory: str
@@ -46,12 +48,12 @@ class MergeWork:
 
 @dataclass(frozen=True, slots=True)
 class MergeTask:
-    """Rows in, the newest of each key out, into a new file.
+    """Reads the rows of one bucket, and writes the newest row of each key to a new file.
 
-    Among rows with the same key, the one with the largest offset wins. Winning tombstones and rows
-    below the log start are omitted, and so are those whose offset is in a file of `removed`.
-    All other rows without a key are kept. If a file also holds other buckets, their rows are
-    skipped.
+    Among rows with the same key, the one with the largest offset wins. A winning row is omitted if
+    it is a tombstone, if it is below the log start, or if its offset is in a file of `removed`. The
+    last two conditions also apply to rows without a key; all others of these are kept. If a file
+    contains rows of other buckets, they are skipped.
     """
 
     work: MergeWork
@@ -61,7 +63,7 @@ class MergeTask:
     removed: tuple[DataFile, ...] = ()
 
     def run(self) -> TaskResult:
-        """Raises LiftlogError."""
+        """Run the task. Raises LiftlogError."""
         work, schema = self.work, schema_of(self.work.columns)
         store = open_store(work.table)
         wanted, at = self._wanted(store), 0
@@ -79,7 +81,8 @@ class MergeTask:
             return TaskResult(keyed.finish() + keyless.finish())
 
     def _wanted(self, store: Store) -> Flags:
-        """Return for all rows, in order, whether they are in this bucket and win."""
+        """Return a flag for each row, in the order of `_rows`: True if the row is in this bucket
+        and wins."""
         keys: list[pa.Array] = []
         offsets = [np.zeros(0, np.int64)]
         ours = [np.zeros(0, np.bool_)]
@@ -100,7 +103,8 @@ class MergeTask:
         return wanted
 
     def _rows(self, store: Store, schema: pa.Schema) -> Iterator[tuple[pa.RecordBatch, bool]]:
-        """All rows that are read, and whether they include rows of other buckets."""
+        """Yield all rows of the task's files in batches, each with a flag: True if the batch may
+        contain rows of other buckets."""
         for file in self.files:
             for batch in read_rows(store, file, schema):
                 yield batch, file.bucket.total < self.bucket.total
@@ -110,11 +114,11 @@ class MergeTask:
 
 
 def buckets_to_stage(old: Sequence[DataFile], most_bytes: int, bucket_bytes: int) -> int:
-    """Return the number of buckets for staging at most `most_bytes`: as many as the merge, which
-    knows the real size, may need.
+    """Return the number of buckets for staging at most `most_bytes`. It is the largest number that
+    the merge may need: only the merge knows the real size.
 
-    `old` are all files of the table, also those of removed offsets: a run that adds changes divides
-    them as these are, even if no rows that are divided as finely are left.
+    `old` are all files of the table, including those of removed offsets. A run that adds changes
+    uses as many buckets as these files have, even if no rows with that many buckets are left.
     """
     kept = _keyed_bytes(old)
     return max(_most_buckets(old), buckets_for(kept + most_bytes, bucket_bytes))
@@ -127,12 +131,13 @@ def plan_merge(
     bucket_bytes: int,
     removed: Sequence[DataFile] = (),
 ) -> tuple[list[DataFile], list[MergeTask]]:
-    """Return the files of the previous snapshot that stay as they are, and the tasks that merge the
-    rest, without the rows whose offsets are in `removed`.
+    """Return the files of the previous snapshot that stay unchanged, and the tasks that merge the
+    other files. The tasks omit rows whose offsets are in `removed`.
 
-    There are as many buckets as before, and more if one would have more than `bucket_bytes`. Files
-    of buckets without new rows stay. Files that retention has reached are merged too, so that the
-    result equals that of a full export, and so are files that other tools have written.
+    The number of buckets stays the same, unless a bucket would have more than `bucket_bytes`. Files
+    of buckets without new rows stay unchanged, with two exceptions. A file with rows below the log
+    start is merged, so that the result equals that of a full export. And a file that another tool
+    has written is merged.
     """
     start = work.log_start_offset
     old = [file for file in old if file.max_offset >= start]
@@ -166,9 +171,9 @@ def plan_merge(
 
 
 def concerns(file: DataFile, bucket: Bucket) -> bool:
-    """Return True if some row of the file can be in the bucket.
+    """Return True if a row of the file can be in the bucket.
 
-    Rows without a key are in the bucket of the empty key, which is the first.
+    Rows without a key are in the first bucket, which is that of the empty key.
     """
     return bucket.number == 0 if file.kind == "keyless" else file.bucket.meets(bucket)
 

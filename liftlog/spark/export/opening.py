@@ -1,4 +1,4 @@
-"""A table, opened by its place and format: for a run, or to read its newest snapshot.
+"""Opens a table by its location and format: for a run, or to read its newest snapshot.
 
 Readers need neither Spark nor a daemon. deltalake is imported only for a Delta table.
 """
@@ -31,7 +31,7 @@ from liftlog.spark.export.table import DELTA_LOG, LEAST_SNAPSHOTS, Table
 
 
 def open_table(request: ExportRequest) -> Table:
-    """Raises LiftlogError."""
+    """Open the table of the request for a run. Raises LiftlogError."""
     if request.format == "delta":
         from liftlog.spark.export.delta import DeltaLakeTable
 
@@ -44,8 +44,9 @@ def open_table(request: ExportRequest) -> Table:
 def newest(directory: str) -> Snapshot | None:
     """Return the newest snapshot of the table in `directory`; None before the first export.
 
-    Its files stay for an hour after the next snapshot (`--keep`), those of a Delta table as long as
-    that table says. Raises InvalidArgument, CorruptMetadata.
+    Its files stay for an hour (`--keep`) after the next snapshot is committed. Files of a Delta
+    table stay for the time that the table's property defines. Raises InvalidArgument,
+    CorruptMetadata.
     """
     store = _store_of(directory)
     if not isinstance(store, LocalStore) or store.names(DELTA_LOG):
@@ -56,7 +57,7 @@ def newest(directory: str) -> Snapshot | None:
 
 
 def _store_of(directory: str) -> Store:
-    """Raises InvalidArgument for a file, and for a path below one."""
+    """Open the store of a table. Raises InvalidArgument if the path is a file, or below a file."""
     store = open_store(directory)
     if isinstance(store, LocalStore) and any(
         one.exists() and not one.is_dir() for one in (store.root, *store.root.parents)
@@ -70,7 +71,8 @@ def _store_of(directory: str) -> Store:
 
 @dataclass(frozen=True, slots=True)
 class Vacuumed:
-    """The files and directories that were removed from a table, or would be, and their bytes."""
+    """The files and directories that `vacuum` has removed, or with `dry_run` would remove, and
+    their size."""
 
     paths: tuple[str, ...]
     size_bytes: int
@@ -85,12 +87,12 @@ def vacuum(
     dry_run: bool = False,
     now_ns: int | None = None,
 ) -> Vacuumed:
-    """Remove superseded snapshots and what stopped runs have left.
+    """Remove superseded snapshots, and files that stopped runs have left.
 
-    A snapshot goes `keep_seconds` after the next one, unless it is among the newest
-    `keep_snapshots` (None: two), of which the newest two always stay. A Delta table does not count
-    them, and keeps whole hours. Runs in progress keep their files. Raises StreamNotFound,
-    InvalidArgument, CorruptMetadata, StorageError.
+    A snapshot is removed when the next one is `keep_seconds` old, unless it is among the newest
+    `keep_snapshots` (None: two). The newest two always stay. For a Delta table `keep_snapshots` has
+    no effect, and `keep_seconds` is rounded up to hours. Files of runs in progress are not removed.
+    Raises StreamNotFound, InvalidArgument, CorruptMetadata, StorageError.
     """
     store, snapshot = _store_of(directory), newest(directory)
     if snapshot is None:
@@ -120,7 +122,8 @@ def vacuum(
 def paths(directory: str) -> list[str]:
     """Return the files of the newest snapshot, for any reader of Parquet.
 
-    Raises Conflict if some of their rows do not count, as in a table that is merged on read.
+    Raises Conflict if some rows in these files do not count, as in a table with the layout
+    merge-on-read.
     """
     snapshot = newest(directory)
     if snapshot is None:
@@ -142,7 +145,7 @@ def paths_of(directory: str, files: Sequence[DataFile]) -> list[str]:
 def batches(directory: str, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
     """Yield the rows of the newest snapshot, in no particular order; `columns` None: all columns.
 
-    Needs memory for a portion of rows and for the offsets of rows that do not count. Raises
+    Needs memory for one portion of rows, and for the offsets of rows that do not count. Raises
     StreamNotFound, CorruptMetadata, StorageError, InvalidArgument.
     """
     snapshot = newest(directory)
@@ -160,10 +163,11 @@ def batches(directory: str, columns: Sequence[str] | None = None) -> Iterator[pa
 
 
 def query(directory: str) -> str:
-    """Return SQL for DuckDB that selects the rows of the newest snapshot, and needs nothing of
+    """Return SQL for DuckDB that selects the rows of the newest snapshot. DuckDB can run it without
     liftlog.
 
-    Its files stay as those of `newest`. Raises StreamNotFound, CorruptMetadata.
+    The files that it names stay for as long as those of `newest`. Raises StreamNotFound,
+    CorruptMetadata.
     """
     snapshot = newest(directory)
     if snapshot is None:
@@ -196,8 +200,8 @@ def live_rows(
     columns: tuple[str, ...],
     files: Sequence[DataFile] | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows that count, of some files of the snapshot or of all; `columns` include the
-    offset. Raises StorageError."""
+    """Yield the rows that count, of the given files or of all files of the snapshot. `columns` must
+    include the offset. Raises StorageError."""
     removed = read_offsets(store, snapshot.removed)
     for file in snapshot.files if files is None else files:
         for batch in read_rows(store, file, schema_of(columns)):
@@ -209,10 +213,10 @@ def live_rows(
 
 
 def in_doubt(directory: str) -> Iterator[pa.RecordBatch]:
-    """Yield the keys of a compacted table for which a newer value may be among the lost records
-    (`Snapshot.lost`): batches with the columns key and offset, in no particular order.
+    """Yield the keys of a compacted table whose newest value may be among the lost records
+    (`Snapshot.lost`). The batches have the columns key and offset; their order is undefined.
 
-    A key that is not among them has its newest value. Raises CorruptMetadata, StorageError.
+    The table has the newest value of all other keys. Raises CorruptMetadata, StorageError.
     """
     snapshot = newest(directory)
     if snapshot is not None:
@@ -220,7 +224,7 @@ def in_doubt(directory: str) -> Iterator[pa.RecordBatch]:
 
 
 def rows_in_doubt(store: Store, snapshot: Snapshot) -> Iterator[pa.RecordBatch]:
-    """See `in_doubt`."""
+    """Yield the keys and offsets that `in_doubt` yields, for an opened snapshot."""
     bound = snapshot.doubtful_below
     files = [one for one in snapshot.files if one.kind != "keyless" and one.min_offset < bound]
     if not files:

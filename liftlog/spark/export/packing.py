@@ -1,7 +1,8 @@
 """Merges small files of a table into few large ones: `--optimize`. Does not import Spark.
 
 The rows stay the same. Each key has one row in a table, so files of keyed rows are merged without
-comparing their keys; the bucket of the result is the one that contains all of theirs.
+comparing keys. The bucket of the new file is the smallest one that contains the buckets of the old
+files.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from liftlog.spark.export.store import open_store
 from liftlog.spark.export.tasks import TaskResult
 
 DEFAULT_FILE_BYTES = 128 * 1024 * 1024
-"""For rows without a key, and for mode append. Buckets have their own size."""
+"""Default size of files with rows without a key, and of files in mode append. Files of buckets have
+a default of their own."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackWork:
-    """The data that all tasks share. `directory` is that of the run, below `table`."""
+    """Data that all tasks share. `directory` is the run's directory below `table`."""
 
     table: str
     directory: str
@@ -31,14 +33,14 @@ class PackWork:
 
 @dataclass(frozen=True, slots=True)
 class PackTask:
-    """The rows of `files`, all of one kind, in one new file."""
+    """Writes the rows of `files`, which are all of one kind, to one new file."""
 
     work: PackWork
     bucket: Bucket
     files: tuple[DataFile, ...]
 
     def run(self) -> TaskResult:
-        """Raises LiftlogError."""
+        """Run the task. Raises LiftlogError."""
         work, schema = self.work, schema_of(self.work.columns)
         store = open_store(work.table)
         kind = self.files[0].kind
@@ -59,9 +61,9 @@ def can_be_packed(files: Sequence[DataFile], file_bytes: int | None) -> bool:
 def plan_packing(
     work: PackWork, files: Sequence[DataFile], file_bytes: int | None
 ) -> tuple[list[DataFile], list[PackTask]]:
-    """Return the files that stay as they are, and the tasks that replace the others.
+    """Return the files that stay unchanged, and the tasks that replace the others.
 
-    `file_bytes` is about how large a file should be; None: the defaults.
+    `file_bytes` is the approximate size of a new file; None: the default sizes.
     """
     groups = _groups(files, file_bytes)
     packed = {file.path for _, group in groups for file in group}
@@ -72,7 +74,8 @@ def plan_packing(
 def _groups(
     files: Sequence[DataFile], file_bytes: int | None
 ) -> list[tuple[Bucket, list[DataFile]]]:
-    """Return groups of files to merge into one, at least two each."""
+    """Return groups of files, each with its bucket. The files of a group, at least two, become one
+    file."""
     groups: list[tuple[Bucket, list[DataFile]]] = []
     for kind in ("keyless", "records"):
         some = [file for file in files if file.kind == kind]
@@ -82,7 +85,8 @@ def _groups(
 
 
 def _runs(files: Sequence[DataFile], file_bytes: int) -> list[list[DataFile]]:
-    """Return neighbours in the order of their offsets, up to about `file_bytes` each."""
+    """Return groups of files with neighbouring offsets. The files of a group have together about
+    `file_bytes`."""
     runs: list[list[DataFile]] = []
     size = file_bytes
     for file in sorted(files, key=lambda file: (file.min_offset, file.path)):
@@ -95,7 +99,8 @@ def _runs(files: Sequence[DataFile], file_bytes: int) -> list[list[DataFile]]:
 
 
 def _buckets(files: Sequence[DataFile], bucket_bytes: int) -> list[tuple[Bucket, list[DataFile]]]:
-    """Group the files into as many buckets as the bytes need; files of coarser buckets stay."""
+    """Group the files by bucket. The number of buckets follows from their total size. Files of
+    coarser buckets are not merged."""
     total = buckets_for(sum(file.size_bytes for file in files), bucket_bytes)
     groups: dict[int, list[DataFile]] = {}
     for file in files:

@@ -1,5 +1,5 @@
-"""The request of an export, and where a run begins: decided from the content of the table and the
-state of the stream. Pure."""
+"""The request for an export, and the decision where a run begins. The decision depends on the
+content of the table and on the state of the stream. Pure."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ FULL_HINT = (
 
 @dataclass(frozen=True, slots=True)
 class ExportRequest:
-    """One run. `mode` None: the mode of the table; compacted for a new one. `layout` likewise; a
-    new one is copied on write.
+    """The arguments of one run. `mode` None: the mode of the table; compacted for a new table.
+    `layout` None: the layout of the table; copy-on-write for a new table.
 
-    `full` reads the whole stream again and replaces the table, with `discard_rows` even if the
-    stream no longer has all of its rows; `skip_lost` continues after records that are damaged or
-    were removed; `optimize` merges small files; `keep_seconds` is how long files of superseded
+    `full` reads the whole stream again and replaces the table. With `discard_rows` it does so even
+    if the stream no longer has all rows of the table. `skip_lost` continues after records that are
+    damaged or were removed. `optimize` merges small files. For `keep_seconds`, files of superseded
     snapshots are kept for their readers.
     """
 
@@ -80,7 +80,8 @@ class ExportRequest:
 
     @property
     def consumer(self) -> str:
-        """The checkpoint's name: `export-` and `name`, by default the last part of `to`."""
+        """The name of the export's checkpoint: `export-` and `name`, by default the last part of
+        `to`."""
         name = self.name
         if name is None:
             last = self.to.rstrip("/").rpartition("/")[2]
@@ -92,7 +93,7 @@ class ExportRequest:
 
 @dataclass(frozen=True, slots=True)
 class StreamView:
-    """A stream at one moment, as far as this decision needs it."""
+    """The state of a stream at one moment, with the values that the decision needs."""
 
     stream: str
     incarnation: str
@@ -101,12 +102,14 @@ class StreamView:
     tombstones_removed_below: int
     cleaned_below: int = 0
     diverged: str = ""
-    """Why the exported records are no longer part of this stream's history; empty if they are."""
+    """The reason why the exported records are no longer part of this stream's history; empty if
+    they are."""
 
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """`from_offset` is where to read from; `full`: the content of the table is ignored."""
+    """Where a run begins. `from_offset` is the first offset to read; `full`: the run ignores the
+    content of the table."""
 
     mode: Mode
     from_offset: int
@@ -114,20 +117,21 @@ class Beginning:
     reason: str
     lost: tuple[Lost, ...] = ()
     discards: str = ""
-    """The rows of the table that the run will remove and that the stream no longer has."""
+    """A description of the rows that the run will remove from the table and that the stream no
+    longer has."""
 
 
 def layout_of(request: ExportRequest, previous: Snapshot | None, mode: Mode) -> Layout:
-    """Return the layout of the table after the run, which leaves it in `mode`. Mode append has only
-    one: it writes no row twice."""
+    """Return the layout of the table after a run that leaves it in `mode`. Mode append has only one
+    layout, because no row is ever replaced."""
     if mode == "append":
         return "copy-on-write"
     return request.layout or ("copy-on-write" if previous is None else previous.layout)
 
 
 def decide(request: ExportRequest, previous: Snapshot | None, view: StreamView) -> Beginning:
-    """Decide where the run begins. Raises Conflict, StaleIncarnation, Diverged, OffsetOutOfRange,
-    InvalidArgument: then the user has to say what to do."""
+    """Decide where the run begins. Raises Conflict, StaleIncarnation, Diverged, OffsetOutOfRange or
+    InvalidArgument if the user has to decide."""
     beginning = _decide(request, previous, view)
     if beginning.mode == "append" and request.layout == "merge-on-read":
         raise InvalidArgument(
@@ -177,8 +181,8 @@ def refused_full(where: str, discards: str) -> Conflict:
 
 
 def check_replaces_unknown(request: ExportRequest, problem: str) -> None:
-    """Check a run on a table whose newest snapshot cannot be read. Raises Conflict unless the
-    request gives the mode, which is not known then, and permits that rows are removed."""
+    """Check the request for a run on a table whose newest snapshot cannot be read. Raises Conflict
+    unless the request gives the mode, which is then unknown, and permits the removal of rows."""
     if not request.discard_rows or request.mode is None:
         raise Conflict(
             f"{problem}; so it is not known which rows --full would remove, nor the mode of the "
@@ -191,8 +195,8 @@ def check_replaces_unknown(request: ExportRequest, problem: str) -> None:
 def check_full_keeps_rows(
     request: ExportRequest, previous: Snapshot | None, lost: Sequence[Lost]
 ) -> None:
-    """Check, after the scan, for records of the table that could not be read now. Raises
-    Conflict."""
+    """Check, after the scan of a full run, that the table has no records that this run could not
+    read. Raises Conflict otherwise."""
     if not request.full or request.discard_rows or previous is None:
         return
     for one in lost:
@@ -206,7 +210,7 @@ def check_full_keeps_rows(
 
 
 def is_up_to_date(previous: Snapshot | None, beginning: Beginning, view: StreamView) -> bool:
-    """Return True if a run would change nothing."""
+    """Return True if a run would not change the table."""
     if previous is None or beginning.full or beginning.lost:
         return False
     if beginning.from_offset < view.high_watermark:
@@ -219,10 +223,11 @@ def is_up_to_date(previous: Snapshot | None, beginning: Beginning, view: StreamV
 
 
 def _discarded(previous: Snapshot, mode: Mode, view: StreamView) -> str:
-    """Describe the rows of the table that a full run into `mode` could not export again; empty:
-    none.
+    """Return a description of the rows of the table that a full run into `mode` could not export
+    again; empty if there are no such rows.
 
-    A compacted table has no rows below the log start, and compaction keeps the records of its rows.
+    A compacted table has no such rows: it has no rows below the log start, and compaction keeps the
+    records of its other rows.
     """
     if not previous.rows:
         return ""
@@ -276,7 +281,7 @@ def _check_same_history(previous: Snapshot, view: StreamView) -> None:
 def _behind_retention(request: ExportRequest, mode: Mode, reached: int, start: int) -> Beginning:
     what = f"retention has removed the records [{reached}, {start})"
     if mode == "compacted":
-        # A full export would not contain them either.
+        # A full export would not contain these records either.
         return Beginning(mode, start, True, f"{what} before they were exported")
     if request.skip_lost:
         lost = (Lost(reached, start, "removed by retention before it was exported"),)

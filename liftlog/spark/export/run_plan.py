@@ -1,4 +1,4 @@
-"""The input of a run: decided, and then protected by a lease."""
+"""The input of a run: which offsets it reads, protected by a lease."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from liftlog.spark.transport import ScanRange, StreamState
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """The input of a run, and the reason for it. It does not change while the lease lives."""
+    """The input of a run, and the decision that led to it. The input does not change while the
+    lease lasts."""
 
     beginning: Beginning
     view: StreamView
@@ -25,7 +26,7 @@ class RunPlan:
 
     @property
     def is_key_value(self) -> bool:
-        """True if the stream can hold a key-value bucket of JetStream's clients."""
+        """True if the stream may contain a key-value bucket of JetStream's clients."""
         jetstream = self.info.settings.get("jetstream")
         return isinstance(jetstream, dict) and jetstream.get("max_msgs_per_subject") is not None
 
@@ -34,7 +35,8 @@ class RunPlan:
         return self.lease.high
 
     def ranges(self, client: SyncClient, target_bytes: int) -> list[ScanRange]:
-        """The range of the run in parts; each task renews the lease. Raises LiftlogError."""
+        """Return the run's range of offsets in parts, one for each task. Each task renews the
+        lease. Raises LiftlogError."""
         info, lease = self.info, self.lease
         whole = Extent(info.log_start_offset, max(info.log_end_offset, lease.high), info.size_bytes)
         state = StreamState(
@@ -51,7 +53,7 @@ class RunPlan:
         return [replace(one, lease_id=lease.lease_id) for one in planned]
 
     def known_losses(self) -> tuple[Lost, ...]:
-        """The records of the range that are known to be lost; tasks may find more."""
+        """Return the records of the range that are known to be lost. Tasks may find more."""
         first, end = self.beginning.from_offset, self.end_offset
         found = list(self.beginning.lost)
         for bad in self.info.quarantined:
@@ -63,7 +65,7 @@ class RunPlan:
 
 
 def dry_plan(client: SyncClient, request: ExportRequest, previous: Snapshot | None) -> RunPlan:
-    """The plan of a dry run, without a lease."""
+    """Return the plan of a dry run, without a lease."""
     view, info = _look(client, request.stream, previous)
     beginning = decide(request, previous, view)
     lease = LeaseInfo(low=beginning.from_offset, high=info.high_watermark)
@@ -73,7 +75,8 @@ def dry_plan(client: SyncClient, request: ExportRequest, previous: Snapshot | No
 def plan_under_lease(
     client: SyncClient, request: ExportRequest, previous: Snapshot | None
 ) -> RunPlan:
-    """Decide, take the lease for that, and repeat if the decision is no longer the same.
+    """Decide where to begin, and acquire a lease from there. If the decision has changed until the
+    lease is granted, repeat both.
 
     Raises the errors of `decide` and of the daemon.
     """
@@ -89,7 +92,7 @@ def plan_under_lease(
                 incarnation=info.incarnation,
                 for_export=True,
             )
-        except OffsetOutOfRange:  # retention has moved the log start meanwhile
+        except OffsetOutOfRange:  # retention has meanwhile moved the log start
             view, info = _look(client, request.stream, previous)
             if view.log_start_offset <= beginning.from_offset:
                 raise
@@ -113,7 +116,7 @@ def _look(
     info = client.describe_stream(stream)
     if info.readable_subjects:
         # The table would keep a value that a record on another subject has superseded or deleted,
-        # until compaction removes it from the log.
+        # until compaction removes the old record from the log.
         raise Forbidden(
             f"an export needs all of {stream!r}, and only {', '.join(info.readable_subjects)} may "
             "be read",
@@ -135,8 +138,8 @@ def _look(
 
 
 def _divergence(client: SyncClient, info: StreamInfo, previous: Snapshot | None) -> str:
-    """Return why the stream, although it is the same one, has another history now; empty if it has
-    not."""
+    """Return the reason why the stream, although its incarnation is the same, has another history
+    now; empty if its history is the same."""
     if previous is None or previous.stream != info.name:
         return ""
     if previous.incarnation != info.incarnation or previous.to_offset < info.log_start_offset:

@@ -1,8 +1,9 @@
 """The first phase: writes one range of the log to files. Does not import Spark.
 
-In mode "append" the records are written as they are. In mode "compacted" records without a key are
-written to files of the table; of the others the newest of each key in the range, tombstones too, is
-staged for the merge with the previous snapshot.
+In mode "append" all records are written to files of the table. In mode "compacted" records without
+a key are written to files of the table. Of the records with a key, the newest one of each key in
+the range, which may be a tombstone, is staged: it is written to a file for the merge with the
+previous snapshot.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from liftlog.spark.transport import ScanRange
 
 @dataclass(frozen=True, slots=True)
 class ScanWork:
-    """The data that all ranges share. `directory` is that of the run, below `table`; staged rows
-    are divided into `buckets`. `is_key_value` is true for a stream that holds a key-value bucket of
-    JetStream's clients, which delete a key by a message with a header."""
+    """Data that the tasks of all ranges share. `directory` is the run's directory below `table`;
+    staged rows are divided into `buckets`. `is_key_value` is true for a stream that contains a
+    key-value bucket of JetStream's clients: they delete a key by a message with a header."""
 
     table: str
     directory: str
@@ -45,11 +46,11 @@ class ScanTask:
     wanted: ScanRange
 
     def run(self) -> TaskResult:
-        """Raises LiftlogError."""
+        """Run the task. Raises LiftlogError."""
         lost: list[Lost] = []
 
         def note(first_offset: int, next_offset: int, reason: str) -> None:
-            # A damaged batch can extend beyond this task's range.
+            # A damaged batch can extend beyond the range of this task.
             first = max(first_offset, self.wanted.first_offset)
             lost.append(Lost(first, min(next_offset, self.wanted.end_offset), reason))
 
@@ -84,8 +85,9 @@ class ScanTask:
 
 
 def without_deleted_keys(batch: pa.RecordBatch, columns: tuple[str, ...]) -> pa.RecordBatch:
-    """The `columns` of a batch that also has the headers. Where these say that a client deleted or
-    purged the key of a bucket, or that it expired, the value is null, as in a tombstone."""
+    """Return the `columns` of a batch that also has the column headers. If a record's headers show
+    that a client has deleted or purged the key, or that the key expired, the value is null, as in a
+    tombstone."""
     headers = batch.column(HEADERS)
     lines = headers.flatten()
     names, values = pc.struct_field(lines, [0]), pc.struct_field(lines, [1])

@@ -1,4 +1,4 @@
-"""A Spark session for the command, or an error that names the missing package."""
+"""Opens a Spark session for the command. If a package is missing, the error names it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ _HOW_JAVA = (
 
 
 def check_installed(*, delta: bool = False, java: bool = True) -> None:
-    """Raises MissingDependency, with a hint."""
+    """Check that Spark and the packages that it needs are installed. Raises MissingDependency, with
+    a hint."""
     for module in ("pyspark", "pyarrow"):
         if importlib.util.find_spec(module) is None:
             raise MissingDependency(
@@ -64,10 +65,11 @@ def _check_java() -> None:
 
 
 def open_session(master: str | None) -> SparkSession:
-    """The session of spark-submit if it runs under it; otherwise a new one.
+    """Return the session of spark-submit if this process runs under it; otherwise a new session.
 
     Local sessions listen on loopback only and log little. `master` None: the master of spark-submit
-    or spark-defaults.conf; otherwise all cores of this host. Ctrl-C meanwhile leaves no JVM behind.
+    or spark-defaults.conf, otherwise all cores of this host. After Ctrl-C during this call, no JVM
+    keeps running.
     """
     from pyspark.sql import SparkSession
 
@@ -76,7 +78,8 @@ def open_session(master: str | None) -> SparkSession:
     if not submitted:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-        # Spark starts its workers with `python -m`, which would import from the working directory.
+        # Spark starts its workers with `python -m`, which imports from the working directory unless
+        # this is set.
         os.environ.setdefault("PYTHONSAFEPATH", "1")
         builder = builder.master(master or DEFAULT_MASTER)
         builder = builder.config("spark.ui.showConsoleProgress", "false")
@@ -92,7 +95,8 @@ def open_session(master: str | None) -> SparkSession:
 
 
 def _has_gateway() -> bool:
-    """Return True if PySpark has connected to its JVM, which then ends with this process."""
+    """Return True if PySpark has connected to its JVM. From then on the JVM ends with this
+    process."""
     from pyspark import SparkContext
 
     return getattr(SparkContext, "_gateway", None) is not None

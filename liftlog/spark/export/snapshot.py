@@ -1,7 +1,8 @@
 """The content of a table after a run of the export, and its encoding. Pure.
 
-A manifest is JSON, one object; docs/reference/export.md lists its fields. The last one is the
-CRC-32C of all bytes before it, so a damaged manifest is an error and never a smaller table.
+A manifest is one JSON object; docs/reference/export.md lists its fields. The last field is the
+CRC-32C of all bytes before it, so a damaged manifest causes an error, and never a table with fewer
+rows.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from liftlog.spark.export.buckets import ALL_KEYS, Bucket
 
 FORMAT = "liftlog-export"
 VERSIONS = (1, 2)
-"""2: with rows to leave out, or files of kind "changed". Readers that know only 1 must stop."""
+"""Version 2: the table has rows that do not count, or files of kind "changed". Readers that only
+support version 1 must stop."""
 
 Mode: TypeAlias = Literal["compacted", "append"]
 Layout: TypeAlias = Literal["copy-on-write", "merge-on-read"]
@@ -32,10 +34,11 @@ _TAIL = re.compile(rb',\n"crc32c":"([0-9a-f]{8})"\}\n\Z')
 class DataFile:
     """A Parquet file; `path` is relative to the table.
 
-    `kind`: "keyed" holds the newest records of keys, "changed" likewise, of keys that changed since
-    the "keyed" files were written, "keyless" records without a key, "records" every record of a
-    range; "removed" holds offsets only. `min_offset` and `max_offset` are those of its rows. All
-    its keys are in `bucket`. `removed_rows` of its rows are in the files of kind "removed".
+    `kind` is the content of the file. "keyed": the newest records of keys; "changed": the newest
+    records of keys that have changed since the "keyed" files were written; "keyless": records
+    without a key; "records": every record of a range; "removed": only offsets. `min_offset` and
+    `max_offset` are the smallest and the largest offset of its rows. All its keys are in `bucket`.
+    `removed_rows` is the number of its rows whose offsets are in files of kind "removed".
     """
 
     path: str
@@ -62,7 +65,8 @@ class Lost:
 
 
 def merged_losses(losses: Iterable[Lost]) -> tuple[Lost, ...]:
-    """The same offsets, each once, in order; adjacent losses with the same reason become one."""
+    """Return losses with the same offsets, in order and without overlaps. Adjacent losses with the
+    same reason become one."""
     merged: list[Lost] = []
     for one in sorted(losses, key=lambda lost: (lost.first_offset, -lost.next_offset)):
         last = merged[-1] if merged else None
@@ -79,13 +83,13 @@ def merged_losses(losses: Iterable[Lost]) -> tuple[Lost, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The table after one run, which read the offsets [from_offset, to_offset).
+    """The content of a table after one run, which read the offsets [from_offset, to_offset).
 
-    In mode "compacted" the files hold the newest value of each key below `to_offset`, and all
-    records without a key, from `log_start_offset` on; in mode "append" all records that were
-    exported since the last full run. `lost` are the records missing from that, in this run and in
-    those before it since the last full run. Rows whose offset is in a file of `removed` do not
-    count: there are some only in layout "merge-on-read".
+    In mode "compacted" the files contain the newest value of each key below `to_offset`, and all
+    records without a key, from `log_start_offset` on. In mode "append" they contain all records
+    that were exported since the last full run. `lost` are the records that these runs could not
+    read, so that the files lack them. Rows whose offset is in a file of `removed` do not count;
+    only the layout "merge-on-read" has such files.
     """
 
     sequence: int
@@ -113,12 +117,14 @@ class Snapshot:
 
     @property
     def has_changes(self) -> bool:
-        """True if a fold would have something to do."""
+        """True if the table has files of changes or of removed offsets, which a fold would
+        merge."""
         return bool(self.removed) or any(file.kind == "changed" for file in self.files)
 
     @property
     def doubtful_below(self) -> int:
-        """A key whose row has an offset below this may have a newer value in a lost record."""
+        """The end of the last lost range. A key whose row has an offset below it may have a newer
+        value in a lost record."""
         if self.mode == "append":
             return 0
         return max([one.first_offset for one in self.lost], default=0)
@@ -133,7 +139,7 @@ class Snapshot:
 
 
 def to_content(snapshot: Snapshot) -> dict[str, Any]:
-    """Everything except the files, for JSON."""
+    """Return the fields of a snapshot, except for the files, as values for JSON."""
     content: dict[str, Any] = {"format": FORMAT, "version": _version(snapshot)}
     for one in fields(snapshot):
         if one.name not in ("files", "removed", "lost"):
@@ -153,7 +159,7 @@ def encode_manifest(snapshot: Snapshot) -> bytes:
 
 
 def _version(snapshot: Snapshot) -> int:
-    """Return the lowest version whose readers see the right rows."""
+    """Return the lowest format version whose readers read the right rows."""
     return 2 if snapshot.has_changes else 1
 
 
@@ -163,8 +169,8 @@ def _listed(name: str, files: Iterable[DataFile]) -> str:
 
 
 def decode_manifest(raw: bytes, name: str) -> Snapshot:
-    """Decode a manifest; `name` is for the message. Raises CorruptMetadata; UnsupportedFormat for a
-    newer version."""
+    """Decode a manifest. `name` appears in the texts of errors. Raises CorruptMetadata, and
+    UnsupportedFormat if the manifest has a newer version."""
     tail = _TAIL.search(raw)
     if tail is None:
         raise _damaged(name, "it has no checksum at its end")
@@ -178,7 +184,8 @@ def decode_manifest(raw: bytes, name: str) -> Snapshot:
 
 
 def from_content(content: Any, files: Any, name: str) -> Snapshot:
-    """The snapshot of a `to_content`, and files as in a manifest. Raises as `decode_manifest`."""
+    """Return the snapshot from the result of `to_content`, and files as in a manifest. Raises the
+    errors of `decode_manifest`."""
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise _damaged(name, f"it is not a {FORMAT}")
     if content.get("version") not in VERSIONS:
@@ -213,7 +220,7 @@ _WANTED: dict[str, type] = {
     "Layout": str,
 }
 _LATER = {"layout": "copy-on-write", "removed_rows": 0}
-"""Fields that the first manifests did not have."""
+"""Fields that the first versions of manifests did not have, with their values for these."""
 
 
 def _snapshot(content: Mapping[str, Any], listed: Any) -> Snapshot:
@@ -236,8 +243,8 @@ def _snapshot(content: Mapping[str, Any], listed: Any) -> Snapshot:
 
 
 def file_from(content: Mapping[str, Any]) -> DataFile:
-    """The inverse of `asdict`. Raises KeyError, TypeError, ValueError."""
-    number, total = content.get("bucket", ALL_KEYS)  # the first manifests had no buckets
+    """Return the file whose `asdict` is `content`. Raises KeyError, TypeError, ValueError."""
+    number, total = content.get("bucket", ALL_KEYS)  # the first versions had no buckets
     if type(number) is not int or type(total) is not int:
         raise TypeError("bucket")
     file = DataFile(**_fields(DataFile, content), bucket=Bucket(number, total))
@@ -264,7 +271,7 @@ def _fields(kind: type[Any], content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_safe_path(path: str) -> bool:
-    """Return True if the path stays below the table, and means the same in a file system and in a
+    """Return True if the path is below the table, and names the same file in a file system and in a
     URL."""
     return bool(re.fullmatch(r"(?!/)[A-Za-z0-9_./=-]+", path)) and ".." not in path.split("/")
 
@@ -275,14 +282,14 @@ _FILE_NAME = re.compile(
 
 
 def file_name(kind: Kind, bucket: Bucket, unique: str) -> str:
-    """Return the name of a data file. It holds the kind and the bucket, which a Delta log does
-    not."""
+    """Return the name of a data file. The name contains the kind and the bucket, because a Delta
+    log does not."""
     place = f"{bucket.number}-{bucket.total}-" if bucket.total > 1 else ""
     return f"{kind}-{place}{unique}.parquet"
 
 
 def parse_file_name(name: str) -> tuple[Kind, Bucket] | None:
-    """Parse the name; None for a file that another tool has written."""
+    """Return kind and bucket from a file's name; None for a file that another tool has written."""
     found = _FILE_NAME.fullmatch(name)
     if found is None:
         return None

@@ -1,8 +1,8 @@
-"""The files of a table, durable when a call returns.
+"""Stores the files of a table. Written files are durable when a call returns.
 
-There are two kinds of store: a directory, which has everything that the atomic manifest needs, and
-a URL that pyarrow can write to, where only Delta works. Credentials for a URL come from the
-environment, on every host, as pyarrow and delta-rs find them.
+There are two kinds of store: a directory, and a URL to which pyarrow can write. Manifests need
+atomic operations that only a directory has, so at a URL only Delta tables work. pyarrow and
+delta-rs find the credentials for a URL in the environment of each host.
 """
 
 from __future__ import annotations
@@ -36,40 +36,43 @@ _CANNOT_LINK = {
 
 
 class Store(Protocol):
-    """Paths are relative, with slashes. Methods raise StorageError and DiskFull."""
+    """A place for files. Paths are relative, with slashes. Methods raise StorageError and
+    DiskFull."""
 
     uri: str
-    """The store's address, in the form that Delta uses."""
+    """The store's address, in the form that delta-rs accepts."""
 
     def make_directory(self, path: str) -> None: ...
 
     def names(self, path: str) -> list[str]:
-        """The names in a directory, sorted; empty if it does not exist."""
+        """Return the names in a directory, sorted; empty if the directory does not exist."""
         ...
 
     def opened(self, path: str) -> AbstractContextManager[Any]:
-        """A context manager over a file for reading, which can seek."""
+        """Return a context manager that opens a file for reading. The file can seek."""
         ...
 
     def size(self, path: str) -> int | None:
-        """In bytes; None if there is no such file."""
+        """Return the size of a file in bytes; None if the file does not exist."""
         ...
 
     def total_bytes(self, path: str) -> int:
-        """Return the size of a file, or of all files below a directory. A file that does not exist,
-        or vanishes meanwhile, counts 0."""
+        """Return the size in bytes of a file, or of all files below a directory. A file that does
+        not exist, or is removed meanwhile, counts as 0."""
         ...
 
     def sync(self, path: str) -> None:
-        """Make a file that another library has written durable, and its name."""
+        """Make a file that another library has written durable: its content and its name."""
         ...
 
     def remove(self, path: str) -> None:
-        """Remove a file, or a directory with its content. It need not exist."""
+        """Remove a file, or a directory with its content. Does nothing if the path does not
+        exist."""
         ...
 
     def writing(self, path: str) -> AbstractContextManager[BinaryIO]:
-        """A context manager over a new binary file, which is durable when it exits."""
+        """Return a context manager that creates a binary file. The file is durable when the block
+        ends."""
         ...
 
 
@@ -101,7 +104,8 @@ def open_store(where: str) -> Store:
 
 
 class Disk:
-    """The calls that change files. Tests replace them with failing ones. Raise OSError."""
+    """The system calls that change files. Tests replace them with calls that fail. Methods raise
+    OSError."""
 
     def make_directory(self, path: Path) -> None:
         path.mkdir(exist_ok=True)
@@ -127,7 +131,8 @@ class Disk:
 
 
 class LocalStore:
-    """A directory, on this host or mounted on every host. It also has what manifests need."""
+    """A store in a directory, on this host or mounted on every host. It also has the atomic
+    operations that manifests need."""
 
     disk: ClassVar[Disk] = Disk()
 
@@ -136,14 +141,15 @@ class LocalStore:
         self.uri = str(root)
 
     def make_directory(self, path: str) -> None:
-        """Also its parents; each is durable before its content."""
+        """Create a directory and its parents. Each directory is durable before anything is created
+        in it."""
         wanted = self.root / path
         with storage_errors(f"creating {wanted}"):
             for one in reversed((wanted, *wanted.parents)):
                 is_new = not one.is_dir()
                 if is_new:
                     self.disk.make_directory(one)
-                # An existing one may be from a run that was stopped just before this.
+                # Also if it exists: the run that created it may have been stopped before this sync.
                 if is_new or one.is_relative_to(self.root):
                     self.disk.fsync(one.parent)
 
@@ -188,14 +194,16 @@ class LocalStore:
             return sum(_size_of(Path(top, name)) for top, _, names in walk for name in names)
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
-        """Write a small file atomically; False, and no change, if the file exists."""
+        """Write a small file atomically, and return True. If the file exists, changes nothing and
+        returns False."""
         full = self.root / path
         with storage_errors(f"writing {full}"):
             temporary = self._write_beside(full, data)
             try:
                 self.disk.link(temporary, full)
             except FileExistsError:
-                # Over NFS, if the answer was lost, the repeated request finds its own file.
+                # Over NFS the answer to link() may be lost; the repeated request then finds the
+                # file that the first one has created.
                 if full.read_bytes() != data:
                     return False
             except OSError as error:
@@ -259,13 +267,13 @@ def _unless_gone(error: OSError) -> None:
 
 
 class RemoteStore:
-    """A URL that `pyarrow.fs` knows: s3, gs, abfs, hdfs. Only for Delta tables.
+    """A store at a URL that `pyarrow.fs` supports: s3, gs, abfs, hdfs. Only for Delta tables.
 
-    A closed file exists as a whole, and is as durable as the store promises.
+    A file exists only after it was closed. It is as durable as the object store promises.
     """
 
     def __init__(self, url: str) -> None:
-        # s3a is what Spark calls the stores that pyarrow and delta-rs call s3.
+        # Spark's name for s3 is s3a; pyarrow and delta-rs only accept s3.
         self.uri = re.sub("^s3a://", "s3://", url.rstrip("/"))
         try:
             self._files, self._root = fs.FileSystem.from_uri(self.uri)
@@ -338,5 +346,5 @@ def no_atomic_manifest(where: str, why: str) -> InvalidArgument:
 
 
 def join(*parts: str) -> str:
-    """Join with slashes; a URL stays a URL."""
+    """Join the parts with slashes. If the first part is a URL, so is the result."""
     return "/".join(part.rstrip("/") for part in parts)

@@ -1,4 +1,4 @@
-"""The storage of snapshots: the common part of both kinds of table."""
+"""The common interface of both kinds of table, which store snapshots."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ MANIFESTS = "_manifest"
 DELTA_LOG = "_delta_log"
 
 LEAST_SNAPSHOTS = 2
-"""The newest snapshot, and the one that readers may just have opened."""
+"""The newest snapshot, and the one before it, which readers may just have opened."""
 
 _RUN = re.compile(r"(\d{20})-([0-9a-f]{32})")
 
 
 class Table(Protocol):
-    """Stores snapshots. Methods raise LiftlogError."""
+    """Stores the snapshots of a table. Methods raise LiftlogError."""
 
     @property
     def store(self) -> Store: ...
 
     def prepare(self) -> None:
-        """Check, before the work begins, that its result can be committed."""
+        """Check, before the run begins its work, that the result can be committed."""
         ...
 
     def newest(self) -> Snapshot | None: ...
@@ -34,7 +34,8 @@ class Table(Protocol):
     def next_sequence(self) -> int: ...
 
     def run_directory(self, sequence: int, run: str) -> str:
-        """Return the directory of that run. Its parent exists after `prepare`."""
+        """Return the directory of the run with this number and id. Its parent directory exists
+        after `prepare`."""
         ...
 
     def commit(self, snapshot: Snapshot, previous: Snapshot | None) -> None:
@@ -45,17 +46,20 @@ class Table(Protocol):
     def garbage(
         self, now_ns: int, keep_seconds: float | None, keep_snapshots: int = LEAST_SNAPSHOTS
     ) -> list[str]:
-        """Return the files and directories that neither a snapshot in use by readers nor a run in
-        progress needs. They must be removed in this order: a snapshot before its files.
+        """Return the files and directories that are not needed, neither by a snapshot that readers
+        may use nor by a run in progress. They must be removed in this order: a snapshot before its
+        files.
 
-        Readers may use the newest `keep_snapshots`, and others for `keep_seconds` after the next
-        one; None: as long as the table itself says, or not at all.
+        Readers may use the newest `keep_snapshots` snapshots, and each other one for `keep_seconds`
+        after the next was committed. None: for the time that the table's own property defines; if
+        it has none, not at all.
         """
         ...
 
 
 def run_name(sequence: int, run: str) -> str:
-    """The name of a run's directory. It contains the sequence number that the run wants."""
+    """Return the name of a run's directory. It contains the sequence number under which the run is
+    to be committed."""
     return f"{sequence:020d}-{run}"
 
 
@@ -66,12 +70,13 @@ def left_by_runs(
     is_needed: Callable[[str, str], bool],
     oldest: int = 0,
 ) -> list[str]:
-    """Return leftovers of the runs from number `oldest` to `newest`.
+    """Return the files that stopped runs have left, of the runs with numbers from `oldest` to
+    `newest`.
 
-    Only one run gets a number. So once a number is taken, files of that number that no snapshot
-    names can never become real, even if a run is still writing them. Runs with later numbers may be
-    in progress, and are left alone. `is_needed` takes a run and the path of an entry in its
-    directory.
+    Only one run is committed under each number. So after that, other files with this number can
+    never become part of a snapshot, even if a run is still writing them. Files of later numbers are
+    not returned, because their runs may be in progress. `is_needed` is called with the id of a run
+    and the path of an entry in its directory.
     """
     found: list[str] = []
     for name in store.names(runs):

@@ -16,15 +16,17 @@ from liftlog.spark.export.files import StagedFile
 from liftlog.spark.export.snapshot import DataFile, Lost, file_from
 
 Tell = Callable[[str, int, int], None]
-"""Reports progress: phase ("scan", "merge", "optimize"), tasks that are done, all tasks."""
+"""Reports progress: phase ("scan", "merge", "optimize"), number of finished tasks, number of
+tasks."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskResult:
     """The result of a task.
 
-    `files` are for the table, `staged` for the merge, and `lost` could not be read. `removed` maps
-    older files to how many of their rows the files of kind "removed" name.
+    `files` become part of the table, and `staged` is input of the merge. `lost` are records that
+    could not be read. `removed` has for older files the number of their rows whose offsets are in
+    the new file of kind "removed".
     """
 
     files: tuple[DataFile, ...] = ()
@@ -34,10 +36,10 @@ class TaskResult:
 
 
 class Task(Protocol):
-    """One task. Can be pickled."""
+    """One task, which can be pickled."""
 
     def run(self) -> TaskResult:
-        """Raises LiftlogError."""
+        """Run the task. Raises LiftlogError."""
         ...
 
 
@@ -45,17 +47,18 @@ class Engine(Protocol):
     """Runs the tasks. Methods raise LiftlogError."""
 
     def run(self, phase: str, tasks: Sequence[Task], tell: Tell) -> list[TaskResult]:
-        """Run each task at least once. Returns their results, in the order of the tasks."""
+        """Run each task at least once. Returns one result for each task, in their order."""
         ...
 
     def cancel(self) -> None:
-        """Make the running tasks fail soon. Called from another thread."""
+        """Make the running tasks fail soon. Another thread calls this."""
         ...
 
 
 def perform(number: int, task: Task) -> str:
-    """Run the task with that number. Raises LiftlogError only if another attempt may help; any
-    other error is part of the result, so that it arrives unchanged and Spark does not retry."""
+    """Run a task, and return its number and result as text. Raises LiftlogError only if another
+    attempt may succeed: Spark then retries. Any other error is part of the result, so that it
+    arrives unchanged and Spark does not retry."""
     content: dict[str, Any] = {"task": number}
     try:
         content |= asdict(task.run())
@@ -68,8 +71,8 @@ def perform(number: int, task: Task) -> str:
 
 
 def results(tasks: Sequence[Task], told: Iterable[str]) -> list[TaskResult]:
-    """Return the results of all tasks, in their order. Raises the first of their errors;
-    StorageError unless each has exactly one result."""
+    """Parse the texts that `perform` returned, and return the results in the order of the tasks.
+    Raises the first error of a task, and StorageError unless each task has exactly one result."""
     found = sorted(map(json.loads, told), key=lambda content: content["task"])
     for content in found:
         if "error" in content:
