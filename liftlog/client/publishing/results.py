@@ -95,8 +95,7 @@ class PublishRefused(PublishFailed):
     """At least one stream refused the message, and the result is certain: each expected stream
     either has an ack in `acks` or has not stored the message.
 
-    `err_code` shows the reason: either the message is invalid, or the stream accepts no messages at
-    present.
+    Look at `err_code`: either the message is invalid, or the stream accepts no messages at present.
     """
 
     name = "PUBLISH_REFUSED"
