@@ -1,9 +1,9 @@
-"""Decides from the clocks of all nodes whether this node may delete records for their age.
+"""Decides from the clocks of all nodes whether this node may delete records because of their age.
 
-A leader whose clock is ahead deletes young records, and its followers delete them too. So a node
-deletes nothing for its age while its clock differs from those of most nodes. If no majority agrees,
-as with two nodes that differ, it is not known which clock is wrong. A clock that is behind deletes
-late and never early, so only the node that is ahead stops deleting.
+A leader whose clock is ahead deletes records too early, and its followers delete them, too.
+Therefore a node deletes nothing because of its age while its clock differs from the clocks of most
+nodes. If no majority agrees, as with two nodes that differ, the wrong clock cannot be determined. A
+clock that is behind deletes late and never early, so only the node that is ahead stops deleting.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 MAX_SKEW_SECONDS = 60.0
-"""Clocks that a time service sets differ by milliseconds, so a larger difference is a fault. Age
-limits are much longer than this, and compaction accepts stamps that are ahead by less than this
-(`compaction.ages.TOLERANCE_NS`)."""
+"""Largest difference that counts as agreement. Clocks that a time service sets differ by
+milliseconds, so a larger difference is a fault. Age limits are much longer than this, and
+compaction accepts timestamps that are ahead by less than this (`compaction.ages.TOLERANCE_NS`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Offset:
     """The clock of another node minus this node's, within `error` seconds.
 
-    `is_doubted`: that node has seen its own clock jump ahead.
+    `is_doubted` is True if that node has detected that its own clock jumped ahead.
     """
 
     seconds: float
@@ -39,9 +39,9 @@ OWN = Offset(0.0, 0.0)
 class Verdict:
     """Result of the comparison of this node's clock with the others.
 
-    `reason` says why this node must not delete records for their age; it is empty if it may. The
-    clock is `confirmed` if it agrees with those of most nodes, not counting nodes that doubt their
-    own clock.
+    `reason` says why this node must not delete records because of their age; it is empty if it may.
+    The clock is `confirmed` if it agrees with the clocks of most nodes. Nodes that doubt their own
+    clock do not count.
     """
 
     reason: str = ""

@@ -1,17 +1,18 @@
-"""Decides when this node takes over the lead of a stream, and when it resigns a lead of its own.
+"""Decides when this node takes over the leadership of a stream, and when it resigns its own.
 
-One `Elections` exists per life of a node. Events report what this node observes of the others; the
-caller asks about ten times a second what follows from them:
+Each run of a node's process has one `Elections`. Events report what this node observes of the
+others. About ten times a second, the caller asks for the actions that follow from them:
 
     heard(node)   lost(node)   told(peer, about, opinion)        events of the other nodes
     renewed(deadline)   sessions(live)                             events of the metadata store
-    look(now)   questions(records)   decide(record, log)           what to do
-    stops(leader)   yields(leaders, stalled)                       what to stop, or to hand over
-    takes_over(record, asker)                                      what to accept from another node
+    look(now)   questions(records)   decide(record, log)           which actions to take
+    stops(leader)   yields(leaders, stalled)                       streams to stop or to hand over
+    takes_over(record, asker)                                      which stream of a peer to accept
 
 Safety does not depend on this module. A leader that is deposed by mistake commits nothing more, and
-every log that can be elected has all that it committed (`transitions.failover`). The rules here
-decide how soon a dead leader is replaced, and they protect a live one from being replaced.
+every replica that can be elected has all records that this leader committed
+(`transitions.failover`). The rules here decide how soon a dead leader is replaced, and they protect
+a live one from being replaced.
 """
 
 from __future__ import annotations
@@ -50,13 +51,14 @@ class Patience:
     answer: float = 1.0
     """An answer counts for this long."""
     stall: float = 1.0
-    """If `look` was not called for this long, this process was paused, and the silence of the
-    others in that time does not count."""
+    """If `look` was not called for this long, this process was paused. The silence of the others in
+    that time does not count."""
     detached: float = 5.0
     """A leader that has had no connection to NATS for this long, and so no messages, hands over. A
     dead NATS server is usually replaced by another one sooner."""
     unserving: float = 2.0
-    """A node without a connection to NATS lets nodes that have one stand first for this long."""
+    """A node without a connection to NATS waits this long before it stands for election, so that
+    nodes with a connection are elected first."""
     yielding: float = 1.0
     """Time between two requests to take over a stream."""
 
@@ -70,8 +72,8 @@ class LogEnd(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Opinion:
-    """The answer to a question: `suspects` says whether the peer suspects the other node, the rest
-    describes the peer's own copies of the streams that this other node leads."""
+    """The answer to a question. `suspects` is True if the peer suspects the node in question. The
+    other fields describe the peer's own copies of the streams that this node leads."""
 
     suspects: bool
     logs: Mapping[str, LogEnd] = field(default_factory=dict)
@@ -87,7 +89,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Elect:
-    """Commit `transitions.failover` with these dead nodes, once."""
+    """Commit `transitions.failover` once, with these dead nodes."""
 
     dead: frozenset[str]
 
@@ -110,26 +112,28 @@ class Yield:
 
     @property
     def detached(self) -> bool:
-        """True if the streams get no messages here: `peer` is to take over even if it can ack
-        nothing until more replicas are in sync."""
+        """True if the streams get no messages here. Then `peer` must take over even if it cannot
+        ack anything until more replicas are in sync."""
         return self.lack is Lack.NATS
 
 
 @dataclass(slots=True)
 class _Sight:
-    """Observations of another node: those of this node, and those that the others reported."""
+    """Observations of another node, by this node and by the others."""
 
     heard: float
     lost: float | None = None
-    """Time since which there is no connection; None while there is one, or before the first one."""
+    """Time since which there is no connection. None while there is one, and before the first
+    one."""
     is_refused: bool = False
-    """True if its machine refuses connections: no process listens there."""
+    """True if the node's machine refuses connections, because no process listens there."""
     asked: dict[str, float] = field(default_factory=dict)
     answers: dict[str, tuple[float, Opinion]] = field(default_factory=dict)
 
 
 class Elections:
-    """The view of `node`, in the life that began with `start`. Times are monotonic seconds."""
+    """The observations and decisions of `node`, in the process run with the number `start`. Times
+    are monotonic seconds."""
 
     def __init__(
         self, node: str, start: int, *, now: float, patience: Patience | None = None
@@ -137,7 +141,7 @@ class Elections:
         self.node = node
         self.start = start
         self.is_stopping = False
-        """Set when this node stops: it takes over no more streams."""
+        """Set when this node stops; it then takes over no more streams."""
         self.stopping: Collection[str] = ()
         """Nodes that reported that they are stopping; they take over no more streams."""
         self._patience = patience or Patience()
@@ -146,7 +150,7 @@ class Elections:
         self._absence_counts_from = now + self._patience.session
         self._sights: dict[str, _Sight] = {}
         self._began = self._looked = now
-        self._due: dict[str, tuple[int, float]] = {}  # by stream: the epoch, and since when
+        self._due: dict[str, tuple[int, float]] = {}  # by stream: the epoch, and its begin
         self._detached_since: float | None = None
         self._yields_at = now
         self._yields = 0
@@ -154,15 +158,17 @@ class Elections:
     # --- events --------------------------------------------------------------------
 
     def heard(self, node: str, now: float) -> None:
-        """Note that a byte from `node` has arrived, over a connection in either direction."""
+        """Record that a byte from `node` has arrived, over a connection in either direction."""
         sight = self._sight(node)
         sight.heard = max(sight.heard, now)
         sight.lost = None
 
     def lost(self, node: str, now: float, *, is_refused: bool = False) -> None:
-        """Note that the connection to `node` has ended. The time of an earlier end stays as it is.
+        """Record that the connection to `node` has ended. If it had ended before, the earlier time
+        stays.
 
-        `is_refused`: the machine of the node refused the connection, so no process listens there.
+        `is_refused` is True if the machine of the node refused the connection, so no process
+        listens there.
         """
         sight = self._sight(node)
         sight.is_refused = is_refused
@@ -170,14 +176,15 @@ class Elections:
             sight.lost = now
 
     def told(self, peer: str, about: str, opinion: Opinion, now: float) -> None:
-        """Note the answer of `peer` to a question."""
+        """Record the answer of `peer` to a question."""
         self._sight(about).answers[peer] = (now, opinion)
 
     def renewed(self, deadline: float, now: float) -> None:
-        """Note the new `deadline` of this node's session after a renewal.
+        """Record the new `deadline` of this node's session after a renewal.
 
         If the renewal took long, the store was unreachable, and other sessions may have ended for
-        that reason alone. No session counts as ended before every node had time to renew its own.
+        that reason alone. No session counts as ended until every node has had time to renew its
+        own.
         """
         if deadline > self._deadline:
             if deadline - self._deadline > self._patience.session / 2:
@@ -185,14 +192,14 @@ class Elections:
             self._deadline = deadline
 
     def sessions(self, live: Collection[str]) -> None:
-        """Note the nodes that have a session, according to the store."""
+        """Record the nodes that have a session, according to the store."""
         self._live = frozenset(live)
 
     def look(self, now: float) -> None:
         """Detect pauses of this process. Called before each round of the questions below.
 
-        A process that was paused, or a machine that slept, has received nothing for a while. This
-        says nothing about the others, which may have slept too.
+        A process that was paused, or whose machine was suspended, has received nothing for a while.
+        This is no evidence about the other nodes, which may have been suspended, too.
         """
         if now - self._looked > self._patience.stall:
             for sight in self._sights.values():
@@ -213,28 +220,28 @@ class Elections:
         return now - sight.heard >= self._patience.silence
 
     def has_session(self, now: float) -> bool:
-        """Return True if no other node can have seen this node's session end."""
+        """Return True if this node's session cannot have ended in the view of any other node."""
         return now < self._deadline
 
     def session_ends_soon(self, now: float) -> bool:
         """Return True if this node's session has ended, or ends within 2 * `veto` seconds.
 
-        That is the time in which followers can be asked, and can then show for `veto` seconds that
-        they still fetch.
+        This time is needed for asking the followers and for proof, over `veto` seconds, that they
+        still fetch from this node.
         """
         return now >= self._deadline - 2 * self._patience.veto
 
     def in_doubt(self, nodes: Iterable[str], now: float) -> set[str]:
-        """Return those of `nodes` that this node does not receive heartbeats from or that have no
+        """Return those of `nodes` from which this node receives no heartbeats, or that have no
         session.
 
-        Only streams that one of them leads need questions or decisions.
+        Questions and decisions are needed only for streams whose leader is one of these nodes.
         """
         return {node for node in nodes if node not in self._live or self.suspects(node, now)}
 
     def questions(self, records: Iterable[StreamMetadata], now: float) -> list[Question]:
-        """Return the questions to send: about each suspected leader of a stream with a copy here,
-        to the other nodes that have a copy."""
+        """Return the questions to send. For each suspected leader of a stream that has a copy here,
+        the other nodes with a copy are asked."""
         peers: dict[str, set[str]] = {}
         for record in records:
             leader = record.leader
@@ -252,8 +259,8 @@ class Elections:
         return found
 
     def decide(self, record: StreamMetadata, log: LogEnd, now: float) -> Elect | None:
-        """Return an election to commit if this node should take over the stream of `record` now,
-        else None.
+        """Return an election to commit if this node should now take over the stream of `record`;
+        None otherwise.
 
         `log` is the end of this node's copy. The result stays the same until the record changes.
         """
@@ -271,15 +278,15 @@ class Elections:
         return Elect(dead) if now - since >= pause else None
 
     def stops(self, leader: Leader, now: float) -> bool:
-        """Return True if this node should take no more messages for a stream that it leads, because
-        the other nodes may have elected a new leader meanwhile.
+        """Return True if this node should accept no more messages for a stream that it leads,
+        because the other nodes may have elected a new leader meanwhile.
 
-        Replicas that still fetch from this leader have not elected another one. So a leader that
-        most replicas fetch from continues even while the store is unreachable.
+        Replicas that still fetch from this leader have not elected another one. So a leader from
+        which most replicas fetch continues even while the store is unreachable.
         """
         return not self.has_session(now) and not leader.heard_by_majority(now, self._patience.veto)
 
-    # --- handing over in need ----------------------------------------------------------
+    # --- handing over streams that this node cannot serve -------------------------------
 
     def yields(
         self,
@@ -289,16 +296,17 @@ class Elections:
         is_attached: bool,
         stalled: Iterable[tuple[StreamMetadata, float]] = (),
     ) -> list[Yield]:
-        """Return which peers to ask to take over which of the streams that this node leads but
-        cannot serve.
+        """Return the streams that this node leads but cannot serve, and the peers to ask to take
+        them over.
 
-        A node cannot serve its streams if it has not been attached to NATS (`is_attached`) for a
-        while; if it cannot reach the store while acks of a stream wait for a change of its ISR; or
-        if it has been blocked on its disk for as long as others would wait for a node that hangs.
+        A node cannot serve its streams in three cases: it has had no connection to NATS for a while
+        (`is_attached`); it cannot reach the store although acks of a stream wait for a change of
+        its ISR; or it has been blocked on its disk for as long as others would wait for a node that
+        hangs.
 
-        `stalled` maps streams that this node leads by their records to the seconds for which each
-        has been blocked on the disk. The peers in sync are asked in turn, until the record of the
-        stream changes.
+        `stalled` contains the records of streams that this node leads, each with the number of
+        seconds for which the stream has been blocked on the disk. The peers in sync are asked in
+        turn, until the record of the stream changes.
         """
         if is_attached:
             self._detached_since = None
@@ -333,10 +341,11 @@ class Elections:
     def takes_over(
         self, record: StreamMetadata, asker: str, now: float, *, is_attached: bool, detached: bool
     ) -> Elect | None:
-        """Return True if this node should take over the stream that `asker` leads and hands over.
+        """Return an election to commit if this node should take over the stream that `asker` leads
+        and hands over; None otherwise.
 
-        The request of the leader itself is enough to depose it, but this node must be able to serve
-        the stream better.
+        The request of the leader itself is sufficient to depose it, but this node must be able to
+        serve the stream better.
         """
         if record.leader != asker or asker == self.node or self.node not in record.isr:
             return None
@@ -359,7 +368,7 @@ class Elections:
         )
 
     def _dead(self, record: StreamMetadata, now: float) -> frozenset[str]:
-        """Return the replicas that the election need not wait for."""
+        """Return the replicas for which the election need not wait."""
         others = {*record.isr, record.leader} - {self.node, None}
         return frozenset(
             node
@@ -369,7 +378,7 @@ class Elections:
         )
 
     def _is_deserted(self, node: str, record: StreamMetadata, now: float) -> bool:
-        """Return True if most replicas receive nothing from `node`, not counting `node` itself.
+        """Return True if most replicas receive nothing from `node`; `node` itself does not count.
 
         So neither one broken connection nor one isolated node deposes a leader.
         """
@@ -385,7 +394,7 @@ class Elections:
         return 2 * silent > len(record.replicas)
 
     def _is_absent(self, node: str, now: float) -> bool:
-        """Return True if the session of `node` has ended and this is evidence that the node is
+        """Return True if the session of `node` has ended and the end is evidence that the node is
         down."""
         return (
             node not in self._live
@@ -394,10 +403,10 @@ class Elections:
         )
 
     def _rank(self, record: StreamMetadata, dead: frozenset[str], log: LogEnd, now: float) -> int:
-        """Return how many other nodes are better candidates.
+        """Return the number of other nodes that are better candidates.
 
-        The longest log loses the fewest records that were not committed yet, so it goes first.
-        Among equal logs, or if nothing is known about them, the first replica goes first.
+        The node with the longest log goes first, because its election loses the fewest uncommitted
+        records. Among equal logs, or if nothing is known about them, the first replica goes first.
         """
         standing = [node for node in record.isr if node not in dead] or record.eligible
         order = {node: -index for index, node in enumerate(record.replicas)}

@@ -55,8 +55,8 @@ def between(epochs: EpochTable, first: int, end: int) -> EpochTable:
 def extend(epochs: EpochTable, more: EpochTable) -> EpochTable:
     """Return the table of a log after the offsets that `more` describes have been appended to it.
 
-    Drops an epoch that began at the same offset and got no record: its leader appended nothing, and
-    records that come from another leader may be of an older epoch.
+    An epoch that began at the same offset and has no record is dropped: its leader appended
+    nothing, and records that come from another leader may belong to an older epoch.
     """
     if not more:
         return epochs

@@ -1,4 +1,5 @@
-"""A leader's followers: their requests, its verdicts, and the state of each."""
+"""A leader's view of its followers: their requests, the verdicts on these, and the state of each
+follower."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ from liftlog.cluster.record import Mark
 
 @dataclass(frozen=True, slots=True)
 class FetchRequest:
-    """A follower's request for the records from `offset` on. Everything below is durable in its
-    log."""
+    """A follower's request for the records from `offset` on. Everything below `offset` is durable
+    in the follower's log."""
 
     node: str
     start: int
@@ -24,19 +25,19 @@ class FetchRequest:
     side_version: int = 0
     """Version of the side state that the follower has stored."""
     mark: Mark | None = None
-    """Mark of the record that the follower has durably. None from a node of a version that does not
-    send it; its confirmations count all the same."""
+    """Mark of the record that the follower has stored durably. None from a node whose version does
+    not send it; its confirmations count nevertheless."""
     leader_mark: Mark | None = None
     """Version of this leader's record that the leader sent last, and the checksum of that version
     in the follower's history of the record; 0 if there is none. None from a node that does not send
     it."""
     is_full: bool = False
-    """True if its disk was too full for the last answer."""
+    """True if the follower's disk was too full for the last answer."""
 
 
 class Kind(enum.Enum):
     SEND = "send"
-    """Answer now, with what the log has from the offset on."""
+    """Answer now, with the records from the offset on."""
     PARK = "park"
     """The log has nothing new: keep the request until `written` or `untold` names the follower."""
     DIVERGING = "diverging"
@@ -60,28 +61,29 @@ class Verdict:
 
 @dataclass(slots=True)
 class FollowerState:
-    """State of one life of a follower, as the leader knows it."""
+    """The leader's view of one process run of a follower."""
 
     node: str
     start: int
     offset: int = -1
-    """Everything below is durable there; -1 before it has confirmed anything in this epoch."""
+    """Everything below is durable at the follower; -1 before it has confirmed anything in this
+    epoch."""
     side_version: int = 0
     mark: Mark | None = None
     leader_mark: Mark | None = None
     agrees: bool = True
-    """True if it knows the in-sync set that acks are given by."""
+    """True if the follower has received the in-sync set by which acks are given."""
     heard: float = -math.inf
-    """Time of its last request; -inf before the first."""
+    """Time of the follower's last request; -inf before the first."""
     caught_up: float = 0.0
-    """Time at which it last had everything that the leader had."""
+    """Time at which the follower last had all records of the leader."""
     leader_end: int = 0
-    """The leader's log end at the time of its last request."""
+    """The leader's log end at the time of the follower's last request."""
     told: int = 0
-    """High watermark in the last answer."""
+    """High watermark in the last answer to the follower."""
     parked: bool = False
     lost: bool = False
-    """True if its connection is gone and it has sent no request since."""
+    """True if the follower's connection is gone and it has sent no request since."""
     is_full: bool = False
-    """True if it had no room for the last answer: only its operator can change that, so no ack
-    waits."""
+    """True if the follower had no space for the last answer. Only its operator can change that, so
+    no ack waits for it."""

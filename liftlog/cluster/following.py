@@ -1,15 +1,15 @@
 """Decides what a follower does next: fetch, append, truncate its log, or start again.
 
-One `Follower` exists per stream and life of the node. Each event returns at most one effect, and
-the shell reports the outcome of an effect before anything else is done to the log:
+One `Follower` exists per stream and process run of the node. Each event returns at most one effect,
+and the caller reports the outcome of that effect before it does anything else to the log:
 
     assigned(record), resumed()          -> Fetch
     answered(answer)                     -> Append, Truncate, Gap, Resync, Fetch or Fail
     stored(...)  (an effect is durable)  -> Fetch
     failed(...)  (it is not), lost()     nothing: pause, then `resumed`
 
-A `Fetch` confirms that everything below its offset is durable here, and its leader may count on
-that from then on. Therefore the log only ever loses records that it did not confirm.
+A `Fetch` confirms that everything below its offset is durable here, and the leader relies on that
+from then on. Therefore the log never drops records that it has confirmed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from liftlog.cluster.record import Mark, StreamMetadata
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Ask `leader` for the records from `offset` on."""
+    """Request the records from `offset` on from `leader`."""
 
     leader: str
     epoch: int
@@ -36,7 +36,8 @@ class Fetch:
     """Version of the leader's record that the leader sent last, and the checksum of that version in
     this node's history of the record; 0 if there is none."""
     damaged: bool = False
-    """True if the last answer failed its checks: the leader should verify what it has there."""
+    """True if the last answer failed its checks; the leader should then verify its records
+    there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class Truncate:
 
     end: int
     below_high_watermark: bool = False
-    """True if committed records are dropped too, after an unclean recovery."""
+    """True if committed records are dropped, too, after an unclean recovery."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,26 +98,27 @@ class Answer:
     epoch: int
     offset: int
     last_epoch: int
-    """This field and the next two repeat the request."""
+    """Repeats a field of the request, as the next two fields do."""
     version: int
-    """Version of the record that the leader acts by."""
+    """Version of the record on which the leader acts."""
     high_watermark: int = 0
     first_stored: int = 0
-    """The first offset that the leader still has."""
+    """First offset that the leader still has."""
     tombstones_removed_below: int = 0
-    """For a compacted stream: a log that ends lower may hold keys that were deleted later."""
+    """End of the removed tombstones of a compacted stream. A log that ends below it may hold keys
+    that were deleted later."""
     diverging: tuple[int, int] | None = None
     """Epoch and end up to which the logs may agree."""
     gap: Gap | None = None
     """Set if the leader has no records from `offset` up to the end of the gap."""
     has_content: bool = False
-    """True if a body or a side state came along."""
+    """True if the answer contains a body or a side state."""
     side_version: int | None = None
-    """Version of the side state that came along."""
+    """Version of the side state in the answer."""
     brings_record: bool = False
-    """True if the leader's record came along."""
+    """True if the answer contains the leader's record."""
     checksum: int = 0
-    """Checksum of the record of `version`; 0 from a leader of a version that does not send it."""
+    """Checksum of the record of `version`; 0 from a leader whose version does not send it."""
 
 
 class Follower:
@@ -158,7 +160,7 @@ class Follower:
 
     @property
     def last_epoch(self) -> int:
-        """Epoch of the last record here."""
+        """Epoch of the last record in this log."""
         return last_epoch(self.epochs, self.log_end)
 
     # --- events ------------------------------------------------------------------
@@ -203,7 +205,7 @@ class Follower:
         """Return the effect of `answer`; None if it does not match the open request or is
         implausible.
 
-        `first_stored` is the first offset of this node's copy; local retention moves it
+        `first_stored` is the first offset of this node's copy. Local retention moves it
         independently of the leader.
         """
         if not self._is_awaited(answer):
@@ -229,14 +231,14 @@ class Follower:
     def stored(
         self, log_end: int, epochs: EpochTable, side_version: int | None = None
     ) -> Effect | None:
-        """Note that the effect is complete and durable, and return the next one. The log now ends
+        """Record that the effect is complete and durable, and return the next one. The log now ends
         at `log_end`.
 
         `side_version` is the version of the side state that was stored with it, if there was one.
         """
         appended = isinstance(self.working, (Append, Gap))
         if isinstance(self.working, Resync):
-            self.high_watermark = log_end  # all below was committed, and is deleted
+            self.high_watermark = log_end  # everything below was committed, and is deleted
             self._tombstones_removed_below = self.working.tombstones_removed_below
         self._has(log_end, epochs)
         if side_version is not None:
@@ -246,25 +248,25 @@ class Follower:
         return self.resumed()
 
     def failed(self, log_end: int, epochs: EpochTable) -> None:
-        """Note that the effect failed. The log has dropped what it could not make durable and ends
-        at `log_end`; nothing that it dropped was confirmed."""
+        """Record that the effect failed. The log has dropped the records that it could not make
+        durable, and ends at `log_end`. None of the dropped records was confirmed."""
         self._has(log_end, epochs)
 
     def damaged(self) -> Effect | None:
-        """The body of an answer failed its checks, so nothing was appended: return one more
-        request."""
+        """Return one more request, because the body of an answer failed its checks and nothing was
+        appended."""
         self.working = None
         return self.resumed(damaged=True)
 
     def lost(self) -> None:
-        """Drop the open request: its connection is gone, or it was refused."""
+        """Drop the open request, because its connection is gone or it was refused."""
         self.outstanding = None
 
     # --- rules -------------------------------------------------------------------
 
     def _is_awaited(self, answer: Answer) -> bool:
-        """Return True if this answers the open request, in the present epoch, for the log as it
-        ends now.
+        """Return True if this is an answer to the open request, in the present epoch, for the
+        present end of the log.
 
         A late copy of an older answer could truncate records that were confirmed since, or restore
         an older side state.
@@ -287,22 +289,24 @@ class Follower:
         return Append() if answer.has_content else None
 
     def _may_keep_deleted_keys(self, answer: Answer) -> bool:
-        """Return True if this log may lack a tombstone that is gone at this leader, or that was
-        gone at the leader where the copy began.
+        """Return True if this log may lack a tombstone that this leader no longer has, or that the
+        leader from which the copy was begun no longer had.
 
-        A copy made in one go from the leader's first record on needs no tombstone that was gone
-        when it began: the values of its key were gone too. Another leader that has removed fewer
-        tombstones may still have such values, so nothing of its log may follow.
+        A copy made in one go from a leader's first record needs no tombstone that this leader had
+        already removed, because the leader had removed the values of the key, too. Another leader
+        that has removed fewer tombstones may still have such values, so the copy must not continue
+        with its records.
         """
         removed, known = answer.tombstones_removed_below, self._tombstones_removed_below
         return removed != known and self.log_end < max(removed, known)
 
     def _cut(self, answer: Answer, epoch: int, end: int) -> Effect | None:
-        """Truncate where the logs diverge: at the latest where either of them ends the newest epoch
-        that both have.
+        """Truncate the log where the two logs diverge: at the lower of the two ends of the newest
+        epoch that both have.
 
-        The high watermark would be the wrong place, because a record above it may be committed. Any
-        place below it is wrong too, unless an operator chose to lose acked records.
+        The high watermark would be the wrong place, because a record above it may be committed.
+        Truncating below it is wrong, too, unless an operator has accepted the loss of acked
+        records.
         """
         if epoch == NO_EPOCH:
             return self._resync(answer)
@@ -321,12 +325,12 @@ class Follower:
         return Truncate(end, below_high_watermark=gives_up)
 
     def _resync(self, answer: Answer) -> Effect | None:
-        """Start the copy again, unless it may be the last one with an acked record: such a copy is
+        """Start the copy again, unless it may be the last one with an acked record; such a copy is
         never dropped.
 
-        If the leader has a newer record, in which this copy may no longer matter, wait for that
-        record. If it has another history of the record, the metadata store was set back: wait until
-        one of the two histories is given up, which takes a new version.
+        If the leader has a newer record, according to which this copy may not matter, wait for that
+        record. If the leader has another history of the record, the metadata store was set back:
+        wait until one of the two histories has been discarded, which takes a new version.
         """
         if self.record.must_keep(self.node):
             if answer.version > self.record.version:

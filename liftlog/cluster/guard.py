@@ -1,22 +1,21 @@
 """Detects that the metadata store has lost changes, and decides which record to restore.
 
 A store can be lost, or restored from an older copy. Then a record in it is missing, or older than
-the one that nodes have acted on since. A node that notices this neither leads nor elects by the old
-record. The newest record that the nodes still have is stored again, in a new epoch and without a
-leader.
+the one that nodes have acted on since. A node that detects this neither leads nor elects on the
+basis of the old record. The newest record that any node still has is stored again, in a new epoch
+and without a leader.
 
-If nodes that do not notice continue from the older copy, the record has two histories, and one of
-them has to be given up. No acked message may be lost with it. Two rules ensure this:
+If nodes that do not detect it continue from the older copy, the record has two histories, and one
+of them must be discarded. No acked message may be lost with it. Two rules ensure this:
 
 - At least `min_isr` nodes confirm each ack, and all of them have the version of the record since
 which no node has left the in-sync set (`Leader`). So if fewer nodes can have a version, nothing was
-acked by it.
-- A node that has a version acts only by versions that come from it. So a node that stands aside
-from the stored record does not switch to it while it is being replaced.
+acked on the basis of that version. - A node that has a version acts only on that version and its
+successors. So a node that rejects the stored record does not switch to it while it is being
+replaced.
 
-Both rules need a `min_isr` above half of the replicas. With a lower one, the nodes that took no
-part in an ack are enough to give another one, so every node that could have given it must answer
-first.
+Both rules need a `min_isr` above half of the replicas. With a lower one, the nodes that were not
+involved in one ack can give another ack. So every node that could have given it must answer first.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ from liftlog.cluster.record import StreamMetadata
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """The state of a stream on one node: the newest record that it received, and the end of its
-    copy; None if it has no copy that can be served."""
+    """The state of a stream on one node: the newest record that the node has received, and the end
+    of its copy. The end is None if the node has no copy that can be served."""
 
     record: StreamMetadata
     log: LogEnd | None = None
@@ -40,7 +39,7 @@ class Known:
 def is_regressed(known: StreamMetadata, stored: StreamMetadata | None) -> bool:
     """Return True if the store, which holds `stored` now, once held `known` and has lost it."""
     if stored is None:
-        return not known.deleted  # the records of deleted streams are removed in the end
+        return not known.deleted  # the records of deleted streams are removed at last
     if stored.incarnation == known.incarnation:
         return not stored.follows(known)
     return stored.incarnation in known.former
@@ -60,11 +59,11 @@ def contradict(records: Iterable[StreamMetadata]) -> bool:
 def restored(
     stored: StreamMetadata | None, heard: Mapping[str, Known | None], unheard: Collection[str]
 ) -> StreamMetadata | None:
-    """Return the record to store in the place of `stored`.
+    """Return the record to store in place of `stored`.
 
     Returns None while this could lose acked messages, or if no node has a newer record. `heard`
-    maps each node that has answered to what it has, None if it has no such stream; `unheard` are
-    the other nodes of the cluster.
+    maps each node that has answered to its state of the stream, or to None if it has no such
+    stream; `unheard` are the other nodes of the cluster.
     """
     known = {node: one.record for node, one in heard.items() if one is not None}
     newer = [one for one in known.values() if is_regressed(one, stored)]
@@ -72,7 +71,7 @@ def restored(
         goes_on = (
             stored is None or record.incarnation != stored.incarnation or record.follows(stored)
         )
-        # The others may switch to the stored record, and ack by it.
+        # The others may switch to the stored record, and ack on the basis of it.
         fixed = [one for one in known.values() if goes_on or is_regressed(one, stored)]
         unsure = len({*unheard, *record.members} - known.keys()) + len(known) - len(fixed)
         heard_all = {node for node, one in known.items() if not is_regressed(one, record)}
@@ -93,17 +92,17 @@ def is_given_up(
     heard: Mapping[str, Known | None],
     unheard: Collection[str],
 ) -> bool:
-    """Return True if `node`, which has `known` and stands aside from `stored`, may switch to
-    `stored`.
+    """Return True if `node`, which has `known` and rejects `stored`, may switch to `stored`.
 
-    It may if an operator has decided so, or if nothing was or will be acked by the history that
-    would be dropped. `heard` includes this node. A leader sends its record to its followers, so it
-    is not enough that few nodes have it now: there must also be no other node that leads by it.
+    It may if an operator has decided so, or if nothing was or will be acked on the basis of the
+    history that would be discarded. `heard` includes this node. It is not sufficient that few nodes
+    have that history now, because a leader sends its record to its followers: no other node may
+    lead on the basis of it, either.
     """
     if stored is None or stored.deleted or stored.incarnation != known.incarnation:
         return False
     if not is_regressed(known, stored):
-        return False  # it was restored meanwhile
+        return False  # the record was restored meanwhile
     if known.version < stored.decided:
         return True
     others = {node: one.record for node, one in heard.items() if one is not None}
@@ -119,10 +118,10 @@ def is_given_up(
 def restored_by_operator(
     stored: StreamMetadata | None, heard: Mapping[str, Known | None]
 ) -> StreamMetadata | None:
-    """As `restored`, but ignores nodes that did not answer, and drops their changes.
+    """Like `restored`, but ignore nodes that did not answer, and drop their changes.
 
-    Among records that contradict each other it prefers one that comes from every version that most
-    nodes have, and that most nodes have seen. This may be `stored`; then nodes that have acted by
+    If records contradict each other, a record is preferred that most nodes have seen and that
+    succeeds every version that most nodes have. This may be `stored`; then nodes that have acted on
     another record must drop theirs.
     """
     records = [one.record for one in heard.values() if one is not None]
@@ -141,8 +140,8 @@ def restored_by_operator(
 
 
 def _has_all_acked(record: StreamMetadata, known: Collection[StreamMetadata], unsure: int) -> bool:
-    """Return True if `record` comes from every version that `min_isr` nodes may have: only by those
-    can anything have been acked. `unsure` nodes may have any version."""
+    """Return True if `record` succeeds every version that `min_isr` nodes may have, because only
+    such versions can have led to acks. `unsure` nodes may have any version."""
     same = [one for one in known if one.incarnation == record.incarnation]
     wanted = min((one.min_isr for one in same), default=0) - unsure
     if wanted <= 0:
@@ -158,7 +157,7 @@ def _again(
     record: StreamMetadata, stored: StreamMetadata | None, heard: Mapping[str, Known | None]
 ) -> StreamMetadata:
     """Return the record with a version and an epoch above all that any node has seen, because nodes
-    may meanwhile have acted by `stored`."""
+    may have acted on `stored` meanwhile."""
     known = [one for one in heard.values() if one is not None]
     same = [one for one in known if one.record.incarnation == record.incarnation]
     seen = [one.record for one in same]

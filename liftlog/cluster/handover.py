@@ -1,15 +1,15 @@
-"""Moves the lead of a stream to another node while messages keep coming. No message is lost, stored
-twice or refused.
+"""Moves the leadership of a stream to another node while messages keep arriving. No message is
+lost, stored twice or refused.
 
 The leader (`Giver`) and the node that takes over (`Taker`) are both subscribed for a moment:
 
-    giver   --a--b--c--d|           unsubscribed; commits, tells, changes the record
-    taker         b--c--d--e--f-->  held; b, c and d are dropped, e and f are stored when it leads
-                  ^ subscribed    ^ told, and leads
+    giver   --a--b--c--d|           unsubscribed; commits, reports, changes the record
+    taker         b--c--d--e--f-->  held; drops b, c and d; stores e and f when it leads
+                  ^ subscribed    ^ gets the report, and leads
 
-NATS does not number messages, so the giver reports the messages that it has received by digests of
-their content. Each digest stands for one message: two equal messages are stored twice. In a queue
-group each message reaches only one of the two nodes, so there is nothing to report.
+NATS does not number messages, so the giver reports each message that it has received by a digest of
+its content. The same digest is reported twice for two equal messages, and both are stored. In a
+queue group each message reaches only one of the two nodes, so nothing needs to be reported.
 
 Safety does not depend on this module: the taker has all acked messages because it is in the ISR
 (`transitions.transfer`). A handover that fails is undone: the taker drops the messages that it
@@ -35,21 +35,22 @@ SPREAD_SECONDS = 0.2
 PREPARE_SECONDS = 60.0
 """Time limit for the taker to read message ids. The giver continues as before meanwhile."""
 HAND_OVER_SECONDS = 5.0
-"""Time limit for all steps after PREPARE; a handover that takes longer is undone."""
+"""Time limit for all steps after PREPARE. A handover that takes longer is undone."""
 HOLD_SECONDS = 2 * HAND_OVER_SECONDS
-"""The taker holds messages longer than its giver tries, so it never drops messages that it still
-needs."""
+"""Time for which the taker holds messages. It is longer than the giver's time limit, so the taker
+never drops messages that it still needs."""
 LATE_SECONDS = 1.0
-"""After it leads, the taker may for this long receive copies of messages that the giver
-reported."""
+"""Time after the change of the leader in which the taker may still receive copies of messages that
+the giver reported."""
 MAX_HELD_BYTES = 64 * 1024 * 1024
 MAX_TOLD = 1_000_000
-"""Most messages that a giver may receive between SUBSCRIBE and TELL; digests are held in memory."""
+"""Maximum number of messages that a giver may receive between SUBSCRIBE and TELL, because their
+digests are kept in memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """One handover. `key` distinguishes it from all others, and makes its digests unforgeable."""
+    """One handover. `key` identifies it, and makes its digests unforgeable."""
 
     stream: str
     incarnation: str
@@ -66,14 +67,14 @@ class Step(enum.Enum):
     """The giver's next step. The caller reports its outcome with `done` or `failed`."""
 
     PREPARE = "prepare"
-    """Have the taker learn the ids of the messages that are stored."""
+    """Let the taker read the message ids of the stored messages."""
     SUBSCRIBE = "subscribe"
-    """Note all messages from now on; have the taker subscribe, and wait until NATS has
-    confirmed."""
+    """Keep digests of all messages from now on; let the taker subscribe, and wait until NATS has
+    confirmed the subscription."""
     SPREAD = "spread"
-    """Wait until all NATS servers know the taker's subscription."""
+    """Wait until the taker's subscription has reached all NATS servers."""
     UNSUBSCRIBE = "unsubscribe"
-    """Unsubscribe and wait until NATS has confirmed: then all messages in flight have arrived."""
+    """Unsubscribe and wait until NATS has confirmed; all messages in flight have then arrived."""
     COMMIT = "commit"
     """Wait until all received messages are committed and answered."""
     TELL = "tell"
@@ -101,11 +102,11 @@ class Undo:
     """The actions that restore the state before a failed handover."""
 
     drop: bool
-    """Tell the taker to unsubscribe and to drop the messages that it holds."""
+    """True if the taker must unsubscribe and drop the messages that it holds."""
     subscribe: bool
-    """Subscribe the giver again, if it still leads."""
+    """True if the giver must subscribe again, provided that it still leads."""
     loss: str
-    """Why messages without a reply subject may be missing; empty if none is."""
+    """Reason why messages without a reply subject may be missing; empty if none can be missing."""
 
 
 class Giver:
@@ -124,7 +125,7 @@ class Giver:
         return self.step
 
     def done(self, now: float) -> Step:
-        """Note that the present step has succeeded, and return the next one."""
+        """Record that the present step has succeeded, and return the next one."""
         position = _STEPS.index(self.step) + 1
         while not self.offer.is_attached and _STEPS[position] in _OF_MESSAGES:
             position += 1
@@ -139,13 +140,13 @@ class Giver:
         self.step = step
 
     def seconds_left(self, now: float) -> float:
-        """Return how long the present step may still take."""
+        """Return the time that is left for the present step, in seconds."""
         return max(0.0, self._deadline - now)
 
     @property
     def is_noting(self) -> bool:
-        """True if `received` must be called for each message. It may begin a little early: the
-        giver must know every message that the taker gets, but not the reverse."""
+        """True if `received` must be called for each message. This may begin a little early: the
+        giver must record every message that the taker gets, but more do no harm."""
         return not self.offer.is_shared and self.step in (
             Step.SUBSCRIBE,
             Step.SPREAD,
@@ -153,13 +154,14 @@ class Giver:
         )
 
     def received(self, digests: Sequence[bytes]) -> None:
-        """Note messages that will be stored, or refused, on this node."""
+        """Record messages that will be stored or refused on this node."""
         for one in digests:
             self._digests += one
 
     @property
     def is_full(self) -> bool:
-        """True if more messages have come than the giver can note: the handover has to fail."""
+        """True if more messages have arrived than the giver can record; the handover must then
+        fail."""
         return len(self._digests) > MAX_TOLD * DIGEST_BYTES
 
     def told(self, max_count: int) -> list[bytes]:
@@ -169,15 +171,17 @@ class Giver:
         return [told[start : start + piece] for start in range(0, len(told), piece)]
 
     def failed(self, *, is_declined: bool = False, is_ending: bool = False) -> Undo:
-        """End the handover because the present step has failed or took too long. Returns how to
+        """End the handover, because the present step has failed or took too long. Return how to
         undo it.
 
-        `is_declined`: the taker has done nothing of it. `is_ending`: the giver stops now.
+        `is_declined` is True if the taker has done nothing for the handover. `is_ending` is True if
+        the giver is about to stop.
         """
         at, self.step = _STEPS.index(self.step), Step.OVER
         if is_ending and _STEPS[at] is Step.TRANSFER:
-            # The record may still change, now or a little later; if not, the taker is likely to be
-            # elected. It has received all digests, and drops the messages that it holds by itself.
+            # The record may still change, now or a little later. If it does not, the taker is
+            # likely to be elected: it has received all digests, and drops the messages that it
+            # holds by itself.
             return Undo(drop=False, subscribe=False, loss="")
         attached = self.offer.is_attached
         asked = attached and at >= _STEPS.index(Step.SUBSCRIBE) + is_declined
@@ -190,8 +194,8 @@ class Giver:
         return Undo(at <= _STEPS.index(Step.TRANSFER), stopped, loss)
 
     def saw(self, record: StreamMetadata) -> bool:
-        """Return True if a newer record says that this epoch is over. Then the handover has ended
-        and nothing is undone, since another node leads."""
+        """Return True if a newer record says that this epoch is over. The handover has then ended,
+        and nothing is undone because another node leads."""
         moved = (record.incarnation, record.leader_epoch) != (
             self.offer.incarnation,
             self.offer.epoch,
@@ -212,19 +216,20 @@ class _Held(Generic[T]):
 
 
 class Taker(Generic[T]):
-    """The other side: a node in the ISR that is about to lead. Times are monotonic seconds.
+    """The taker's side of one handover: a node in the ISR that is about to lead. Times are
+    monotonic seconds.
 
-    `T` is a run of messages, whose rows have one digest each.
+    `T` is a batch of messages with one digest per message.
     """
 
     def __init__(self, offer: Offer, max_held_bytes: int = MAX_HELD_BYTES) -> None:
         self.offer = offer
         self._max_held_bytes = max_held_bytes
         self.problem = ""
-        """Why this node cannot take over; empty if it can."""
+        """Reason why this node cannot take over; empty if it can."""
         self.is_relied_on = False
-        """True once the giver may go without receiving messages. A node that stops completes the
-        handover from then on, and declines it before."""
+        """True once the giver may stop receiving messages. From then on a node that stops completes
+        the handover first; before, it declines the handover."""
         self._since: float | None = None
         self._held: list[_Held[T]] = []
         self._held_bytes = 0
@@ -233,15 +238,15 @@ class Taker(Generic[T]):
         self._leads_since: float | None = None
 
     def subscribes(self) -> None:
-        """Note that the giver has asked this node to subscribe."""
+        """Record that the giver has asked this node to subscribe."""
         self.is_relied_on = True
 
     def subscribed(self, now: float) -> None:
-        """Note that NATS has confirmed the subscription."""
+        """Record that NATS has confirmed the subscription."""
         self._since = now
 
     def wants_digests(self, now: float) -> bool:
-        """Return True if `arrived` needs the digests of the messages that come now."""
+        """Return True if `arrived` needs the digests of the messages that arrive now."""
         if self._leads_since is None:
             return not self.offer.is_shared
         return bool(self._told) and now - self._leads_since <= LATE_SECONDS
@@ -251,8 +256,8 @@ class Taker(Generic[T]):
         return self._leads_since is not None
 
     def broken(self, problem: str) -> None:
-        """Mark the handover as failed: messages since the subscription may be missing, or there is
-        no room for more."""
+        """Mark the handover as failed, because messages since the subscription may be missing, or
+        memory is used up."""
         if not self.leads:
             self.problem = self.problem or problem
             self._held.clear()
@@ -261,8 +266,8 @@ class Taker(Generic[T]):
     def arrived(
         self, item: T, count: int, digests: Sequence[bytes], size_bytes: int, now: float
     ) -> Sequence[int]:
-        """Note the arrival of `count` messages. Returns the rows to store now; the others are held,
-        or are copies of messages that the giver has stored."""
+        """Record the arrival of `count` messages, and return the rows to store now. The other
+        messages are held, or are copies of messages that the giver has stored."""
         if self._leads_since is not None:
             return self._without_copies(digests) if self.wants_digests(now) else range(count)
         if self.problem:
@@ -275,9 +280,10 @@ class Taker(Generic[T]):
         return ()
 
     def told(self, key: bytes, end: int, pieces: Iterable[bytes], now: float) -> None:
-        """Note the messages that the giver received since this node was to subscribe.
+        """Record the giver's report of the messages that it has received since this node
+        subscribed.
 
-        The giver's log ends at `end`, and is committed up to there. Sets `problem` if this node
+        The giver's log ends at `end` and is committed up to there. Sets `problem` if this node
         cannot take over.
         """
         if key != self.offer.key:
@@ -299,20 +305,22 @@ class Taker(Generic[T]):
                 held.rows = self._without_copies(held.digests)
 
     def is_needed(self, now: float) -> bool:
-        """Return True if this node may still become the leader. A node that stops waits for that,
-        because perhaps no other node receives the messages that it has subscribed to."""
+        """Return True if this node may still become the leader. A node that is about to stop waits
+        for the outcome, because perhaps no other node receives the messages to which it has
+        subscribed."""
         return self.is_relied_on and not self.problem and not self._is_late(now)
 
     def is_over(self, now: float) -> bool:
-        """Return True if nothing is left to do: the handover has failed, or has lasted too long."""
+        """Return True if nothing is left to do, because the handover has failed or has lasted too
+        long."""
         return not self.leads and (bool(self.problem) or self._is_late(now))
 
     def take(self, log_end: int, now: float) -> list[tuple[T, Sequence[int]]] | None:
-        """Note that this node leads, with a log that ends at `log_end`, and end the handover.
+        """Record that this node leads, with a log that ends at `log_end`, and end the handover.
 
-        Returns the messages that it held, with the rows to store, in the order of arrival. Returns
-        None if it cannot tell which of them are stored already, because the giver reported nothing,
-        or stored more after its report.
+        Returns the messages that it held, with the rows to store, in the order of their arrival.
+        Returns None if it cannot determine which of them are stored already, because the giver
+        reported nothing, or stored more messages after its report.
         """
         if self._told is None:
             self.broken("the giver has not told what it received")

@@ -1,7 +1,9 @@
-"""Decisions of a stream's leader: what is committed, what followers get, who is in sync.
+"""Decisions of a stream's leader: what is committed, what followers get, which replicas are in
+sync.
 
-One `Leader` exists per stream and epoch. The shell appends and syncs the log, serves the followers,
-changes the record, and reports each of these to the leader; the shell contains no rules itself.
+One `Leader` exists per stream and epoch. The code around it (the shell) appends to the log, syncs
+it, serves the followers, changes the record, and reports each of these events to the `Leader`. The
+shell contains no rules itself.
 
     log:        written(end, now) -> followers to wake     local(end) -> high watermark
     followers:  fetched(request, now) -> verdict           expired(node, now)   lost(node)
@@ -29,19 +31,20 @@ _NOT_LEADER = Verdict(Kind.NOT_LEADER)
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A record to commit by compare-and-set, at the revision under which `before` was read."""
+    """A record to commit by compare-and-set, at the revision at which `before` was read."""
 
     before: StreamMetadata
     after: StreamMetadata
 
 
 class Leader:
-    """One leader of one stream in one epoch.
+    """The leader of one stream in one epoch.
 
     `log_end` is the log's end when the epoch begins. The entry (epoch, log_end) must be durable in
-    the log's epoch table before the first append. `durable_end` and `high_watermark` are what this
-    node knew as a follower or found at its start. `side_version` names the side state that it
-    begins with, as `side_state.begin` says. Times are monotonic seconds.
+    the log's epoch table before the first append. `durable_end` and `high_watermark` are this
+    node's values from its time as a follower, or from its start. `side_version` is the version of
+    the side state with which it begins, as `side_state.begin` returns it. Times are monotonic
+    seconds.
     """
 
     def __init__(
@@ -58,7 +61,7 @@ class Leader:
         side_version: int = 0,
         stirred: Callable[[], None] = lambda: None,
     ) -> None:
-        """`stirred` is called whenever the leader is settled no longer."""
+        """Begin the epoch. `stirred` is called whenever `is_settled` becomes False."""
         if record.leader != node:
             raise ValueError(f"the record of {record.name!r} has the leader {record.leader!r}")
         self.node = node
@@ -78,8 +81,8 @@ class Leader:
         self._stirred = stirred
         self._began = now
         self._followers: dict[str, FollowerState] = {}
-        # Times of the last requests of followers in lives that have ended: tombstones wait for the
-        # next life.
+        # Times of the last requests of followers whose process has ended; until the next process
+        # sends a request, their tombstones must stay.
         self._heard_before: dict[str, float] = {}
         self.is_settled = False
         """True if there is nothing to propose before a follower or the record causes an event. Most
@@ -93,10 +96,10 @@ class Leader:
 
     @property
     def is_ready(self) -> bool:
-        """True if the high watermark has reached the log's end of the moment when the epoch began.
+        """True if the high watermark has reached the end that the log had when the epoch began.
 
-        Before that it may be lower than the previous leader's, so requests for the newest offset,
-        times, leases and checkpoints are answered with "not ready", and clients ask again.
+        Before that it may be lower than the previous leader's. So requests for the newest offset,
+        times, leases and checkpoints are answered with "not ready", and clients retry them.
         """
         return self.high_watermark >= self.begin_offset
 
@@ -108,24 +111,26 @@ class Leader:
     # --- the log -----------------------------------------------------------------
 
     def written(self, log_end: int, now: float) -> list[str]:
-        """Note that records below `log_end` can be read. They may not be durable yet: followers
+        """Record that records below `log_end` can be read. They may not be durable yet: followers
         fetch them while the leader syncs.
 
-        Returns the followers whose parked requests are to be answered now.
+        Returns the followers whose parked requests must be answered now.
         """
         self.log_end = log_end
         return self._wake(now, lambda follower: follower.offset < log_end)
 
     def local(self, durable_end: int) -> int:
-        """Note that everything below `durable_end` is durable here. Returns the high watermark."""
+        """Record that everything below `durable_end` is durable here. Returns the high
+        watermark."""
         self.durable_end = durable_end
         return self._advance()
 
     def side_changed(self, version: int, now: float) -> list[str]:
-        """Note that side state `version` is durable here and is to be copied. Returns the followers
-        to answer now.
+        """Record that version `version` of the side state is durable here and must be copied.
+        Returns the followers whose parked requests must be answered now.
 
-        It becomes `side_confirmed` when all nodes that the high watermark waits for have stored it.
+        `side_confirmed` reaches this version when all nodes for which the high watermark waits have
+        stored it.
         """
         self.side_version = version
         self._advance()
@@ -134,16 +139,16 @@ class Leader:
     def resign(self) -> None:
         """Commit nothing more in this epoch, whatever the record says.
 
-        Needed when an fdatasync failed: followers may have records that this log dropped, and an
-        offset never gets a second record in the same epoch.
+        This is needed after a failed fdatasync: followers may have records that this log has
+        dropped, and an offset must never get a second record in the same epoch.
         """
         self.resigned = True
 
     # --- followers ---------------------------------------------------------------
 
     def fetched(self, request: FetchRequest, now: float) -> Verdict:
-        """Return the verdict on a follower's request. Its offset counts as a confirmation, unless
-        its log diverges."""
+        """Return the verdict on a follower's request. The offset of the request counts as a
+        confirmation, unless the follower's log diverges."""
         refusal = self._refusal(request)
         if refusal is not None:
             return refusal
@@ -165,11 +170,12 @@ class Leader:
         follower.offset = request.offset
         follower.side_version = side_state.confirmed(self.epoch, request.side_version)
         if not follower.agrees:
-            pass  # acks wait until it has the record, but not forever
+            pass  # acks wait until the follower has the record, but not forever
         elif request.offset >= self.log_end:
             follower.caught_up = now
         elif request.offset >= leader_end_before:
-            # It has all that there was at its previous request: under load it is never quite level.
+            # The follower has all that existed at its previous request; under load it never has the
+            # newest record.
             follower.caught_up = max(follower.caught_up, asked_before)
         self._advance()
         if (
@@ -183,38 +189,39 @@ class Leader:
         return _PARK
 
     def untold(self, now: float) -> list[str]:
-        """Return the parked followers that have an older high watermark and are to be answered now.
+        """Return the parked followers that have an older high watermark and must be answered now.
 
-        The shell calls this a little after the high watermark moved, if no data has carried it.
+        The shell calls this shortly after the high watermark has moved, for followers that did not
+        get the new value with data.
         """
         return self._wake(now, lambda follower: follower.told < self.high_watermark)
 
     def disagreeing(self, now: float) -> list[str]:
-        """Return the parked followers that do not know the present in-sync set and are to be
-        answered now."""
+        """Return the parked followers that do not have the present in-sync set and must be answered
+        now."""
         return self._wake(now, lambda follower: not follower.agrees)
 
     def tells_record(self, mark: Mark | None, leader_mark: Mark | None) -> bool:
-        """Return True if the answer to a request with these marks must carry the record.
+        """Return True if the answer to a request with these marks must contain the record.
 
-        Acks wait until the follower has it, and the follower may be unable to reach the metadata
-        store. It gets each version once.
+        Acks wait until the follower has the record, and the follower may be unable to reach the
+        metadata store. Each version is sent to it once.
         """
         is_old = mark is not None and mark[0] < self.record.version
         return is_old and self._is_uninformed(mark, leader_mark)
 
     def expired(self, node: str, now: float) -> list[str]:
-        """Note that the request of `node` was parked for long. If it still is, it is answered
-        without news, and the follower asks again."""
+        """Record that the request of `node` has been parked for long. If it still is parked, it is
+        answered without news, and the follower sends the next one."""
         return self._wake(now, lambda follower: follower.node == node)
 
     def epochs_of_gap(self, first: int, end: int) -> EpochTable:
-        """Return the epochs of offsets without records, which go with the answer to the
-        follower."""
+        """Return the epochs of offsets without records; the answer to the follower contains
+        them."""
         return between(self.epochs, first, end)
 
     def lost(self, node: str) -> None:
-        """Stop waiting for `node`: its connection is gone, or it answers no ping."""
+        """Stop waiting for `node`, because its connection is gone or it answers no ping."""
         follower = self._followers.get(node)
         if follower is None:
             follower = self._followers[node] = FollowerState(node, self.record.starts.get(node, 0))
@@ -223,10 +230,10 @@ class Leader:
         self._stir()
 
     def heard_by_majority(self, now: float, within: float) -> bool:
-        """Return True if most replicas, this one included, sent a request within the last `within`
+        """Return True if most replicas, including this one, sent a request within the last `within`
         seconds.
 
-        If so, no other node can have been elected that long ago, even if the metadata store is
+        If so, no other node can have been elected before that time, even if the metadata store is
         unreachable.
         """
         recent = [
@@ -237,8 +244,8 @@ class Leader:
         return 2 * (len(recent) + 1) > len(self.record.replicas)
 
     def lags(self) -> dict[str, int]:
-        """Return how many records each other member lacks, for those that sent a request in this
-        epoch."""
+        """Return, for each other member that sent a request in this epoch, the number of records
+        that it lacks."""
         return {
             one.node: max(0, self.log_end - one.offset)
             for one in self._followers.values()
@@ -246,12 +253,13 @@ class Leader:
         }
 
     def confirmed_by_all(self, now: float, forget_after: float, known: int) -> int:
-        """Return the end up to which every replica is durable: tombstones below it may be deleted.
+        """Return the end up to which every replica has durable records; tombstones below it may be
+        deleted.
 
         Replicas that sent no request for `forget_after` seconds do not count. `known` is the last
-        such end. The end falls when a replica has lost its disk: deleting more of the tombstones
-        that it copies now would make it begin again. It stands still while a replica that has
-        restarted has sent no request.
+        such end. If a replica has lost its disk, the end falls, because deleting more of the
+        tombstones that it copies now would make it start again. If a replica has restarted, the end
+        does not move until that replica has sent a request.
         """
         end = self.high_watermark
         for node in self.record.members:
@@ -267,12 +275,12 @@ class Leader:
     # --- the record --------------------------------------------------------------
 
     def propose(self, now: float, stopping: Collection[str] = ()) -> Change | None:
-        """Return a change of the ISR, or the end of a reassignment, that is to be committed by
-        compare-and-set; None if nothing is due. Nodes that are `stopping` are not added: one may
-        still send a request after it has left, and acks would wait for it again.
+        """Return the change of the record that must be committed by compare-and-set: a change of
+        the ISR, or the end of a reassignment. None if nothing is due. Nodes that are `stopping` are
+        not added, because acks would wait for a node that is about to leave.
 
         From now on the high watermark waits for the nodes of both records, until `adopt` brings a
-        newer version: then the change was either made, or can no longer be made. Until then this
+        newer version: the change was then either made or can no longer be made. Until then this
         returns the same change, because repeating it settles an unknown outcome.
         """
         if self.resigned or self.is_settled:
@@ -287,10 +295,10 @@ class Leader:
         return self.pending
 
     def needs_change(self, now: float) -> bool:
-        """Return True if acks wait for a pending change, which removes a node that lags.
+        """Return True if acks wait for a pending change that removes a lagging node.
 
-        A node that has caught up again meanwhile is waited for as before, and acks go on without
-        the change.
+        If that node has caught up meanwhile, acks wait for its confirmations as before and do not
+        need the change.
         """
         return self.pending is not None and any(self._lags(one, now) for one in self._waits_for)
 
@@ -311,10 +319,11 @@ class Leader:
     # --- rules -------------------------------------------------------------------
 
     def _refusal(self, request: FetchRequest) -> Verdict | None:
-        """Return the verdict that fences off the request, or None.
+        """Return the verdict that fences the request; None if the request is valid.
 
-        A request of another epoch says nothing about this one. A life of a follower ends when the
-        next one is known: records that it confirmed may be lost since.
+        A request of another epoch has no meaning in this one. When a newer process run of a
+        follower is known, requests of the previous run are fenced, because records that it
+        confirmed may have been lost since.
         """
         if self.resigned or request.node not in self._others:
             return _NOT_LEADER
@@ -329,7 +338,8 @@ class Leader:
         return max(self.record.starts.get(node, 0), follower.start if follower else 0)
 
     def _diverging(self, request: FetchRequest) -> Verdict | None:
-        """Return a verdict if the follower's log diverges from this one before its end, else None.
+        """Return a verdict if the follower's log diverges from this one before its end; None
+        otherwise.
 
         The offset of a diverging log confirms nothing. An empty log cannot diverge.
         """
@@ -347,10 +357,10 @@ class Leader:
         return None
 
     def _advance(self) -> int:
-        """Advance the high watermark to the least durable end of the nodes that it waits for.
+        """Advance the high watermark to the lowest durable end of the nodes for which it waits.
 
-        It never falls. It stands still while the ISR is too small, because the replicas that leave
-        the ISR then stay eligible.
+        The high watermark never falls. It does not move while the ISR is too small, because
+        replicas that leave the ISR then stay eligible.
         """
         if self._can_commit and not self.resigned:
             end, side = self.durable_end, self.side_version
@@ -385,9 +395,9 @@ class Leader:
                 follower.agrees = self._has_agreed(follower)
 
     def _has_agreed(self, follower: FollowerState) -> bool:
-        """Return True if the follower knows the in-sync set. One that has a newer record than this
-        leader names the version of the leader's record from which it comes, and acts only by such
-        records."""
+        """Return True if the follower has received the in-sync set. If its record is newer than
+        this leader's, the follower names the version of the leader's record from which it comes,
+        and acts only on such records."""
         told = follower.leader_mark
         return self._agrees(follower.mark) or (told is not None and self._agrees(told))
 
@@ -398,13 +408,13 @@ class Leader:
         return not (self._agrees(mark) or self._agrees(leader_mark))
 
     def _agrees(self, mark: Mark | None) -> bool:
-        """Return True if a node with the record of this mark knows which nodes have left the
+        """Return True if a node with the record of this mark has received all removals from the
         in-sync set.
 
-        Messages that are acked without those nodes must survive a loss of changes in the metadata
-        store. If all nodes that ack know who has left, none of them acts by an older record again.
-        Then only nodes that have not acked could continue from an older record, and they are too
-        few to ack anything.
+        Messages that are acked without the removed nodes must survive a loss of changes in the
+        metadata store. If every node that acks has received the removals, none of them acts on an
+        older record again. Then only nodes that have not acked could continue from an older record,
+        and they are too few to ack anything.
         """
         return mark is None or (mark[0] >= self._agreed_from and self.record.has(mark))
 
@@ -427,8 +437,8 @@ class Leader:
         return is_stuck or now - follower.caught_up > self._lag_max
 
     def _waits_idly(self) -> bool:
-        """Return True if no follower in sync can begin to lag without an event: each has everything
-        and waits for more. Others can join only by sending a request."""
+        """Return True if no in-sync follower can begin to lag without an event, because each has
+        everything and waits for more. Other replicas can join the ISR only by sending a request."""
         followers = (self._followers.get(node) for node in self._waits_for)
         is_moving = self.record.adding or self.record.removing
         return not is_moving and all(
@@ -444,9 +454,10 @@ class Leader:
         return None
 
     def _moved(self) -> StreamMetadata | None:
-        """Return the record that completes the pending reassignment, if it can end now.
+        """Return the record that completes the pending reassignment; None if it cannot be completed
+        now.
 
-        An election may bring a leader that stays after all new replicas got in sync.
+        A leader that keeps its replica may have been elected after all new replicas were in sync.
         """
         moves = self.record.adding or self.record.removing
         return transitions.complete(self.record) if moves else None
@@ -455,9 +466,9 @@ class Leader:
         """Return True if the follower has everything that is committed, and everything that former
         leaders may have committed.
 
-        So it must have reached both this high watermark and the log's end of the moment when the
-        epoch began, and the same for the side state. It must have said so in this epoch, in the
-        life that the record names.
+        So it must have reached both this high watermark and the end that the log had when the epoch
+        began, and the same for the side state. It must have confirmed this in the present epoch, in
+        the process run that the record names.
         """
         return (
             not follower.lost
@@ -482,12 +493,12 @@ class Leader:
                 follower.parked = False
                 self._stir()
                 if follower.agrees:
-                    follower.caught_up = now  # up to here it had everything
+                    follower.caught_up = now  # had everything at this time
                 follower.told = self.high_watermark
                 woken.append(follower.node)
         return woken
 
 
 def _whole(record: StreamMetadata) -> set[str]:
-    """Return the nodes that have everything that was acked by this record, or before it."""
+    """Return the nodes that have everything that was acked under this record or an earlier one."""
     return {*record.isr, *record.eligible}

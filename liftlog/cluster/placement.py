@@ -10,17 +10,18 @@ from liftlog.errors import Conflict
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A node that could hold a replica, as far as the asking node knows."""
+    """A node that could hold a replica, according to the node that chooses."""
 
     node: str
     zone: str = ""
-    """Nodes of one zone may fail together; "" stands for a zone of the node's own."""
+    """Nodes of one zone may fail together. A node with "" counts as a zone of its own."""
     replicas: int = 0
-    """Number of replicas that it holds."""
+    """Number of replicas that the node holds."""
     leads: int = 0
-    """Number of streams that prefer it as leader: those whose first replica it is."""
+    """Number of streams whose first replica is on the node, so that it is preferred as their
+    leader."""
     available: bool = True
-    """True if it lives and is not being drained."""
+    """True if the node lives and is not being drained."""
 
 
 def place(
@@ -28,10 +29,10 @@ def place(
 ) -> tuple[str, ...]:
     """Return `count` nodes, the preferred leader first.
 
-    They are spread over as many zones as there are, and within a zone over the nodes with the
-    fewest replicas. Nodes of `keep` hold a replica already; they stay, in this order and before all
-    others, as far as they are available and not more than `count`. The same arguments give the same
-    result on every node. Raises Conflict if too few nodes are available.
+    The replicas are spread over as many zones as possible, and within a zone over the nodes with
+    the fewest replicas. Nodes of `keep` hold a replica already. Those of them that are available
+    come first, in this order, up to `count` nodes. The same arguments give the same result on every
+    node. Raises Conflict if too few nodes are available.
     """
     available = {one.node: one for one in candidates if one.available}
     if len(available) < count:
@@ -56,9 +57,9 @@ def place(
 def replace_nodes(
     candidates: Collection[Candidate], present: Sequence[str], leaving: Collection[str]
 ) -> tuple[str, ...]:
-    """Return as many nodes as `present`, with others in the place of those that are `leaving`.
+    """Return as many nodes as `present`, with other nodes in place of those that are `leaving`.
 
-    The others stay, whether they are available or not. Raises as `place`.
+    The remaining nodes stay, whether they are available or not. Raises the same errors as `place`.
     """
     keep = [node for node in present if node not in leaving]
     usable = [

@@ -1,10 +1,10 @@
-"""The record of one stream: who holds it, who leads it, which copies have everything that was
-acked.
+"""The record of one stream: which nodes hold it, which node leads it, which copies have everything
+that was acked.
 
-Records are JSON objects in the metadata store. A node that rewrites one keeps the keys that it does
-not know, so nodes of two versions can work on the same record.
+Records are JSON objects in the metadata store. A node that rewrites a record keeps keys that are
+unknown to it, so nodes of two versions can work on the same record.
 
-Three sets of replicas say which copies can be trusted:
+Three sets of replicas define which copies can be trusted:
 
 isr             in sync: each of them holds everything that was ever acked, and the next ack waits
                 for all of them
@@ -54,36 +54,37 @@ class StreamMetadata:
     eligible: tuple[str, ...] = ()
     last_eligible: tuple[str, ...] = ()
     starts: Mapping[str, int] = field(default_factory=dict)
-    """The start with which each node registered last: a number that each start of the node
-    increases. A node whose copy is no longer needed stays here until it has removed the copy."""
+    """The number of the start with which each node registered last; it grows with each start of the
+    node. A node whose copy is no longer needed stays in this map until it has removed the copy."""
     adding: tuple[str, ...] = ()
     """Replicas that a pending reassignment adds; they are among `replicas`."""
     removing: tuple[str, ...] = ()
     """Replicas that leave when the reassignment completes; they are among `replicas` until then."""
     observers: tuple[str, ...] = ()
-    """Nodes with a copy that no ack waits for, and that never lead."""
+    """Nodes with a copy for which no ack waits, and that never lead."""
     log_start: int = 0
-    """Administrative truncation: every replica deletes the offsets below."""
+    """Administrative truncation: every replica deletes the offsets below this one."""
     unclean_epoch: int = 0
     """The leader epoch that the last unclean recovery began; 0 if there was none. A log without a
     record of that epoch or a later one may have to drop offsets below its high watermark."""
     decided: int = 0
     """The version with which an operator last restored the record; 0 if never. A node with an older
-    version that this one does not come from drops its copy."""
+    version that is not a predecessor of this one drops its copy."""
     deleted: bool = False
     former: tuple[str, ...] = ()
-    """Incarnations of deleted streams of this name, the newest ones: nodes may still have copies of
-    them."""
+    """Incarnations of deleted streams of this name, the newest ones, because nodes may still have
+    copies of them."""
     system: bool = False
     version: int = 1
     """Increases by one with every change."""
     trail: tuple[int, ...] = ()
-    """The last versions before this one, each followed by the checksum of the record as it was. A
-    node uses this to find out whether the version that it saw is among them."""
+    """The last versions before this one, each followed by the checksum of the record of that
+    version. A node uses them to determine whether the version that it has is a predecessor."""
     unknown: Mapping[str, Any] = field(default_factory=dict)
     """Keys that a newer version of liftlog added."""
     _json: bytes = field(default=b"", init=False, repr=False, compare=False)
-    """Cache, filled on first use; a change of the record needs it several times."""
+    """Cache of the JSON text, filled at the first use; a change of the record needs the text
+    several times."""
 
     @property
     def min_isr(self) -> int:
@@ -109,7 +110,7 @@ class StreamMetadata:
         return self.replicas + self.observers
 
     def leads(self, node: str, start: int) -> bool:
-        """Return True if `node` leads, in the life that began with `start`."""
+        """Return True if `node` leads, in the process run with the number `start`."""
         return self.leader == node and self.starts.get(node) == start
 
     def must_keep(self, node: str) -> bool:
@@ -117,7 +118,7 @@ class StreamMetadata:
         return node in self.isr or node in self.eligible
 
     def concerns(self, node: str) -> bool:
-        """Return True if `node` has a copy, is to get one, or is to remove one."""
+        """Return True if `node` has a copy, must get one, or must remove one."""
         return node in self.starts or (node in self.members and not self.deleted)
 
     def in_order(self, nodes: Iterable[str]) -> tuple[str, ...]:
@@ -127,12 +128,12 @@ class StreamMetadata:
 
     @property
     def mark(self) -> Mark:
-        """Distinguishes this version from every other one, also from those of another history."""
+        """Identifies this version among all versions, including those of another history."""
         return self.version, self.checksum
 
     @property
     def marks(self) -> list[Mark]:
-        """The marks of this version and of those before it, as far as the trail goes back."""
+        """The marks of this version and of its predecessors, as far as the trail goes back."""
         return [*zip(self.trail[::2], self.trail[1::2], strict=True), self.mark]
 
     def has(self, mark: Mark) -> bool:
@@ -159,9 +160,9 @@ class StreamMetadata:
         return crc32(self.to_json())
 
     def follows(self, earlier: StreamMetadata) -> bool:
-        """Return True if this is `earlier` or comes from it, as far as the trail goes back.
+        """Return True if this is `earlier` or a successor of it, as far as the trail goes back.
 
-        Two records of one version differ if the store was set back between them.
+        Two different records of the same version exist if the store was set back between them.
         """
         if self.version <= earlier.version:
             return self == earlier
@@ -309,17 +310,18 @@ _FORMS = {
     "trail": _are_counts,
 }
 _KEYS = tuple(_FORMS)
-# Versions that do not know these keys read the same format, and write unknown keys first. A value
-# of 0 is left out, as those versions would.
+# Versions that do not contain these keys read the same format, and write unknown keys first. A
+# value of 0 is left out, as those versions leave it out.
 _LATER = ("decided",)
-# The keys that a record must have; the others have a default that an older version meant.
+# The keys that a record must have. Each other key has a default: its meaning in older versions,
+# which lacked it.
 _REQUIRED = frozenset(
     ("name", "version", "incarnation", "settings", "replicas", "leader", "leader_epoch", "isr")
 )
 assert {*_KEYS, "unknown", "_json"} == {one.name for one in fields(StreamMetadata)}
 
 
-# --- roles: what a node does for a stream, by its record and by the node's own past ---
+# --- roles: what a node must do for a stream, by the stream's record and the node's own state ---
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,7 +341,7 @@ class Follow:
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """Register the present start in the record, which the node must do before it fetches or
+    """Register the present start in the record; the node must do this before it fetches or
     serves."""
 
 
@@ -357,10 +359,10 @@ Role = Lead | Follow | Register | Wait | Leave
 
 
 def role_of(record: StreamMetadata, node: str, start: int, *, resigned_epoch: int = 0) -> Role:
-    """Return the role of `node`, in the life that began with `start`, according to `record`.
+    """Return the role of `node` according to `record`, in the process run with the number `start`.
 
-    `resigned_epoch` is the newest epoch in which this life has resigned. It does not lead again in
-    that epoch, although the record may take a while to say so.
+    `resigned_epoch` is the newest epoch in which this process has resigned. It does not lead again
+    in that epoch, although the record may still name it as the leader for a while.
     """
     if record.deleted or node not in record.members:
         return Leave()

@@ -1,14 +1,16 @@
-"""The side state of a stream: state beside the log that followers copy too.
+"""The side state of a stream: small state, such as leases, that is stored beside the log and copied
+by followers, too.
 
-The leader changes it, and answers a lease or another change when all nodes of the high watermark
-have stored it, so it outlives the leader as records do. It is small and copied whole.
+The leader changes it. It answers a request for a lease or another change when all nodes for which
+the high watermark waits have stored the new state, so the state survives the leader as records do.
+It is small and always copied as a whole.
 
 A version is one number made of the leader epoch of the change and a counter within that epoch. So
 two leaders that changed the same state differently gave it different versions. Version 0 is the
 empty state, which most streams have: there is nothing to copy, and nothing to store.
 
-A replica may have a version of a higher epoch than its leader's if an operator has restored the
-metadata without the nodes that knew of that epoch. Such a state was dropped with its epoch.
+A replica may have a version of a higher epoch than its leader's, if an operator has restored the
+metadata without the nodes that had seen that epoch. Such a state was discarded with its epoch.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ EMPTY = 0
 def begin(epoch: int, version: int) -> int:
     """Return the version with which a leader of `epoch` begins if it has stored `version`.
 
-    Another replica may have a different state, which it alone got from the former leader. In the
-    new epoch all followers get the state of this leader.
+    Another replica may have a different state, which only it got from the former leader. In the new
+    epoch all followers get the state of this leader.
     """
     if version == EMPTY or version >> _CHANGES_BITS == epoch:
         return version
@@ -41,8 +43,8 @@ def is_outdated(epoch: int, stored: int, told: int | None) -> bool:
 
 
 def confirmed(epoch: int, stored: int) -> int:
-    """Return the version as which the follower's version `stored` counts for the leader of `epoch`:
-    EMPTY if it belongs to an epoch that was dropped."""
+    """Return the version to which the follower's version `stored` corresponds for the leader of
+    `epoch`: EMPTY if it belongs to a discarded epoch."""
     return EMPTY if stored >> _CHANGES_BITS > epoch else stored
 
 

@@ -1,9 +1,9 @@
 """Interface of the metadata store: seven calls on keys and values.
 
-Compare-and-set (CAS) is the only operation that decides anything. The result of a read may be out
-of date when it arrives, so it is a guess that the next CAS confirms or refutes. Revisions are valid
-within one store only: they begin again when the store is created again. So leaders are fenced by
-the version and the epoch inside of the record, never by a revision.
+Compare-and-set (CAS) is the only operation that decides anything. The result of a read may be
+outdated when it arrives, and the next CAS shows whether it was. Revisions are valid within one
+store only: they begin again when the store is created again. Therefore leaders are fenced by the
+version and the epoch inside the record, never by a revision.
 """
 
 from __future__ import annotations
@@ -14,26 +14,27 @@ from typing import NamedTuple, Protocol
 from liftlog.errors import InvalidArgument
 
 CLUSTER_KEY = "cluster"
-"""Holds the id of the cluster whose store this is."""
+"""Key that holds the id of the cluster to which the store belongs."""
 MAX_VALUE_BYTES = 64 * 1024
 MAX_GIVEN_BYTES = 48 * 1024
-"""Size limit of a record that an operator or a client creates. Nodes add their own decisions to it
-later, and a stream whose record is full could not change its leader."""
+"""Size limit of a record that an operator or a client creates. It leaves space for the decisions
+that nodes add later: if the record were full, its stream could not change its leader."""
 
 
 class MetaStoreError(Exception):
-    """A call to the store failed. Only the classes below are raised; the message says what to
-    do."""
+    """A call to the store failed. Only the subclasses below are raised. The message contains the
+    next step for the operator."""
 
 
 class CasLost(MetaStoreError):
-    """The key is not at the expected revision. The change was not made and never will be: read
-    again, and decide again."""
+    """The key is not at the expected revision. The change was not made and never will be: read the
+    key again, and decide again."""
 
 
 class CasUnknown(MetaStoreError):
-    """The store did not report the outcome of the change: it was made, it will be made **later**,
-    or it never will. Until a read shows a newer version, act as if both outcomes were true."""
+    """The store did not report the outcome of the change. It was made, it will be made **later**,
+    or it will never be made. Until a read shows a newer version, the caller must be prepared for
+    both outcomes."""
 
 
 class StoreUnavailable(MetaStoreError):
@@ -76,27 +77,27 @@ class NodeSession(Protocol):
 
     @property
     def renewed_at(self) -> float:
-        """When the last acknowledged renewal was sent, as `time.monotonic()` in seconds. The store
-        was reachable at that time."""
+        """Time at which the last acknowledged renewal was sent, as `time.monotonic()` in seconds.
+        The store was reachable at that time."""
         ...
 
     @property
     def deadline(self) -> float:
-        """Time up to which no other process can see the key expire, as `time.monotonic()` in
+        """Time before which no other process can see the key expire, as `time.monotonic()` in
         seconds.
 
-        It is `renewed_at` plus 0.8 of the TTL. A session whose key was taken over or cannot be
-        renewed keeps its last deadline, which passes.
+        It is `renewed_at` plus 0.8 of the TTL. If the key was taken over or cannot be renewed, the
+        session keeps its last deadline, which then passes.
         """
         ...
 
     async def taken_over(self) -> None:
-        """Return when another process has written the key, which had expired before."""
+        """Wait until another process has written the key after it had expired."""
         ...
 
     async def close(self) -> None:
-        """Stop renewing, and delete the key if this session still owns it. Does not raise: a key
-        that cannot be deleted expires."""
+        """Stop renewing, and delete the key if this session still owns it. Does not raise: if the
+        key cannot be deleted, it expires."""
         ...
 
 
@@ -113,9 +114,9 @@ class MetaStore(Protocol):
         ...
 
     async def get_newest(self, key: str) -> Entry | None:
-        """As `get`, but the result was the newest entry at some moment during the call.
+        """Like `get`, but the entry was the newest one at some moment during the call.
 
-        For a decision that no CAS of this key confirms; it may cost a write. Raises
+        Used for decisions that no CAS of this key confirms. It may cost a write. Raises
         StoreUnavailable.
         """
         ...
@@ -129,7 +130,7 @@ class MetaStore(Protocol):
         ...
 
     async def delete(self, key: str, revision: int) -> None:
-        """Delete the key if it is at `revision`. Raises as `cas`."""
+        """Delete the key if it is at `revision`. Raises the same errors as `cas`."""
         ...
 
     async def scan(self, prefix: str) -> dict[str, Entry]:

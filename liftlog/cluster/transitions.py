@@ -1,19 +1,18 @@
 """Every change of a stream's record, as a function from the old record to the new one.
 
-Each returns the record to commit by compare-and-set, one version higher, or None if the record
-already has the requested form. So a change whose outcome is unknown can simply be requested again.
-A change that the record does not permit raises Conflict. These functions see no time, sessions or
-logs: the caller decides before whether a node is dead, or has caught up.
+Each function returns the record to commit by compare-and-set, one version higher, or None if the
+record already has the requested form. So a change whose outcome is unknown can simply be requested
+again. A change that the record does not permit raises Conflict. The functions get no times,
+sessions or logs: the caller has decided before whether a node is dead or has caught up.
 
-Three rules hold for every record that these functions make, and because of them no acked record is
-lost when nodes fail:
+Every record that these functions return obeys three rules. Because of them, no acked record is lost
+when nodes fail:
 
-- All members of `isr` hold everything that was acked, since the high watermark waits for all of
-them.
-- While `isr` is smaller than `min_isr`, nothing is acked. Replicas that leave it then go to
-`eligible`: they too hold everything that was acked.
-- Only members of one of the two are elected. Both become empty only if all of them started again
-with damaged disks; then `recover` elects a node at the price of a possible loss.
+- All members of `isr` hold everything that was acked, because the high watermark waits for all of
+them. - While `isr` is smaller than `min_isr`, nothing is acked. Replicas that leave it then go to
+`eligible`: they too hold everything that was acked. - Only members of `isr` or `eligible` are
+elected. Both sets become empty only if all their members started again with damaged disks; then
+`recover` elects a node and accepts a possible loss.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ def create(
     """
     chosen = dict(settings)
     if chosen.get("min_isr") is None:
-        # Explicit from now on: a reassignment to more replicas must not raise it unasked.
+        # Stored explicitly, so that a reassignment to more replicas does not raise it.
         chosen["min_isr"] = default_min_isr(len(replicas))
     record = StreamMetadata(
         name=name,
@@ -70,8 +69,8 @@ def create(
 
 
 def settle(record: StreamMetadata) -> StreamMetadata:
-    """Empty `eligible` and `last_eligible` if the ISR can ack again: only members of the ISR are
-    sure to have the next acked record."""
+    """Empty `eligible` and `last_eligible` if the ISR can ack again, because from then on only
+    members of the ISR are certain to have every acked record."""
     if record.can_commit and (record.eligible or record.last_eligible):
         return replace(record, eligible=(), last_eligible=())
     return record
@@ -85,13 +84,14 @@ def register(
 ) -> StreamMetadata | None:
     """Register the new start of `node`. The node does this before it fetches or serves the stream.
 
-    `clean`: its log has everything that this node ever confirmed, so it stays in `isr` and
-    `eligible`. Otherwise it leaves both until it has caught up. In both cases it does not lead
-    before it is elected again, and the new version defeats a pending change by which a leader adds
-    the former life of the node to the ISR.
+    `clean` is True if its log has everything that this node ever confirmed; the node then stays in
+    `isr` and `eligible`. Otherwise it leaves both until it has caught up. In both cases it does not
+    lead until it is elected again. The new version also makes a pending change fail by which a
+    leader would add the previous process run of the node to the ISR.
 
-    The only replica of a stream keeps the lead while it has everything. Its epoch is raised unless
-    the last stop `closed` the log: then no client or node can have seen a record past its end.
+    The only replica of a stream stays the leader if it has everything. Its epoch is raised unless
+    the last stop `closed` the log, in which case no client or node can have seen a record past its
+    end.
     """
     if record.deleted or node not in record.members:
         return None
@@ -123,21 +123,21 @@ def register(
 
 
 def fence(record: StreamMetadata, nodes: Collection[str]) -> StreamMetadata | None:
-    """Remove `nodes` from the ISR: they died, or they stop, and no ack waits for them."""
+    """Remove `nodes` from the ISR because they died or stop, so that no ack waits for them."""
     _check_exists(record)
     return _next(record, _fenced(record, nodes))
 
 
 def resign(record: StreamMetadata, node: str) -> StreamMetadata | None:
-    """Remove `node` as the leader: it must not lead any longer."""
+    """Remove `node` as the leader, because it must not lead any longer."""
     return fence(record, {node}) if record.leader == node else None
 
 
 def failover(record: StreamMetadata, dead: Collection[str], node: str) -> StreamMetadata | None:
     """Make `node` the leader, because the leader is among `dead` or there is none.
 
-    Returns None if there is still a leader, or if `node` may lack something that was acked. `dead`
-    may be wrong: a leader that still lives can commit nothing more without the nodes that have left
+    Returns None if there is another leader, or if `node` may lack something that was acked. `dead`
+    may be wrong: a leader that still runs can commit nothing more without the nodes that have left
     it.
     """
     _check_exists(record)
@@ -157,10 +157,10 @@ def failover(record: StreamMetadata, dead: Collection[str], node: str) -> Stream
 def recover(
     record: StreamMetadata, node: str, *, lost: Collection[str] = ()
 ) -> StreamMetadata | None:
-    """Unclean recovery: make `node` the leader although acked records may be missing in its copy.
+    """Make `node` the leader although its copy may lack acked records (unclean recovery).
 
-    Permitted only if no known copy is complete: an operator declares each member of `isr` and
-    `eligible` as lost by naming it in `lost`. Returns None if `node` leads already.
+    This is permitted only if no known copy is complete: an operator declares each member of `isr`
+    and `eligible` as lost by naming it in `lost`. Returns None if `node` leads already.
     """
     _check_exists(record)
     if record.leader == node:
@@ -178,7 +178,7 @@ def recover(
     return _next(record, replace(after, unclean_epoch=after.leader_epoch))
 
 
-# --- what a leader changes -------------------------------------------------------
+# --- changes by the leader ------------------------------------------------------
 
 
 def shrink(record: StreamMetadata, node: str) -> StreamMetadata | None:
@@ -190,11 +190,11 @@ def shrink(record: StreamMetadata, node: str) -> StreamMetadata | None:
 
 
 def expand(record: StreamMetadata, node: str, start: int) -> StreamMetadata | None:
-    """Add `node` to the ISR. The leader found that it caught up, in the life that began with
-    `start`.
+    """Add `node` to the ISR, because the leader found that it has caught up in the process run with
+    the number `start`.
 
-    If `node` is the last one that a reassignment adds, the reassignment completes, unless the
-    leader is one of those that leave: such a leader hands over first.
+    If `node` is the last one that a reassignment adds, the reassignment completes. If the
+    reassignment removes the leader's own replica, the leader must hand over first.
     """
     _check_led(record)
     if node not in record.replicas:
@@ -218,9 +218,9 @@ def expand(record: StreamMetadata, node: str, start: int) -> StreamMetadata | No
 def discard(record: StreamMetadata, node: str) -> StreamMetadata | None:
     """Remove `node` from the ISR, so that it may drop its copy and fetch all of it again.
 
-    Raises Conflict while it leads, or while the others alone could not ack: then its copy may be
-    needed. The record gets a new epoch, so that confirmations for the dropped copy do not count for
-    the next one.
+    Raises Conflict while the node leads, or while the others alone could not ack, because its copy
+    may then be needed. The record gets a new epoch, so that confirmations for the dropped copy do
+    not count for the next one.
     """
     _check_led(record)
     if node == record.leader:
@@ -238,11 +238,11 @@ def discard(record: StreamMetadata, node: str) -> StreamMetadata | None:
 
 
 def give_up(record: StreamMetadata, node: str) -> StreamMetadata | None:
-    """Remove `node`, which has acted by versions that this record does not come from, from all
-    sets.
+    """Remove `node` from all sets, because it has acted on versions that are no predecessors of
+    this record.
 
     It then drops its copy. Returns None if it has no replica. Raises Conflict if no other node
-    could lead then. The record gets a new epoch for the same reason as in `discard`.
+    could lead after that. The record gets a new epoch for the same reason as in `discard`.
     """
     _check_exists(record)
     if node not in record.members:
@@ -260,7 +260,7 @@ def give_up(record: StreamMetadata, node: str) -> StreamMetadata | None:
 
 
 def transfer(record: StreamMetadata, node: str) -> StreamMetadata | None:
-    """Hand the lead over to `node`, a member of the ISR."""
+    """Make `node`, a member of the ISR, the leader."""
     _check_led(record)
     if node == record.leader:
         return None
@@ -274,7 +274,7 @@ def transfer(record: StreamMetadata, node: str) -> StreamMetadata | None:
 
 def successor(record: StreamMetadata) -> str | None:
     """Return the node to which the leader must hand over, because the pending reassignment removes
-    its replica and everything else is done; None otherwise."""
+    the leader's replica and all else is done. None otherwise."""
     if record.leader is None or record.leader not in record.removing or not _can_complete(record):
         return None
     return record.in_order(_without(record.isr, record.removing))[0]
@@ -286,14 +286,14 @@ def complete(record: StreamMetadata) -> StreamMetadata | None:
     return _next(record, _completed(record))
 
 
-# --- what an operator changes ----------------------------------------------------
+# --- changes by an operator -----------------------------------------------------
 
 
 def reassign(record: StreamMetadata, target: Sequence[str]) -> StreamMetadata | None:
     """Move the stream to the replicas `target`; the first one is preferred as leader.
 
     New replicas are added at once, and the others leave when all new ones are in sync. The record
-    holds the whole state of the move, so any later leader continues it. Returns None if the
+    holds the whole state of the move, so that any later leader can continue it. Returns None if the
     replicas are as requested already.
     """
     _check_exists(record)
@@ -335,8 +335,8 @@ def cancel(record: StreamMetadata) -> StreamMetadata | None:
     """Cancel the pending reassignment and return to the replicas from before; None if there is
     none.
 
-    Raises Conflict while those alone could not ack, because the copies of the new replicas may be
-    needed.
+    Raises Conflict while the earlier replicas alone could not ack, because the copies of the new
+    replicas may be needed.
     """
     _check_exists(record)
     if not record.adding and not record.removing:
@@ -378,7 +378,7 @@ def truncate(record: StreamMetadata, log_start: int) -> StreamMetadata | None:
 
 
 def delete(record: StreamMetadata) -> StreamMetadata | None:
-    """Mark the stream as deleted. Its record stays until every node had time to see that."""
+    """Mark the stream as deleted. Its record stays until every node has had time to read it."""
     if record.deleted:
         return None
     return _next(
@@ -390,8 +390,8 @@ def delete(record: StreamMetadata) -> StreamMetadata | None:
 def in_place_of(record: StreamMetadata, deleted: StreamMetadata) -> StreamMetadata:
     """Return the first record of a new stream with the name of a `deleted` one.
 
-    From this record a node that was away learns which copy it may remove. If the store later has
-    the deleted stream again, a node that has seen this record detects that the store was set back.
+    A node that was away learns from this record which copy it may remove. If the store is later set
+    back to the deleted stream, a node that has read this record detects that.
     """
     former = (*deleted.former, deleted.incarnation)
     return replace(record, former=former[-_MAX_FORMER:])
@@ -400,10 +400,10 @@ def in_place_of(record: StreamMetadata, deleted: StreamMetadata) -> StreamMetada
 def continued(record: StreamMetadata, copy: StreamMetadata) -> StreamMetadata | None:
     """Continue a stream with a copy that was restored from a backup.
 
-    The stream was deleted, or no other node has a replica of it; `copy` would be the record of a
-    new stream. Returns None if this is done already. The result is the next version of the same
-    record, in a later epoch. So readers that were ahead of the backup get an error, and nodes with
-    copies from before a deletion remove them.
+    The stream was deleted, or no other node has a replica of it. `copy` is the record that a new
+    stream would get. Returns None if this is done already. The result is the next version of the
+    same record, in a later epoch. So readers that were ahead of the backup get an error, and nodes
+    remove copies from before a deletion.
     """
     if not record.deleted and record.leader_epoch == copy.leader_epoch:
         return None
@@ -422,9 +422,9 @@ def continued(record: StreamMetadata, copy: StreamMetadata) -> StreamMetadata | 
 
 def removed(record: StreamMetadata, node: str) -> StreamMetadata | None:
     """Remove the start of `node`, which has no copy any more: the stream was deleted or has moved,
-    or the node will not come back.
+    or the node will not return.
 
-    Once the record of a deleted stream has no starts, no copy is left and the record can be
+    When the record of a deleted stream has no starts left, no copy is left, and the record can be
     removed.
     """
     has_copy = node in record.starts and (record.deleted or node not in record.members)

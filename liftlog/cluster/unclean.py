@@ -1,6 +1,7 @@
-"""Chooses the leader when no copy is known to have everything, and no operator is asked.
+"""Chooses the leader without an operator when no copy is known to have every acked record.
 
-Only for clusters that have chosen this. Acked records that are missing in the chosen copy are lost.
+This is used only in clusters whose configuration enables it. Acked records that are missing in the
+chosen copy are lost.
 """
 
 from __future__ import annotations
@@ -12,17 +13,18 @@ from liftlog.cluster.record import StreamMetadata
 
 
 def has_no_complete_copy(record: StreamMetadata) -> bool:
-    """Return True if every copy may lack something that was acked: no election can end that."""
+    """Return True if every copy may lack something that was acked, so that no normal election is
+    possible."""
     return not record.deleted and not (record.isr or record.eligible)
 
 
 def best_copy(record: StreamMetadata, told: Mapping[str, Known | None]) -> str | None:
-    """Return the replica that loses the least: the longest log of the newest epoch, and among equal
-    logs the first replica.
+    """Return the replica whose election loses the least: the one with the longest log of the newest
+    epoch, and among equal logs the first replica.
 
-    Returns None while a complete copy may come back, and until every replica has reported where its
-    log ends and that it acts by this very record. So no replica's records are overlooked. On a slow
-    disk a log may still grow by earlier decisions: ask twice.
+    Returns None while a complete copy may still return, and until every replica has reported the
+    end of its log and that it acts on exactly this record. So no replica's records are overlooked.
+    Call it twice: on a slow disk a log may still grow by earlier decisions.
     """
     if not has_no_complete_copy(record) or not record.last_eligible:
         return None
@@ -36,6 +38,6 @@ def best_copy(record: StreamMetadata, told: Mapping[str, Known | None]) -> str |
 
 
 def tells_of(record: StreamMetadata, known: Known | None) -> bool:
-    """Return True if a node has reported the end of its copy, and that it acts by this very
+    """Return True if a node has reported the end of its copy, and that it acts on exactly this
     record."""
     return known is not None and known.log is not None and known.record == record
