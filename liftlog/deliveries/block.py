@@ -12,6 +12,8 @@ BLOCK_SIZE = 4096
 MERGED_SIZE = 2048
 """Neighbours with together at most this many messages become one block."""
 
+MAX_COUNT = 2**32 - 1
+"""Delivery counts stop here."""
 NEVER = 2**63 - 1
 
 
@@ -83,6 +85,16 @@ class Block:
             self.is_pending = np.ones(self.size, np.bool_)
         self.is_pending[index] = False
         self.pending -= len(index)
+
+    def remove_one(self, place: int) -> bool:
+        """Mark a message as done. Returns False if it is not pending."""
+        if self.is_pending is None:
+            self.is_pending = np.ones(self.size, np.bool_)
+        if not self.is_pending[place]:
+            return False
+        self.is_pending[place] = False
+        self.pending -= 1
+        return True
 
     def append(self, offsets: Ints, sequences: Ints, now_ns: int, stamps: tuple[int, int]) -> None:
         size, count = self.size, len(offsets)

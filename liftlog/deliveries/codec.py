@@ -15,7 +15,7 @@ from liftlog.deliveries import changes
 from liftlog.deliveries.columns import Ints
 from liftlog.deliveries.settings import MAX_BACKOFFS, MAX_WAITING, AckPolicy, Settings
 from liftlog.deliveries.state import ConsumerState
-from liftlog.deliveries.wire import Reader, Writer
+from liftlog.deliveries.wire import MAX_OFFSET, MAX_TIME_NS, Reader, Writer
 from liftlog.errors import CorruptState, NewerFormat
 
 VERSION = 1
@@ -119,8 +119,8 @@ def read_pull(reader: Reader) -> changes.StoredPull:
 def read_offsets(reader: Reader) -> Ints:
     """Return at least one offset, each of them once."""
     offsets = reader.column()
-    if not len(offsets) or int(offsets.min()) < 0:
-        raise CorruptState("a change without offsets, or with negative ones")
+    if not len(offsets) or int(offsets.min()) < 0 or int(offsets.max()) > MAX_OFFSET:
+        raise CorruptState("a change without offsets, or with impossible ones")
     if not bool((np.diff(offsets) > 0).all()) and len(np.unique(offsets)) < len(offsets):
         raise CorruptState("a change names an offset twice")
     return offsets
@@ -137,7 +137,7 @@ def _write_delivered(writer: Writer, change: changes.Delivered) -> None:
 
 
 def _read_delivered(reader: Reader) -> changes.Delivered:
-    offsets, now_ns = read_offsets(reader), reader.number()
+    offsets, now_ns = read_offsets(reader), reader.number(MAX_TIME_NS)
     oldest_ns = now_ns - reader.signed()
     newest_ns = oldest_ns + reader.number()
     if oldest_ns < -(2**63) or newest_ns >= 2**63:
@@ -152,7 +152,7 @@ def _write_delayed(writer: Writer, change: changes.Delayed) -> None:
 
 def _read_delayed(reader: Reader) -> changes.Delayed:
     offsets, until_ns = read_offsets(reader), reader.column()
-    if len(offsets) != len(until_ns):
+    if len(offsets) != len(until_ns) or int(until_ns.max()) > MAX_TIME_NS:
         raise CorruptState("delays of other messages")
     return changes.Delayed(offsets, until_ns)
 
@@ -166,7 +166,7 @@ def _write_pulls(writer: Writer, change: changes.PullsChanged) -> None:
 
 def _read_pulls(reader: Reader) -> changes.PullsChanged:
     waiting = tuple([read_pull(reader) for _ in range(reader.number(MAX_WAITING))])
-    return changes.PullsChanged(waiting, tuple(reader.column(MAX_NUMBERS).tolist()))
+    return changes.PullsChanged(waiting, tuple(reader.column(MAX_WAITING).tolist()))
 
 
 def _write_at(writer: Writer, change: Any) -> None:
@@ -190,18 +190,18 @@ _CODECS: tuple[_Codec, ...] = (
     (
         changes.Redelivered,
         _write_at,
-        lambda reader: changes.Redelivered(read_offsets(reader), reader.number()),
+        lambda reader: changes.Redelivered(read_offsets(reader), reader.number(MAX_TIME_NS)),
     ),
     (
         changes.Advanced,
         _write_advanced,
-        lambda reader: changes.Advanced(reader.number(), reader.number()),
+        lambda reader: changes.Advanced(reader.number(MAX_OFFSET), reader.number()),
     ),
     (changes.Done, _write_offsets, lambda reader: changes.Done(read_offsets(reader))),
     (
         changes.DoneBelow,
         lambda writer, change: writer.number(change.end),
-        lambda reader: changes.DoneBelow(reader.number()),
+        lambda reader: changes.DoneBelow(reader.number(MAX_OFFSET)),
     ),
     (changes.Exhausted, _write_offsets, lambda reader: changes.Exhausted(read_offsets(reader))),
     (changes.Queued, _write_offsets, lambda reader: changes.Queued(read_offsets(reader))),
@@ -209,17 +209,17 @@ _CODECS: tuple[_Codec, ...] = (
     (
         changes.Progressed,
         _write_at,
-        lambda reader: changes.Progressed(read_offsets(reader), reader.number()),
+        lambda reader: changes.Progressed(read_offsets(reader), reader.number(MAX_TIME_NS)),
     ),
     (
         changes.LogStarted,
         lambda writer, change: writer.number(change.offset),
-        lambda reader: changes.LogStarted(reader.number()),
+        lambda reader: changes.LogStarted(reader.number(MAX_OFFSET)),
     ),
     (
         changes.LogTruncated,
         lambda writer, change: writer.number(change.end),
-        lambda reader: changes.LogTruncated(reader.number()),
+        lambda reader: changes.LogTruncated(reader.number(MAX_OFFSET)),
     ),
     (
         changes.Updated,
@@ -229,7 +229,7 @@ _CODECS: tuple[_Codec, ...] = (
     (
         changes.TakenOver,
         lambda writer, change: writer.number(change.now_ns),
-        lambda reader: changes.TakenOver(reader.number()),
+        lambda reader: changes.TakenOver(reader.number(MAX_TIME_NS)),
     ),
     (changes.PullsChanged, _write_pulls, _read_pulls),
 )

@@ -85,16 +85,22 @@ class Rising:
         if self._steps is None:
             is_here = (relative >= 0) & (relative < self.count)
             return np.where(is_here, relative, 0), is_here
-        places = np.searchsorted(self._steps, relative)
+        is_near = (relative >= 0) & (relative < MAX_SPAN)
+        # Of one type: a search for wider numbers would copy the whole column.
+        near = np.where(is_near, relative, 0).astype(np.uint32)
+        places = self._steps.searchsorted(near)
         places[places == self.count] = 0
-        return places, self._steps[places] == relative
+        return places, is_near & (self._steps[places] == near)
 
-    def below(self, number: int) -> int:
-        """Return how many numbers are below `number`."""
+    def place(self, number: int) -> int:
+        """Return the place of one number; -1 if it is absent."""
         relative = number - self.base
+        if not 0 <= relative < MAX_SPAN:
+            return -1
         if self._steps is None:
-            return min(max(relative, 0), self.count)
-        return int(np.searchsorted(self._steps, relative))
+            return relative if relative < self.count else -1
+        place = int(self._steps.searchsorted(np.uint32(relative)))
+        return place if place < self.count and self._steps[place] == relative else -1
 
     def take(self, index: Index) -> Rising:
         """Return a column of the numbers at the rising places `index`."""
@@ -128,6 +134,9 @@ class Values:
         if self._array is None:
             return np.full(len(index), self._same, np.int64)
         return self._array[index].astype(np.int64, copy=False)
+
+    def one(self, place: int) -> int:
+        return self._same if self._array is None else int(self._array[place])
 
     def fill(self, value: int) -> None:
         self._same, self._array = value, None

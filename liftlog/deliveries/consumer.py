@@ -119,10 +119,9 @@ class Consumer:
         is_there, places = _places(asked, records.offsets)
         if not is_there.all():
             self._do(changes.Done(asked[~is_there]))
-        offsets = asked[is_there]
+        offsets, counts = asked[is_there], found.counts[found.is_queued][is_there] + 1
         if not len(offsets) or self.state.settings.is_paused(now_ns):
             return
-        counts = self.state.pending.find(offsets).counts + 1
         pendings = np.full(len(offsets), num_pending)
         taken = self._share(offsets, counts, pendings, records.sizes[places], now_ns)
         if taken:
@@ -317,7 +316,9 @@ class Consumer:
             if state.settings.ack_policy == AckPolicy.ALL:
                 end = int(offsets[judged.ends].max()) + 1
                 self._do(changes.DoneBelow(end))
-                naks, progress = naks & (offsets >= end), progress & (offsets >= end)
+                is_done = (naks | progress) & (offsets < end)
+                judged.verdicts[is_done] = Verdict.OUTDATED
+                naks, progress = naks & ~is_done, progress & ~is_done
             else:
                 self._do(changes.Done(np.sort(offsets[judged.ends])))
         if progress.any():

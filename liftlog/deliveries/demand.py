@@ -11,12 +11,15 @@ import numpy as np
 from liftlog.deliveries.changes import PullsChanged, StoredPull
 from liftlog.deliveries.columns import Index, Ints
 from liftlog.deliveries.instructions import Ending, Status
-from liftlog.deliveries.settings import Settings
+from liftlog.deliveries.settings import MAX_WAIT_NS, Settings
 from liftlog.deliveries.statuses import exceeded, go_duration, heartbeat, left_over
 
 TIMED_OUT = b"408 Request Timeout"
 _NO_MESSAGES = b"404 No Messages"
 _TOO_LARGE = b"409 Message Size Exceeds MaxBytes"
+
+_MOST = 2**62
+"""Larger requests count as this: no client gets so many messages or bytes."""
 
 _ENDINGS = {
     Ending.TAKEN_OVER: (TIMED_OUT, True),
@@ -58,10 +61,11 @@ class _Pull:
     def __init__(self, number: int, request: PullRequest, now_ns: int) -> None:
         self.number = number
         self.reply = request.reply
-        self.left = max(request.batch, 1)
-        self.left_bytes = max(request.max_bytes, 0)
+        self.left = min(max(request.batch, 1), _MOST)
+        self.left_bytes = min(max(request.max_bytes, 0), _MOST)
         self.no_wait = request.no_wait
-        self.expires_at_ns = now_ns + request.expires_ns if request.expires_ns > 0 else 0
+        expires_ns = min(request.expires_ns, MAX_WAIT_NS)
+        self.expires_at_ns = now_ns + expires_ns if expires_ns > 0 else 0
         self.heartbeat_ns = max(request.heartbeat_ns, 0)
         self.heartbeat_at_ns = now_ns + self.heartbeat_ns if self.heartbeat_ns else 0
         self.delivered = 0
@@ -81,9 +85,9 @@ class Pulls:
     """They take turns, message by message, as JetStream's do: a pull that got a message waits
     behind the others. Methods return the statuses to send."""
 
-    def __init__(self, first_number: int = 0) -> None:
+    def __init__(self) -> None:
         self._waiting: deque[_Pull] = deque()
-        self._next_number = first_number
+        self._next_number = 0
         self._changed: set[int] = set()
         self._ended: list[int] = []
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from liftlog.deliveries.block import BLOCK_SIZE, MERGED_SIZE, NEVER, Block, Phase
+from liftlog.deliveries.block import BLOCK_SIZE, MAX_COUNT, MERGED_SIZE, NEVER, Block, Phase
 from liftlog.deliveries.columns import NO_INTS, Bools, Index, Ints, Rising
 from liftlog.errors import CorruptState
 
@@ -77,7 +77,11 @@ class PendingMessages:
             np.zeros(size, np.int64),
             np.zeros(size, np.bool_),
         )
-        for block, where, places in self._groups(offsets):
+        numbers = self._numbers(offsets)
+        if self._is_scattered(numbers):
+            self._find_each(offsets, numbers, stamps_ns, found)
+            return found
+        for block, where, places in self._groups(offsets, numbers):
             if stamps_ns is not None:
                 stamps = stamps_ns[where]
                 found.is_foreign[where] = (stamps < block.oldest_ns) | (stamps > block.newest_ns)
@@ -144,11 +148,15 @@ class PendingMessages:
 
     def remove(self, offsets: Ints) -> None:
         """Remove messages that are done."""
-        touched = []
-        for block, _, places in self._pending_groups(offsets):
-            self._forget(block, places)
-            block.remove(places)
-            touched.append(block.offsets.base)
+        numbers = self._numbers(offsets)
+        if self._is_scattered(numbers):
+            touched = self._remove_each(offsets, numbers)
+        else:
+            touched = []
+            for block, _, places in self._pending_groups(offsets):
+                self._forget(block, places)
+                block.remove(places)
+                touched.append(block.offsets.base)
         for base in reversed(touched):
             self._tidy(bisect_right(self.blocks, base, key=_base) - 1)
 
@@ -198,7 +206,8 @@ class PendingMessages:
             counts = block.counts.at(places)
             self.redelivered += int((counts == 1).sum())
             same = block.counts.same
-            block.counts.put(places, counts + 1 if same is None else same + 1, block.size)
+            more = np.minimum(counts + 1, MAX_COUNT) if same is None else min(same + 1, MAX_COUNT)
+            block.counts.put(places, more, block.size)
         self.hold(offsets, now_ns)
 
     def hold_all(self, now_ns: int) -> None:
@@ -272,13 +281,54 @@ class PendingMessages:
 
     # --- inside ------------------------------------------------------------------
 
-    def _groups(self, offsets: Ints) -> Iterator[Group]:
+    def _numbers(self, offsets: Ints) -> Index:
+        """Return the number of the block that may have each offset; -1 for none."""
+        if self._starts is None:
+            self._starts = np.array([block.offsets.base for block in self.blocks], np.int64)
+        return np.searchsorted(self._starts, offsets, side="right") - 1
+
+    @staticmethod
+    def _is_scattered(numbers: Index) -> bool:
+        """Return True if it is faster to look at each offset than at each block."""
+        changes = int(np.count_nonzero(numbers[1:] != numbers[:-1])) + 1
+        if 4 * changes <= len(numbers):
+            return False
+        return changes == 1 or 4 * len(np.unique(numbers)) > len(numbers)
+
+    def _find_each(
+        self, offsets: Ints, numbers: Index, stamps_ns: Ints | None, found: Found
+    ) -> None:
+        stamps = None if stamps_ns is None else stamps_ns.tolist()
+        for at, (offset, number) in enumerate(zip(offsets.tolist(), numbers.tolist(), strict=True)):
+            block = self.blocks[number] if number >= 0 else None
+            place = -1 if block is None else block.offsets.place(offset)
+            if block is None or place < 0:
+                continue
+            if stamps is not None:
+                found.is_foreign[at] = not block.oldest_ns <= stamps[at] <= block.newest_ns
+            if block.is_pending is None or block.is_pending[place]:
+                found.is_pending[at] = True
+                found.counts[at] = block.counts.one(place)
+                found.sequences[at] = block.sequences.one(place)
+                found.phases[at] = block.phases.one(place)
+                found.tickets[at] = block.times.one(place)
+
+    def _remove_each(self, offsets: Ints, numbers: Index) -> list[int]:
+        """Remove messages, and return where the blocks that had them begin, in order."""
+        for offset, number in zip(offsets.tolist(), numbers.tolist(), strict=True):
+            block = self.blocks[number] if number >= 0 else None
+            place = -1 if block is None else block.offsets.place(offset)
+            if block is None or place < 0 or not block.remove_one(place):
+                raise CorruptState(f"the message {offset} is not pending")
+            self.total -= 1
+            self.queued -= block.phases.one(place) == Phase.QUEUED
+            self.redelivered -= block.counts.one(place) > 1
+        return [self.blocks[number].offsets.base for number in sorted(set(numbers.tolist()))]
+
+    def _groups(self, offsets: Ints, numbers: Index) -> Iterator[Group]:
         """Yield the blocks that have some of the offsets, in order."""
         if not self.blocks or not len(offsets):
             return
-        if self._starts is None:
-            self._starts = np.array([block.offsets.base for block in self.blocks], np.int64)
-        numbers = np.searchsorted(self._starts, offsets, side="right") - 1
         first = int(numbers[0])
         if bool((numbers == first).all()):
             parts = [(first, np.arange(len(offsets)))]
@@ -297,7 +347,7 @@ class PendingMessages:
 
     def _pending_groups(self, offsets: Ints) -> list[Group]:
         """Return the same for offsets that are all pending. Raises CorruptState."""
-        groups = list(self._groups(offsets))
+        groups = list(self._groups(offsets, self._numbers(offsets)))
         count = 0
         for block, _, places in groups:
             is_pending = block.is_pending is None or bool(block.is_pending[places].all())

@@ -11,8 +11,9 @@ MAX_WAITING = 512
 """Most waiting pulls of a consumer, and the default."""
 MAX_BACKOFFS = 1_000
 
-MAX_WAIT_NS = 100 * 365 * 86_400 * 1_000_000_000
-"""The longest wait for an ack, and the longest delay of a nak: sums with a time do not overflow."""
+MAX_WAIT_NS = 50 * 365 * 86_400 * 1_000_000_000
+"""The longest wait for an ack, delay of a nak, and expiry of a pull: sums with a time do not
+overflow."""
 
 _SECOND = 1_000_000_000
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from liftlog.deliveries.block import BLOCK_SIZE, Block, Phase
+from liftlog.deliveries.block import BLOCK_SIZE, MAX_COUNT, Block, Phase
 from liftlog.deliveries.codec import (
     check_version,
     read_pull,
@@ -25,7 +25,7 @@ from liftlog.deliveries.codec import (
 from liftlog.deliveries.columns import Index, Ints, Rising, Values
 from liftlog.deliveries.settings import MAX_PENDING, MAX_WAITING
 from liftlog.deliveries.state import MAX_EXHAUSTED, ConsumerState
-from liftlog.deliveries.wire import Reader, Writer
+from liftlog.deliveries.wire import MAX_OFFSET, MAX_TIME_NS, Reader, Writer
 from liftlog.errors import CorruptState
 
 VERSION = 1
@@ -64,7 +64,7 @@ def decode_snapshot(data: bytes) -> ConsumerState:
     check_version(reader.byte(), VERSION)
     state = ConsumerState(read_settings(reader), 0)
     for name in _NUMBERS:
-        setattr(state, name, reader.number())
+        setattr(state, name, reader.number(MAX_OFFSET))
     if not state.floor_offset <= state.delivered_end <= state.next_offset:
         raise CorruptState("floor, end of deliveries and next offset are not in this order")
     if state.floor_sequence > state.sequence:
@@ -124,9 +124,9 @@ def _read_block(reader: Reader) -> Block:
     if sequences.count != offsets.count or not 2 * block.pending >= block.size:
         raise CorruptState("too few messages of a block are pending")
     places = block.places()
-    counts = _of(places, reader.column(BLOCK_SIZE), 1, 2**32 - 1)
+    counts = _of(places, reader.column(BLOCK_SIZE), 1, MAX_COUNT)
     phases = _of(places, reader.column(BLOCK_SIZE), 0, max(Phase))
-    times = _of(places, reader.column(BLOCK_SIZE), 0, 2**63 - 1)
+    times = _of(places, reader.column(BLOCK_SIZE), 0, MAX_TIME_NS)
     block.counts = _values(np.uint32, places, counts, block.size)
     block.phases = _values(np.uint8, places, phases, block.size)
     block.times = _values(np.int64, places, times, block.size)
@@ -142,8 +142,10 @@ def _read_queue(reader: Reader, state: ConsumerState) -> None:
 
 
 def _rising(numbers: Ints) -> Rising:
-    if not len(numbers) or int(numbers[0]) < 0 or not bool((np.diff(numbers) > 0).all()):
+    if not len(numbers) or not bool((np.diff(numbers) > 0).all()):
         raise CorruptState("numbers of a block do not rise")
+    if int(numbers[0]) < 0 or int(numbers[-1]) > MAX_OFFSET:
+        raise CorruptState("numbers of a block are out of bounds")
     try:
         return Rising(numbers)
     except ValueError as error:

@@ -42,26 +42,12 @@ class ConsumerState:
         self.queue = RedeliveryQueue(self._is_queued)
         self.exhausted: deque[int] = deque(maxlen=MAX_EXHAUSTED)
         self.pulls: dict[int, changes.StoredPull] = {}
-        self._methods: dict[type[Any], Callable[[Any], None]] = {
-            changes.Delivered: self._deliver,
-            changes.Redelivered: self._redeliver,
-            changes.Advanced: self._advance,
-            changes.Done: self._finish,
-            changes.DoneBelow: self._finish_below,
-            changes.Exhausted: self._exhaust,
-            changes.Queued: self._queue,
-            changes.Delayed: self._delay,
-            changes.Progressed: self._progress,
-            changes.LogStarted: self._start_log,
-            changes.LogTruncated: self._truncate,
-            changes.Updated: self._update,
-            changes.TakenOver: self._take_over,
-            changes.PullsChanged: self._change_pulls,
-        }
 
     def apply(self, change: changes.Change) -> None:
         """Raises CorruptState if the change does not fit the state."""
-        self._methods[type(change)](change)
+        _METHODS[type(change)](self, change)
+        if not self.pending.queued:
+            self.queue.clear()
 
     @property
     def num_redelivered(self) -> int:
@@ -181,3 +167,21 @@ class ConsumerState:
     def _is_queued(self, offsets: Ints, tickets: Ints) -> Bools:
         found = self.pending.find(offsets)
         return found.is_queued & np.equal(found.tickets, tickets)
+
+
+_METHODS: dict[type[Any], Callable[[ConsumerState, Any], None]] = {
+    changes.Delivered: ConsumerState._deliver,
+    changes.Redelivered: ConsumerState._redeliver,
+    changes.Advanced: ConsumerState._advance,
+    changes.Done: ConsumerState._finish,
+    changes.DoneBelow: ConsumerState._finish_below,
+    changes.Exhausted: ConsumerState._exhaust,
+    changes.Queued: ConsumerState._queue,
+    changes.Delayed: ConsumerState._delay,
+    changes.Progressed: ConsumerState._progress,
+    changes.LogStarted: ConsumerState._start_log,
+    changes.LogTruncated: ConsumerState._truncate,
+    changes.Updated: ConsumerState._update,
+    changes.TakenOver: ConsumerState._take_over,
+    changes.PullsChanged: ConsumerState._change_pulls,
+}

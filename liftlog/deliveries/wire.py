@@ -19,6 +19,10 @@ import numpy as np
 from liftlog.deliveries.columns import NO_INTS, Ints
 from liftlog.errors import CorruptState
 
+MAX_OFFSET = MAX_TIME_NS = 2**62
+"""The largest offset, and time in ns since 1970 (in 2116). Sums with lengths and waits do not
+overflow."""
+
 EVEN, WHOLE = 0, 8
 _MAX = 2**63 - 1
 _SAFE = 2**61
