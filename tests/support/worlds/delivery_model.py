@@ -102,8 +102,22 @@ class Model:
             return pull
         return None
 
+    def share(self, sizes: list[int], now_ns: int) -> dict[bytes, list[int]]:
+        """Give messages of these sizes to the pulls; return the places that each reply got."""
+        found: dict[bytes, list[int]] = defaultdict(list)
+        for place, size in enumerate(sizes):
+            pull = self._take(size, now_ns)
+            if pull is None:
+                break
+            found[pull.request.reply].append(place)
+            self._end_if_full(pull)
+        return dict(found)
+
     def _send(self, pull: Pull, *message: int) -> None:
         self.sent[pull.request.reply].append(message)
+        self._end_if_full(pull)
+
+    def _end_if_full(self, pull: Pull) -> None:
         if not pull.left and pull.left_bytes:
             self._status(pull.request.reply, "409 Batch Completed", 0, pull.left_bytes)
 
