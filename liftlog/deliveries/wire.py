@@ -137,7 +137,7 @@ class Reader:
         if form == EVEN:
             step = self.signed()
             last = first + step * (count - 1)
-            if max(abs(first), abs(last)) > _SAFE or abs(step) > _SAFE:
+            if max(abs(first), abs(last)) > _SAFE or abs(step) > 2 * _SAFE:
                 raise CorruptState("numbers of a column are too large")
             return first + step * np.arange(count, dtype=np.int64)
         if form not in _FORMS or abs(first) > _SAFE:

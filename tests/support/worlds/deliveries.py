@@ -66,6 +66,7 @@ class Lead:
 
     def redeliver(self, at_once: int = 500) -> Ints:
         """Deliver everything that is due again, and return the offsets in order."""
+        self.pull(self.state.pending.queued)
         found = [np.empty(0, np.int64)]
         while len(again := self.consumer.wants(self.now, at_once).again):
             self.consumer.redeliver(again, self.records(again), 0, self.now)
