@@ -17,6 +17,7 @@ fields         the fields of a request
 config_fields  reads the fields of both kinds of configurations
 answers        JetStream's errors, times, JSON and NATS commands
 
+workers/       acks and pulls for consumers with acks
 consumers/     ordered delivery to clients
 messages/      the messages that JetStream would still have
 """

@@ -1,0 +1,72 @@
+"""The body of an ack: what the worker says about the message. Pure.
+
+The rules are those of nats-server (consumer.go, processAck and processNak):
+
+    (empty), +ACK, +OK          done
+    -NAK, with a duration or {"delay": ns}   deliver it again, now or later
+    +WPI                        still at work
+    +TERM, with a reason        done without success
+    +NXT, with the body of a pull            done, and a pull
+
+Any other body has no effect, but is answered.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from liftlog.server.jetstream_api.answers import JetStreamError
+from liftlog.server.jetstream_api.consumers.durations import parse_duration
+from liftlog.server.jetstream_api.fields import read_object, whole
+
+ACK, NAK, PROGRESS, TERM, NO_EFFECT = range(5)
+PLAIN = (b"+ACK", b"", b"+OK")
+"""The bodies of a plain ack, the most frequent first."""
+_NAK, _PROGRESS, _TERM, _NEXT = b"-NAK", b"+WPI", b"+TERM", b"+NXT"
+_MAX_REASON = 1024
+_MAX_CACHED_BYTES = 128
+_CACHED = 1024
+
+
+class AckBody(NamedTuple):
+    kind: int
+    delay_ns: int = 0
+    """That of a NAK; 0 for none."""
+    reason: str = ""
+    """That of a TERM, at most 1,024 characters."""
+    pull: bytes | None = None
+    """The body of the pull that follows the ack; None without one."""
+
+
+def parse_ack_body(body: bytes) -> AckBody:
+    return _parse_cached(body) if len(body) <= _MAX_CACHED_BYTES else _parse(body)
+
+
+def _parse(body: bytes) -> AckBody:
+    if body in PLAIN:
+        return AckBody(ACK)
+    if body == _PROGRESS:
+        return AckBody(PROGRESS)
+    if body.startswith(_NEXT):
+        return AckBody(ACK, pull=body.removeprefix(_NEXT))
+    if body.startswith(_NAK):
+        return AckBody(NAK, _delay_ns(body.removeprefix(_NAK).strip()))
+    if body.startswith(_TERM):
+        text = body.removeprefix(_TERM)[: 4 * _MAX_REASON].decode("utf-8", "replace")
+        return AckBody(TERM, reason=text.strip()[:_MAX_REASON])
+    return AckBody(NO_EFFECT)
+
+
+# Workers send the same few bodies all the time.
+_parse_cached = lru_cache(_CACHED)(_parse)
+
+
+def _delay_ns(text: bytes) -> int:
+    """Return the delay of a NAK. As in JetStream, a text that is none delays nothing."""
+    try:
+        if text.startswith(b"{"):
+            return whole(read_object(text), "delay")
+        return max(parse_duration(text.decode()), 0) if text else 0
+    except (ValueError, JetStreamError):
+        return 0

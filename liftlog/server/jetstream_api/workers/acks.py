@@ -1,0 +1,264 @@
+"""Acks in columns: many at a time, from the messages that one read of the connection brings. Pure.
+
+The reply subject of a delivery, to which a worker sends its ack, has nine tokens:
+
+    $JS.ACK.<stream>.<consumer>.<count>.<sequence>.<consumer sequence>.<stamp>.<pending>
+
+Each ack may come from anybody who can publish there, so what does not have this form is counted and
+dropped. Parsing costs a few operations per column, not per ack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import repeat
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from liftlog.sequencing.run import MessageRun
+from liftlog.server.jetstream_api.workers.ack_bodies import (
+    ACK,
+    NO_EFFECT,
+    PLAIN,
+    AckBody,
+    parse_ack_body,
+)
+
+MAX_ACKS = 4096
+"""Most acks in one `Acks`."""
+PREFIX = b"$JS.ACK."
+_NUMBERS = 5
+_MAX_DIGITS = 19
+_DOT, _END, _FIRST_DIGIT = b".\n0"
+_BEYOND = 2**63 - 1
+_FEW = 32
+"""With fewer acks than this, columns cost more than they save."""
+
+Ints = NDArray[np.int64]
+Bytes = NDArray[np.uint8]
+
+
+class Acks(NamedTuple):
+    """Acks for one consumer in the order in which they came, at most MAX_ACKS: one entry per ack in
+    each column."""
+
+    consumer: str
+    counts: Ints
+    """Which delivery of the message is acked: 1 for the first one."""
+    offsets: Ints
+    """Sequences of the stream."""
+    sequences: Ints
+    """Sequences of the consumer."""
+    stamps_ns: Ints
+    """When the message was stored, in ns since 1970."""
+    kinds: Bytes
+    """ACK, NAK, PROGRESS or TERM of `ack_bodies`."""
+    delays_ns: Ints
+    """Those of naks; 0 for none."""
+    reasons: dict[int, str]
+    """Reasons of terms, by the place of the ack."""
+    replies: Sequence[bytes]
+    """Where each client wants an answer, b"" where it wants none. Empty if no one does."""
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+
+class NextPull(NamedTuple):
+    """A pull that came with an ack (`+NXT`)."""
+
+    consumer: str
+    reply: bytes
+    body: bytes
+
+
+class ParsedAcks(NamedTuple):
+    acks: list[Acks]
+    pulls: list[NextPull]
+    answers: list[bytes]
+    """Reply subjects of acks that have no effect, because of their bodies, and want an answer."""
+    dropped: int
+    """Number of messages that are no acks of this stream."""
+
+
+class AckParser:
+    """Parses what arrives on `$JS.ACK.<stream>.>`."""
+
+    def __init__(self, stream: str) -> None:
+        self._prefix = b"%b%b." % (PREFIX, stream.encode())
+
+    def parse(self, run: MessageRun) -> ParsedAcks:
+        parsed = ParsedAcks([], [], [], 0)
+        dropped = 0
+        for start in range(0, len(run), MAX_ACKS):
+            part = slice(start, start + MAX_ACKS)
+            subjects, payloads = run.subjects[part], run.payloads[part]
+            replies = run.replies[part] if any(run.replies[part]) else ()
+            for place in self._by_consumer(subjects):
+                if place is None:
+                    chosen = _Rows(subjects, payloads, replies)
+                else:
+                    chosen = _Rows(
+                        [subjects[at] for at in place],
+                        [payloads[at] for at in place],
+                        [replies[at] for at in place] if replies else (),
+                    )
+                dropped += self._parse(chosen, parsed)
+        return parsed._replace(dropped=dropped)
+
+    def _by_consumer(self, subjects: Sequence[bytes]) -> Iterator[list[int] | None]:
+        """Yield the places of the acks of each consumer; None for all if there is only one."""
+        size = len(self._prefix)
+        head = subjects[0][: subjects[0].find(b".", size) + 1]
+        if len(subjects) == 1 or (head and all(map(bytes.startswith, subjects, repeat(head)))):
+            yield None
+            return
+        found: dict[bytes, list[int]] = {}
+        for place, subject in enumerate(subjects):
+            name = subject[size : subject.find(b".", size)]
+            found.setdefault(name, []).append(place)
+        yield from found.values()
+
+    def _parse(self, rows: _Rows, parsed: ParsedAcks) -> int:
+        """Parse acks of one consumer into `parsed`. Returns the number of those that are none."""
+        count = len(rows.subjects)
+        numbers = self._numbers(rows.subjects) if count >= _FEW else None
+        if numbers is None:
+            lines = list(map(self._numbers_of, rows.subjects))
+            if None in lines:
+                rows = rows.only([place for place, line in enumerate(lines) if line is not None])
+            if not rows.subjects:
+                return count
+            numbers = np.array([line for line in lines if line is not None], np.int64)
+        dropped = count - len(numbers)
+        name = rows.subjects[0][len(self._prefix) :].partition(b".")[0]
+        try:
+            consumer = name.decode()
+        except UnicodeDecodeError:
+            return count
+        _append(parsed, consumer, rows, numbers)
+        return dropped
+
+    def _numbers_of(self, subject: bytes) -> list[int] | None:
+        """Return the five numbers of a subject; None if it does not have this form."""
+        tokens = subject[len(self._prefix) :].split(b".")
+        texts = tokens[1:]
+        if len(texts) != _NUMBERS or not tokens[0] or not subject.startswith(self._prefix):
+            return None
+        if not all(map(bytes.isdigit, texts)) or max(map(len, texts)) > _MAX_DIGITS:
+            return None
+        numbers = list(map(int, texts))
+        return numbers if max(numbers) < _BEYOND else None
+
+    def _numbers(self, subjects: Sequence[bytes]) -> Ints | None:
+        """Return a row of the five numbers of each subject of one consumer, as `_numbers_of`; None
+        unless all have this form."""
+        head = subjects[0][: subjects[0].find(b".", len(self._prefix)) + 1]
+        if not head.startswith(self._prefix) or len(head) <= len(self._prefix) + 1:
+            return None
+        text = b"\n".join(subjects) + b"\n"
+        if text.count(b"\n" + head) != len(subjects) - 1:
+            return None
+        text = text[len(head) :].replace(b"\n" + head, b"\n")
+        if text.translate(None, b"0123456789.\n"):
+            return None
+        codes = np.frombuffer(text, np.uint8)
+        places = np.flatnonzero(codes < _FIRST_DIGIT)
+        if len(places) != _NUMBERS * len(subjects):
+            return None
+        marks = codes[places].reshape(-1, _NUMBERS)
+        if (marks[:, :-1] != _DOT).any() or (marks[:, -1] != _END).any():
+            return None
+        digits = np.diff(places, prepend=-1) - 1
+        if digits.min() < 1 or digits.max() > _MAX_DIGITS:
+            return None
+        numbers = np.fromstring(text.replace(b"\n", b"."), np.int64, sep=".")
+        if len(numbers) != len(places) or numbers.max() == _BEYOND:
+            return None
+        found: Ints = numbers.reshape(-1, _NUMBERS)
+        return found
+
+
+class _Rows(NamedTuple):
+    """Columns of messages; `replies` is empty if none has a reply subject."""
+
+    subjects: Sequence[bytes]
+    payloads: Sequence[bytes]
+    replies: Sequence[bytes]
+
+    def only(self, places: Sequence[int]) -> _Rows:
+        return _Rows(
+            [self.subjects[at] for at in places],
+            [self.payloads[at] for at in places],
+            [self.replies[at] for at in places] if self.replies else (),
+        )
+
+
+def _append(parsed: ParsedAcks, consumer: str, rows: _Rows, numbers: Ints) -> None:
+    """Add acks of one consumer with these numbers to `parsed`."""
+    count = len(numbers)
+    if sum(map(rows.payloads.count, PLAIN)) == count:
+        kinds, delays = np.zeros(count, np.uint8), np.zeros(count, np.int64)
+        parsed.acks.append(_acks(consumer, numbers, kinds, delays, {}, rows.replies))
+        return
+    known = {payload: parse_ack_body(payload) for payload in set(rows.payloads)}
+    if any(body.pull is not None for body in known.values()):
+        rows = _take_pulls(parsed, consumer, rows, known)
+    if any(body.kind == NO_EFFECT for body in known.values()):
+        places = [at for at, one in enumerate(rows.payloads) if known[one].kind != NO_EFFECT]
+        rows = _take_ineffective(parsed, rows, places)
+        numbers = numbers[places]
+        if not places:
+            return
+    kinds = np.array([known[one].kind for one in rows.payloads], np.uint8)
+    delays = np.zeros(len(numbers), np.int64)
+    if any(body.delay_ns for body in known.values()):
+        delays = np.array([known[one].delay_ns for one in rows.payloads], np.int64)
+    reasons = {}
+    if any(body.reason for body in known.values()):
+        found = [known[one].reason for one in rows.payloads]
+        reasons = {place: reason for place, reason in enumerate(found) if reason}
+    parsed.acks.append(_acks(consumer, numbers, kinds, delays, reasons, rows.replies))
+
+
+def _acks(
+    consumer: str,
+    numbers: Ints,
+    kinds: Bytes,
+    delays_ns: Ints,
+    reasons: dict[int, str],
+    replies: Sequence[bytes],
+) -> Acks:
+    counts, offsets, sequences, stamps_ns, _ = numbers.T
+    replies = replies if any(replies) else ()
+    return Acks(consumer, counts, offsets, sequences, stamps_ns, kinds, delays_ns, reasons, replies)
+
+
+def _take_pulls(
+    parsed: ParsedAcks, consumer: str, rows: _Rows, known: Mapping[bytes, AckBody]
+) -> _Rows:
+    """Add the pulls that came with acks. Their acks get no answer: the messages are the answer. A
+    pull without a reply subject asks for nothing."""
+    if not rows.replies:
+        return rows
+    replies = list(rows.replies)
+    for place, payload in enumerate(rows.payloads):
+        body = known[payload].pull
+        if body is not None:
+            if replies[place]:
+                parsed.pulls.append(NextPull(consumer, replies[place], body))
+            replies[place] = b""
+    return rows._replace(replies=replies)
+
+
+def _take_ineffective(parsed: ParsedAcks, rows: _Rows, effective: Sequence[int]) -> _Rows:
+    """Add the reply subjects of acks without an effect to `parsed`; returns the others."""
+    if rows.replies:
+        others = set(range(len(rows.payloads))).difference(effective)
+        parsed.answers.extend(filter(None, (rows.replies[place] for place in sorted(others))))
+    return rows.only(effective)
+
+
+__all__ = ["ACK", "MAX_ACKS", "AckParser", "Acks", "NextPull", "ParsedAcks"]

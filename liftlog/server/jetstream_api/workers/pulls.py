@@ -1,0 +1,69 @@
+"""Pulls of workers, as they arrive on `$JS.API.CONSUMER.MSG.NEXT.<stream>.<consumer>`. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import repeat
+from typing import NamedTuple
+
+from liftlog.sequencing.run import MessageRun
+from liftlog.server.jetstream_api.consumers.pull_body import BadPull, Pull, parse_pull
+
+PREFIX = b"$JS.API.CONSUMER.MSG.NEXT."
+_LEVEL = re.compile(rb"\r\nNats-Required-Api-Level:[ \t]*([^\r\n]*)\r\n")
+_NUMBER = re.compile(rb"[+-]?[0-9]{1,18}")
+
+
+class WorkerPull(NamedTuple):
+    consumer: str
+    reply: bytes
+    """Where the client awaits messages and the status. Not checked: a client names any subject."""
+    request: Pull | BadPull
+    """A BadPull has the words of the status for the client, if the consumer exists."""
+
+
+class PullParser:
+    """Parses what arrives on `$JS.API.CONSUMER.MSG.NEXT.<stream>.*`."""
+
+    def __init__(self, stream: str, api_level: int) -> None:
+        """`api_level` is the level of JetStream's API that the daemon reports. A client can require
+        a higher one, and is refused then."""
+        self._prefix = b"%b%b." % (PREFIX, stream.encode())
+        self._api_level = api_level
+
+    def parse(self, run: MessageRun) -> tuple[list[WorkerPull], int]:
+        """Return the pulls, and the number of messages that are none. One without a reply subject
+        asks for nothing."""
+        pulls = list(self._parsed(run))
+        return pulls, len(run) - len(pulls)
+
+    def _parsed(self, run: MessageRun) -> Iterator[WorkerPull]:
+        blocks = run.headers or repeat(b"", len(run))
+        for subject, reply, body, block in zip(
+            run.subjects, run.replies, run.payloads, blocks, strict=True
+        ):
+            name = subject.removeprefix(self._prefix)
+            if not reply or not name or b"." in name or name == subject:
+                continue
+            try:
+                consumer = name.decode()
+            except UnicodeDecodeError:
+                continue
+            yield WorkerPull(consumer, reply, self._request(body, block))
+
+    def _request(self, body: bytes, block: bytes) -> Pull | BadPull:
+        level = _LEVEL.search(block) if block else None
+        if level is not None and not self._has_level(level[1].strip()):
+            return BadPull(b"412 Required Api Level")
+        return request_of(body)
+
+    def _has_level(self, text: bytes) -> bool:
+        return _NUMBER.fullmatch(text) is not None and int(text) <= self._api_level
+
+
+def request_of(body: bytes) -> Pull | BadPull:
+    try:
+        return parse_pull(body)
+    except BadPull as error:
+        return error

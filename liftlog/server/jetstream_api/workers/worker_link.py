@@ -1,0 +1,219 @@
+"""The connection on which acks and pulls of workers arrive.
+
+It is separate from the other connections to NATS, so that messages for streams do not wait behind
+acks, and acks do not wait behind requests. The node that leads a stream subscribes to two subjects
+for all consumers of the stream:
+
+    $JS.ACK.<stream>.>                          acks
+    $JS.API.CONSUMER.MSG.NEXT.<stream>.*        pulls
+
+Acks and pulls that arrive while there is no connection are lost. That loses no message: without its
+ack it is delivered again, and clients repeat a pull.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
+
+from liftlog.errors import NatsRefused
+from liftlog.sequencing.run import MessageRun
+from liftlog.server.ingest.nats_link import NatsLink
+from liftlog.server.ingest.subscriptions import LinkSubscription
+from liftlog.server.jetstream_api.workers import acks as ack_columns
+from liftlog.server.jetstream_api.workers import pulls as pull_parsing
+from liftlog.server.jetstream_api.workers.acks import AckParser, Acks
+from liftlog.server.jetstream_api.workers.pulls import PullParser, WorkerPull, request_of
+from liftlog.server.vitals.rare_warnings import RareWarnings
+from liftlog.settings import NatsSettings
+
+logger = logging.getLogger("liftlog.server.jetstream_api")
+
+
+class Arrived(NamedTuple):
+    """Acks and pulls for one stream that one read of the connection has brought. The acks come
+    first: they make room for what the pulls ask for."""
+
+    stream: str
+    acks: list[Acks]
+    pulls: list[WorkerPull]
+    answers: list[bytes]
+    """Reply subjects of acks that have no effect. Their clients want an empty answer."""
+
+
+@dataclass(slots=True)
+class WorkerCounters:
+    """Numbers since the start of the process."""
+
+    acks: int = 0
+    pulls: int = 0
+    not_parsed: int = 0
+    """Messages on these subjects that are neither."""
+    gaps: int = 0
+    """Times that acks and pulls of a stream may have been missed."""
+
+
+@dataclass(slots=True)
+class _Led:
+    """A stream that this node leads, and what has arrived for it in this read."""
+
+    stream: str
+    ack_parser: AckParser
+    pull_parser: PullParser
+    subscriptions: list[LinkSubscription] = field(default_factory=list)
+    acks: list[Acks] = field(default_factory=list)
+    pulls: list[WorkerPull] = field(default_factory=list)
+    answers: list[bytes] = field(default_factory=list)
+
+    def take_arrived(self) -> Arrived:
+        arrived = Arrived(self.stream, self.acks, self.pulls, self.answers)
+        self.acks, self.pulls, self.answers = [], [], []
+        return arrived
+
+
+class WorkerLink:
+    """Belongs to one event loop. `start` and `close` it."""
+
+    def __init__(
+        self,
+        settings: NatsSettings,
+        servers: list[str],
+        seam: str,
+        take: Callable[[Arrived], None],
+        *,
+        api_level: int,
+    ) -> None:
+        """`take` is called with what has arrived, between two awaits; it must not block or raise.
+        `servers` and `seam` are those of the other connections, `api_level` is the level of
+        JetStream's API that the daemon reports."""
+        self._take = take
+        self._api_level = api_level
+        self._led: dict[str, _Led] = {}
+        self._arrived: dict[str, _Led] = {}
+        self._is_open = asyncio.Event()
+        self._is_open.set()
+        self._warnings = RareWarnings(logger)
+        self.counters = WorkerCounters()
+        self.link = NatsLink(
+            settings.model_copy(update={"name": f"{settings.name} workers"}),
+            servers,
+            seam,
+            on_chunk_end=self._hand_over,
+            wait_until_ready_to_read=self._wait_until_open,
+            reading_is_held=lambda: not self._is_open.is_set(),
+        )
+
+    def start(self) -> None:
+        """Connect in the background, and again after every disconnect until `close`."""
+        self.link.start()
+
+    async def close(self) -> None:
+        """Send what is queued, and close the connection. Nothing is taken afterwards."""
+        self._led.clear()
+        self._arrived.clear()
+        await self.link.close()
+
+    # --- streams ---
+
+    def lead(self, stream: str) -> None:
+        """Subscribe for the consumers of a stream as soon as NATS is available, and again after
+        each disconnect. Does nothing if that is so already."""
+        if stream in self._led:
+            return
+        led = _Led(stream, AckParser(stream), PullParser(stream, self._api_level))
+        self._led[stream] = led
+        for subject, handler in (
+            (f"{ack_columns.PREFIX.decode()}{stream}.>", self._take_acks),
+            (f"{pull_parsing.PREFIX.decode()}{stream}.*", self._take_pulls),
+        ):
+            wanted = self.link.want((subject,), None, partial(handler, led), self._gap)
+            led.subscriptions.append(wanted)
+
+    async def confirm(self, stream: str) -> None:
+        """Return when NATS has confirmed the subscriptions for a stream that is led (`lead`).
+
+        Raises NatsRefused, and NatsUnavailable without a connection; the link repeats the
+        subscriptions until NATS takes them.
+        """
+        led = self._led[stream]
+        attaching = [self.link.attach(one) for one in led.subscriptions]
+        for found in await asyncio.gather(*attaching, return_exceptions=True):
+            if isinstance(found, NatsRefused):
+                raise NatsRefused(found.message, hint=_hint(led))
+            if isinstance(found, BaseException):
+                raise found
+
+    async def leave(self, stream: str) -> None:
+        """Unsubscribe. What has arrived for the stream and was not handed over is dropped. The
+        subscriptions end even if the caller is cancelled."""
+        led = self._led.pop(stream, None)
+        self._arrived.pop(stream, None)
+        if led is not None:
+            ending = [asyncio.ensure_future(self.link.unwant(one)) for one in led.subscriptions]
+            await asyncio.shield(asyncio.gather(*ending))
+
+    def problems(self) -> dict[str, str]:
+        """Return, by stream, why no acks or pulls arrive at the moment; empty if all do."""
+        found = {}
+        for stream, led in self._led.items():
+            refused = [one for one in led.subscriptions if one.problem]
+            if refused:
+                subjects = ", ".join(one.refused_subjects for one in refused)
+                found[stream] = f"NATS refuses {subjects}: {refused[0].problem}; {_hint(led)}"
+            elif not self.link.connected:
+                found[stream] = f"there is no connection to NATS: {self.link.problem}"
+        return found
+
+    # --- reading ---
+
+    def hold(self) -> None:
+        """Read no more until `release`. NATS keeps what arrives meanwhile, but disconnects a client
+        that does not read for some seconds."""
+        self._is_open.clear()
+
+    def release(self) -> None:
+        self._is_open.set()
+
+    async def _wait_until_open(self) -> None:
+        await self._is_open.wait()
+
+    def _take_acks(self, led: _Led, run: MessageRun) -> None:
+        parsed = led.ack_parser.parse(run)
+        led.acks += parsed.acks
+        led.answers += parsed.answers
+        led.pulls += [
+            WorkerPull(pull.consumer, pull.reply, request_of(pull.body)) for pull in parsed.pulls
+        ]
+        self.counters.acks += len(run) - parsed.dropped
+        self._note(led, parsed.dropped)
+
+    def _take_pulls(self, led: _Led, run: MessageRun) -> None:
+        pulls, dropped = led.pull_parser.parse(run)
+        led.pulls += pulls
+        self.counters.pulls += len(pulls)
+        self._note(led, dropped)
+
+    def _note(self, led: _Led, dropped: int) -> None:
+        if dropped:
+            self.counters.not_parsed += dropped
+            self._warnings.warn("jetstream-acks-not-parsed stream=%s", led.stream)
+        if self._led.get(led.stream) is led and (led.acks or led.pulls or led.answers):
+            self._arrived[led.stream] = led
+
+    def _hand_over(self) -> None:
+        """All messages of one read were delivered."""
+        arrived, self._arrived = self._arrived, {}
+        for led in arrived.values():
+            self._take(led.take_arrived())
+
+    def _gap(self, reason: str) -> None:
+        self.counters.gaps += 1
+
+
+def _hint(led: _Led) -> str:
+    subjects = ", ".join(subject for one in led.subscriptions for subject in one.subjects)
+    return f"give the daemon's NATS user permission to subscribe to {subjects}"

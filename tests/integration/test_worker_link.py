@@ -1,0 +1,304 @@
+"""The connection for acks and pulls, with a real NATS server and the acks of real clients."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import nats
+import pytest
+from nats.aio.msg import Msg
+from support.clients.raw_nats import RawNats, header_block, pub_frame
+from support.daemons.nats_server import NatsServer
+
+from liftlog.errors import NatsRefused, NatsUnavailable
+from liftlog.sequencing.destinations import own_subject
+from liftlog.server.jetstream_api.consumers.leaf import LeafLink
+from liftlog.server.jetstream_api.consumers.leaf_frames import leaf_message
+from liftlog.server.jetstream_api.consumers.leaf_login import LeafLogin
+from liftlog.server.jetstream_api.consumers.pull_body import BadPull, Pull
+from liftlog.server.jetstream_api.workers.ack_bodies import ACK, NAK, PROGRESS, TERM
+from liftlog.server.jetstream_api.workers.worker_link import Arrived, WorkerLink
+from liftlog.settings import NatsSettings
+
+pytestmark = pytest.mark.integration
+
+SECOND = 10**9
+STAMP = 1_764_469_999_123_456_789
+PATIENCE = 60.0
+ACKS = "$JS.ACK.s.>"
+PULLS = "$JS.API.CONSUMER.MSG.NEXT.s.*"
+NEXT = "$JS.API.CONSUMER.MSG.NEXT.s.c"
+
+
+def reply_of(offset: int, consumer: str = "c", stream: str = "s") -> str:
+    return f"$JS.ACK.{stream}.{consumer}.1.{offset}.{offset}.{STAMP}.0"
+
+
+class Taken:
+    """What a link hands over."""
+
+    def __init__(self) -> None:
+        self.arrived: list[Arrived] = []
+
+    def __call__(self, arrived: Arrived) -> None:
+        self.arrived.append(arrived)
+
+    @property
+    def offsets(self) -> list[int]:
+        return [int(offset) for one in self.arrived for acks in one.acks for offset in acks.offsets]
+
+    @property
+    def pulls(self) -> list[tuple[str, bytes, Pull | BadPull]]:
+        return [tuple(pull) for one in self.arrived for pull in one.pulls]
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while not condition():  # nothing tells
+            await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def linked(server: NatsServer, **settings: Any) -> AsyncIterator[tuple[WorkerLink, Taken]]:
+    taken = Taken()
+    nats_settings = NatsSettings(servers=[server.url], reconnect_wait="50ms", **settings)
+    link = WorkerLink(nats_settings, [server.url], "parser", taken, api_level=1)
+    link.start()
+    try:
+        await until(lambda: link.link.connected)
+        yield link, taken
+    finally:
+        await link.close()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[NatsServer]:
+    with NatsServer(leafnodes={"listen": "127.0.0.1:-1"}) as server:
+        yield server
+
+
+@asynccontextmanager
+async def leaf_of(server: NatsServer) -> AsyncIterator[LeafLink]:
+    found = re.search(r"Listening for leafnode connections on (\S+:\d+)", server.log)
+    assert found is not None, server.log
+    leaf = LeafLink([found[1]], LeafLogin(NatsSettings()), name="test")
+    leaf.start()
+    try:
+        await leaf.wait_connected()
+        yield leaf
+    finally:
+        await leaf.close()
+
+
+@pytest.fixture
+def raw(server: NatsServer) -> Iterator[RawNats]:
+    with RawNats(server.port) as raw:
+        yield raw
+
+
+async def test_acks_of_one_read_come_before_its_pulls(server: NatsServer, raw: RawNats) -> None:
+    async with linked(server) as (link, taken):
+        link.lead("s")
+        link.lead("s")
+        await link.confirm("s")
+        assert link.problems() == {}
+        raw.send(
+            pub_frame(NEXT, b"5", reply="_INBOX.pull")
+            + pub_frame(reply_of(1), b"+ACK")
+            + pub_frame(reply_of(2, "d"), b"-NAK 5s", reply="_INBOX.nak")
+            + pub_frame(reply_of(3), b"+NXT 2", reply="_INBOX.next")
+            + pub_frame(reply_of(4), b"?", reply="_INBOX.none")
+            + pub_frame(reply_of(5, stream="other"), b"")
+            + pub_frame("$JS.ACK.s.c.1", b"")
+            + pub_frame("$JS.ACK.s.forged.x.1.1.1.1.1", b"")
+        )
+        await until(lambda: link.counters.not_parsed == 2)
+        [arrived] = taken.arrived
+        assert arrived.stream == "s"
+        found = {acks.consumer: acks for acks in arrived.acks}
+        assert found["c"].offsets.tolist() == found["c"].sequences.tolist() == [1, 3]
+        assert found["c"].stamps_ns.tolist() == [STAMP, STAMP]
+        assert found["c"].counts.tolist() == [1, 1]
+        assert list(found["c"].replies) == []
+        assert found["d"].kinds.tolist() == [NAK]
+        assert found["d"].delays_ns.tolist() == [5 * SECOND]
+        assert list(found["d"].replies) == [b"_INBOX.nak"]
+        assert sorted(taken.pulls) == [
+            ("c", b"_INBOX.next", Pull(2)),
+            ("c", b"_INBOX.pull", Pull(5)),
+        ]
+        assert arrived.answers == [b"_INBOX.none"]
+        assert (link.counters.acks, link.counters.pulls) == (4, 1)
+
+
+async def test_the_acks_of_a_client(server: NatsServer) -> None:
+    """nats-py acks messages that are delivered over a leaf node connection."""
+    async with linked(server) as (link, taken), leaf_of(server) as leaf:
+        link.lead("s")
+        await link.confirm("s")
+        client = await nats.connect(server.url)
+        try:
+            subscription = await client.subscribe("inbox")
+            await until(lambda: leaf.has_interest(b"inbox"))
+
+            async def delivered(offset: int) -> Msg:
+                reply = f"{reply_of(offset)}@orders.new".encode()
+                await leaf.send(leaf_message(own_subject(b"inbox"), reply, b"", b"payload"))
+                message = await subscription.next_msg(PATIENCE)
+                assert (message.subject, message.data) == ("orders.new", b"payload")
+                return message
+
+            await (await delivered(1)).ack()
+            await (await delivered(2)).nak()
+            await (await delivered(3)).nak(delay=1.5)
+            await (await delivered(4)).in_progress()
+            await (await delivered(5)).term()
+            waiting = asyncio.ensure_future((await delivered(6)).ack_sync(PATIENCE))
+            await until(lambda: len(taken.offsets) == 6)
+            acks = [one for arrived in taken.arrived for one in arrived.acks]
+            kinds = [int(kind) for one in acks for kind in one.kinds]
+            assert kinds == [ACK, NAK, NAK, PROGRESS, TERM, ACK]
+            delays = [int(delay) for one in acks for delay in one.delays_ns]
+            assert delays == [0, 0, 3 * SECOND // 2, 0, 0, 0]
+            assert not waiting.done()
+            [answer] = acks[-1].replies
+            link.link.send(b"PUB %b 0\r\n\r\n" % answer)
+            await waiting
+        finally:
+            await client.close()
+
+
+async def test_pulls_of_a_read_with_headers(server: NatsServer, raw: RawNats) -> None:
+    async with linked(server) as (link, taken):
+        link.lead("s")
+        await link.confirm("s")
+        raw.hpub(NEXT, header_block({"Nats-Required-Api-Level": "2"}), b"", reply="_INBOX.a")
+        raw.hpub(NEXT, header_block({"Nats-Required-Api-Level": "1"}), b"3", reply="_INBOX.b")
+        raw.hpub(reply_of(1), header_block({"A": "b"}), b"+TERM why")
+        raw.pub(NEXT, b"{", reply="_INBOX.c")
+        await until(lambda: len(taken.pulls) == 3 and taken.offsets == [1])
+        words = [one.words for _, _, one in taken.pulls if isinstance(one, BadPull)]
+        assert words[0] == b"412 Required Api Level"
+        assert words[1].startswith(b"400 Bad Request - ")
+        assert taken.pulls[1][2] == Pull(3)
+        reasons = [acks.reasons for one in taken.arrived for acks in one.acks]
+        assert reasons == [{0: "why"}]
+
+
+async def test_streams_come_and_go(server: NatsServer, raw: RawNats) -> None:
+    async with linked(server) as (link, taken):
+        for stream in ("s", "t"):
+            link.lead(stream)
+            await link.confirm(stream)
+        leaving = asyncio.ensure_future(link.leave("s"))
+        await asyncio.sleep(0)
+        leaving.cancel()  # it ends all the same
+        await asyncio.gather(leaving, return_exceptions=True)
+        link.lead("s")
+        await link.confirm("s")
+        raw.pub(reply_of(1))
+        await until(lambda: taken.offsets == [1])  # once: the first subscription is gone
+        await link.leave("s")
+        await link.leave("s")
+        raw.pub(reply_of(2))
+        raw.pub(NEXT, reply="_INBOX.a")
+        raw.pub(reply_of(3, stream="t"))
+        await until(lambda: 3 in taken.offsets)
+        assert taken.offsets == [1, 3]
+        assert not taken.pulls
+
+
+async def test_a_flood_is_held_back_and_nothing_of_it_is_lost(
+    server: NatsServer, raw: RawNats
+) -> None:
+    count = 20_000
+    async with linked(server) as (link, taken):
+        link.lead("s")
+        await link.confirm("s")
+        link.hold()
+        frames = [pub_frame(reply_of(number), b"+ACK") for number in range(count)]
+        for at in range(0, count, 1000):
+            raw.send(b"".join(frames[at : at + 1000]))
+        raw.ping()
+        await asyncio.sleep(0.2)  # what was being read
+        before = len(taken.offsets)
+        await asyncio.sleep(0.2)  # nothing arrives in it, whatever is in the sockets
+        assert len(taken.offsets) == before < count
+        link.release()
+        await until(lambda: len(taken.offsets) == count)
+        assert taken.offsets == list(range(count))
+        assert link.counters.gaps == 0
+
+
+async def test_after_a_disconnect() -> None:
+    with NatsServer() as server:
+        async with linked(server) as (link, taken):
+            link.lead("s")
+            await link.confirm("s")
+            server.stop()
+            await until(lambda: not link.link.connected)
+            assert "there is no connection to NATS" in link.problems()["s"]
+            link.lead("t")
+            with pytest.raises(NatsUnavailable):
+                await link.confirm("t")
+            server.start()
+            await until(lambda: link.link.connected)
+            for stream in ("s", "t"):
+                await link.confirm(stream)
+            assert link.problems() == {}
+            assert link.counters.gaps >= 2  # both subjects of the first stream
+            with RawNats(server.port) as raw:
+                raw.pub(reply_of(1))
+                raw.pub(reply_of(2, stream="t"))
+            await until(lambda: sorted(taken.offsets) == [1, 2])
+
+
+def users(*subscribe: str) -> dict[str, Any]:
+    permissions = {"subscribe": list(subscribe), "publish": ["_INBOX.>"]}
+    daemon = {"user": "daemon", "password": "secret", "permissions": permissions}
+    everybody = {"user": "all", "password": "all"}
+    return {"authorization": {"users": [daemon, everybody]}, "no_auth_user": "all"}
+
+
+@pytest.mark.parametrize("allowed", [(), (ACKS,), (PULLS,)], ids=["nothing", "acks", "pulls"])
+async def test_a_permission_that_is_missing_is_named_and_may_be_given_later(
+    allowed: tuple[str, ...],
+) -> None:
+    with NatsServer(**users("_INBOX.>", *allowed)) as server:
+        async with linked(server, user="daemon", password="secret") as (link, taken):
+            link.lead("s")
+            with pytest.raises(NatsRefused, match="Permissions Violation") as refused:
+                await link.confirm("s")
+            hint = f"give the daemon's NATS user permission to subscribe to {ACKS}, {PULLS}"
+            assert refused.value.hint == hint
+            problem = link.problems()["s"]
+            assert problem.endswith(hint)
+            for subject in (ACKS, PULLS):
+                assert (subject in problem.removesuffix(hint)) == (subject not in allowed)
+            server.reload(**users("_INBOX.>", ACKS, PULLS))
+            link.link.ask_again()
+            await until(lambda: not link.problems())
+            with RawNats(server.port) as raw:
+                raw.pub(reply_of(1))
+                raw.pub(NEXT, reply="_INBOX.a")
+            await until(lambda: taken.offsets == [1] and len(taken.pulls) == 1)
+            server.reload(**users("_INBOX.>", ACKS))
+            await until(lambda: PULLS in link.problems().get("s", ""))
+
+
+async def test_cancelled_while_nats_is_asked(server: NatsServer, raw: RawNats) -> None:
+    """The subscriptions stay wanted, and are made."""
+    async with linked(server) as (link, taken):
+        link.lead("s")
+        for _ in range(3):
+            confirming = asyncio.ensure_future(link.confirm("s"))
+            await asyncio.sleep(0)
+            confirming.cancel()
+            await asyncio.gather(confirming, return_exceptions=True)
+        await link.confirm("s")
+        raw.pub(reply_of(1))
+        await until(lambda: taken.offsets == [1])
