@@ -1,7 +1,7 @@
 """Blocking storage: segments, index, manifest, recovery. No asyncio and no NATS here.
 
-The log of one stream. Code outside uses mainly the module `log`. A module imports only modules
-below it in this list:
+The package holds the log of one stream. Other packages mainly use its module `log`. A module
+imports only modules below it in this list:
 
     backup, offline  copies while a daemon runs; verify, dump, repair and reindex without one
     rewrite          compaction, re-batching, scrubbing; in a process of its own

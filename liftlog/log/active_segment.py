@@ -1,8 +1,9 @@
-"""The segment that is being written: its file, its index, its ends, and the space ahead of them.
+"""The active segment: its file, its index, its written and durable ends, and allocated disk space.
 
-It does not depend on the manifest, on other segments or on the high watermark. One thread at a time
-uses it: the current writer. Readers in other threads use its `segment` and `index`, which only
-grow, except when a sync fails. They read no further than the high watermark of their view.
+This module does not depend on the manifest, on other segments or on the high watermark. Only one
+thread at a time, the current writer, uses an `ActiveSegment`. Readers in other threads use only its
+`segment` and `index`, which grow except when a sync fails, and read only up to the high watermark
+of their view.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ _MIN_ALLOCATION = 64 * 1024
 _MAX_ALLOCATION = 16 * 1024 * 1024
 _MAX_BUFFERS = 1000  # Linux takes at most 1024 buffers a call
 _SMALL_APPEND = 256 * 1024
-"""Bytes. A disk writes about as many in the time of one commit of the file system's journal."""
+"""Bytes. A disk writes about as many in the time that the file system needs for a journal
+commit."""
 _ZEROED_APPENDS = 64
 _MIN_ZEROS = 64 * 1024
 _ZEROS = memoryview(bytes(1024 * 1024))
@@ -34,9 +36,10 @@ _data_of = attrgetter("data")
 
 
 class LogEnd(NamedTuple):
-    """A batch boundary in the log: its offset, its segment (`segment_base`) and position there.
+    """A batch boundary in the log: its offset, and its position in the file of a segment.
 
-    `record_count` is the number of records before it in its segment.
+    `segment_base` is the base offset of the segment, `record_count` the number of its records
+    before the boundary.
     """
 
     offset: int
@@ -55,9 +58,9 @@ class LogEnd(NamedTuple):
 class ActiveSegment:
     """The one writer of a segment file.
 
-    `end` is where the written bytes end, `durable` where the fdatasynced ones end. `has_leftovers`:
-    bytes of a failed append follow the end. `must_be_left`: nothing may be appended to the file,
-    because the page at its end is unreadable or because a sync failed.
+    `end` is the end of the written batches, `durable` the end of the fdatasynced ones.
+    `has_leftovers`: bytes of a failed append follow the end. `must_be_left`: nothing may be
+    appended to the file, because the page at its end is unreadable or because a sync failed.
     """
 
     __slots__ = (
@@ -90,8 +93,8 @@ class ActiveSegment:
         self, batches: Sequence[EncodedBatch], size_bytes: int, max_allocation: int
     ) -> LogEnd:
         """Append batches of `size_bytes` in total: all of them or, on an error, none. Returns the
-        new end, which is not durable before `sync`. Allocates the file ahead up to `max_allocation`
-        bytes. Raises OSError."""
+        new end, which becomes durable with the next `sync`. May allocate disk space for later
+        appends, up to a file size of `max_allocation` bytes. Raises OSError."""
         position = self.end.position
         end = position + size_bytes
         if end > self._allocated:
@@ -114,14 +117,15 @@ class ActiveSegment:
     def _allocate(self, needed: int, limit: int) -> None:
         """Extend the file ahead of the written bytes, in growing steps.
 
-        A sync then need not commit a new file size to the file system's journal, which is a third
-        of its cost. The zeros after the last batch are not data: recovery and readers stop there.
+        A sync in allocated space does not have to commit a new file size to the journal of the file
+        system, which would be a third of the cost of the sync. The zeros after the last batch are
+        not data: recovery and readers stop at them.
         """
         step = min(max(needed, _MIN_ALLOCATION), _MAX_ALLOCATION)
         allocated = max(min(needed + step, limit), needed)
         try:
             self.file.allocate(allocated)
-        except OSError as error:  # only an optimization: if the disk is full, the write fails
+        except OSError as error:  # only an optimization: on a full disk the write reports it
             logger.debug("allocation-failed path=%s error=%s", self.file.path, error)
             allocated = needed
         self._allocated = allocated
@@ -129,10 +133,10 @@ class ActiveSegment:
     def _zeros_after(self, end: int, size_bytes: int) -> memoryview:
         """Return the zeros to write after an append of `size_bytes` that ends at `end`.
 
-        They fill allocated space. The first write into such space changes the file's extents, and
-        the next sync has to commit these to the journal. So one small append in many writes zeros
-        for those that follow it. For a large append, writing the bytes twice would take longer than
-        the journal does.
+        The first write into allocated space changes the extents of the file, and the next sync has
+        to commit the extents to the journal of the file system. So a small append also writes zeros
+        to the space of about the next 64 appends. A large append writes no zeros, because writing
+        its bytes twice would take longer than the commit of the journal.
         """
         if size_bytes > _SMALL_APPEND:
             return _ZEROS[:0]
@@ -159,7 +163,7 @@ class ActiveSegment:
         segment.max_timestamp_ns = newest
         segment.created_ns = segment.created_ns or batches[0].base_timestamp_ns
         segment.size_bytes = position
-        # Once per append: without the constructor of the NamedTuple, which costs twice as much.
+        # This runs once per append. The constructor of the NamedTuple would take twice as long.
         self.end = end = tuple.__new__(LogEnd, (next_offset, segment.base_offset, position, count))
         return end
 
@@ -168,8 +172,8 @@ class ActiveSegment:
         try:
             self._cut_leftovers()
         except OSError as error:
-            # The next append retries this before it writes: otherwise the rest of this group could
-            # follow a shorter one and pass as batches that continue it.
+            # The next append retries the truncation before it writes. Otherwise the rest of this
+            # commit group could follow a shorter group and look like its continuation.
             logger.warning(
                 "append-rollback-failed stream=%s position=%d error=%s",
                 self.file.path.parent.name,
@@ -183,20 +187,20 @@ class ActiveSegment:
         self.has_leftovers = False
 
     def remove_leftovers(self) -> None:
-        """Cut off the bytes of a failed append. Raises OSError; then nothing may be appended."""
+        """Truncate the bytes of a failed append. Raises OSError; then nothing may be appended."""
         if not self.has_leftovers:
             return
         try:
             self._cut_leftovers()
         except OSError as error:
-            # To cut a page the file system has to read it. The log continues in another file, and
-            # readers ignore bytes after the end of a sealed file.
+            # Truncation failed because the file system has to read the last page for it. The log
+            # continues in another file, and readers ignore bytes after the end of a sealed file.
             if not is_unreadable(error):
                 raise
             self.must_be_left = True
 
     def sync(self) -> None:
-        """Make everything written durable. Raises OSError: then nothing past `durable` can be
+        """Make all written batches durable. After an OSError, bytes past `durable` cannot be
         trusted, even if a read of the file or another sync succeeds."""
         end = self.end
         if self._sync_failed:
@@ -209,13 +213,13 @@ class ActiveSegment:
         self.durable = end
 
     def give_up_tail(self) -> None:
-        """Move the end back to the last durable one, in memory only. Nothing more is written to
-        this file: old bytes after a shorter append could pass as batches that continue it."""
+        """Move `end` back to `durable`, in memory only. The file gets no further writes: after a
+        shorter append, its old bytes could look like batches that continue the log."""
         self.must_be_left = True
         end, segment = self.durable, self.segment
         segment.next_offset, segment.record_count = end.offset, end.record_count
         segment.size_bytes = end.position
-        index = self.index.copy()  # readers may be looking into the other
+        index = self.index.copy()  # readers may be using the other one
         index.truncate(end.position)
         self.index, self.end = index, end
 
@@ -226,16 +230,17 @@ class ActiveSegment:
     ) -> Segment:
         """Return the part up to `at` as a sealed segment.
 
-        Its index is then in the cache, and on disk too if the disk could store it. Readers and the
-        writer still see the same state on return, so if a later step fails the active segment
-        continues; the index on disk is then as valid as one of a checkpoint. Without `trim` the
-        file keeps the bytes after `at`. Raises OSError.
+        Puts the index of the sealed segment into the cache and, if the disk is able to store it, on
+        disk. Does not change the state that readers and the writer use: if a later step of the
+        caller fails, the active segment stays in use, and the index on disk is as valid as one from
+        a checkpoint. Without `trim` the file keeps the bytes after `at`. Raises OSError.
         """
         if trim:
             try:
                 self._trim(at.position)
             except OSError as error:
-                # To cut a page the file system has to read it. Readers ignore the bytes after `at`.
+                # The file system has to read the last page to truncate it. Readers ignore the bytes
+                # that stay after `at`.
                 if not is_unreadable(error):
                     raise
                 logger.warning("allocation-kept path=%s error=%s", self.file.path, error)
@@ -243,22 +248,22 @@ class ActiveSegment:
         sealed = segment.sealed_at(at.position, at.offset, at.record_count)
         index = self.index
         if at.position < self.end.position:
-            index = index.copy()  # readers may be looking into the other
+            index = index.copy()  # readers may be using the other one
             index.truncate(at.position)
         keep_index(environment.fs, segment.path, index, sealed, incarnation)
-        # In the cache before any reader can see that the segment is sealed.
+        # The cache gets the index before any reader can see that the segment is sealed.
         environment.indexes.put(sealed, index)
         return sealed
 
     def store_index(self, environment: LogEnvironment, incarnation: str) -> None:
         """Write the current index to disk, for the next start. Any thread may call it. Raises
         OSError when the disk is full."""
-        segment = self.segment.entry()  # first, so that the index covers all of it
+        segment = self.segment.entry()  # taken before the index, which then covers all of it
         index = self.index.copy()
         keep_index(environment.fs, self.segment.path, index, segment, incarnation)
 
     def finish(self) -> None:
-        """Release the space that was allocated ahead. Durable on return. Raises OSError."""
+        """Release the allocated space after the last batch. Durable on return. Raises OSError."""
         self._trim(self.end.position)
         self.file.fdatasync()
 

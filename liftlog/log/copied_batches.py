@@ -1,4 +1,4 @@
-"""Batches that a log copies from another one: parsed, and checked to continue the log. Pure."""
+"""Parses batches that a log copies from another log, and checks that they continue it. Pure."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def continuing_batches(
         verify_body(piece, header)
         length = header.length
         if header.base_offset < offset < header.next_offset and not batches:
-            # The other log has joined or compacted batches, and the requested offset lies inside
-            # one of them.
+            # The other log has joined or compacted batches, so the requested offset lies inside a
+            # batch.
             piece = memoryview(cut_front(decode_batch(piece, verify=False), offset))
             header = parse_header(piece)
         if header.base_offset != offset:

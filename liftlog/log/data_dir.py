@@ -1,13 +1,14 @@
 """The data directory: its lock, its streams, and the checkpoint files that all streams share.
 
-<data_dir>/lock              names the one daemon that uses the directory, and holds its lock
+<data_dir>/lock              locked by the daemon that uses the directory, and names it
 <data_dir>/clean             clean marker, exists only after a clean stop
 <data_dir>/recovery-points   per stream, the offset below which everything was fsynced
-<data_dir>/records           the records of the streams (`liftlog.server.replication`)
+<data_dir>/records           the metadata of the streams (`liftlog.server.metadata`)
 <data_dir>/node, known-records   for a node of a cluster: its identity, the metadata it last read
 <data_dir>/streams/<stream>/ manifest, segments, indexes, acked-end slot
 
-The marker and the recovery points state, by stream, up to where its active segment is valid.
+For each stream, the marker and the recovery points contain the end of the valid part of its active
+segment.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ _UNFINISHED_NAMES = {name + TEMPORARY_SUFFIX for name in (MANIFEST_NAME, COPY_NA
 
 
 def read_states(fs: FileSystem, data_dir: Path, file_name: str) -> dict[str, ActiveState]:
-    """Return the states by stream, or none if the file is missing, damaged or of another version;
-    recovery then scans more. Raises OSError for an error that passes."""
+    """Return the states by stream. Returns an empty dict if the file is missing, damaged or of
+    another version; recovery then scans more. Raises OSError for a transient error."""
     return _states(read_dispensable_file(fs, data_dir / file_name, file_name), file_name)
 
 
@@ -66,7 +67,8 @@ def _states(content: dict[str, Any] | None, file_name: str) -> dict[str, ActiveS
 
 
 def _state(content: dict[str, Any]) -> ActiveState:
-    """Parse one state. Ignores keys that a newer liftlog has added, as in every checkpoint file."""
+    """Parse one state. Ignores keys of newer versions of liftlog, as all readers of checkpoint
+    files do."""
     known = ActiveState.__slots__
     return ActiveState(**{name: value for name, value in content.items() if name in known})
 
@@ -111,8 +113,8 @@ class KnownStates:
 
 
 def read_known_states(fs: FileSystem, data_dir: Path | None, stream: str) -> KnownStates:
-    """Read the recovery points and the clean marker, as the daemon does. Raises OSError for an
-    error that passes."""
+    """Read the recovery points and the clean marker, as the daemon does. Raises OSError for a
+    transient error."""
     if data_dir is None:
         return KnownStates()
     names = (CLEAN_NAME, RECOVERY_POINTS_NAME)
@@ -120,7 +122,8 @@ def read_known_states(fs: FileSystem, data_dir: Path | None, stream: str) -> Kno
 
 
 def make_durable_directory(fs: FileSystem, path: Path) -> None:
-    """Create `path` and its missing parents. Durable on return: all survive a power cut."""
+    """Create `path` and its missing parents. Durable on return: the directories survive a power
+    cut."""
     missing = [one for one in (path, *path.parents) if not fs.exists(one)]
     fs.make_directory(path)
     for one in reversed(missing):
@@ -129,7 +132,7 @@ def make_durable_directory(fs: FileSystem, path: Path) -> None:
 
 def refuse_unfit(fs: FileSystem, path: Path) -> None:
     """Raise CorruptMetadata if no daemon may use `path`. Changes nothing."""
-    if _is_file(fs, path / BACKUP_NAME):  # a folder of that name may hold backups
+    if _is_file(fs, path / BACKUP_NAME):  # a directory of that name may contain backups
         raise CorruptMetadata(
             f"{path} is a backup", hint="make a data directory of it with `liftlog backup restore`"
         )
@@ -177,20 +180,19 @@ class DataDir:
         self.environment = environment
         self._lock: DataDirLock | None = None
         self.start = 0
-        """Number of the node's start in this process; 0 until the metadata store has it."""
+        """Number of this start of the node; 0 until the metadata store contains it."""
         self._closed_start = 0
-        """Number of the node's start that closed the directory cleanly; 0: none."""
+        """Number of the start of the node that closed the directory cleanly; 0 if none did."""
         self._clean: dict[str, ActiveState] = {}
         self._recovery_points: dict[str, ActiveState] = {}
 
     def open(self) -> None:
         """Take the lock and read the shared checkpoint files.
 
-        The clean marker is removed, durably, before this returns: whatever happens from here on is
-        an unclean stop, unless `close` writes the marker again. Raises DataDirLocked, ConfigError
-        for a directory that cannot be created or written, StorageError, and CorruptMetadata for a
-        backup or an unfinished restore, which are no data directories. On an error the lock is
-        released.
+        The clean marker is removed, durably, before this returns: every stop counts as unclean
+        unless `close` writes the marker again. Raises DataDirLocked, ConfigError for a directory
+        that cannot be created or written, CorruptMetadata for a directory that holds a backup or an
+        unfinished restore, and StorageError. On an error the lock is released.
         """
         fs = self.environment.fs
         refuse_unfit(fs, self.path)
@@ -203,7 +205,7 @@ class DataDir:
                     raise _unusable(self.path, error) from error
                 raise
             try:
-                refuse_unfit(fs, self.path)  # a restore may have begun and failed since
+                refuse_unfit(fs, self.path)  # again: a restore may have failed meanwhile
                 self._recovery_points = read_states(fs, self.path, RECOVERY_POINTS_NAME)
                 clean = read_dispensable_file(fs, self.path / CLEAN_NAME, CLEAN_NAME)
                 self._clean = _states(clean, CLEAN_NAME)
@@ -222,7 +224,7 @@ class DataDir:
         return self._lock
 
     def identity(self) -> DirectoryIdentity:
-        """The evidence that distinguishes the open directory from its copies."""
+        """The identity that distinguishes the open directory from its copies."""
         lock, streams = self._lock, self.path / STREAMS_NAME
         files = (None, None) if lock is None else (lock.found, lock.taken)
         found, taken = (
@@ -266,8 +268,8 @@ class DataDir:
                 self._remove_directory(name)
 
     def _is_unfinished(self, name: str) -> bool:
-        """True if it holds only files that a creation makes before the manifest. Anything else may
-        be worth keeping."""
+        """Return True if the stream's directory contains only files that a creation writes before
+        the manifest. Any other file may be worth keeping."""
         directory = self.stream_path(name)
         try:
             files = self.environment.fs.list_directory(directory)
@@ -277,7 +279,8 @@ class DataDir:
                 for file in files
             )
         except OSError as error:
-            # Not a directory, or unreadable: opening it fails too, for this stream alone.
+            # Not a directory, or unreadable: opening this stream will fail too, without affecting
+            # others.
             if not isinstance(error, NotADirectoryError) and not is_unreadable(error):
                 raise
             return False
@@ -309,7 +312,7 @@ class DataDir:
         )
 
     def open_log(self, name: str, config: LogConfig) -> tuple[Log, RecoveryReport]:
-        """Open the log of `name` and recover it if necessary. Errors concern this stream alone."""
+        """Open the log of `name` and recover it if necessary. An error affects only this stream."""
         return open_log(
             self.stream_path(name),
             self.environment,
@@ -319,8 +322,8 @@ class DataDir:
         )
 
     def keep_clean(self, name: str, state: ActiveState | None) -> None:
-        """Record that a log was opened and closed again before it was served. With the `state` of
-        its end the next start treats it as cleanly closed. None means that closing failed."""
+        """Record that a log was opened and closed again before any client used it. `state` is its
+        end, with which the next start treats it as cleanly closed; None if closing failed."""
         if state is not None:
             self._clean[name] = state
 
@@ -337,8 +340,8 @@ class DataDir:
             fs.fsync_directory(directory.parent)
 
     def delete_log(self, name: str) -> None:
-        """Remove the stream's files. The directory is renamed first: a crash in between leaves a
-        name that no stream can have, and the next start removes it."""
+        """Remove the stream's files. The directory is first renamed to a name that no stream can
+        have: after a crash in between, the next start removes it."""
         self._recovery_points.pop(name, None)
         with storage_errors(f"deleting {name}"):
             self._remove_directory(name)
@@ -363,7 +366,8 @@ class DataDir:
     # --- shared checkpoint files ---
 
     def write_recovery_points(self, states: dict[str, ActiveState]) -> None:
-        """Store how far each stream was fsynced; replaces the earlier points of these streams."""
+        """Store the fsynced end of each stream; replaces the earlier recovery points of these
+        streams."""
         with storage_errors("writing the recovery points"):
             self._recovery_points.update(states)
             write_states(
@@ -372,7 +376,7 @@ class DataDir:
 
     def mark_clean(self, states: dict[str, ActiveState]) -> None:
         """Write the clean marker with the `states` of the streams that were opened. A stream that
-        was not opened keeps its earlier state. Nothing but `close` may follow."""
+        was not opened keeps its earlier state. The only call allowed after it is `close`."""
         if self._lock is None:
             return
         try:

@@ -40,8 +40,8 @@ class Clock(Protocol):
 
 class SystemClock:
     def now_ns(self) -> int:
-        """Wall clock in whole microseconds, as batches store it: joining batches changes no
-        time."""
+        """Return the wall clock in whole microseconds. Batches store this unit, so joining batches
+        changes no timestamp."""
         now = time.time_ns()
         return now - now % 1000
 
@@ -96,15 +96,15 @@ class FilePool:
                 self._shrink()
 
     def remove(self, path: Path) -> None:
-        """Unlink `path`; holders of the open file keep it. Raises OSError."""
+        """Unlink `path`; holders of the open file can still read it. Raises OSError."""
         with self._lock:
             self._detach(path)
-        # Not under the lock: a slow disk must not keep readers of other files waiting.
+        # Outside of the lock, so that a slow disk does not block readers of other files.
         if self._fs.exists(path):
             self._fs.unlink(path)
 
     def forget_directory(self, directory: Path) -> None:
-        """Drop all files of a directory that is about to be removed or renamed."""
+        """Drop from the pool all files of a directory that is about to be removed or renamed."""
         with self._lock:
             for path in [path for path in self._files if path.parent == directory]:
                 self._detach(path)
@@ -135,7 +135,7 @@ class FilePool:
 def build_index(
     file: File, segment: Segment, quarantined: Sequence[QuarantinedRange] = ()
 ) -> SparseIndex:
-    """Rebuild the index from the batch headers, stepping over damage."""
+    """Rebuild the index from the batch headers; skips damaged parts."""
     index = SparseIndex(segment.base_offset)
     newest = 0
     start = IndexEntry(segment.base_offset, 0)
@@ -147,9 +147,10 @@ def build_index(
 
 
 class IndexCache:
-    """Indexes of sealed segments, the most recently used ones in memory.
+    """A cache of the indexes of sealed segments; keeps the most recently used ones in memory.
 
-    Shared by all logs of a daemon; a look-up of a cold segment reads one small file.
+    All logs of a daemon share it. A look-up in a segment whose index is not in memory reads one
+    small file.
     """
 
     def __init__(self, fs: FileSystem, limit: int) -> None:
@@ -169,8 +170,8 @@ class IndexCache:
         incarnation: str,
         quarantined: Sequence[QuarantinedRange] = (),
     ) -> SparseIndex:
-        """Return the index of a sealed segment. Rebuilds and stores it if its file is missing,
-        damaged or of another segment."""
+        """Return the index of a sealed segment. Rebuilds and stores the index if its file is
+        missing, damaged or of another segment."""
         with self._lock:
             index = self._indexes.get(segment.path)
             if index is not None:

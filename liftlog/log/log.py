@@ -1,7 +1,7 @@
-"""One stream's log: append, make durable, read. Blocking; the daemon calls it from threads.
+"""The log of one stream: append, sync, read. Blocking; the daemon calls it from threads.
 
-Threads: one thread at a time appends, syncs and truncates (the current writer). Any thread may read
-and change the structure: retention, swaps, quarantine.
+Only one thread at a time, the current writer, appends, syncs and truncates. Any thread may read,
+and may change the structure by retention, swaps and quarantine.
 """
 
 from __future__ import annotations
@@ -52,8 +52,9 @@ logger = logging.getLogger("liftlog.log")
 class Log:
     """One stream's log, made by `create` or by `liftlog.log.recovery.opening.open_log`.
 
-    `view` is the newest state that readers may see, `writer` the end of the log, and `structure`
-    changes its segments and metadata. The log itself reads, truncates and closes.
+    `view` is the newest state that readers may see. `writer` appends to the end of the log, and
+    `structure` changes its segments and metadata. The methods of this class read, truncate and
+    close.
     """
 
     def __init__(
@@ -64,7 +65,8 @@ class Log:
         boot_id: str | None = None,
         appended: Sequence[LogEnd] = (),
     ) -> None:
-        """`appended` are batch ends past the high watermark, up to the log end."""
+        """Make a log from its `state`. `appended` are the batch ends past the high watermark, up to
+        the log end."""
         self.directory = state.directory
         self.name = state.name
         self.environment = environment = state.environment
@@ -72,7 +74,7 @@ class Log:
         lineage = state.view.manifest.lineage
         slot = AckedEndFile(environment.fs, state.directory, lineage, boot_id=boot_id)
         self.writer = writer = LogWriter(state, slot, commit_group=commit_group, appended=appended)
-        # Publishers wait for these three: bound without a wrapping method.
+        # Publishers wait for these three calls, so no wrapping method slows them down.
         self.append = writer.append
         self.sync = writer.sync
         self.commit_up_to = writer.commit_up_to
@@ -80,13 +82,13 @@ class Log:
         self._counts = RecordCounts(environment.pool)
         self.leases = Leases(environment.fs, state.directory)
         self.arrivals = Arrivals()
-        """Arrival times. For a replicated log, the code that appends records them."""
+        """The arrival times of records. In a replicated log, the appending code records them."""
         now_ns = environment.clock.monotonic_ns()
         for segment in state.view.segments:
             segment.held_since_ns = segment.listed_since_ns = now_ns
         try:
             self.leases.load()
-        except StorageError as error:  # until they can be read, nothing is removed or compacted
+        except StorageError as error:  # no retention or compaction until the leases can be read
             logger.warning("leases-not-read stream=%s error=%s", self.name, error)
 
     @classmethod
@@ -102,7 +104,7 @@ class Log:
         boot_id: str | None = None,
     ) -> Log:
         """Create an empty log. Durable on return. All replicas of a stream have the same
-        `incarnation`; without one, a new one is drawn. Raises StorageError, DiskFull."""
+        `incarnation`; if it is None, a random one is used. Raises StorageError, DiskFull."""
         state = LogState.create(
             directory, environment, config, initial_offset, metadata or {}, incarnation
         )
@@ -117,7 +119,8 @@ class Log:
 
     @property
     def config(self) -> LogConfig:
-        """The limits. May be replaced at any time; the next append uses the new ones."""
+        """The settings of the log. May be replaced at any time; the next append uses the new
+        ones."""
         return self._state.config
 
     @config.setter
@@ -126,7 +129,8 @@ class Log:
 
     @property
     def view(self) -> ReadView:
-        """The newest state that readers may see. All values of one view are consistent."""
+        """The newest state that readers may see. All values of one view belong to the same
+        moment."""
         return self._state.view
 
     @property
@@ -158,12 +162,12 @@ class Log:
 
     @property
     def last_epoch(self) -> int:
-        """The leader epoch of the last record; 0 when there was none yet."""
+        """The leader epoch of the last record; 0 if the log never had a record."""
         return epoch_before(self.view.manifest.epochs, self.log_end_offset)
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        """A snapshot, oldest first; the last one is active."""
+        """The current segments, oldest first; the last one is active."""
         return self._state.view.segments
 
     @property
@@ -173,8 +177,9 @@ class Log:
     # --- writing: by the current writer ---
 
     def arrived_now(self, offset: int, stamp_ns: int) -> None:
-        """Record that the records from `offset` on (the former log end) are new, with `stamp_ns` as
-        their first timestamp. Called after `append_raw`, which can append old records as well."""
+        """Record that all records from `offset` (the former log end) on have just arrived, the
+        first of them with the timestamp `stamp_ns`. Call it after `append_raw`, which cannot
+        distinguish new records from old ones."""
         now_ns = self.environment.clock.monotonic_ns()
         self.arrivals.note(offset, stamp_ns, now_ns)
         self._state.active.segment.is_timed = True
@@ -182,17 +187,17 @@ class Log:
     def truncate_suffix(self, offset: int, *, below_high_watermark: bool = False) -> int:
         """Cut off everything from `offset` on; returns the new log end. Durable on return.
 
-        Cuts at the batch boundary at or below `offset`, so a batch that holds it is cut as a whole;
-        at or past the log end it does nothing. The next append assigns these offsets again, in a
-        new segment and another `lineage`: marks of the old tail (recovery points, acks, readers'
-        checkpoints) do not apply to the new one. The high watermark and the log start move down to
-        the cut if they are past it. Leader epochs that began past it are dropped: call
-        `begin_epoch` before the next append, unless it brings its epoch along (`append_raw`).
+        Cuts at the batch boundary at or below `offset`, so a batch that holds it is removed as a
+        whole. Does nothing if `offset` is at or past the log end. The next append assigns the
+        removed offsets again, in a new segment and under a new `lineage`: recovery points, acks and
+        checkpoints of readers that refer to the old tail do not apply to the new one. The high
+        watermark and the log start move down to the cut if they are past it. Leader epochs that
+        began past the cut are dropped: call `begin_epoch` before the next `append`. (`append_raw`
+        stores the epochs of its batches itself.)
 
-        A replicated log is cut below its high watermark only with `below_high_watermark`, after an
-        unclean recovery. Otherwise that raises ValueError, because committed records are the same
-        on the leader as here. Raises OffsetOutOfRange below the first stored offset, SyncFailed,
-        StorageError, DiskFull.
+        Raises ValueError for a cut below the high watermark of a replicated log, because the leader
+        has the same committed records; `below_high_watermark` allows it, after an unclean recovery.
+        Raises OffsetOutOfRange below the first stored offset, SyncFailed, StorageError, DiskFull.
         """
         state = self._state
         if offset < self.high_watermark and state.config.replicated and not below_high_watermark:
@@ -203,76 +208,80 @@ class Log:
         return truncate_suffix(self.writer, offset)
 
     def leave_active_segment(self) -> None:
-        """Continue at the log end in a new segment and lineage.
+        """Begin a new segment and lineage at the log end.
 
-        For a log whose file is damaged after its end, or that lacks confirmed records: marks that
-        refer to these no longer apply. Durable on return; a stop before that changes nothing.
-        Raises StorageError, DiskFull.
+        Call it for a log whose file is damaged after its end, or that lacks records which it had
+        confirmed: with the new lineage, recovery points and acks that refer to these no longer
+        apply. Durable on return; a stop before that changes nothing. Raises StorageError, DiskFull.
         """
         leave_active_segment(self.writer)
 
     def truncate_prefix(self, offset: int) -> None:
         """Make `offset` the log start and drop every segment below it. Durable on return.
 
-        An `offset` at or below the log start does nothing. Up to the high watermark the rest of the
-        log stays as it is. At or past the log end nothing of the log remains, and the next append
-        must begin at `offset`. In between it raises ValueError, since the log does not know where a
-        batch of the uncommitted tail begins. Raises StorageError, DiskFull.
+        Does nothing if `offset` is at or below the log start. If it is at or below the high
+        watermark, the rest of the log stays as it is. If it is at or past the log end, no record
+        remains, and the next append must begin at `offset`. Raises ValueError for an `offset`
+        between the high watermark and the log end, because the log does not know where the batches
+        of its uncommitted tail begin. Raises StorageError, DiskFull.
         """
         truncate_prefix(self.writer, offset)
 
     def start_over(
         self, offset: int, *, epoch_before: int = 0, tombstones_removed_below: int = 0
     ) -> None:
-        """Drop everything and continue, empty, at `offset`, to copy another replica from there.
+        """Empty the log and let it continue at `offset`, to copy another replica from there.
 
-        `epoch_before` is the leader epoch of that replica's record before `offset`
-        (`manifest.epoch_before`): if this log leads later, another replica that ends there can
-        compare itself with it. The replica may have removed tombstones below
+        `epoch_before` is the leader epoch of the other replica's record before `offset`
+        (`manifest.epoch_before`). If this node leads later, a follower whose log ends at `offset`
+        compares its last epoch with it. The other replica may have removed tombstones below
         `tombstones_removed_below`.
 
-        Durable on return; a stop before that leaves the log as it was. The offsets are assigned
-        again, so it is another lineage. Raises StorageError, DiskFull; then nothing changed.
+        Durable on return; a stop before that leaves the log as it was. The log gets a new lineage,
+        because its offsets are assigned again. Raises StorageError, DiskFull; then nothing changed.
         """
         start_over(self.writer, offset, epoch_before, tombstones_removed_below)
 
     # --- reading: by any thread ---
 
     def read(self, offset: int, max_bytes: int, max_records: int | None = None) -> LogSlice | None:
-        """Return whole batches from the one that holds `offset` on, at least one, up to the HW.
+        """Return one or more whole batches below the HW, beginning with the one that holds
+        `offset`.
 
-        Returns None if `offset` lies between HW and the log end: nothing to read yet. If `offset`
-        lies in a hole, the slice begins after the hole. The caller must release the slice. Raises
-        OffsetOutOfRange, CorruptRange, StorageError.
+        Returns None if `offset` lies between HW and the log end, because nothing is readable there
+        yet. If `offset` lies in a hole, the slice begins after the hole. The caller must release
+        the slice. Raises OffsetOutOfRange, CorruptRange, StorageError.
         """
         return reading.read_from(
             self._state, offset, max_bytes, max_records, self.quarantine_damage
         )
 
     def read_stored(self, offset: int, max_bytes: int) -> LogSlice | None:
-        """Like `read`, but below the log start too, as far as files are still there.
+        """Like `read`, but also return records below the log start whose files still exist.
 
-        For rebuilding state (message ids outlive retention), never for consumers.
+        For rebuilding state (message ids outlive retention); consumers never get these records.
         """
         return reading.read_from(
             self._state, offset, max_bytes, None, self.quarantine_damage, stored=True
         )
 
     def read_replica(self, offset: int, max_bytes: int) -> LogSlice | Gap | None:
-        """Return the whole batches that another replica appends next, from `offset` on.
+        """Return whole batches from `offset` on, for another replica to append.
 
-        They begin with the batch that holds `offset`; at least one, and batches without records are
-        included. `offset` may lie between the first stored offset, which may be below the log
+        Returns at least one batch, beginning with the one that holds `offset`, and includes batches
+        without records. `offset` lies between the first stored offset, which may be below the log
         start, and the log end, which may not be committed or durable yet.
 
-        Returns a `Gap` if no batch holds `offset` and none ever will, and None at the log end. The
-        caller must release the slice. Raises OffsetOutOfRange; CorruptRange for damage that is not
-        recorded yet (`quarantine_damage` turns it into a gap); StorageError.
+        Returns a `Gap` if `offset` was lost or skipped, so that no batch will ever hold it, and
+        None at the log end. The caller must release the slice. Raises OffsetOutOfRange;
+        CorruptRange for damage that is not recorded yet (`quarantine_damage` turns it into a gap);
+        StorageError.
         """
         return reading.read_replica(self._state, offset, max_bytes, self.quarantine_damage)
 
     def offset_for_timestamp(self, timestamp_ns: int) -> int:
-        """Return the first offset stamped at or after `timestamp_ns`; HW if there is none."""
+        """Return the offset of the first record stamped at or after `timestamp_ns`; the HW if none
+        is."""
         return reading.offset_for_timestamp(self._state, timestamp_ns)
 
     def is_quarantined(self, first_offset: int, next_offset: int) -> bool:
@@ -282,15 +291,15 @@ class Log:
     def quarantine_damage(self, first_offset: int, next_offset: int) -> None:
         """Verify the stored bytes of [first_offset, next_offset) and quarantine the damaged parts.
 
-        Verifies up to the high watermark; of a replica, up to the log end. Unreadable bytes count
-        as damaged. Durable on return. Takes as long as reading them; any thread may call it. Logs
+        Verifies up to the high watermark, in a replica up to the log end. Unreadable bytes count as
+        damaged. Durable on return. Takes as long as reading the range; any thread may call it. Logs
         each range that it finds as an ERROR. Raises StorageError, DiskFull, UnsupportedFormat.
         """
         reading.quarantine_damage(self._state, first_offset, next_offset)
 
     def offset_of_record(self, segment: Segment, number: int) -> int:
-        """Return the offset of record `number` of a segment, counted from 0 and across holes; a
-        lower one if damage prevents counting. Reads batch headers. Raises StorageError."""
+        """Return the offset of record `number` (from 0) of a segment. Holes count no records. If
+        damage prevents counting, the result is lower. Reads batch headers. Raises StorageError."""
         return self._counts.offset_of(segment, number, self._state.view.damaged(segment))
 
     def load_index(self, segment: Segment) -> None:
@@ -307,13 +316,15 @@ class Log:
     def extents(
         self, first_offset: int, step_bytes: int, probe: Probe | None = None
     ) -> list[Extent]:
-        """Return the sizes of pieces of about `step_bytes`, with the offsets that each covers.
+        """Divide the log into pieces of about `step_bytes`; return the size and the offsets of
+        each.
 
-        The pieces run from the segment of `first_offset` to the high watermark. Reads some index
-        entries. Raises StorageError.
+        The pieces cover the log from the segment of `first_offset` to the high watermark. Reads a
+        few index entries. Raises StorageError.
 
-        With `probe`, a piece that can hold no matching record has the size 0. The pieces may then
-        end before the high watermark; call again from where they end. Reads the segments' sketches.
+        With `probe`, a piece gets the size 0 if it cannot hold a matching record. The pieces may
+        then end before the high watermark; call again with the end of the last one. Reads the
+        segments' sketches.
         """
         with storage_errors(f"measuring {self.name}"):
             view = self._state.view
@@ -337,9 +348,9 @@ class Log:
             return find_matching(*about, wanted)
 
     def read_partially(self, piece: LogSlice, *, load: bool) -> PartialPiece | None:
-        """Return the heads of the batches of a slice. None if no valid sketch allows reading less
-        than the whole, or, without `load`, if none is in memory. Keep the slice while the result is
-        in use. Raises StorageError."""
+        """Return the heads of the batches of a slice. Returns None if the segment has no valid
+        sketch, which a partial read needs, or if `load` is False and the sketch is not in memory.
+        Keep the slice while the result is in use. Raises StorageError."""
         return read_partially(self._state, piece, load=load)
 
     def is_sealed_at(self, offset: int) -> bool:
@@ -350,7 +361,7 @@ class Log:
 
     def subject_index(self, offset: int) -> SubjectIndex | None:
         """Return the subject index of the sealed segment that holds `offset`, for
-        `read_by_subject`; None if it has no valid one. Raises StorageError."""
+        `read_by_subject`; None if the segment has no valid index. Raises StorageError."""
         return index_at(self._state, offset)
 
     def read_by_subject(
@@ -363,12 +374,12 @@ class Log:
         *,
         values: bool,
     ) -> SubjectRuns | None:
-        """Return the records of a slice on the wanted subjects, in batches of one subject each.
+        """Return the records of a slice on the wanted subjects, as batches of one subject each.
 
-        Returns about `max_bytes` of records with offsets in `within`; a few records before and
-        after these may be included. Without `values` the bytes of the values are zeros. Returns
-        None if there are too many subjects or records, too few offsets, or if the segment does not
-        match its index. Raises StorageError.
+        Returns about `max_bytes` of records with offsets in `within`, and possibly a few records
+        before and after them. Without `values` the bytes of the values are zeros. Returns None if
+        this way of reading is not efficient (too many subjects or records, too few offsets), or if
+        the segment does not match its index. Raises StorageError.
         """
         return read_by_subject(self._state, index, piece, wanted, within, max_bytes, values=values)
 
@@ -376,16 +387,16 @@ class Log:
         """Return the heads of the batches of a slice, for a reader of few of its records or, with
         `values` False, of no values.
 
-        Returns None if no valid sketch has checksums of everything that such a reader needs, or if
-        the heads hold anything unusual. Keep the slice while the result is in use. Raises
+        Returns None if the sketch is missing or lacks checksums that such a reader needs, or if the
+        heads contain anything unusual. Keep the slice while the result is in use. Raises
         StorageError.
         """
         return read_sparsely(self._state, piece, values=values)
 
     def epoch_end(self, epoch: int) -> int:
-        """Return the first offset after that leader epoch: where the next recorded one begins.
+        """Return the end of a leader epoch, which is the first offset of the next recorded epoch.
 
-        Returns the log end for the newest epoch, and for one that this log never had.
+        Returns the log end for the newest epoch, and for an epoch that this log never had.
         """
         end = self.log_end_offset
         return next((start for known, start in self.view.manifest.epochs if known > epoch), end)
@@ -393,15 +404,17 @@ class Log:
     def end_of_epoch(self, epoch: int) -> tuple[int, int]:
         """Return the newest recorded leader epoch up to `epoch`, and the first offset after it.
 
-        Two logs of a stream are equal up to the lower of the ends that both return for one epoch.
-        Without such an epoch, returns 0 and where the oldest recorded one begins.
+        If two logs of a stream return the same epoch, they are equal up to the lower of the two
+        ends. If the log has no epoch up to `epoch`, returns 0 and the first offset of the oldest
+        recorded one.
         """
         return end_of_epoch(self._state.view.manifest, epoch, self.log_end_offset)
 
     # --- stopping ---
 
     def active_state(self) -> ActiveState:
-        """Return the active segment up to the durable end, for recovery points and clean marker."""
+        """Return the state of the active segment up to its durable end, for recovery points and the
+        clean marker."""
         with self._state.lock:
             segment, durable = self._state.active.segment, self._state.active.durable
             return ActiveState(
@@ -429,7 +442,7 @@ class Log:
         """Sync, store the active index, close the files. Returns None if the sync failed."""
         if self._state.closed:
             return None
-        with self._state.lock:  # waits for a running change of the structure, the last one
+        with self._state.lock:  # a running change of the structure ends first
             self._state.closed = True
         state: ActiveState | None = None
         try:
@@ -447,17 +460,18 @@ class Log:
         return state
 
     def close_files(self) -> None:
-        """Close the files without syncing, as the end of the process does."""
+        """Close the files without syncing, as at the end of a killed process."""
         self.writer.slot.close()
         self._state.active.file.close()
 
     def _forget_early_acks(self) -> None:
-        """Clear the mark of early acks: all is durable, and the next process sets it if needed."""
+        """Clear the mark of early acks, because all records are durable; the next process may set
+        it again."""
         manifest = self._state.view.manifest
         if not manifest.acks_before_sync:
             return
         manifest = manifest.with_changes(acks_before_sync=False)
         try:
             manifest.write(self.environment.fs, self.directory)
-        except OSError as error:  # then the next start assumes a larger loss than is possible
+        except OSError as error:  # after a power cut the next start then assumes too many losses
             logger.warning("early-acks-not-forgotten stream=%s error=%s", self.name, error)

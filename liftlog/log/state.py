@@ -1,16 +1,17 @@
 """The state of a log at one moment, and the only functions that replace it.
 
-Readers use a `ReadView`: one immutable value that refers to everything they need. `LogState` holds
-the newest view and the segment that is being written (`active_segment.py`), and replaces the view
-as a whole. A reader in any thread takes one reference and works on that.
+Readers use a `ReadView`, an immutable value that refers to everything they need. `LogState` holds
+the newest view and the active segment (`active_segment.py`), and replaces the view as a whole. A
+reader in any thread takes one reference to the view and uses only that.
 
-Three rules keep the view true:
+Three rules keep the view correct:
 
 1. The manifest on disk changes first, the view second. A stop in between leaves the new state on
-   disk, which no reader or publisher has seen yet.
-2. Segments and manifest change under `lock`, so two changes never start from the same view.
-3. The high watermark moves without `lock`: a commit must not wait for the manifest write of another
-   thread. `_swapping` covers only the replacement of the view, so neither change undoes the other.
+disk, which no reader or publisher has used yet. 2. Segments and manifest change under `lock`, so
+two changes never start from the same view. 3. The high watermark moves without `lock`: a commit
+must not wait for the manifest write of another
+   thread. `_swapping` is a lock for only the replacement of the view, so that neither change undoes
+   the other.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class ReadView(NamedTuple):
     """A consistent state of a log; never changed, only replaced.
 
     The last segment is the active one. It and its index grow while readers use them; `committed`
-    limits how far a reader goes in both.
+    limits how far readers read in both.
     """
 
     committed: LogEnd
@@ -62,7 +63,7 @@ class ReadView(NamedTuple):
             return IndexEntry(segment.next_offset, segment.size_bytes)
         if segment.base_offset == committed.segment_base:
             return IndexEntry(committed.offset, committed.position)
-        return IndexEntry(segment.base_offset, 0)  # begins at or after the high watermark
+        return IndexEntry(segment.base_offset, 0)  # the segment begins at or after the HW
 
     def sealed_segment_at(self, offset: int) -> Segment | None:
         """Return the sealed segment that holds `offset`, if no damage in it is recorded."""
@@ -76,14 +77,16 @@ class ReadView(NamedTuple):
         return self.manifest.quarantined_in(segment.path.name)
 
     def index_of(self, segment: Segment, file: File, cache: IndexCache) -> SparseIndex:
-        """Return the index of one of these segments. May read or rebuild that of a sealed one."""
+        """Return the index of one of the segments. May read or rebuild the index of a sealed
+        one."""
         if not segment.sealed:
             return self.active_index
         return cache.get(segment, file, self.manifest.incarnation, self.damaged(segment))
 
     @property
     def first_stored_offset(self) -> int:
-        """First offset of the oldest segment, or of a gap before it; not above the log start."""
+        """The first offset of the oldest segment, or of a gap before it; not above the log
+        start."""
         return min(self.segments[0].base_offset, self.manifest.log_start_offset)
 
     @property
@@ -96,12 +99,13 @@ class ReadView(NamedTuple):
 
     @property
     def record_count(self) -> int:
-        """Number of readable records; an upper bound if a compacted segment is damaged or cut."""
+        """The number of readable records; an upper bound if a compacted segment is damaged or was
+        cut."""
         segments, manifest = self.segments, self.manifest
         start, end = manifest.log_start_offset, self.committed.offset
         total = sum([segment.record_count for segment in segments])
-        # Fast path for segments that are readable in full: there may be many thousands, and the
-        # event loop calls this.
+        # Segments that are readable in full take a fast path: a log may have many thousands of
+        # them, and the event loop calls this.
         below_start = _index_from(segments, start)
         past_end = max(_index_from(segments, end) - 1, 0)
         lost = dict.fromkeys([*range(below_start), *range(past_end, len(segments))], 0)
@@ -133,10 +137,10 @@ class ReadView(NamedTuple):
 
 
 class LogState:
-    """The newest view, the active segment, and the changes of both.
+    """Holds the newest view and the active segment, and changes both.
 
-    Any thread may read `view`. `active` belongs to the current writer; other threads hold `lock` to
-    read it, since it is replaced under that lock.
+    Any thread may read `view`. `active` belongs to the current writer, which replaces it under
+    `lock`; other threads hold `lock` to read it.
     """
 
     def __init__(
@@ -150,7 +154,7 @@ class LogState:
         *,
         committed: LogEnd | None = None,
     ) -> None:
-        """Without `committed`, everything counts as committed."""
+        """Make the state from its parts. Without `committed`, all records count as committed."""
         self.directory = directory
         self.name = directory.name
         self.environment = environment
@@ -207,10 +211,10 @@ class LogState:
     @property
     def written_view(self) -> ReadView:
         """Return the newest view, extended from the high watermark to the end of the written bytes.
-        For other replicas and maintenance jobs, never for consumers. Any thread may call it."""
+        Other replicas and maintenance jobs use it, consumers never do. Any thread may call it."""
         while True:
             view, active = self.view, self.active
-            if active.segment is view.segments[-1]:  # not so while `begin_segment` replaces both
+            if active.segment is view.segments[-1]:  # else `begin_segment` is replacing both
                 return view._replace(committed=active.end)
 
     # --- the manifest ---
@@ -218,12 +222,13 @@ class LogState:
     def write_manifest(self, manifest: Manifest) -> None:
         """Write the manifest to disk, without changing the view. Raises OSError.
 
-        The write may fail after the rename, so the disk may already hold the new manifest. Nothing
-        may be appended before `confirm_manifest` has written the true one: the disk may list the
-        active segment as sealed, and the next start ignores bytes past the end of a sealed segment.
+        The write may fail after the rename, so the disk may already contain the new manifest. Then
+        nothing may be appended before `confirm_manifest` has written the manifest of the view
+        again: the one on disk may list the active segment as sealed, and the next start ignores
+        bytes past the end of a sealed segment.
         """
         if self.closed:
-            # Another process may own the directory by now.
+            # Another process may use the directory by now.
             raise StorageError(f"the log of {self.name} is closed")
         try:
             manifest.write(self.environment.fs, self.directory)
@@ -233,14 +238,16 @@ class LogState:
         self.manifest_in_doubt = False
 
     def confirm_manifest(self) -> None:
-        """Write the manifest of the view again if the disk may hold another one. Raises OSError."""
+        """Write the manifest of the view again if the disk may contain another one. Raises
+        OSError."""
         if self.manifest_in_doubt:
             with self.lock:
                 self.write_manifest(self.view.manifest)
 
     def store(self, manifest: Manifest, segments: tuple[Segment, ...] | None = None) -> None:
-        """Write `manifest` and put it into the view, with the `segments` that it lists, if these
-        change. The active segment stays. Hold `lock`. Raises OSError; then the view is unchanged.
+        """Write `manifest` and put it into the view. If its segments change, `segments` are the new
+        ones. The active segment stays. The caller holds `lock`. Raises OSError; then the view is
+        unchanged.
         """
         self.write_manifest(manifest)
         with self._swapping:
@@ -251,9 +258,9 @@ class LogState:
     # --- the two ends ---
 
     def move_high_watermark(self, end: LogEnd) -> None:
-        """Let readers read up to `end`, the end of an append. For the current writer."""
+        """Let readers read up to `end`, the end of an append. Only the current writer calls it."""
         with self._swapping:
-            # Once per commit: without the constructor of the NamedTuple, which costs twice as much.
+            # This runs once per commit. The constructor of the NamedTuple would take twice as long.
             self.view = tuple.__new__(ReadView, (end, *self.view[1:]))
 
     def begin_segment(
@@ -266,17 +273,16 @@ class LogState:
     ) -> None:
         """Replace the segments of the log by the sealed ones in `kept` and a new, empty active one.
 
-        With `is_committed` the high watermark moves to `base_offset`, as no record below it can
-        still become committed. `changes` are new values of other manifest fields. For the current
-        writer, which holds `lock`. Raises OSError; then the view and the active segment are
-        unchanged.
+        With `is_committed` the high watermark moves to `base_offset`, because no record below it
+        can still become committed. `changes` are new values of other manifest fields. Only the
+        current writer calls it, and holds `lock`. Raises OSError; then the view and the active
+        segment are unchanged.
 
-        After a stop before the manifest is renamed, the new file is not listed, so the next start
-        removes it, and the old manifest lists all that the log held. After a stop later on,
-        everything that the new manifest lists is on disk: the caller has synced the segments that
-        it seals, and the directory is fsynced before the manifest is written, since a power cut may
-        keep the rename and lose the name of the new file. Files that are no longer listed are
-        removed last.
+        If the process stops before the manifest is renamed, the next start finds the old manifest,
+        which lists the old segments, and removes the new file. If it stops later, all files that
+        the new manifest lists are on disk: the caller has synced the segments that it seals, and
+        the directory is fsynced before the manifest is written, because a power cut may keep the
+        rename and lose the name of the new file. Files that are no longer listed are removed last.
         """
         view, old = self.view, self.active
         manifest = view.manifest
@@ -317,8 +323,8 @@ class LogState:
                 self.remove_files(one)
 
     def remove_files(self, segment: Segment) -> int:
-        """Unlink the files of a segment that the manifest no longer lists; returns its bytes. The
-        next start removes files that cannot be removed now."""
+        """Unlink the files of a segment that the manifest no longer lists; return the segment's
+        size in bytes. The next start removes files that cannot be removed now."""
         self.environment.indexes.drop(segment.path)
         for path in files_of(segment.path):
             try:
@@ -334,5 +340,6 @@ def _index_from(segments: Sequence[Segment], offset: int) -> int:
 
 
 def lies_behind(bad: QuarantinedRange, segment: Segment) -> bool:
-    """True if only offsets after the segment are lost, and none of its bytes is damaged."""
+    """Return True if the range only contains offsets after the segment, and no damaged bytes of
+    it."""
     return bad.first_offset >= segment.next_offset and bad.end_position == bad.position

@@ -1,9 +1,9 @@
-"""Changes to the segments and metadata of a log: retention, swaps, quarantine.
+"""Changes the segments and metadata of a log: retention, swaps, quarantine.
 
 Every change is one write of the manifest. All files that the new manifest lists are on disk before
-it is written; files that it no longer lists are removed afterwards, and after a stop in between the
-next start removes them. Another thread may append meanwhile: nothing here touches the active
-segment.
+it is written. Files that it no longer lists are removed afterwards; if the process stops before
+that, the next start removes them. Another thread may append meanwhile, because no change concerns
+the active segment.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class LogStructure:
             state.store(state.view.manifest.with_changes(incomplete=reason))
 
     def note_complete(self) -> None:
-        """Clear the `incomplete` mark. Call it when the other replicas no longer rely on the
-        records that this one had confirmed. Durable on return. Raises StorageError, DiskFull."""
+        """Clear the `incomplete` mark. Call it when the other replicas no longer rely on records
+        that this replica had confirmed. Durable on return. Raises StorageError, DiskFull."""
         state = self._state
         with state.lock, storage_errors(f"updating {state.name}"):
             if state.view.manifest.incomplete:
@@ -57,9 +57,10 @@ class LogStructure:
     ) -> int:
         """Move the log start and drop the oldest sealed segments; returns the bytes freed.
 
-        Removes at most `delete_segments`, and only those that end at or below the new log start and
-        `delete_below`, because segments may have been merged since the caller counted them. A
-        reader of a removed file keeps it until its answer is sent. Raises StorageError, DiskFull.
+        Removes at most `delete_segments` segments, and only those that end at or below the new log
+        start and `delete_below`, because segments may have been merged since the caller counted
+        them. A reader of a removed file keeps the file open until its answer is sent. Raises
+        StorageError, DiskFull.
         """
         state = self._state
         with state.lock, storage_errors(f"retention of {state.name}"):
@@ -76,15 +77,15 @@ class LogStructure:
                 count += 1
             gone, kept = segments[:count], segments[count:]
             names = {segment.path.name for segment in kept}
-            # Other replicas read from the first stored batch on, and are compared by the epoch of
-            # the record before it.
+            # Other replicas read from the first stored batch on, and compare the epoch of the
+            # record before it.
             known_from = kept[0].base_offset - 1 if state.config.replicated else start
             manifest = manifest.with_changes(
                 log_start_offset=start,
                 high_watermark=view.committed.offset,
                 segments=tuple(segment.entry() for segment in kept),
-                # Ranges below the log start stay too, while the damaged bytes are there: a job that
-                # rewrites or scans the file needs them.
+                # Ranges below the log start stay while the file with the damaged bytes exists,
+                # because a job that rewrites or scans the file needs them.
                 quarantined=tuple(
                     bad
                     for bad in manifest.quarantined
@@ -92,8 +93,9 @@ class LogStructure:
                 ),
                 epochs=epochs_from(manifest.epochs, known_from),
             )
-            # From here on no new reader gets below the log start, and no start of the daemon finds
-            # the old files listed. A reader that has one open keeps it until it closes it.
+            # From here on no new reader reads below the log start, and the manifest on disk does
+            # not list the old files. A reader that has an old file open can read it until it closes
+            # it.
             state.store(manifest, kept)
             return sum([state.remove_files(segment) for segment in gone])
 
@@ -111,16 +113,16 @@ class LogStructure:
 
         `old_files` are consecutive sealed segments. `new` covers the same offsets without a gap, in
         files of a higher generation, which are on disk and fsynced with their indexes and the
-        directory. If the log's lineage is no longer `lineage`, the log was truncated since the job
-        began, and SegmentsChanged is raised. `horizons` sets or clears the delete horizon of sealed
-        segments that stay; names that are no longer listed are ignored. `cleaned_below` and
-        `tombstones_removed_below` only ever rise. Without files, only these three are stored. All
-        of this is one write of the manifest.
+        directory. Raises SegmentsChanged if the log's lineage is no longer `lineage`, because the
+        log was then truncated after the job began. `horizons` sets or clears the delete horizon of
+        sealed segments that stay; names that are no longer listed are ignored. `cleaned_below` and
+        `tombstones_removed_below` only ever rise. If `old_files` is empty, only these three values
+        are stored. The whole change is one write of the manifest.
 
-        Raises SegmentsChanged if the files are not (or no longer) listed like this, hold
-        quarantined bytes, or hold records that are not committed yet: then nothing changed. Call
-        `discard_files` for the new files then, and also after StorageError or DiskFull: it removes
-        only what is safe to remove. Raises ValueError if `new` cannot replace the old ones.
+        Raises SegmentsChanged if the manifest does not list the files in this order (any more), or
+        if they contain quarantined bytes or uncommitted records: then nothing changed. After it,
+        and also after StorageError or DiskFull, call `discard_files` for the new files: it removes
+        only files that are safe to remove. Raises ValueError if `new` cannot replace the old ones.
         """
         state, horizons = self._state, horizons or {}
         with state.lock, storage_errors(f"replacing segments of {state.name}"):
@@ -137,12 +139,13 @@ class LogStructure:
                 if segment.sealed and segment.path.name in horizons:
                     entry = replace(segment.entry(), delete_horizon_ns=horizons[segment.path.name])
                     segments[i] = Segment(state.directory, entry, sealed=True)
-                    # A horizon counts from now: this pass is the first that keeps its tombstones.
+                    # The horizon counts from now, because this pass is the first that keeps the
+                    # tombstones.
                     segments[i].take_times([segment], listed_since_ns=now_ns)
             # The new files cover the offsets of the old ones and are durable, so a start that finds
-            # either manifest finds every live record. Readers that took their view before stay in
-            # the old files, which remain readable while they hold them open. A reader that has not
-            # opened its file yet finds it gone, takes the new view and retries.
+            # either manifest finds every record that was not compacted away. Readers with an older
+            # view can read the old files as long as they hold them open. A reader that has not
+            # opened its file yet gets an error, takes the new view and retries.
             state.store(
                 manifest.with_changes(
                     segments=tuple(segment.entry() for segment in segments),
@@ -161,15 +164,16 @@ class LogStructure:
     def mend_segment(
         self, old_file: str, new: Sequence[SegmentEntry], *, lineage: str | None = None
     ) -> int:
-        """Replace a damaged segment by one that was written again from another replica.
+        """Replace a damaged segment by one that was repaired from another replica.
 
-        Returns the number of damaged ranges that this ends. Durable on return. `new` is as for
-        `replace_segments`, and verified to its end: everything that was quarantined in the old file
-        is readable. Compaction processes the offsets from there on again, since the other replica
-        may have kept records that were removed here.
+        Returns the number of damaged ranges that are repaired. Durable on return. `new` is as for
+        `replace_segments`, and was verified to its end: all offsets that were quarantined in the
+        old file are readable. Compaction processes the offsets from the first of them on again,
+        because the other replica may have kept records that this one had removed.
 
-        Raises SegmentsChanged if the file is no longer listed or holds uncommitted records: discard
-        the new files then. Raises ValueError if `new` cannot replace it, StorageError, DiskFull.
+        Raises SegmentsChanged if the file is no longer listed or holds uncommitted records; the
+        caller then discards the new files. Raises ValueError if `new` cannot replace it,
+        StorageError, DiskFull.
         """
         state = self._state
         with state.lock, storage_errors(f"mending a segment of {state.name}"):
@@ -185,8 +189,9 @@ class LogStructure:
             ]
             kept = [bad for bad in manifest.quarantined if bad not in ended]
             cleaned_below = min([manifest.cleaned_below, *(bad.first_offset for bad in ended)])
-            # A stop before this leaves the damaged file and its quarantined ranges, a stop after it
-            # the new file: as in `replace_segments`. Neither manifest lists a file that is missing.
+            # As in `replace_segments`: if the process stops before this write, the manifest lists
+            # the damaged file and its quarantined ranges; if it stops after it, the new file.
+            # Neither manifest lists a missing file.
             state.store(
                 manifest.with_changes(
                     segments=tuple(
@@ -205,14 +210,14 @@ class LogStructure:
     def discard_files(self, names: Sequence[str]) -> None:
         """Unlink segment files, and their indexes, that a job wrote and the manifest does not list.
 
-        After a failed `replace_segments` the manifest on disk may list them although the view does
-        not. Then the manifest is written again first, and while that fails nothing is removed.
+        After a failed `replace_segments` the manifest on disk may list the files although the view
+        does not. Then the manifest is written again first, and if that fails, no file is removed.
         Raises StorageError, DiskFull; the next start removes the files that stay.
         """
         state = self._state
         with state.lock, storage_errors(f"discarding files of {state.name}"):
-            # After a failed swap the manifest on disk may list these files. Unless it can be
-            # replaced, they stay.
+            # After a failed swap the manifest on disk may list these files. They stay if it cannot
+            # be replaced.
             state.confirm_manifest()
             listed = {segment.path.name for segment in state.view.segments}
             for name in names:
@@ -225,9 +230,9 @@ class LogStructure:
     def quarantine(self, file_name: str, ranges: Sequence[QuarantinedRange]) -> None:
         """Record damaged ranges of a segment; readers skip them from now on. Durable on return.
 
-        In the active segment the ranges lie below the high watermark. Ranges that are recorded
-        already change nothing; one that overlaps a recorded range widens it. Raises SegmentsChanged
-        if the segment is gone, StorageError, DiskFull.
+        In the active segment the ranges lie below the high watermark. Ranges that are already
+        recorded change nothing; a range that overlaps a recorded one widens it. Raises
+        SegmentsChanged if the segment is gone, StorageError, DiskFull.
         """
         state = self._state
         with state.lock, storage_errors(f"quarantining in {state.name}"):
@@ -240,7 +245,7 @@ class LogStructure:
                 merged = replace(bad, segment=file_name)
                 for other in [one for one in known if _overlap(one, merged)]:
                     known.remove(other)
-                    # A loss must stay visible as such, even where skipped offsets overlap it.
+                    # A loss must stay visible as a loss, even if skipped offsets overlap it.
                     merged = other.widened(merged) if other.is_loss else merged.widened(other)
                 known.append(merged)
             if set(known) == set(before):
@@ -263,9 +268,9 @@ class LogStructure:
     ) -> int:
         """End the quarantine of ranges of a segment that are readable again.
 
-        A walk over the whole segment has shown that (`readable_again`); `still` are the parts of
-        these ranges that are damaged. Returns the number of ranges lifted. Durable on return.
-        Raises StorageError, DiskFull.
+        A walk over the whole segment has shown that they are readable (`readable_again`); `still`
+        are the parts of these ranges that are damaged. Returns the number of lifted ranges. Durable
+        on return. Raises StorageError, DiskFull.
         """
         state = self._state
         with state.lock, storage_errors(f"lifting a quarantine in {state.name}"):
@@ -285,7 +290,7 @@ class LogStructure:
                     bad.next_offset,
                     bad.reason,
                 )
-            # Compaction has skipped the file, since it was damaged.
+            # Compaction has skipped the file because it was damaged.
             first = min(bad.first_offset for bad in gone)
             state.store(
                 manifest.with_changes(
@@ -300,7 +305,7 @@ def _listed(
 ) -> tuple[int, Sequence[Segment]]:
     """Return the sealed segments of these files and the index of the first. Raises
     SegmentsChanged."""
-    # A job that began before a truncation has read records that are no longer in the log.
+    # A job that began before a truncation has read records that the log no longer contains.
     if lineage is not None and lineage != state.view.manifest.lineage:
         raise SegmentsChanged(f"{state.name} was truncated meanwhile")
     segments = state.view.segments

@@ -1,7 +1,7 @@
-"""Cutting a log at either end.
+"""Truncates a log at either end.
 
-Followers do this: they cut off records that the leader does not have, and drop records that the
-leader has removed. A single node does not need it.
+Followers truncate their logs: they cut off records that the leader does not have, and drop records
+that the leader has removed. A single node never does.
 """
 
 from __future__ import annotations
@@ -39,17 +39,18 @@ def truncate_suffix(writer: LogWriter, offset: int) -> int:
                 log_start_offset=view.manifest.log_start_offset,
                 log_end_offset=log_end,
             )
-        # Everything that is kept becomes sealed, and the next start trusts sealed segments.
+        # All kept segments become sealed, and the next start trusts sealed segments.
         writer.sync()
-        if offset < segments[0].base_offset:  # in the hole with which the log begins
+        if offset < segments[0].base_offset:  # `offset` is in a hole at the beginning of the log
             writer.begin_lineage(LogEnd(first, first, 0), ())
             return first
         at = bisect_right(segments, offset, key=lambda segment: segment.base_offset) - 1
         old = segments[at]
         rest = _shortened(state, old, offset)
         if rest is None:
-            # Nothing of this segment stays. A stop before the rename of the manifest leaves the old
-            # log. After it, the files from here on are not listed, and the next start removes them.
+            # No record of this segment stays. If the process stops before the manifest is renamed,
+            # the next start finds the old log. If it stops later, the next start removes the
+            # segments from this one on, because the manifest no longer lists them.
             writer.begin_lineage(LogEnd(old.base_offset, old.base_offset, 0), segments[:at])
             return old.base_offset
         if not old.sealed:  # a sealed segment already has its index on disk
@@ -57,9 +58,10 @@ def truncate_suffix(writer: LogWriter, offset: int) -> int:
             index.truncate(rest.size_bytes)
             write_index(state.environment.fs, rest.path, index, rest, view.manifest.incarnation)
             state.environment.indexes.put(rest, index)
-        # The end of `rest` in the manifest alone makes the cut: readers ignore bytes after the end
-        # of a sealed segment. So the file itself is cut last. A stop before the rename leaves the
-        # old log with all its bytes; a failure to cut the file costs only space.
+        # The end of `rest` in the manifest makes the cut, because readers ignore bytes after the
+        # end of a sealed segment. So the file itself is cut last. If the process stops before the
+        # manifest is renamed, the old log has all its bytes; a failure to cut the file costs only
+        # space.
         end = LogEnd.of(rest)
         writer.begin_lineage(end, (*segments[:at], rest))
         if rest is not old:
@@ -81,7 +83,7 @@ def leave_active_segment(writer: LogWriter) -> None:
 def _shortened(state: LogState, segment: Segment, offset: int) -> Segment | None:
     """Return the part of `segment` before `offset`, sealed; None if nothing of it remains."""
     quarantined = state.view.damaged(segment)
-    if segment.sealed and offset >= segment.next_offset:  # in a hole after it
+    if segment.sealed and offset >= segment.next_offset:  # `offset` is in a hole after the segment
         return segment if segment.size_bytes else None
     reached, count, newest = IndexEntry(segment.base_offset, 0), 0, 0
     if not any(
@@ -115,8 +117,8 @@ def _shortened(state: LogState, segment: Segment, offset: int) -> Segment | None
 
 
 def _cut_file(state: LogState, segment: Segment) -> None:
-    """Drop the bytes and index entries past the segment's end. Nothing uses them any more, so a
-    failure only costs their space."""
+    """Drop the bytes and index entries past the segment's end. They are not used any more, so a
+    failure only costs disk space."""
     environment = state.environment
     try:
         file = environment.fs.open(segment.path)
@@ -164,6 +166,6 @@ def truncate_prefix(writer: LogWriter, offset: int) -> None:
         LogStructure(state).remove_before(offset, len(view.segments))
         return
     with state.lock, storage_errors(f"truncating {state.name}"):
-        # No record of the log stays, so no end has to be found: the new manifest lists an empty
-        # segment, and the old files are removed after it.
+        # No record of the log stays, so no batch boundary has to be found: the new manifest lists
+        # an empty segment, and then the old files are removed.
         writer.begin_at(offset, epochs_from(state.view.manifest.epochs, offset))

@@ -1,4 +1,4 @@
-"""Writing at the end of a log: append, sync, acks, and the roll to a new segment."""
+"""Writes at the end of a log: append, sync, acks, and the roll to a new segment."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from liftlog.records.encode import EncodedBatch
 from liftlog.records.place import Epochs
 
 MAX_NOTED_ENDS = 4096
-"""Number of ends of uncommitted appends to keep. Beyond it, every second one is dropped."""
+"""Maximum number of ends of uncommitted appends; if there are more, every second one is dropped."""
 
 _RESERVED_NS = 60_000_000_000
-"""If acks are sent before the sync, reserved offsets last for one to ten times this."""
+"""If acks are sent before the sync, reserved offsets should last for one to ten minutes."""
 
 
 class LogWriter:
@@ -55,10 +55,10 @@ class LogWriter:
         self.last_sync_seconds = 0.0
         self._reserve_step = LEAST_RESERVED
         self._reserved_ns = state.environment.clock.monotonic_ns()
-        # The ends of uncommitted appends: the places to which the high watermark can move.
+        # The ends of uncommitted appends; the high watermark can move to each of them.
         self._appended: deque[LogEnd] = deque(appended)
         self._forget_ends()
-        # Never below the acked end in the slot: the machine may stop again before `skip_to`.
+        # Not below the acked end in the slot, because the machine may stop again before `skip_to`.
         recovered = slot.recovered
         end = state.active.end.offset
         self._acked_end = max(end, recovered.acked_end if recovered is not None else 0)
@@ -98,27 +98,27 @@ class LogWriter:
 
     def _forget_ends(self) -> None:
         while len(self._appended) > MAX_NOTED_ENDS:
-            # Followers may be far behind. The newest end stays, so all can still be committed. A
-            # concurrent commit may drop ends that this line puts back; a later one skips them.
+            # Followers may be far behind. The newest end stays, so all can still be committed. If a
+            # concurrent commit removes ends that this line puts back, a later commit skips them.
             self._appended = deque(list(self._appended)[::-2][::-1])
 
     def _resolve_doubts(self) -> None:
-        """After a failed operation, make the disk match the state in memory. Raises OSError."""
+        """Make the disk match the state in memory after a failed operation. Raises OSError."""
         self.state.confirm_manifest()
         self.state.active.remove_leftovers()
         self.slot.write_pending()
 
     def _reserve(self, next_offset: int) -> None:
-        """Store, durably, up to which offset this log may assign offsets now. Raises OSError."""
+        """Store, durably, the limit of the offsets that this log may assign. Raises OSError."""
         state = self.state
         with state.lock:
             manifest = state.view.manifest
-            # Records that are acked after their sync are in the file, so no reservation is needed.
+            # If acks follow the sync, the file shows all acked offsets: reservations can be rare.
             step = self._next_step() if manifest.acks_before_sync else MOST_RESERVED
             state.store(manifest.with_changes(reserved_offset=next_offset + step))
 
     def _next_step(self) -> int:
-        """Return how many offsets to reserve, by how long the previous ones lasted."""
+        """Return how many offsets to reserve, given the time that the previous ones lasted."""
         now = self.state.environment.clock.monotonic_ns()
         elapsed, self._reserved_ns = now - self._reserved_ns, now
         if elapsed < _RESERVED_NS:
@@ -130,15 +130,16 @@ class LogWriter:
     def append_raw(self, data: Buffer) -> None:
         """Append whole batches of another log without changing their bytes.
 
-        Only the first batch may begin below the log end, since the other log may have joined
-        batches. Then its records from the log end on are appended as a batch of their own.
+        Only the first batch may begin below the log end, because the other log may have joined
+        batches. Its records from the log end on are then appended as a batch of their own.
 
-        Checks first that each batch is whole, has correct checksums and continues the offsets, and
-        that no leader epoch is older than the one before. Appends all or none; durable after
-        `sync`. An epoch that is new here is stored durably before its first batch is written.
+        First checks that each batch is complete, has correct checksums and continues the offsets,
+        and that no leader epoch is older than the one before. Appends all or none; durable after
+        `sync`. An epoch that is new to this log is stored durably before its first batch is
+        written.
 
-        The commit groups of another log state which batches were committed together there, not
-        here. So after a power cut a torn tail that was never synced may be quarantined;
+        The commit groups show which batches were committed together in the other log, not in this
+        one. So after a power cut a torn tail that was never synced may be quarantined;
         `truncate_suffix` removes it, and the replica can fetch it again.
 
         Raises CorruptBatch, UnsupportedFormat, ValueError when they do not continue the log,
@@ -152,13 +153,13 @@ class LogWriter:
         if tuple(epochs) != manifest.epochs:
             self.note_epochs(tuple(epochs))
         self.append(batches)
-        self.state.active.segment.is_timed = False  # another log may have stored them long ago
+        self.state.active.segment.is_timed = False  # the other log may have stored them long ago
         # The next commit group encoded here must differ from the one before it.
         self.commit_group = (group + 1) & 0xFFFF
 
     def note_epochs(self, epochs: Epochs) -> None:
-        """Store these as the epochs of the log, durably, if they differ. The newest becomes the
-        leader epoch if it is higher. Raises StorageError, DiskFull."""
+        """Store `epochs` as the epochs of the log, durably, if they differ. The newest one becomes
+        the leader epoch if it is higher. Raises StorageError, DiskFull."""
         state = self.state
         with state.lock, storage_errors(f"noting an epoch of {state.name}"):
             manifest = state.view.manifest
@@ -172,8 +173,8 @@ class LogWriter:
     def begin_epoch(self, epoch: int) -> None:
         """Record that leader epoch `epoch` begins at the log end, before its first append.
 
-        Durable on return; writes nothing if it is recorded already. Raises ValueError if the log
-        has a later epoch, StorageError, DiskFull.
+        Durable on return; does nothing if the epoch is already recorded. Raises ValueError if the
+        log has a later epoch, StorageError, DiskFull.
         """
         state = self.state
         with state.lock:
@@ -184,11 +185,11 @@ class LogWriter:
                 self.note_epochs((*epochs_below(manifest.epochs, end), (epoch, end)))
 
     def sync(self) -> int:
-        """Make everything appended durable; returns the durable end offset.
+        """Make all appended records durable; returns the durable end offset.
 
-        When fdatasync fails, nothing past the last successful one can be trusted: the caller must
-        nack the messages that waited for it and call `abandon_tail`. A replica that holds less
-        after a start than this returned is `incomplete`. Raises SyncFailed.
+        After a failed fdatasync, no byte past the last successful one can be trusted: the caller
+        must nack the messages that waited for it and call `abandon_tail`. If the log of a replica
+        ends below this after a start, it is `incomplete`. Raises SyncFailed.
         """
         active = self.state.active
         end = active.end.offset
@@ -205,7 +206,7 @@ class LogWriter:
         self.fsync_count += 1
         self.commit_group = (self.commit_group + 1) & 0xFFFF
         if self.state.config.replicated:
-            # From here on other replicas rely on the end that the caller reports to them.
+            # The caller reports this end to other replicas, which rely on it from then on.
             self.note_acked(end)
         return end
 
@@ -215,12 +216,12 @@ class LogWriter:
         """Mark everything below `offset` as committed, so that readers see it. Returns the new HW.
 
         `offset` may be any offset: the high watermark moves to the last end of an append at or
-        below it, and never moves back. The caller decides what is committed: on a single node after
-        its fsync, with replicas after all in-sync ones have it, and then never past the durable end
-        here. With more than 4,096 uncommitted appends some ends are dropped, and the high watermark
-        stops a little lower; the log end is never dropped. One thread at a time may call it, also
-        during an append or sync in another thread. Raises StorageError, DiskFull if the first early
-        ack cannot be admitted; then nothing changed.
+        below it, and never moves back. The caller decides which records are committed: on a single
+        node the fsynced ones, with replicas those that all in-sync ones have, up to the durable end
+        of this log. With more than 4,096 uncommitted appends some ends are dropped, and the high
+        watermark may be a little lower than `offset`; the log end is never dropped. One thread at a
+        time may call it, also during an append or sync in another thread. Raises StorageError,
+        DiskFull if `admit_early_acks` fails; then nothing changed.
         """
         state = self.state
         committed = state.view.committed
@@ -235,21 +236,21 @@ class LogWriter:
                 self.admit_early_acks()
         while appended and appended[0].offset <= offset:
             end = appended.popleft()
-            if end.offset > committed.offset:  # false if an append dropped ends meanwhile
+            if end.offset > committed.offset:  # False if an append put back older ends
                 committed = end
         state.move_high_watermark(committed)
         reached = committed.offset
-        if reached > self._acked_end and not replicated:  # a replica's sync has recorded it
+        if reached > self._acked_end and not replicated:  # the sync of a replica has stored it
             self._acked_end = reached
             self.slot.update(reached)
         return reached
 
     def note_acked(self, offset: int) -> None:
-        """Store, so that a killed process keeps it, that all below `offset` may have been acked.
+        """Store `offset` as the acked end in the slot, which a killed process does not lose.
 
         With a durability below fsync, acks are sent before their records are durable. The manifest
-        records this before the first such ack, because after a power cut the end of the acks is
-        unknown. While that write fails, no ack may be sent. Raises StorageError, DiskFull.
+        records this before the first such ack, because after a power cut the acked end is unknown.
+        As long as that write fails, no ack may be sent. Raises StorageError, DiskFull.
         """
         if offset > self.state.active.durable.offset:
             self.admit_early_acks()
@@ -260,18 +261,17 @@ class LogWriter:
     def admit_early_acks(self) -> None:
         """Record, durably, that acks may be sent before their records are durable.
 
-        With a durability below fsync, call it before an append: if it fails, nothing was written
-        yet. Costs nothing once recorded. Raises StorageError, DiskFull.
+        With a durability below fsync, call it before an append, so that nothing is written if it
+        fails. Does nothing if it is already recorded. Raises StorageError, DiskFull.
         """
         state = self.state
         if state.view.manifest.acks_before_sync:
             return
         with state.lock, storage_errors(f"noting early acks of {state.name}"):
-            # The slot first: once the manifest says that acks may be early, no start may take an
+            # The slot is written first: when the manifest allows early acks, no start may take an
             # older entry of the slot as the exact end.
             self.slot.sync_as_lower_bound()
-            # Unused reserved offsets may be reserved again: a power cut then puts fewer offsets in
-            # doubt.
+            # The reservation may shrink, so that a power cut puts fewer offsets in doubt.
             reserved = max(state.active.end.offset, self._acked_end) + self._reserve_step
             manifest = state.view.manifest.with_changes(acks_before_sync=True)
             if reserved < manifest.reserved_offset:
@@ -284,7 +284,7 @@ class LogWriter:
     def must_roll(self, size_bytes: int, next_offset: int) -> bool:
         """Return True if an append of that size, up to that offset, needs a new segment."""
         active = self.state.active
-        if active.must_be_left:  # also if empty: refused bytes may follow its end
+        if active.must_be_left:  # even if empty: bytes of a failed append may follow
             return True
         position = active.end.position
         if position == 0:
@@ -301,7 +301,7 @@ class LogWriter:
         if limit is None or not active.created_ns:
             return False
         now_ns = self.state.environment.clock.now_ns()
-        if active.created_ns > now_ns + TOLERANCE_NS:  # created when the clock was ahead
+        if active.created_ns > now_ns + TOLERANCE_NS:  # the clock was ahead at creation
             active.created_ns = now_ns
         return now_ns - active.created_ns >= limit
 
@@ -322,35 +322,36 @@ class LogWriter:
         return True
 
     def roll_if_due(self) -> bool:
-        """Roll an idle active segment whose age is over the limit. Raises as `roll`."""
+        """Roll the active segment if its age exceeds the limit. Raises the errors of `roll`."""
         return self.is_roll_due() and self.roll()
 
     def _roll(self) -> None:
         """Seal the active segment and begin the next one. Raises OSError; then nothing changed."""
         with self.state.lock:
             group = self.commit_group
-            self.sync()  # what the manifest lists as sealed is trusted by the next start
-            # The batches to be appended were encoded before this sync. The new segment holds no
-            # synced batch of their group, so the number still distinguishes groups.
+            self.sync()  # the next start trusts sealed segments
+            # The batches to be appended were encoded before this sync, with this group number. The
+            # new segment holds no synced batch of the group, so the number still distinguishes
+            # groups.
             self.commit_group = group
             end = self.state.active.end
             self._seal_and_begin(end, end.offset)
 
     def skip_to(self, offset: int) -> None:
-        """Continue at a later offset in a new segment, and treat everything below as committed. The
-        manifest must already hold the reason. Raises StorageError, DiskFull."""
+        """Continue at a later offset in a new segment, and treat all records below it as committed.
+        The manifest must already contain the reason. Raises StorageError, DiskFull."""
         state = self.state
         with state.lock, storage_errors(f"continuing {state.name}"):
             self._seal_and_begin(state.active.end, offset, is_committed=True)
             self.note_acked(offset)
 
     def abandon_tail(self, *, keep_offsets: bool) -> None:
-        """After a failed sync: continue in a new segment from the last durable position.
+        """Continue in a new segment from the last durable position, after a failed sync.
 
         With `keep_offsets` the abandoned offsets were acked (durability below fsync); they are
-        recorded as lost and never used again. Raises StorageError, DiskFull if the new segment
-        fails too. Then nothing changed and the caller may retry. But without `keep_offsets` the log
-        ends at the last durable position in any case, and the next append retries.
+        recorded as lost and never assigned again. Raises StorageError, DiskFull if the new segment
+        cannot be created: with `keep_offsets` nothing changed then, and the caller may retry;
+        without it, the log ends at the last durable position, and the next append retries.
         """
         state, active = self.state, self.state.active
         durable, end = active.durable, active.end
@@ -358,16 +359,16 @@ class LogWriter:
             quarantined = state.view.manifest.quarantined
             if keep_offsets and end.offset > durable.offset:
                 # These records were acked. One write of the manifest both skips them and records
-                # the loss, so no start sees one without the other.
+                # the loss, so no start finds one without the other.
                 reason = "fdatasync failed before these records were durable"
                 quarantined = (*quarantined, self._without_bytes(durable, end.offset, reason))
             elif not keep_offsets:
                 self._give_up_tail()
-            # Kept offsets: no record below the new end can still become committed, so the high
-            # watermark moves there. Otherwise no abandoned record was acked, and their offsets are
-            # assigned again. Both happen in a new file: bytes that an fdatasync failed to write may
-            # be readable from the page cache and be gone after a power cut. So the old file is
-            # sealed at the last durable position, and readers ignore the bytes after it.
+            # With kept offsets, no record below the new end can still become committed, so the high
+            # watermark moves to it. Otherwise no abandoned record was acked, and their offsets are
+            # assigned again. Both need a new file: bytes that an fdatasync failed to write may be
+            # readable from the page cache and lost after a power cut. So the old file is sealed at
+            # the last durable position, and readers ignore the bytes after it.
             base_offset = end.offset if keep_offsets else durable.offset
             self._seal_and_begin(
                 durable, base_offset, quarantined=quarantined, is_committed=keep_offsets
@@ -377,8 +378,8 @@ class LogWriter:
                 self.note_acked(base_offset)
 
     def _give_up_tail(self) -> None:
-        """Drop the tail in memory first. If the new segment fails too, the log still ends here and
-        reports no more than that; the next append begins the segment."""
+        """Drop the tail in memory. So even if the new segment cannot be created, the log ends at
+        the last durable position and reports only that; the next append retries."""
         state, durable = self.state, self.state.active.durable
         state.active.give_up_tail()
         # Records that an earlier sync made durable can still become committed.
@@ -403,7 +404,7 @@ class LogWriter:
             quarantined = view.manifest.quarantined
         damaged = [bad for bad in quarantined if bad.segment == active.segment.path.name]
         if at.position == 0 and not damaged:
-            # An empty segment is replaced, not kept: it holds no batch and no recorded loss.
+            # An empty segment is replaced, because it has no batch and no recorded loss.
             kept = view.segments[:-1]
         else:
             # Damaged bytes after the end stay in the file: somebody may repair them by hand.
@@ -416,9 +417,9 @@ class LogWriter:
     def append_gap(
         self, next_offset: int, reason: str, *, is_loss: bool, epochs: Epochs = ()
     ) -> None:
-        """Continue at `next_offset`, because the log that this one copies has a `Gap` up to there.
+        """Continue at `next_offset`, after a `Gap` in the log that this one copies.
 
-        `epochs` are the epochs of that log that begin in the gap: (leader epoch, first offset).
+        `epochs` are those of the other log that begin in the gap: (leader epoch, first offset).
         Durable on return, and committed like an append. Raises ValueError unless `next_offset` lies
         past the log end, SyncFailed, StorageError, DiskFull.
         """
@@ -431,11 +432,11 @@ class LogWriter:
             newest = known[-1][0] if known else 0
             newer = [one for one in epochs if one[0] > newest and end.offset <= one[1]]
             if newer:
-                # Before the gap: a stop in between only leaves epochs without a record.
+                # First the epochs: a stop in between only leaves epochs without a record.
                 self.note_epochs((*known, *newer))
-            self.sync()  # what the manifest lists as sealed is trusted by the next start
+            self.sync()  # the next start trusts sealed segments
             gap = self._without_bytes(end, next_offset, reason if is_loss else SKIPPED)
-            # One write of the manifest, so no start finds one without the other.
+            # One write of the manifest stores both, so no start finds one without the other.
             quarantined = (*state.view.manifest.quarantined, gap)
             self._seal_and_begin(end, next_offset, quarantined=quarantined)
             self._appended.append(state.active.end)
@@ -447,15 +448,15 @@ class LogWriter:
         return QuarantinedRange(at.offset, next_offset, name, at.position, at.position, reason)
 
     def begin_lineage(self, place: LogEnd, kept: tuple[Segment, ...], **changes: Any) -> None:
-        """Continue at `place`, the end of `kept`, as a new lineage: the offsets from there on are
-        assigned again. Everything in `kept` is durable. `changes` are further changes of the
-        manifest. Hold `lock`. Raises OSError; then nothing changed."""
+        """Continue at `place`, the end of `kept`, under a new lineage: the offsets from `place` on
+        are assigned again. All records in `kept` are durable. `changes` are further changes of the
+        manifest. The caller holds `lock`. Raises OSError; then nothing changed."""
         state = self.state
         view, end = state.view, place.offset
         manifest = view.manifest
         if view.committed.offset > end:
-            # Before the manifest changes: a reader that took a record past `end` afterwards could
-            # not detect that it belongs to the old lineage.
+            # This happens before the manifest changes. Otherwise a reader could get a record past
+            # `end` afterwards, and could not detect that it belongs to the old lineage.
             state.move_high_watermark(place)
         fields = {
             "generation": manifest.unclaimed_generation,
@@ -469,23 +470,23 @@ class LogWriter:
         try:
             state.begin_segment(kept, end, is_committed=not kept, **(fields | changes))
         except BaseException:
-            # The old manifest is still in force, or is written again before the next append.
+            # The old manifest is still valid, or is written again before the next append.
             state.move_high_watermark(view.committed)
             raise
         high = state.view.committed.offset
         self._appended = deque([one for one in self._appended if high < one.offset < end])
         if high < end:
             self._appended.append(state.active.end)
-        # A slot entry names its lineage. A stop before this update leaves an entry of the old one,
-        # which the next start ignores. That start then recovers as after a power cut, which loses
-        # nothing: all of `kept` is sealed, and the active segment is empty.
+        # A slot entry names its lineage. A stop before this update leaves an entry of the old
+        # lineage, which the next start ignores. That start then recovers as after a power cut, and
+        # loses no record: all segments in `kept` are sealed, and the active segment is empty.
         self._acked_end = end
         self.slot.begin_lineage(state.view.manifest.lineage)
         self.slot.update(end)
 
     def begin_at(self, offset: int, epochs: Epochs) -> None:
-        """Drop everything and continue at `offset`, at or past the log end. Hold `lock`. Raises
-        OSError; then nothing changed."""
+        """Drop all records and continue at `offset`, at or past the log end. The caller holds
+        `lock`. Raises OSError; then nothing changed."""
         self.state.begin_segment(
             (),
             offset,

@@ -1,9 +1,9 @@
 """Makes backups of a data directory while the daemon runs, verifies and restores them.
 
 files      the files of a backup, its manifest written last; copies with a checksum
-source     the part of a stream to copy: everything that was acked, the active part sealed
+source     finds the part of a stream to copy: all acked records; seals the active part
 creating   makes a backup of a data directory
-restoring  verifies a backup; restores it to a data directory that begins a new leader epoch
+restoring  verifies a backup; restores it to a data directory with a new leader epoch
 """
 
 from liftlog.log.backup.creating import Progress, create_backup

@@ -1,11 +1,12 @@
 """Makes a backup of a data directory, while the daemon runs.
 
 Sealed segments never change, so they are copied as they are. The acked part of the active segment
-is copied and sealed in the backup. If the daemon deletes or rewrites a segment meanwhile, its file
-is missing, and the stream is examined again. `_offsets` is copied first, so that no checkpoint in
-the backup is past the end of its stream there.
+is copied and sealed in the backup. If the daemon deletes or rewrites a segment during the backup,
+the file of the segment is missing, and the backup examines the stream again. `_offsets` is copied
+first, so that no checkpoint in the backup is past the end of its stream in the backup.
 
-The backup's manifest is written last: a stop before that leaves a directory that is not a backup.
+The backup's manifest is written last: if the backup is interrupted earlier, the directory does not
+count as a backup.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ logger = logging.getLogger("liftlog.log.backup")
 OFFSETS_STREAM = "_offsets"
 _ROUNDS = 20
 _CATCH_UP_ROUNDS = 3
-"""Number of rounds that copy segments which were sealed while others were copied."""
+"""Number of rounds of copying before the active segment is copied. Each round copies the segments
+that were sealed during the one before."""
 
 Progress = Callable[[str, int, int], None]
 """Called with the stream, the number of bytes copied, and the number of bytes found so far."""
@@ -58,10 +60,11 @@ def create_backup(
 ) -> Backup:
     """Copy the acked records of `streams` (all if None) into `target`, which is empty or missing.
 
-    `committed` gives the committed end of each replica; that of `_offsets` should be taken first,
-    as it is copied first. Durable on return. Raises InvalidArgument for another `target`,
-    StreamUnavailable if the end of a stream is unknown, CorruptMetadata for a stream without a
-    manifest, OSError; then `target` is not a backup.
+    `committed` gives the committed end of each replica. Its end for `_offsets` should be read
+    before the others, because `_offsets` is copied first. Durable on return. Raises InvalidArgument
+    if `target` exists and is not empty, StreamUnavailable if the end of a stream is unknown,
+    CorruptMetadata for a stream without a manifest, OSError. After an error `target` is not a
+    backup.
     """
     source = source_fs or ReadOnlyFileSystem()
     fs = target_fs or OsFileSystem()
@@ -119,7 +122,7 @@ class _StreamCopy:
         return self.target / STREAMS_NAME / self.name
 
     def run(self) -> BackedUpStream | None:
-        """Copy the stream. Returns None if it does not exist (any more)."""
+        """Copy the stream. Returns None if the stream does not exist or was deleted meanwhile."""
         for number in range(_ROUNDS):
             found = look(self.source, self.data_dir, self.name, self.boot_id, self.committed)
             if found is None:
@@ -127,7 +130,7 @@ class _StreamCopy:
                 return None
             self.fs.make_directory(self.directory)
             if found.manifest.incarnation != self.incarnation:
-                self._forget_all()  # created again since the last round, or this is the first
+                self._forget_all()  # the first round, or a stream that was created again
                 self.fs.make_directory(self.directory)
                 self.incarnation = found.manifest.incarnation
             more = self._copy_sealed(found)
@@ -140,7 +143,7 @@ class _StreamCopy:
         raise StreamUnavailable(f"stream {self.name} changes faster than it can be copied")
 
     def _copy_sealed(self, found: Source) -> bool:
-        """Copy the sealed segments that are not copied yet. Returns True if there were any."""
+        """Copy the sealed segments that are not copied yet. Returns True if it copied any."""
         wanted = [one for one in found.sealed if not self._has(one)]
         total = self.done_bytes + sum(entry.size_bytes for entry in wanted)
         for entry in wanted:
@@ -150,7 +153,8 @@ class _StreamCopy:
                 self.copied[entry.file_name] = (entry, self._copy_segment(entry, total))
                 self.missing.discard(entry.file_name)
             except FileNotFoundError:
-                # Deleted since the manifest was read, or lost if the next manifest still lists it.
+                # The file was deleted after the manifest was read, or it is lost if the next
+                # manifest still lists it.
                 if entry.file_name in self.missing:
                     self.lost.add(entry.file_name)
                 self.missing.add(entry.file_name)
@@ -178,7 +182,7 @@ class _StreamCopy:
         except FileNotFoundError:
             self.done_bytes = begun
             if not entry.size_bytes:
-                return []  # it never held anything
+                return []  # this segment never held a record
             raise
         try:
             pair = (self.source, index_path(path)), (self.fs, index_path(new))
@@ -186,7 +190,7 @@ class _StreamCopy:
         except OSError as error:
             if is_full(error):
                 raise
-            self._forget_index(index_path(new))  # rebuilt when needed
+            self._forget_index(index_path(new))  # the daemon rebuilds it when needed
         self.unreadable[entry.file_name] = lost_in_holes(
             self.fs, new, entry, holes, self.incarnation
         )
@@ -198,7 +202,7 @@ class _StreamCopy:
 
     def _finish(self, found: Source) -> BackedUpStream | None:
         """Seal the acked part of the active segment, and write the stream's manifest. Returns None
-        if the active segment was deleted meanwhile, so that there is more to copy."""
+        if the active segment was deleted meanwhile: the caller must then copy its successors."""
         manifest, end = found.manifest, found.end_offset
         active = seal_active(
             self.source, self.from_directory, self.fs, self.directory, found, self.missing
@@ -250,7 +254,8 @@ class _StreamCopy:
         )
 
     def _missing_segments(self, found: Source) -> list[str]:
-        """Return the listed segments that are missing and not quarantined as a whole."""
+        """Return the segments that the manifest lists, that are missing, and that are not fully
+        quarantined."""
         return [
             f"the segment {one.file_name} is missing"
             for one in found.sealed
@@ -259,7 +264,7 @@ class _StreamCopy:
         ]
 
     def _forget_unlisted(self, found: Source) -> None:
-        """Drop copies of segments that the daemon then deleted or rewrote."""
+        """Delete the copies of segments that the daemon has deleted or rewritten since."""
         listed = {entry.file_name for entry in found.sealed}
         for name in [name for name in self.copied if name not in listed]:
             _, files = self.copied.pop(name)

@@ -1,12 +1,12 @@
 """Copies and checks the files of a backup, and stores its manifest.
 
-    <backup>/backup              its manifest, a checkpoint file; written last, so without it there
-                                 is not a backup
+    <backup>/backup              the backup's manifest, a checkpoint file; written last: a directory
+                                 without it is not a backup
     <backup>/streams/<stream>/   manifest, segments and indexes, as in a data directory; the active
-                                 segment is empty: what it held is sealed here
+                                 segment is empty: its records are in a sealed segment
 
-No daemon opens a directory that holds a file `backup`. Bytes that the disk of the source cannot
-read are zeros in the backup, and reported as lost.
+No daemon opens a directory that holds a file `backup`. Bytes that the source disk cannot read
+become zeros in the backup, and are reported as lost.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class BackedUpFile:
 class BackedUpStream:
     """One stream of a backup: its records [log_start_offset, end_offset).
 
-    `damaged` describes records that the source lacked. `may_lack` is the reason why records from
-    `end_offset` on may have been acked before the backup was made; empty if none were, and in
-    backups of versions without this key.
+    `damaged` describes records that the source lacked. If records from `end_offset` on may have
+    been acked before the backup was made, `may_lack` is the reason; otherwise, and in backups of
+    versions without this key, it is empty.
     """
 
     name: str
@@ -105,7 +105,8 @@ def read_backup(fs: FileSystem, directory: Path) -> Backup:
 
 
 def _check_names(found: Backup) -> None:
-    """Check the names, since they become paths: a forged manifest must not lead elsewhere."""
+    """Check the names, because they become paths: a forged manifest must not refer to other
+    directories."""
     for stream in found.streams:
         if not is_stream_name(stream.name, may_be_system=True):
             raise CorruptMetadata(f"{stream.name!r} is not the name of a stream")
@@ -121,10 +122,11 @@ def copy_file(
     copied: Copied = lambda size: None,
     holes: list[range] | None = None,
 ) -> BackedUpFile:
-    """Copy the first `size_bytes` (fewer if there are no more; None: all); fdatasynced on return.
+    """Copy the first `size_bytes` bytes of a file; the copy is fdatasynced on return.
 
-    With `holes`, unreadable pages of the source become zeros in the copy and are added to `holes`;
-    without it they raise OSError like any other error.
+    Copies less if the file is shorter, and all of it if `size_bytes` is None. With `holes`,
+    unreadable pages of the source become zeros in the copy and are added to `holes`; without it
+    they raise OSError like any other error.
     """
     file = source[0].open(source[1], writable=False)
     try:

@@ -1,20 +1,21 @@
 """Verifies a backup, and restores it to a data directory that the daemon opens as cleanly stopped.
 
-A backup is whole if every file is there, with its size and its checksum.
+A backup is complete if every file exists and has the listed size and checksum.
 
-A reader may have read past the end of the backup before the restore. It must not mistake records
-that are stored after the restore for those that follow its position. So every stream continues in a
-new leader epoch, which begins at the end of the backup: a fetch with an older epoch and a position
-past that end is answered DIVERGED. The new epoch is the number of seconds since 1970, if that is
-higher than the old one. Epochs rise by one with every unclean start, so neither the former stream
-nor another restore of the same backup ever reaches that number.
+Before the restore, a reader may have read past the end of the backup. After it, the same offsets
+get new records, and the reader must not mistake these for the continuation of what it has read. So
+every stream continues in a new leader epoch, which begins at the end of the backup: a fetch with an
+older epoch and a position past that end is answered DIVERGED. The new epoch is the number of
+seconds since 1970, if that is higher than the old epoch. Epochs otherwise rise by one with every
+unclean start, so neither the original stream nor another restore of the same backup ever reaches
+that number.
 
 A restored stream belongs to no cluster, even if it was a replica: all of its records in the backup
-are committed. A cluster adopts it like the streams of a single daemon.
+are committed. A cluster adopts it like a stream of a single daemon.
 
 While files are copied, a marker prevents every daemon from opening the directory; removing it is
-the last step. A stream that is added to a data directory is copied beside the others, and gets its
-name last.
+the last step. A stream that is added to a data directory is copied under a temporary name beside
+the other streams, and renamed last.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ def verify_backup(
     fs: FileSystem | None = None,
     read: Callable[[int], None] = lambda size: None,
 ) -> tuple[Backup, list[BackupFinding]]:
-    """Read every byte of a backup. Raises CorruptMetadata if `directory` is no backup, OSError."""
+    """Verify a backup by reading every byte; return its manifest and the problems found. Raises
+    CorruptMetadata if `directory` is not a backup, OSError."""
     files = fs or ReadOnlyFileSystem()
     backup = read_backup(files, directory)
     found = []
@@ -113,8 +115,8 @@ def restore_backup(
 ) -> list[RestoredStream]:
     """Restore `streams` (all if None) of the backup to `data_dir`, which is empty or missing.
 
-    Checks every file while it copies it. The caller holds the lock, so that no daemon can start.
-    Removes the files of an unfinished restore first. Durable on return.
+    Verifies the size and checksum of every file during the copy. The caller holds the lock, so that
+    no daemon can start. Removes the files of an unfinished restore first. Durable on return.
 
     Raises CorruptMetadata if `directory` is not a backup or damaged, InvalidArgument if `data_dir`
     is not empty, OSError. After an error or a stop, no daemon opens `data_dir`.
@@ -150,7 +152,7 @@ def add_to_data_dir(
     """Add `streams` of the backup to a data directory whose daemon is stopped.
 
     The caller holds the lock, so that no daemon can start. Durable on return. After an error or a
-    stop, some of the streams may be there, each of them whole; the next start of the daemon, or the
+    stop, some of the streams may exist, each of them complete; the next start of the daemon, or the
     next attempt, removes an unfinished one. Raises the errors of `restore_backup`, and
     InvalidArgument for a stream that exists already.
     """
@@ -191,8 +193,8 @@ def check_addable(fs: FileSystem, data_dir: Path, streams: frozenset[str]) -> No
 
 
 def _add_clean(fs: FileSystem, data_dir: Path, name: str, manifest: Manifest) -> None:
-    """Add the stream to the clean marker. No daemon uses the entry before the stream has its name.
-    An unreadable marker counts as empty, as for the daemon."""
+    """Add the stream to the clean marker. No daemon uses the entry before the stream is renamed to
+    its final name. An unreadable marker counts as empty, as in the daemon."""
     try:
         states = read_states(fs, data_dir, CLEAN_NAME)
     except CorruptMetadata:
@@ -263,7 +265,7 @@ def _copy_stream(
                 f"{file.name} of stream {stream.name} {problem} the backup",
                 hint="`liftlog backup verify` lists all that is damaged",
             )
-    # Their names become durable with the manifest that is written next.
+    # Writing the manifest next makes the names of these files durable.
 
 
 def _new_epoch(

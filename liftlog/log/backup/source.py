@@ -1,16 +1,17 @@
 """Determines the part of a stream to copy, while a daemon may append, roll, rewrite and delete.
 
-The end is the acked end at the time of reading. If the daemon runs, or was killed since the last
-boot, the slot holds it exactly; if it was stopped, the clean marker does. Otherwise the end is
-unknown until a recovery has judged the tail, and no backup is possible.
+The part ends at the acked end at the time of reading. If the daemon runs, or was killed since the
+last boot, the acked-end slot holds the exact value; if the daemon was stopped cleanly, the clean
+marker does. Otherwise the end is unknown until a recovery has examined the tail of the log, and no
+backup is possible.
 
-For a replica, the end is its high watermark, since records below its slot may never be committed.
-The files hold the high watermark as it was last stored, which may be half a minute old; `Committed`
-has the present one, from the daemon. For the only replica, the slot is exact, too.
+For a replica, the end is its high watermark, because records below the offset in its slot may never
+be committed. The high watermark in the files may be half a minute old; `Committed` holds the
+current one, as reported by the daemon. If a stream has only one replica, the slot is exact, too.
 
 The slot is read before the manifest, so a segment that was rolled in between is already sealed in
-the manifest: the part of the active segment below the end is complete, whatever happens later. The
-backup gets that part as a sealed segment.
+the manifest. Therefore the part of the active segment below the end is complete, whatever the
+daemon writes later. The backup stores that part as a sealed segment.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ class Committed:
     """The committed end of a replica at this moment, as reported by its daemon.
 
     `end` is None if the daemon did not report it. `behind` is the reason why acked records may be
-    missing, empty if none are. `is_only`: no other node has a replica, so everything that this one
-    has acked is committed.
+    missing; empty if none are. `is_only`: no other node has a replica, so all records that this
+    node has acked are committed.
     """
 
     incarnation: str = ""
@@ -59,7 +60,8 @@ _UNKNOWN = Committed()
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The state of a stream at one moment. Everything below `end_offset` was acked or is sealed."""
+    """The state of a stream at one moment. All records below `end_offset` were acked or are in
+    sealed segments."""
 
     manifest: Manifest
     end_offset: int
@@ -84,8 +86,8 @@ def look(
 ) -> Source | None:
     """Examine a stream. `committed` applies to a replica.
 
-    Returns None if the stream does not exist: its creation did not finish, or it was deleted.
-    Raises StreamUnavailable if the end of the log is unknown, CorruptMetadata, OSError.
+    Returns None if the stream does not exist, because its creation did not finish or it was
+    deleted. Raises StreamUnavailable if the end of the log is unknown, CorruptMetadata, OSError.
     """
     directory = data_dir / STREAMS_NAME / name
     for _ in range(_TRIES):
@@ -102,7 +104,7 @@ def look(
             end = _end(fs, data_dir, name, before, boot_id)
         manifest = read_manifest(fs, directory)
         if manifest is None or manifest.lineage != before.lineage:
-            continue  # just deleted, created again or truncated
+            continue  # the stream was just deleted, created again or truncated
         if not manifest.segments:
             raise CorruptMetadata(f"the manifest of stream {name} lists no segment")
         if end is None:
@@ -120,8 +122,8 @@ def look(
 
 
 def _up_to(manifest: Manifest, end: int) -> Manifest:
-    """Return the manifest without segments that begin at or past `end`. The last one is handled
-    like an active one, since possibly only a part of it is committed."""
+    """Return the manifest without segments that begin at or past `end`. Its last segment is then
+    handled like an active one, because possibly only a part of it is committed."""
     segments = manifest.segments
     count = max(bisect_left(segments, end, key=lambda one: one.base_offset), 1)
     return replace(manifest, segments=segments[:count])
@@ -142,7 +144,7 @@ def _end(
         return None
     clean = read_known_states(fs, data_dir, name).clean
     if clean is not None and clean.is_of(manifest.incarnation, manifest.segments[-1]):
-        # If more was acked than is left, the manifest lists a hole after the last record.
+        # If acked records are missing at the end, the manifest lists a hole after the last record.
         return max(clean.next_offset, manifest.high_watermark)
     slot = _slot(fs, data_dir, name, manifest.lineage, boot_id)
     return slot.acked_end if slot is not None and slot.exact else None
@@ -185,7 +187,8 @@ def _slot(
 
 @dataclass(frozen=True, slots=True)
 class SealedActive:
-    """The copied part of an active segment. `entry` is None if nothing of it lay below the end."""
+    """The copied part of an active segment. `entry` is None if the segment has no record below the
+    end."""
 
     entry: SegmentEntry | None
     file_names: tuple[str, ...]
@@ -204,10 +207,10 @@ def seal_active(
     """Copy the records of the active segment below `found.end_offset`, and write their index; both
     are fdatasynced.
 
-    If the file of the segment is missing, adds its name to `missing` and returns None: the segment
-    was then sealed, and rewritten or deleted, and the caller must examine the stream again. If
-    `missing` already contains the file, the file is lost, and an empty segment takes its place.
-    Raises OSError.
+    If the file of the segment is missing, adds its name to `missing` and returns None: the daemon
+    has sealed the segment and then rewritten or deleted it, and the caller must examine the stream
+    again. If `missing` already contains the name, the file is lost, and an empty segment takes its
+    place. Raises OSError.
     """
     manifest, end, active = found.manifest, found.end_offset, found.active
     quarantined = tuple(
@@ -255,7 +258,7 @@ def seal_active(
 
 
 class _Walk:
-    """Walks the batches of `file` below `end`; none without a file. Used once."""
+    """Walks the batches of `file` below `end`; without a file it finds none. Used once."""
 
     def __init__(
         self,

@@ -8,5 +8,5 @@ acked_end           the file that stores how far acks went
 leases              the file of a stream's leases
 lock                the lock of a data directory
 identity            distinguishes a data directory from a copy of it
-shared_descriptors  files that are open for writing share a bounded number of descriptors
+shared_descriptors  limits the number of descriptors of files that are open for writing
 """

@@ -1,10 +1,11 @@
-"""The acked-end slot: how far acks went, kept in a small file of its own.
+"""The acked-end slot: a small file of each stream that stores its acked end.
 
-Each commit writes it with one `pwrite`, and the hot path never fsyncs it: the page cache survives a
-killed process but not a power cut, so an entry depends on the boot id. The file is not mapped: with
-`pwrite` a full disk or an unreadable sector is an error of this one stream, while a store into a
-mapped page would end the whole process with SIGBUS. Two entries are written in turn, so that an
-interrupted write of one leaves the other whole.
+Acks may have been sent for all records below the acked end. Each commit writes the slot with one
+`pwrite`, and the hot path never fsyncs it. The page cache survives a killed process but not a power
+cut, so each entry names the boot id under which it is exact. The file is not mapped into memory:
+with `pwrite` a full disk or an unreadable sector is an error of this one stream, while a store into
+a mapped page would end the whole process with SIGBUS. The two entries are written alternately, so
+that an interrupted write of one leaves the other intact.
 
     0  8  acked_end u64
     8  8  sequence  u64   the entry with the higher one is newer
@@ -44,7 +45,8 @@ BOOT_ID_UNKNOWN = (
 
 
 def current_boot_id() -> str:
-    """Return an id that changes with every boot of the machine; empty if the system has none."""
+    """Return an id that changes with every boot of the machine; an empty string if the system has
+    none."""
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:
@@ -52,7 +54,8 @@ def current_boot_id() -> str:
 
 
 class AckedEnd(NamedTuple):
-    """An acked end. `exact`: no reboot since the last update, so it is the true end."""
+    """The stored end of the acked records. `exact`: the machine was not rebooted since the last
+    update, so no later ack was sent."""
 
     acked_end: int
     exact: bool
@@ -63,8 +66,8 @@ def read_acked_end(
 ) -> AckedEnd | None:
     """Read the slot's entry for that lineage; None if the slot holds nothing usable.
 
-    Changes nothing. Raises OSError if the file exists and cannot be read; the entry is lost only if
-    the disk cannot read its bytes (`is_unreadable`).
+    Changes nothing. Raises OSError if the file exists and cannot be read. Only if `is_unreadable`
+    is true for the error, the entry is lost.
     """
     return _read(fs, directory / ACKED_END_NAME, crc32c(lineage.encode()), _boot_crc(boot_id))[0]
 
@@ -72,8 +75,8 @@ def read_acked_end(
 def known_acked_end(
     fs: FileSystem, directory: Path, lineage: str, *, boot_id: str | None = None
 ) -> AckedEnd | None:
-    """Call `read_acked_end`; return None also if the disk cannot read the bytes. Raises OSError for
-    other errors, which say nothing about the bytes."""
+    """Call `read_acked_end`, but return None also if the disk cannot read the bytes. Raises OSError
+    for other errors, after which a retry may succeed."""
     try:
         return read_acked_end(fs, directory, lineage, boot_id=boot_id)
     except OSError as error:
@@ -112,17 +115,17 @@ def _read(
 class AckedEndFile:
     """Writer of one stream's slot. Not thread-safe: the committing thread owns it.
 
-    A failed update raises no error, because its records are already stored and their ack is valid:
-    after a kill, the next start finds them by scanning. Only the evidence is missing that would
-    distinguish later damage to them from a write that was never acked. So the slot is `in_doubt`
-    from then on, and the log appends nothing more until `write_pending` succeeds.
+    A failed update raises no error, because its records are already stored and may be acked: after
+    a kill, the next start finds them by scanning the log. But if these records are damaged later,
+    the slot does not prove that they were acked. So the slot is `in_doubt` after a failed update,
+    and the log rejects appends until `write_pending` succeeds.
     """
 
     def __init__(
         self, fs: FileSystem, directory: Path, lineage: str, *, boot_id: str | None = None
     ) -> None:
-        """Open the slot. Raises OSError, unless the error means that the disk cannot read the
-        stored bytes; the slot is then rewritten."""
+        """Open the slot. If the disk cannot read the stored bytes, the slot is rewritten. Raises
+        OSError for every other error."""
         self._fs = fs
         self._path = directory / ACKED_END_NAME
         self._boot_crc = _boot_crc(boot_id)
@@ -141,7 +144,7 @@ class AckedEndFile:
             )
         except OSError as error:
             if not is_unreadable(error):
-                raise  # its content is unknown, and must not be overwritten
+                raise  # the content is unknown and must not be overwritten
             self._replace = True
 
     def begin_lineage(self, lineage: str) -> None:
@@ -149,18 +152,18 @@ class AckedEndFile:
         self._lineage_crc = crc32c(lineage.encode())
 
     def update(self, acked_end: int) -> None:
-        """Store that everything below `acked_end` may have been acked."""
+        """Store `acked_end`: everything below it may have been acked."""
         if self._closed:
             return
         self._acked_end = acked_end
         try:
             self._write(self._boot_crc)
         except OSError as error:
-            # An unreadable sector beneath the file is permanent; a full disk or a lack of
-            # descriptors is not. The existing file may be the only exact evidence.
+            # An unreadable sector of the file is permanent, so the file is replaced. A full disk or
+            # a lack of descriptors is transient, and the file may be the only exact evidence.
             self._replace = self._replace or is_unreadable(error)
             if not is_full(error):
-                self._let_go()  # a stale handle stays stale
+                self._let_go()  # a stale file handle never becomes valid again
             if not self.in_doubt:
                 self.in_doubt = True
                 logger.warning("acked-slot-not-written path=%s error=%s", self._path, error)
@@ -174,11 +177,11 @@ class AckedEndFile:
             logger.info("acked-slot-written-again path=%s", self._path)
 
     def sync_as_lower_bound(self) -> None:
-        """Store durably that acks went at least this far, as a lower bound. Raises OSError.
+        """Make the slot durable, marked as only a lower bound of the acked end. Raises OSError.
 
-        Later updates are exact again, but only in the page cache. So if the cache is lost without a
-        reboot (a volume that was detached by force), the next start does not take the value that it
-        reads for the true end.
+        Later updates are exact again, but only in the page cache. The cache can be lost without a
+        reboot, for example if a volume is detached by force. Because of the mark, the next start
+        then does not mistake the older value on disk for the exact end.
         """
         if self._closed:
             return
@@ -196,7 +199,7 @@ class AckedEndFile:
         entry = fields + crc32c(fields).to_bytes(4, "little")
         written = file.pwritev((entry,), (sequence & 1) * _ENTRY.size)
         if written != _CHECKED:
-            # The next write goes to the same place: the other entry is the only whole one now.
+            # The next write goes to the same place, because only the other entry is intact now.
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
         self._sequence = sequence
 

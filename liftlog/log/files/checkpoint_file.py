@@ -3,8 +3,9 @@
     liftlog <kind> 1 crc32c=<8 hex digits>\n
     <JSON, UTF-8>
 
-The checksum covers the JSON. A file is written under a temporary name, fsynced, renamed over
-the old one, and its directory is fsynced: after a crash either the old or the new one is there.
+The checksum covers the JSON. A file is written under a temporary name, fsynced, and renamed over
+the old one; then its directory is fsynced. So after a crash the directory contains either the old
+or the new file.
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ def write_checkpoint_text(
 ) -> None:
     """Call `write_checkpoint_file` for content that is already JSON text.
 
-    With `copy`, this file of the same directory gets the same content before `path` does. Both are
-    complete on disk before either is renamed, and one fsync of the directory makes both names
-    durable.
+    `copy` is a second file in the same directory: it gets the same content, and is renamed before
+    `path` is. Both are complete on disk before either is renamed, and one fsync of the directory
+    makes both names durable.
     """
     raw = checkpoint_bytes(kind, text)
     targets = [path] if copy is None else [copy, path]
@@ -69,7 +70,7 @@ def read_checkpoint_file(fs: FileSystem, path: Path, kind: str) -> dict[str, Any
     """Return the content of `path`, or None if the file does not exist.
 
     Raises CorruptMetadata if its checksum is wrong or the disk cannot read it, UnsupportedFormat
-    for a newer version, OSError for errors that say nothing about the file.
+    for a newer version, OSError for transient errors.
     """
     raw = read_small_file(fs, path)
     if raw is None:
@@ -81,12 +82,12 @@ def read_checkpoint_file(fs: FileSystem, path: Path, kind: str) -> dict[str, Any
 
 
 def read_dispensable_file(fs: FileSystem, path: Path, kind: str) -> dict[str, Any] | None:
-    """Call `read_checkpoint_file` for a file that only saves time.
+    """Call `read_checkpoint_file` for a file that is only an optimization.
 
-    A damaged file counts as missing. So does one of another version, because the first line has no
-    checksum and may itself be damaged.
+    A damaged file counts as missing. A file of another version counts as missing too, because its
+    first line, which contains the version, has no checksum and may be damaged.
 
-    Raises OSError only for an error that passes, like a lack of file descriptors.
+    Raises OSError only for a transient error, such as a lack of file descriptors.
     """
     try:
         return read_checkpoint_file(fs, path, kind)
@@ -114,7 +115,7 @@ def parse_checkpoint(raw: bytes, name: str, kind: str) -> dict[str, Any]:
         raise CorruptMetadata(f"{name} is damaged: its checksum does not match")
     try:
         content = json.loads(body)
-    except ValueError as error:  # a correct checksum over something that is not JSON
+    except ValueError as error:  # the checksum is correct, but the content is not JSON
         raise CorruptMetadata(f"{name} does not hold JSON") from error
     if not isinstance(content, dict):
         raise CorruptMetadata(f"{name} does not hold a JSON object")

@@ -1,13 +1,13 @@
-"""The file operations that the log needs, behind a seam that tests replace.
+"""The file operations that the log needs, behind protocols that tests implement in their own way.
 
 Every durability argument in this package rests on five assumptions about the disk:
 `fdatasync` returns only when the bytes and the size are stable; `rename` is atomic;
 a directory entry is stable after `fsync` of its directory; a failed `fdatasync` may have
 dropped the dirty pages; and un-synced writes may reach the disk torn and in any order.
 
-A sixth assumption is about reads: a file ends where its size says, not where a read stops. If a
-read meets an unreadable sector, Linux returns the bytes before it, so a short read may be either;
-`read_whole` distinguishes the two.
+A sixth assumption is about reads: only the size of a file gives its end. A short read does not,
+because Linux also returns fewer bytes if it reaches an unreadable sector. `read_whole`
+distinguishes the two cases.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class File(Protocol):
 
     def fileno(self) -> int: ...
     def pread(self, length: int, position: int) -> bytes:
-        """Read `length` bytes at `position`; fewer only at the end of the file, by its size.
+        """Read `length` bytes at `position`; returns fewer only at the end of the file, by its
+        size.
 
         Raises OSError if the disk cannot read one of them; see `liftlog.log.files.unreadable`.
         """
@@ -44,7 +45,7 @@ class File(Protocol):
     def fdatasync(self) -> None: ...
     def truncate(self, size: int) -> None: ...
     def allocate(self, size: int) -> None:
-        """Make the file `size` bytes long, the new ones zero and with disk space behind them."""
+        """Extend the file to `size` bytes, with zeros for which disk space is reserved."""
         ...
 
     def size(self) -> int: ...
@@ -58,7 +59,8 @@ class FileSystem(Protocol):
     def rename(self, source: Path, target: Path) -> None: ...
     def unlink(self, path: Path) -> None: ...
     def exists(self, path: Path) -> bool:
-        """Return False only if there is no such name; any other error is raised."""
+        """Return True if `path` exists, False only if its directory has no such name. Raises any
+        other error."""
         ...
 
     def modified_ns(self, path: Path) -> int:
@@ -108,7 +110,7 @@ class OsFile:
         return os.fstat(self._fd).st_size
 
     def close(self) -> None:
-        fd, self._fd = self._fd, -1  # dropped even if close fails: the number may be reused
+        fd, self._fd = self._fd, -1  # dropped even if close fails: it may be reused
         if fd >= 0:
             os.close(fd)
 
@@ -141,7 +143,7 @@ class OsFileSystem:
         path.unlink()
 
     def exists(self, path: Path) -> bool:
-        # Not `Path.exists`: from Python 3.14 on it takes every error for a missing file.
+        # `Path.exists` cannot be used: from Python 3.14 on it returns False for every error.
         try:
             os.stat(path)  # noqa: PTH116
         except (FileNotFoundError, NotADirectoryError):
@@ -156,7 +158,7 @@ class OsFileSystem:
 
     def make_directory(self, path: Path) -> None:
         missing = [one for one in path.parents if not one.exists()]
-        for one in reversed(missing):  # such as the data directory: only its owner has access
+        for one in reversed(missing):  # data directory: only its owner has access
             one.mkdir(exist_ok=True, mode=0o700)
         path.mkdir(exist_ok=True, mode=0o750)
 
@@ -172,11 +174,11 @@ class OsFileSystem:
 
 
 class ReadOnlyFileSystem(OsFileSystem):
-    """A view of the files of a log that a daemon may be using, or of a backup: opens them for
-    reading only, and refuses every change.
+    """A file system that opens files for reading only, and refuses every change. It is for the
+    files of a backup, or of a log that a daemon may be using.
 
-    It checks what it opens: a pipe in the place of a file would block until another process uses
-    it.
+    It opens only regular files, because opening a pipe would block until another process opens its
+    other end.
     """
 
     def open(self, path: Path, *, create: bool = False, writable: bool = True) -> OsFile:
@@ -184,7 +186,7 @@ class ReadOnlyFileSystem(OsFileSystem):
             _refuse(path)
         file = OsFile(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
         kind = os.fstat(file.fileno()).st_mode
-        if stat.S_ISREG(kind) or stat.S_ISDIR(kind):  # reading a directory fails
+        if stat.S_ISREG(kind) or stat.S_ISDIR(kind):  # reading a directory fails later
             return file
         file.close()
         raise OSError(NOT_A_FILE, "it is not a regular file", str(path))
@@ -215,7 +217,8 @@ def is_full(error: OSError) -> bool:
 
 
 class storage_errors:  # noqa: N801  # used as a function
-    """Map OSError to StorageError or DiskFull, once, at the border of the package."""
+    """Map OSError to StorageError or DiskFull in a `with` block; used where calls enter the
+    package."""
 
     __slots__ = ("_what",)
 
@@ -243,7 +246,7 @@ def storage_error(what: str, error: OSError) -> StorageError:
 
 
 def write_all(file: File, buffers: Sequence[Buffer], position: int) -> int:
-    """Write every byte, continuing after short writes; returns the number of bytes."""
+    """Write all bytes of the buffers, also after short writes; return their number."""
     total = len(buffers[0]) if len(buffers) == 1 else sum(map(len, buffers))
     done = file.pwritev(buffers, position)
     if done < total:
@@ -263,10 +266,10 @@ def read_whole(
     position: int,
     begun: bytes = b"",
 ) -> bytes:
-    """Read `length` bytes, continuing after short reads; `begun` is the result of the first one.
+    """Read `length` bytes, also after short reads; `begun` is the result of a first read.
 
-    Returns fewer bytes only at the end of the file, which `size` gives and no read does. Raises
-    OSError with EIO if a read inside the file returns nothing.
+    Returns fewer bytes only at the end of the file according to `size`. Raises OSError with EIO if
+    a read before that end returns no bytes.
     """
     parts, done = [begun], len(begun)
     while done < length:

@@ -1,20 +1,21 @@
 """Distinguishes the data directory that a node used at its last start from a copy of it.
 
-A copy that was made while the daemon ran lacks the records that were acked since. No counter inside
-can show that, because the counter was copied too. So each start stores, in the node's record, a
-property that `cp`, `rsync` and `tar` cannot copy: the birth time of the directory `streams`. The
-file system sets it, and no program can change it. It stays the same over mounts, boots, other
-device numbers, changes of owner, and failed starts. Device and file system numbers can change, so
-they are not compared.
+A copy that was made while the daemon ran lacks the records that were acked later. A counter in a
+file cannot show this, because the copy contains the same counter. So each start stores, in the
+metadata of the node, a property that `cp`, `rsync` and `tar` cannot copy: the birth time of the
+directory `streams`. The file system sets this time, and no program can change it. Mounts, boots,
+other device numbers, changes of owner and failed starts do not change it either. Device and file
+system numbers can change, so they are not compared.
 
-If the file system does not store a birth time, the inode number decides, together with the change
-time of the file `lock`, since some systems assign new inode numbers at each mount: the directory
-counts as a copy only if both differ. A snapshot of the whole volume has all three, and counts as
-the volume.
+If the file system does not store birth times, the inode number and the change time of the file
+`lock` are compared. The directory counts as a copy only if both differ, because some systems assign
+new inode numbers at each mount. A snapshot of the whole volume has the same birth time, inode
+number and change time, so it counts as the original.
 
-A directory that was closed cleanly has everything that its start confirmed, so a copy of it is as
-good. The marker `clean` names that start, which must be the last one in the store: a process that
-ended before it became the node, for example because it was refused, writes no marker.
+A directory that was closed cleanly has all records that the daemon confirmed since its start, so a
+copy of it is as good as the original. The marker `clean` contains the number of that start, which
+must be the last one in the metadata store. A process that ends before it is registered as the node,
+for example because it was refused, writes no marker.
 """
 
 from __future__ import annotations
@@ -36,18 +37,19 @@ _BIRTH_TIME_AT = 80
 
 
 class Witness(NamedTuple):
-    """The evidence that a copy of a data directory does not share."""
+    """Properties of a data directory that a copy of it does not have."""
 
     born_ns: int
-    """Birth time of `streams`; 0 if the file system does not keep it."""
+    """Birth time of `streams`; 0 if the file system does not store it."""
     inode: int
     """Inode number of `streams`."""
     lock_changed_ns: int
-    """Change time of the inode of `lock`: each start that gets the lock writes the file."""
+    """Change time of the inode of `lock`, in ns since 1970. Each start that gets the lock writes
+    the file."""
 
     @classmethod
     def of(cls, streams: Path, lock_changed_ns: int) -> Witness | None:
-        """Collect the evidence; None if the directory cannot be examined. Blocking."""
+        """Read the properties; None if the directory cannot be examined. Blocking."""
         try:
             return cls(_born_ns(streams), streams.stat().st_ino, lock_changed_ns)
         except OSError:
@@ -55,7 +57,8 @@ class Witness(NamedTuple):
 
     @classmethod
     def from_value(cls, value: object) -> Witness | None:
-        """Read it from the record of a node; None if another version wrote the record."""
+        """Parse the witness in the metadata of a node; None if another version of liftlog wrote
+        it."""
         if not isinstance(value, Mapping):
             return None
         known = [one for name in cls._fields if isinstance(one := value.get(name), int)]
@@ -70,18 +73,20 @@ class Witness(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DirectoryIdentity:
-    """The evidence about a data directory at a start."""
+    """The properties of a data directory at a start of the daemon."""
 
     found: Witness | None
-    """The directory as the last process left it."""
+    """The properties of the directory when the last process ended."""
     taken: Witness | None
-    """The directory now."""
+    """The properties of the directory now."""
     closed_start: int = 0
-    """Number of the node's start that closed the directory and its logs cleanly; 0: none."""
+    """Number of the start of the node that closed the directory and its logs cleanly; 0 if none
+    did."""
 
     def is_copy(self, registered: int, last: object) -> bool:
-        """True if the directory is a copy that may lack what the start `registered` confirmed.
-        `last` is the evidence in the record about the directory that this start used."""
+        """Return True if the directory is a copy that may lack records which the start `registered`
+        confirmed. `last` is the witness, in the metadata of the node, of the directory that this
+        start used."""
         if self.closed_start == registered > 0:
             return False
         known = Witness.from_value(last)
@@ -89,13 +94,13 @@ class DirectoryIdentity:
 
 
 def _born_ns(path: Path) -> int:
-    """Birth time of the inode; 0 if the system or the file system does not keep it."""
-    import ctypes  # for this one call at a start: `os.statx` came with Python 3.15
+    """Return the birth time of an inode, ns since 1970; 0 if the system does not store it."""
+    import ctypes  # `os.statx` exists only since Python 3.15
 
     found = ctypes.create_string_buffer(_STATX_BYTES)
     try:
         failed = ctypes.CDLL(None).statx(_AT_FDCWD, os.fsencode(path), 0, _BIRTH_TIME, found)
-    except (OSError, AttributeError):  # a C library without it
+    except (OSError, AttributeError):  # a C library without `statx`
         return 0
     [mask] = _MASK.unpack_from(found)
     if failed or not mask & _BIRTH_TIME:

@@ -1,18 +1,20 @@
 """Leases protect a range of a stream from retention and compaction for a bounded time. This module
-also stores the rest of a stream's side state, which is copied to its replicas.
+also stores the other side state of a stream: small state that is copied to its replicas.
 
-A lease fixes the range [low, high) of a stream. While it lasts, the log start does not pass `low`,
-and compaction ignores records from `high` on, so the reader sees the stream as it was at `high`.
-Compaction also keeps tombstones from `low` on, because the reader needs them to delete keys.
+A lease holds the range [low, high) of a stream for a reader. While it lasts, the log start does not
+pass `low`. Compaction ignores records from `high` on, so the reader gets the same records as if the
+stream had ended at `high`. Compaction also keeps tombstones from `low` on, because the reader needs
+them to delete keys.
 
 The reader renews the lease and may raise `low` as it advances. A lease is durable before its holder
-gets it. It ends when it is released, when it expires, or when the disk is full: publishing comes
-first, so retention then removes the records it must, and the reader gets OFFSET_OUT_OF_RANGE.
+gets it. It ends when it is released, when it expires, or when the disk is full: publishing has
+priority, so retention then removes the protected records if necessary, and the reader gets
+OFFSET_OUT_OF_RANGE.
 
-The checkpoint file `leases` in the stream's directory stores them, from the first lease on. For a
-replicated stream the file holds the whole side state: its version, by which replicas compare their
-copies, the offset below which tombstones may be removed, and places where messages may have been
-missed.
+Leases are stored in the checkpoint file `leases` of the stream's directory, which is created with
+the first lease. For a replicated stream the file contains the whole side state: a version, by which
+replicas compare their copies; the offset below which tombstones may be removed; and the places
+where messages may have been missed.
 """
 
 from __future__ import annotations
@@ -46,18 +48,18 @@ _CLOCK_TOLERANCE_NS = 600 * 1_000_000_000
 MAX_LEASES = 100
 """Maximum number of leases of one stream."""
 MAX_LEASES_PER_PRINCIPAL = 50
-"""Maximum number of these that one principal can hold, so that others get some too."""
+"""Maximum number of leases of one principal on a stream, so that others can get some, too."""
 EXPORT_LEASES = 10
 """Part of both limits that is reserved for exports, so that reading jobs do not block them."""
 MAX_HOLDER_CHARACTERS = 200
 MAX_POSSIBLE_LOSSES = 100
-"""Maximum number of entries per stream; the oldest are dropped."""
+"""Maximum number of recorded possible losses of a stream; the oldest are dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """One lease. `holder` is text for people; it begins with the principal, if there is one, and a
-    colon. Times are of the wall clock, since they outlive the process."""
+    """One lease. `holder` is a description for people; if the lease has a principal, it begins with
+    the principal and a colon. Times are of the wall clock, because a lease outlives the process."""
 
     lease_id: str
     low: int
@@ -72,9 +74,10 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class SideState:
-    """The leases of a stream, and the other state that its replicas copy beside its records.
+    """The leases of a stream, and the other state that its replicas copy in addition to its
+    records.
 
-    `version` 0 is empty, or belongs to a stream that was never replicated. Every replica that
+    `version` is 0 if the state is empty or the stream was never replicated. Every replica that
     reported in time has all tombstones below `tombstone_bound`.
     """
 
@@ -132,19 +135,19 @@ class SideState:
 class Leases:
     """The leases of one stream, and its side state. Thread-safe.
 
-    Changes block, and wait for each other. Queries are answered from the last durable state and
-    never wait, neither for the disk nor for a running change.
+    Changes block, and wait for each other. Queries return the last durable state, without waiting
+    for the disk or for a running change.
     """
 
     def __init__(self, fs: FileSystem, directory: Path) -> None:
         self._fs = fs
         self._directory = directory
         self._lock = threading.Lock()
-        self._known: SideState | None = None  # replaced as a whole, never changed
+        self._known: SideState | None = None  # replaced as a whole, never modified
         self._next_version: Callable[[int], int] = lambda version: version
 
     def load(self) -> None:
-        """Read the file, unless it was read already. Blocking. Raises StorageError."""
+        """Read the file, unless an earlier call has read it. Blocking. Raises StorageError."""
         if self._known is None:
             with self._lock:
                 self._load()
@@ -162,9 +165,9 @@ class Leases:
     ) -> Lease:
         """Add a lease on [low, high), durable on return. `principal` is its owner, if there is one.
 
-        Call it as the log's current writer, while `low` is not below the log start and `high` not
-        above the high watermark: so no earlier decision of retention can interfere. Raises
-        InvalidArgument, LimitExceeded, DiskFull, StorageError.
+        The caller is the log's current writer, and has checked that `low` is not below the log
+        start and `high` not above the high watermark. So retention cannot move the log start in
+        between. Raises InvalidArgument, LimitExceeded, DiskFull, StorageError.
         """
         _check_duration(duration_ns)
         if low > high:
@@ -195,10 +198,11 @@ class Leases:
     def renew(
         self, lease_id: str, *, duration_ns: int, now_ns: int, low: int | None = None
     ) -> Lease:
-        """Extend a lease to `duration_ns` from now; `low` may rise, never fall. Durable on return.
+        """Extend a lease to `duration_ns` from now; a higher `low` shrinks it. Durable on return.
 
-        Raises LeaseGone if it has expired, was released or was voided: its range may have changed
-        since. Raises InvalidArgument, DiskFull, StorageError; then it is unchanged.
+        Raises LeaseGone if the lease has expired, was released or was voided: records of its range
+        may have been removed since. A `low` below the current one is ignored. Raises
+        InvalidArgument, DiskFull, StorageError; then the lease is unchanged.
         """
         _check_duration(duration_ns)
         with self._lock:
@@ -212,8 +216,8 @@ class Leases:
         return lease
 
     def release(self, lease_id: str, *, now_ns: int) -> None:
-        """End the lease; no error if it has ended already. Raises DiskFull, StorageError; then the
-        lease ends when it expires."""
+        """End the lease; does nothing if the lease has ended already. Raises DiskFull,
+        StorageError; then the lease ends when it expires."""
         with self._lock:
             leases = self._living(now_ns)
             if leases.pop(lease_id, None) is not None:
@@ -226,12 +230,12 @@ class Leases:
 
     @property
     def may_be_void(self) -> bool:
-        """True if there are leases, or the file was not read yet."""
+        """True if the stream has leases, or if the file was not read yet."""
         return self._known is None or bool(self._known.leases)
 
     def void(self, reason: str) -> int:
-        """End all leases now; returns their number. Blocking, but works on a full disk: after a
-        power cut they may be back until they expire."""
+        """End all leases now; returns their number. Blocking. Also works on a full disk, but then a
+        power cut may restore the leases until they expire."""
         with self._lock:
             try:
                 known = self._load()
@@ -249,15 +253,15 @@ class Leases:
             )
             try:
                 self._fs.unlink(self._directory / LEASES_NAME)
-                if self._known.version:  # write the rest of the side state if there is room
+                if self._known.version:  # write the rest of the side state if the disk has space
                     self._write(self._known)
             except (OSError, StorageError) as error:
                 logger.warning("leases-not-removed stream=%s error=%s", self._directory.name, error)
             return count
 
     def live(self, now_ns: int | None) -> tuple[Lease, ...]:
-        """Return the leases that last; all if the time is not known. Raises StorageError if the
-        file was not read (`load`)."""
+        """Return the leases that have not expired, or all if `now_ns` is None. Raises StorageError
+        if the file was not read (`load`)."""
         known = self._known
         if known is None:
             raise StorageError(f"the leases of {self._directory.name} were not read")
@@ -265,9 +269,9 @@ class Leases:
         return tuple(lease for lease in leases if now_ns is None or lease.is_live(now_ns))
 
     def low_bound(self, now_ns: int | None) -> int | None:
-        """Return the offset that the log start must not pass, and from which on tombstones must
-        stay; None if no lease lasts. If the time is not known, `now_ns` is None, and each lease
-        counts as live."""
+        """Return the offset that the log start must not pass and from which tombstones are kept;
+        None if all leases have expired. With None as `now_ns`, the time is unknown and no lease
+        counts as expired."""
         return min((lease.low for lease in self.live(now_ns)), default=None)
 
     # --- replicas ---
@@ -282,13 +286,13 @@ class Leases:
 
     @property
     def tombstone_bound(self) -> int:
-        """The offset from which on a replicated stream must keep its tombstones."""
+        """The offset from which a replicated stream keeps its tombstones."""
         return 0 if self._known is None else self._known.tombstone_bound
 
     def number(self, first: Callable[[int], int], following: Callable[[int], int]) -> None:
-        """Number the changes of the side state, as the leader of a replicated stream: `first`
-        returns the version of the present state, `following` that of each change. Raises
-        StorageError."""
+        """Start to number the changes of the side state; the leader of a replicated stream calls
+        it. `first` returns the version for the current state, `following` the version for each
+        change. Both get the current version. Raises StorageError."""
         with self._lock:
             known = self._load()
             # Leases from before the stream was replicated have no version yet.
@@ -297,8 +301,8 @@ class Leases:
             self._next_version = following
 
     def follow(self) -> None:
-        """Stop numbering, as a node that no longer leads: changes are copied, and the version is
-        the stored one, as after a start. Raises StorageError."""
+        """Stop numbering; a node that no longer leads the stream calls it. Changes then come from
+        the leader, and the version is the stored one, as after a start. Raises StorageError."""
         with self._lock:
             self._next_version = lambda version: version
             with storage_errors(f"reading the leases of {self._directory.name}"):
@@ -313,8 +317,8 @@ class Leases:
                 self._write(self._following(known, tombstone_bound=bound))
 
     def note_possible_loss(self, offset: int, time_ns: int, reason: str) -> None:
-        """Record that messages may have been missed before the one at `offset`. Durable on return;
-        replicas copy it. Raises DiskFull, StorageError."""
+        """Record that messages before the one at `offset` may have been missed. Durable on return;
+        replicas copy the entry. Raises DiskFull, StorageError."""
         event = {"offset": offset, "time_ns": time_ns, "reason": reason}
         with self._lock:
             known = self._load()

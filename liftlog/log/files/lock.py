@@ -1,9 +1,10 @@
-"""The lock of a data directory: one daemon uses it at a time, or one command that works offline.
+"""The lock of a data directory: only one daemon or one offline command uses the directory at a
+time.
 
-Two things are locked (flock): the file `lock`, and the directory itself. The file names the process
-that holds the lock. The lock on the directory also holds when the file was deleted; otherwise a
-second process could create a new file and lock that. The operating system releases
-both with the process that holds them.
+A process locks (flock) both the file `lock` and the directory itself, and writes its name to the
+file. The lock on the directory is still held if somebody deletes the file; without it, a second
+process could create a new file and lock that one. The operating system releases both locks when the
+process ends.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _NOT_LOCKABLE = {errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EO
 
 
 class LockFile(NamedTuple):
-    """The file by which a data directory is locked."""
+    """The file `lock` of a data directory."""
 
     device: int
     inode: int
@@ -43,14 +44,14 @@ class DataDirLock:
         self._file = -1
         self._directory = -1
         self.found: LockFile | None = None
-        """The file as the last process left it; None if it cannot be examined."""
+        """The file at the end of the last process; None if it cannot be examined."""
         self.taken: LockFile | None = None
-        """The file as it is while this process has the lock."""
+        """The file while this process has the lock."""
 
     def take(self, data_dir: Path, flags: int, hint: str) -> None:
         try:
             self._file = _open_file(data_dir, flags)
-            if self._file >= 0:  # the file first: it names the holder of the lock
+            if self._file >= 0:  # the file first, because it contains the name of the holder
                 _lock(self._file, data_dir, hint)
             self._directory = os.open(data_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
@@ -65,7 +66,7 @@ class DataDirLock:
 
     def write_holder(self) -> None:
         self.found = self._examined()
-        with contextlib.suppress(OSError):  # a full disk: the content is for information only
+        with contextlib.suppress(OSError):  # a full disk: the holder's name is only informative
             os.ftruncate(self._file, 0)
             os.pwrite(self._file, f"{os.getpid()}\n".encode(), 0)
         self.taken = self._examined()
@@ -81,7 +82,7 @@ class DataDirLock:
         return LockFile(found.st_dev, found.st_ino, found.st_ctime_ns)
 
     def release(self) -> None:
-        with contextlib.suppress(OSError):  # a name that stays only misleads people
+        with contextlib.suppress(OSError):  # a stale name only misleads people
             os.ftruncate(self._file, 0)
         self._close()
 
@@ -106,7 +107,8 @@ def _open_file(data_dir: Path, flags: int) -> int:
 
 
 def take_lock(data_dir: Path, *, hint: str = "") -> DataDirLock:
-    """Lock `data_dir` for this process, also on a full disk. Raises DataDirLocked, OSError."""
+    """Lock `data_dir` for this process; works on a full disk, too. Raises DataDirLocked,
+    OSError."""
     lock = DataDirLock()
     lock.take(data_dir, os.O_RDWR | os.O_CREAT, hint)
     lock.write_holder()

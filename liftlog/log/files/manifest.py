@@ -1,14 +1,14 @@
-"""The manifest lists the segments of a stream. It is the commit point of roll, retention and swap.
+"""The manifest lists the segments of a stream. Writing it commits each roll, retention and swap.
 
 A file in the stream's directory that the manifest does not list is garbage. `metadata` belongs to
 the layer above (the stream's settings, for example); the log stores it without using it.
 
-There are two copies, so that a flipped bit, an unreadable sector or an old file put back by mistake
-costs nothing. `manifest.copy` is renamed into place before `manifest`, and `sequence` rises with
-every change. A stop between the two renames leaves two different manifests, and both are valid: the
-files of the newer one were on disk before either was written, and no one outside had seen the
-change yet. The newer one is used. A manifest without a sequence was written by a version that does
-not write copies.
+The manifest exists twice, so that a flipped bit, an unreadable sector or an old file that an
+operator restored by mistake loses no data. `manifest.copy` is renamed into place before `manifest`,
+and `sequence` rises with every change. After a stop between the two renames the two files differ,
+and both are valid: all files that the newer one lists were on disk before either was written, and
+no client had seen the change yet. The newer one is used. A manifest without a sequence was written
+by a version that does not write copies.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ KIND = "manifest"
 SEGMENT_SUFFIX = ".log"
 LEAST_RESERVED = 1000
 MOST_RESERVED = 1_000_000
-"""Number of offsets that one write of the manifest reserves at most. If acks are sent before the
-sync, a slow stream reserves fewer, because after a power cut all reserved ones are in doubt."""
+"""Maximum number of offsets that one write of the manifest reserves. If acks are sent before the
+sync, a slow stream reserves fewer, because after a power cut all reserved offsets may have been
+acked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +55,8 @@ class SegmentEntry:
         return f"{stem}.{self.generation}.log" if self.generation else f"{stem}.log"
 
     def to_json(self) -> str:
-        """Return the entry as `json` would write it. There may be many thousands, and one call of
-        `json` for all of them would block the event loop."""
+        """Return the entry as `json` would write it. A manifest may have many thousands of entries,
+        and one call of `json` for all of them would block the event loop."""
         horizon = self.delete_horizon_ns
         return (
             f'{{"base_offset":{self.base_offset},'
@@ -67,16 +68,17 @@ class SegmentEntry:
 
 
 SKIPPED = "offsets skipped after an unreadable tail that was not acked"
-"""Reason of a range in which nothing was acked: its offsets are skipped to be safe."""
+"""Reason of a range in which no record was acked; its offsets are skipped to be safe."""
 
 NOT_SYNCED = "not yet fsynced: acked before the fsync, and lost when the machine stopped"
-"""Reason of a range in which records may be missing that were acked before they were durable, with
-`durability: interval` or `os`. It extends to the last offset that may have been assigned."""
+"""Reason of a range that may lack records which were acked before they were durable, with
+`durability: interval` or `os`. The range ends at the last offset that may have been assigned."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuarantinedRange:
-    """Lost offsets, [first_offset, next_offset), and the place of their bytes, if these exist."""
+    """A range of lost offsets, [first_offset, next_offset), and the place of their bytes if these
+    exist."""
 
     first_offset: int
     next_offset: int
@@ -92,7 +94,7 @@ class QuarantinedRange:
 
     @property
     def is_cut_tail(self) -> bool:
-        """True if an earlier start found a bad tail there and dropped its bytes."""
+        """True if an earlier start found a bad tail in this range and dropped its bytes."""
         return self.position == self.end_position and self.reason in (SKIPPED, NOT_SYNCED)
 
     def widened(self, other: QuarantinedRange) -> QuarantinedRange:
@@ -117,17 +119,18 @@ class Manifest:
     high_watermark: int = 0
     quarantined: tuple[QuarantinedRange, ...] = ()
     tombstones_removed_below: int = 0
-    cleaned_below: int = 0  # compaction has processed everything below
+    cleaned_below: int = 0  # compaction has processed all offsets below
     acks_before_sync: bool = False  # acks may have been sent for records in the page cache
-    generation: int = 0  # of new segment files; truncation raises it, so no name is reused
-    replicated: bool = False  # sealed segments, too, may hold uncommitted records
+    generation: int = 0  # of new segment files; truncation raises it, so that no name is reused
+    replicated: bool = False  # if True, sealed segments may hold uncommitted records
     incomplete: str = ""  # why records that this replica confirmed may be missing
     metadata: dict[str, Any] = field(default_factory=dict)
     sequence: int = 1  # rises with every change; 0 if an older version wrote it
 
     @property
     def lineage(self) -> str:
-        """Identifies one history of offsets. Marks of another lineage do not apply to this one.
+        """The id of one history of offsets. Recovery points and acks of another lineage do not
+        apply.
 
         Truncating the end of a log makes offsets available again, and so begins a new lineage.
         """
@@ -135,10 +138,10 @@ class Manifest:
 
     @property
     def unclaimed_generation(self) -> int:
-        """A generation that no segment file has, nor will get from a running rewrite.
+        """A generation that no segment file has and that no running rewrite will use.
 
-        A rewrite uses the generation above its sources. It may still run after a truncation has
-        made it useless, and it overwrites any file of that name.
+        A rewrite uses the generation after the highest one of its sources, and overwrites any file
+        of that name. It may still run after a truncation has made its result useless.
         """
         return max(self.generation, *(one.generation for one in self.segments)) + 2
 
@@ -182,7 +185,7 @@ class Manifest:
             content["replicated"] = True
         if self.incomplete:
             content["incomplete"] = self.incomplete
-        # After it, by the order of the keys, there are only numbers.
+        # By the order of the keys, only numbers follow it.
         before, _, behind = to_json(content).rpartition('"segments":[]')
         entries = ",".join([entry.to_json() for entry in self.segments])
         text = f'{before}"segments":[{entries}]{behind}'
@@ -191,7 +194,7 @@ class Manifest:
 
 
 def epochs_from(epochs: Sequence[tuple[int, int]], offset: int) -> tuple[tuple[int, int], ...]:
-    """Return the epochs without those that ended at or below `offset`."""
+    """Return the epochs except those that ended at or below `offset`."""
     ends = [start for _, start in epochs[1:]]
     return tuple(entry for i, entry in enumerate(epochs) if i == len(ends) or ends[i] > offset)
 
@@ -211,7 +214,7 @@ def ranges_below(ranges: Sequence[QuarantinedRange], offset: int) -> tuple[Quara
 
 
 def epoch_before(epochs: Sequence[tuple[int, int]], offset: int) -> int:
-    """Return the epoch of the record before `offset`; 0 if there can be none."""
+    """Return the epoch of the record before `offset`; 0 if no epoch began below `offset`."""
     found = 0
     for epoch, start in epochs:
         if start < offset:
@@ -230,7 +233,8 @@ def end_of_epoch(manifest: Manifest, epoch: int, log_end: int) -> tuple[int, int
 
 
 def read_manifest(fs: FileSystem, directory: Path) -> Manifest | None:
-    """Read the manifest of `directory`, or its copy if it is unreadable; None if there is none.
+    """Read the manifest of `directory`, or its copy if the manifest is damaged; None if both are
+    missing.
 
     Raises CorruptMetadata if neither can be read, UnsupportedFormat, OSError.
     """
@@ -251,7 +255,7 @@ class FoundManifest:
 
     manifest: Manifest | None
     problems: tuple[str, ...] = ()
-    is_written_twice: bool = True  # both files hold it
+    is_written_twice: bool = True  # both files contain it
 
 
 def find_manifest(fs: FileSystem, directory: Path) -> FoundManifest:
@@ -265,7 +269,7 @@ def find_manifest(fs: FileSystem, directory: Path) -> FoundManifest:
     try:
         main = _read(fs, directory, MANIFEST_NAME)
     except UnsupportedFormat as error:
-        if not _same_content(fs, directory):  # bit rot, not a newer version
+        if not _same_content(fs, directory):  # damage, not a newer version
             raise
         failure = CorruptMetadata(error.message)
         problems.append(f"the version of {MANIFEST_NAME} is damaged")
@@ -284,7 +288,7 @@ def find_manifest(fs: FileSystem, directory: Path) -> FoundManifest:
     if copy is None:
         return FoundManifest(main, tuple(problems), is_written_twice=False)
     if copy.incarnation != main.incarnation:
-        # One belongs to another stream, or to an earlier one of this name. The slot decides.
+        # One belongs to another stream, or to an earlier stream of this name. The slot shows which.
         right, wrong = main, COPY_NAME
         ours = [known_acked_end(fs, directory, one.lineage) is not None for one in (main, copy)]
         if ours == [False, True]:
@@ -292,11 +296,12 @@ def find_manifest(fs: FileSystem, directory: Path) -> FoundManifest:
         problems.append(f"{wrong} belongs to another stream")
         return FoundManifest(right, tuple(problems), is_written_twice=False)
     if not main.sequence:
-        # That version ran after the copy was written. The next manifest needs a higher sequence
-        # than the copy, even if a power cut undoes the rename of its own copy.
+        # An older version of liftlog wrote the manifest after the copy was written. The next
+        # manifest needs a higher sequence than the copy, in case a power cut undoes the rename of
+        # the next copy.
         newest = replace(main, sequence=copy.sequence)
         return FoundManifest(newest, tuple(problems), is_written_twice=False)
-    if copy.sequence > main.sequence + 1:  # by 1 only: the machine stopped between the two
+    if copy.sequence > main.sequence + 1:  # a stop between the two renames leaves a difference of 1
         problems.append(
             f"{MANIFEST_NAME} is older than its copy (change {main.sequence}, not {copy.sequence})"
         )
@@ -314,7 +319,8 @@ def _read_copy(fs: FileSystem, directory: Path) -> tuple[Manifest | None, str]:
 
 
 def _same_content(fs: FileSystem, directory: Path) -> bool:
-    """Return True if the files differ only in their first line, and the copy is readable."""
+    """Return True if manifest and copy differ at most in their first line, and the copy is
+    readable."""
     copy = _read_copy(fs, directory)[0]
     if copy is None:
         return False

@@ -1,15 +1,16 @@
-"""Files that are open for writing share a bounded number of descriptors.
+"""A file system that limits the number of descriptors of files that are open for writing.
 
 Each stream has two such files, its active segment and its acked-end slot, and most streams are idle
-most of the time. If there are more files than descriptors, the least recently used ones are closed
-and opened again at their next call. So an idle stream needs no descriptor, and the process limit
-does not bound the number of streams.
+most of the time. If more files than the limit are open, the least recently used ones are closed,
+and each is opened again at the next call on it. So an idle stream needs no descriptor, and the
+descriptor limit of the process does not limit the number of streams.
 
-A file with writes that no `fdatasync` has confirmed keeps its descriptor. Linux reports a failed
-write-back to the next fsync, even on a later descriptor, but only while the inode stays in memory,
-which an open descriptor ensures. If too many files have such writes, one of them is synced first,
-and an error is stored for its owner. Files whose writes are never synced can be closed at any time:
-closing a descriptor does not drop anything from the page cache.
+A file keeps its descriptor as long as it has writes that no `fdatasync` has confirmed. Linux
+reports a failed write-back to the next fsync, even on a later descriptor, but only while the inode
+stays in memory, and an open descriptor keeps it there. If too many files have unconfirmed writes,
+one of them is synced and then closed; a failure of that sync is stored and raised at the next
+`fdatasync` of the file's owner. Files whose owner never syncs can be closed at any time: closing a
+descriptor does not drop anything from the page cache.
 
 A file that is opened again must have the same device and inode as before.
 """
@@ -29,7 +30,7 @@ from liftlog.log.files.filesystem import Buffer, File, FileSystem
 
 _NONE_LEFT = {errno.EMFILE, errno.ENFILE}
 _AT_ONCE = 8
-"""One in this many descriptors is closed at a time, so that the search for them is rare."""
+"""One eighth of the descriptors is closed at once, so that the search for them is rare."""
 
 _T = TypeVar("_T")
 
@@ -56,7 +57,7 @@ class SharedFile:
     ) -> None:
         self.path = path
         self.used = 0
-        """The number of its last call, counted over all files."""
+        """The number of the last call on this file; the calls on all files are counted together."""
         self._shared = shared
         self._file: File | None = file
         self._lock = threading.Lock()
@@ -70,7 +71,7 @@ class SharedFile:
 
     def fileno(self) -> int:
         with self._lock:
-            self._is_kept = True  # the caller keeps using the number
+            self._is_kept = True  # the caller continues to use the number
             return self._opened().fileno()
 
     def pread(self, length: int, position: int) -> bytes:
@@ -88,7 +89,7 @@ class SharedFile:
             if self._error is not None:
                 raise OSError(self._error.errno, self._error.strerror, str(self.path))
             if self._file is None and self._is_synced:
-                return  # it had no unsynced writes when it was closed
+                return  # the file had no unsynced writes when it was closed
             self._sync(self._opened())
 
     def truncate(self, size: int) -> None:
@@ -122,8 +123,8 @@ class SharedFile:
         return self._file is not None
 
     def rest(self, *, sync: bool) -> bool:
-        """Close the descriptor, unless a call is running or writes are unconfirmed; with `sync`
-        these are synced first. Returns True if it was closed."""
+        """Close the descriptor, unless a call is running or writes are unconfirmed. With `sync`,
+        unconfirmed writes are synced first. Returns True if the descriptor was closed."""
         if not self._lock.acquire(blocking=False):
             return False
         try:
@@ -169,7 +170,7 @@ class SharedFile:
 
 
 def device_and_inode(file: File) -> object:
-    """Return what identifies a file, since another one can get its name."""
+    """Return device and inode of a file; they show if another file has taken its name."""
     found = os.fstat(file.fileno())
     return found.st_dev, found.st_ino
 
@@ -185,8 +186,8 @@ class SharedDescriptors:
         unsynced: Collection[str] = (),
         identify: Callable[[File], object] = device_and_inode,
     ) -> None:
-        """Limit the descriptors of files open for writing to about `limit`. `unsynced` are the
-        names of files whose writes need no sync."""
+        """Limit the descriptors of files open for writing to about `limit`. `unsynced` contains the
+        names of files that their owners never sync."""
         self.identify = identify
         self._inner = inner
         self._limit = limit
@@ -199,7 +200,7 @@ class SharedDescriptors:
 
     @property
     def descriptors(self) -> int:
-        """Number of descriptors that these files use now."""
+        """Number of descriptors that files open for writing use now."""
         return self._count
 
     def open(self, path: Path, *, create: bool = False, writable: bool = True) -> File:
@@ -213,7 +214,7 @@ class SharedDescriptors:
         return shared
 
     def reopen(self, path: Path) -> File:
-        """Open a file again whose descriptor was closed."""
+        """Open again a file whose descriptor was closed."""
         return self._taken(lambda: self._inner.open(path))
 
     def _taken(self, call: Callable[[], File]) -> File:
@@ -246,13 +247,13 @@ class SharedDescriptors:
             files = [one for one in self._files if one.has_descriptor]
             files.sort(key=lambda one: one.used)
             with self._count_lock:
-                self._count = len(files)  # some files were dropped without a close
+                self._count = len(files)  # some files were garbage-collected without a close
             done = 0
             for file in files:
                 done += file.rest(sync=False)
                 if done == wanted:
                     return True
-            # Nearly all have unconfirmed writes, so each costs a sync.
+            # Nearly all files have unconfirmed writes, so each close needs a sync.
             return done > 0 or any(file.rest(sync=True) for file in files)
 
     # --- names ---

@@ -2,11 +2,13 @@
 
 An unreadable sector makes its whole page unreadable. A scan for good data reads around it: the page
 counts as zeros, which never match the checksum of a batch, and the bytes before and after it are
-read as usual. Some callers need to distinguish unknown bytes from zeros (at the end of the data,
-and to decide if a tail may have been acked); these get the holes beside the bytes.
+read as usual. Callers that must distinguish unknown bytes from zeros (to find the end of the data,
+or to decide if a tail may have been acked) get the ranges of the unreadable bytes, called holes, in
+addition to the bytes.
 
-Errors that say nothing about a sector (no memory, no descriptor, a stale handle) are not damage and
-are raised. If a file is only a hint or dispensable, its reader works without it while they last.
+Errors that are not about a sector (no memory, no descriptor, a stale handle) are not damage and are
+raised. A reader of a dispensable file, such as an index, works without the file while such an error
+lasts.
 """
 
 from __future__ import annotations
@@ -38,11 +40,11 @@ _PASSING_ERRORS = frozenset(
         errno.ETIMEDOUT,
     }
 )
-"""Errors that mean a temporary lack of memory, descriptors or the like."""
+"""Errors that mean a transient problem, such as a lack of memory or descriptors."""
 
 
 def is_unreadable(error: OSError) -> bool:
-    """True if the disk cannot read these bytes; other errors say nothing about them."""
+    """True if `error` means that the disk cannot read the bytes; other errors may be transient."""
     return error.errno in _SECTOR_ERRORS
 
 
@@ -52,8 +54,8 @@ def is_passing(error: OSError) -> bool:
 
 
 class Pieces(NamedTuple):
-    """Bytes of a file, with zeros for unreadable ones, and the ranges of these: [start, stop) in
-    the file, ascending, not adjacent."""
+    """Bytes of a file, with zeros for unreadable ones. `holes` are the unreadable ranges: [start,
+    stop) in the file, ascending, not adjacent."""
 
     raw: bytes
     holes: tuple[range, ...] = ()
@@ -86,7 +88,7 @@ def read_around(file: File, length: int, position: int) -> Pieces:
 def read_small_file(fs: FileSystem, path: Path) -> bytes | OSError | None:
     """Read a small file. Returns None if it does not exist, the error if the disk cannot read it.
 
-    Raises OSError for other errors, which say nothing about the file.
+    Raises OSError for other errors, which do not mean that the file is damaged.
     """
     try:
         if not fs.exists(path):
@@ -103,7 +105,7 @@ def read_small_file(fs: FileSystem, path: Path) -> bytes | OSError | None:
 
 
 def add_hole(holes: list[range], start: int, stop: int) -> None:
-    """Add [start, stop), which lies after all others or extends the last one."""
+    """Add the range [start, stop), which lies after all others or extends the last one."""
     if holes and holes[-1].stop >= start:
         holes[-1] = range(holes[-1].start, stop)
     else:
@@ -111,12 +113,13 @@ def add_hole(holes: list[range], start: int, stop: int) -> None:
 
 
 def read_zeroed(file: File, length: int, position: int) -> bytes:
-    """Return only the bytes of `read_around`, for callers that check them anyway."""
+    """Return only the bytes of `read_around`, without the holes. For callers that verify a
+    checksum."""
     return read_around(file, length, position).raw
 
 
 def first_hole(holes: tuple[range, ...], position: int, length: int) -> range | None:
-    """Return the first hole that lies at least partly in these bytes."""
+    """Return the first hole that overlaps the `length` bytes at `position`."""
     for hole in holes:
         if hole.start < position + length and position < hole.stop:
             return hole
@@ -129,9 +132,10 @@ def words(hole: range) -> str:
 
 
 def content_end(file: File, start: int) -> int:
-    """Return where the zeros at the end of the file begin, at or after `start`. Raises OSError.
+    """Return the position, at or after `start`, of the zeros at the end of the file. Raises
+    OSError.
 
-    Unreadable bytes may be other than zeros, so they count as content.
+    Unreadable bytes may hold data, so they do not count as zeros.
     """
     end = file.size()
     while end > start:
@@ -147,7 +151,7 @@ def content_end(file: File, start: int) -> int:
 
 
 def readable_end(file: File, start: int, end: int) -> int:
-    """Return where the readable content of [start, end) ends. Like `content_end`, but unreadable
+    """Return the end of the readable content of [start, end): like `content_end`, but unreadable
     bytes count as zeros. Raises OSError."""
     length = 8  # the usual result is `end`, found by one small read
     while end > start:
@@ -171,8 +175,8 @@ class FileWindow:
         self._holes: tuple[range, ...] = ()
 
     def view(self, position: int, length: int) -> memoryview:
-        """Return `length` bytes at `position`; fewer only at the end. Unreadable bytes are zeros.
-        Raises OSError for other errors."""
+        """Return `length` bytes at `position`, fewer only at the end. Unreadable bytes become
+        zeros. Raises OSError for other errors."""
         length = max(min(length, self._size - position), 0)
         at = position - self._start
         if at < 0 or at + length > len(self._buffer):
@@ -182,7 +186,8 @@ class FileWindow:
         return memoryview(self._buffer)[at : at + length]
 
     def unreadable(self, position: int, length: int) -> str:
-        """Describe the first unreadable hole in these bytes; empty if all are readable."""
+        """Describe the first hole in the `length` bytes at `position`; empty if all are
+        readable."""
         self.view(position, length)
         hole = first_hole(self._holes, position, length) if self._holes else None
         return "" if hole is None else words(hole)

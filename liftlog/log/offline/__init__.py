@@ -1,17 +1,17 @@
-"""Tools for a log's files, without a daemon or beside a running one. Blocking, only on request.
+"""Tools that work on the files of a log, without a daemon or beside a running one. Blocking.
 
     files        the streams of a directory, their small files, the valid part of a segment
     verify       reports damage, earlier losses and unfinished tails of a stream
     dump         yields all whole batches and all gaps
 
-These only read: a running daemon may append, roll and delete meanwhile. The others write, while no
-daemon uses the log:
+These tools only read: a running daemon may append, roll and delete meanwhile. The following tools
+write, and need a log that no daemon uses:
 
     repair       runs all steps in order; recovery itself handles the active segment
     rebuild      rebuilds manifest and indexes from the segments, as far as these prove them
-    filesystems  for repair: one only pretends to change files, the other keeps copies
+    filesystems  for repair: one changes files only in memory, the other keeps copies
 
-The daemon does none of this by itself: it recovers the end of a log and quarantines damage that it
-finds, but it does not read everything, and it does not touch a stream without a manifest. The code
-that it shares with these tools is in `log/segment/walk.py`.
+The daemon never runs these tools by itself. It recovers the end of a log and quarantines damage
+that it finds, but it does not read all records, and it does not touch a stream without a manifest.
+The code that it shares with these tools is in `log/segment/walk.py`.
 """

@@ -56,7 +56,7 @@ class DumpedGap:
     segment: str
     gap: Missing
     is_tail: bool
-    """Nothing good follows in the active segment: a daemon may be writing it."""
+    """True if no good batch follows in the active segment; a daemon may be writing one."""
 
 
 DumpItem = SegmentStart | DumpedBatch | DumpedGap

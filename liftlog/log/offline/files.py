@@ -37,7 +37,7 @@ def opened(path: Path) -> Iterator[OsFile]:
 
 
 class NoLog(LiftlogError, FileNotFoundError):
-    """There is no log at this place."""
+    """The given path contains no log."""
 
     name = "NO_LOG"
 
@@ -52,7 +52,8 @@ class StreamFiles:
 
 
 def find_streams(directory: Path) -> list[StreamFiles]:
-    """Return the streams of a data directory, or the one of a stream's directory. Raises NoLog."""
+    """Return the streams of a data directory, or the one stream of a stream's directory. Raises
+    NoLog."""
     if not directory.is_dir():
         raise NoLog(
             f"{directory} is not a directory",
@@ -102,8 +103,8 @@ class StreamFacts:
 
 
 def read_facts(stream: StreamFiles) -> StreamFacts:
-    """Read the small files. The slot is read before the manifest that is used: if a daemon writes
-    in between, the files can only hold more than the slot states."""
+    """Read the small files of a stream. The slot is read before the manifest: if a daemon writes in
+    between, the log contains more records than the slot shows, never fewer."""
     try:
         while True:
             before = read_manifest(FILES, stream.path)
@@ -121,7 +122,8 @@ def read_facts(stream: StreamFiles) -> StreamFacts:
 
 
 def _problems_of_copies(directory: Path) -> tuple[str, ...]:
-    """Return problems that persist: a daemon may write both copies between our two reads."""
+    """Return the problems of the two manifests that persist. A daemon may write both of them
+    between our two reads, so a difference is only a problem if the next read finds it again."""
     problems = find_manifest(FILES, directory).problems
     while problems:
         again = find_manifest(FILES, directory).problems
@@ -132,7 +134,8 @@ def _problems_of_copies(directory: Path) -> tuple[str, ...]:
 
 
 def _recovery_point(stream: StreamFiles, manifest: Manifest) -> int:
-    """Return the point from the clean marker or the recovery points; 0 if neither is usable."""
+    """Return the fsynced end from the clean marker or the recovery points; 0 if neither is
+    usable."""
     if not manifest.segments:
         return 0
     states = read_known_states(FILES, stream.data_dir, stream.name)
@@ -148,20 +151,20 @@ def stored_bytes(directories: Iterable[Path]) -> int:
             try:
                 found = path.stat()
             except FileNotFoundError:
-                continue  # deleted by the daemon just now
+                continue  # the daemon has just deleted it
             total += min(found.st_size, found.st_blocks * 512)
     return total
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentBytes:
-    """The valid part of a segment's file, and the facts known before it is read."""
+    """The valid part of a segment's file, as far as it is known before its batches are read."""
 
     file: OsFile
     base_offset: int
-    knows_end: bool  # the manifest holds the end of the segment
+    knows_end: bool  # the manifest contains the end of the segment
     size: int  # no batch reaches past it
-    data_end: int  # from here to `size` there are zeros allocated ahead
+    data_end: int  # zeros allocated ahead lie between `data_end` and `size`
     end_offset: int | None  # the offset at which the log continues at `data_end`, if that is known
     index: SparseIndex | None
     epochs: Epochs
@@ -187,7 +190,8 @@ def segment_bytes(
     *,
     is_active: bool,
 ) -> SegmentBytes:
-    """Measure a segment. `is_active`: the manifest, if any, does not hold the segment's end."""
+    """Find the valid part of a segment. `is_active`: the manifest does not contain the segment's
+    end."""
     epochs = manifest.epochs if manifest is not None else ()
     base, size = entry.base_offset, file.size()
     if manifest is None or is_active:
@@ -199,7 +203,7 @@ def segment_bytes(
 
 
 def segments_on_disk(directory: Path) -> list[SegmentEntry]:
-    """Return the segments by their file names, for a stream without a manifest: the newest
+    """Return the segments that the file names of a stream without a manifest show: the newest
     generation of each base offset."""
     newest: dict[int, SegmentEntry] = {}
     for path in directory.glob("*.log"):
@@ -224,8 +228,8 @@ def give_to_owner(directory: Path) -> None:
 
 
 def existing_part(path: Path) -> Path:
-    """Return the path, or its nearest existing parent. A path that may not be accessed, or whose
-    name no file can have, counts as missing."""
+    """Return the path, or its nearest existing parent. A path that this user may not access, or
+    that is not a valid file name, counts as missing."""
     found = path.absolute()
     return next(one for one in (found, *found.parents) if _exists(one))
 

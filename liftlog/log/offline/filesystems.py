@@ -1,7 +1,7 @@
-"""The two file systems of a repair. One only pretends to change files, to show the planned changes;
-the other changes them after it has copied the bytes that get lost.
+"""The two file systems of a repair. One changes files only in memory, to show the planned changes;
+the other copies the bytes that get lost and then changes the files.
 
-The same code runs on both, so a repair does exactly what its plan shows.
+The same repair code runs on both, so a repair does exactly what its plan shows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from liftlog.log.files.unreadable import content_end, read_zeroed
 
 
 class Cut(NamedTuple):
-    """Bytes [position, end_position) of a file were cut off; only zeros followed."""
+    """A truncation of a file: it removed the bytes [position, end_position) and only zeros after
+    them."""
 
     path: Path
     position: int
@@ -26,14 +27,14 @@ class Cut(NamedTuple):
 
 
 class _Bytes:
-    """The content of a file that exists only in the pretending file system."""
+    """The content of a file that exists only in a PretendingFileSystem."""
 
     def __init__(self) -> None:
         self.data = bytearray()
 
 
 class _PretendedFile:
-    """A new file in memory, or a view of one on disk that may only become shorter."""
+    """A new file in memory, or a view of a file on disk that can only become shorter."""
 
     def __init__(self, fs: PretendingFileSystem, path: Path, source: _Bytes | File) -> None:
         self.path = path
@@ -57,7 +58,7 @@ class _PretendedFile:
     def pwritev(self, buffers: Sequence[Buffer], position: int) -> int:
         raw = b"".join(buffers)
         if not isinstance(self._source, _Bytes) and self.pread(len(raw), position) == raw:
-            return len(raw)  # recovery writes bytes again that may be in the page cache only
+            return len(raw)  # recovery rewrites bytes that may only be in the page cache
         data = self._own().data
         data.extend(bytes(max(position - len(data), 0)))
         data[position : position + len(raw)] = raw
@@ -87,7 +88,8 @@ class _PretendedFile:
             self._source.close()
 
     def _own(self) -> _Bytes:
-        """Return the content to change. Never for a segment, of which only the size may change."""
+        """Return the content to change, a copy in memory. Refused for a segment: only its size may
+        change."""
         if isinstance(self._source, _Bytes):
             return self._source
         if self.path.suffix == SEGMENT_SUFFIX:
@@ -124,7 +126,7 @@ class PretendingFileSystem:
         return _PretendedFile(self, path, self._beneath.open(path, writable=False))
 
     def made_from(self, path: Path, file: File) -> _Bytes:
-        """Return a copy of a small file, which is changed in its place."""
+        """Return a copy of a small file; later calls change the copy instead of the file."""
         made = self._made[path] = _Bytes()
         made.data += file.pread(file.size(), 0)
         file.close()
@@ -137,7 +139,7 @@ class PretendingFileSystem:
         return 0 if path in self._made else self._beneath.modified_ns(path)
 
     def rename(self, source: Path, target: Path) -> None:
-        if source not in self._made:  # set aside, and not read any more
+        if source not in self._made:  # a file that is set aside and not read again
             self._made[source] = _Bytes()
         self._made[target] = self._made.pop(source)
         self._gone.discard(target)
@@ -204,11 +206,10 @@ class _KeptFile:
 
 
 class KeepingFileSystem:
-    """Changes the files of another file system, after durable copies of the bytes that get lost.
+    """Changes the files of another file system, after it has made durable copies of the lost bytes.
 
-    The copies go to `directory`, which is created with the first of them. A file that is replaced
-    or removed is copied there under its own name, a tail that is cut off as
-    `<name>.<position>.tail`.
+    The copies go to `directory`, which is created with the first copy. A file that is replaced or
+    removed is copied under its own name, a tail that is cut off as `<name>.<position>.tail`.
     """
 
     def __init__(self, beneath: FileSystem, directory: Path) -> None:
@@ -255,7 +256,7 @@ class KeepingFileSystem:
     # --- copies ---
 
     def _keep(self, path: Path) -> None:
-        """Copy a file, unless this run has made it itself."""
+        """Copy a file, unless this run of repair has created it."""
         if path in self._made or not self._beneath.exists(path):
             return
         file = self._beneath.open(path, writable=False)

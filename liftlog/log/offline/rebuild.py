@@ -1,9 +1,10 @@
-"""Rebuilds a manifest from the segments themselves, as far as they prove it, and their indexes.
+"""Rebuilds a manifest from the segments, as far as they prove its content, and rebuilds indexes.
 
-Every batch holds its offsets, so the segments of a stream alone show their order, missing offsets,
-and which files a rewrite has replaced. They do not show the log's start (records that retention had
-hidden come back), the stream's settings, and the incarnation, unless a checkpoint file has it and
-the slot or a batch border confirms it. The result names what it could not find.
+Every batch contains its offsets, so the segments of a stream show their order, missing offsets, and
+the files that a rewrite has replaced. They do not show the log start (so records that retention had
+hidden become visible again) or the stream's settings. The incarnation is known only if a checkpoint
+file contains it and the slot or a batch border confirms it. The result lists the information that
+it lacks.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class Rebuilt:
     manifest: Manifest
     notes: list[str]
     superseded: list[str]
-    """Segment files that others replace."""
+    """Segment files that other files replace."""
 
 
 def rebuild_manifest(
@@ -84,10 +85,10 @@ def rebuild_manifest(
     states: Sequence[ActiveState],
     metadata: Mapping[str, Any],
 ) -> Rebuilt | None:
-    """Build the manifest that the files prove; None if no segment holds a batch.
+    """Build a manifest from the files; None if no segment holds a batch.
 
-    `states` are the entries of recovery points and clean marker for a stream of this name. Raises
-    CorruptMetadata if the segments contradict each other, OSError, UnsupportedFormat.
+    `states` are the entries of the recovery points and the clean marker for this stream name.
+    Raises CorruptMetadata if the segments contradict each other, OSError, UnsupportedFormat.
     """
     chains = _chains(fs, directory)
     if not any(chain.borders for chain in chains):
@@ -116,8 +117,8 @@ def rebuild_manifest(
         quarantined=tuple(lost),
         tombstones_removed_below=max(compacted, default=0),
         replicated=metadata.get("settings", {}).get("replicas", 1) > 1,
-        # With a durability below `fsync`, offsets that may have been acked before the fsync are not
-        # assigned again.
+        # With a durability below `fsync`, this prevents that offsets which may have been acked
+        # before the fsync are assigned again.
         acks_before_sync=metadata.get("settings", {}).get("durability", "fsync") != "fsync",
         metadata=dict(metadata),
     )
@@ -170,9 +171,9 @@ def _read(fs: FileSystem, path: Path, base_offset: int, generation: int) -> Chai
 def _tiling(chains: Sequence[Chain]) -> list[Chain]:
     """Return the files that make up the log, oldest first.
 
-    A rewritten segment replaces the files whose offsets it holds, but only if it is whole, since a
-    crash may have left it half written. In both cases the chosen files hold the newest value of
-    each key, since a rewrite removes only records that newer ones supersede.
+    A rewritten segment replaces the files whose offsets it covers, but only if it is complete,
+    because a crash may have left it half written. In both cases the chosen files hold the newest
+    value of each key, because a rewrite removes only records that newer ones supersede.
     """
     chosen: list[Chain] = []
     end = 0
@@ -183,13 +184,14 @@ def _tiling(chains: Sequence[Chain]) -> list[Chain]:
             (chain for chain in chains if chain.base_offset == base),
             key=lambda one: (
                 one.is_whole,
-                one.next_offset in borders,  # else it ends in the middle of others: half written
+                one.next_offset in borders,  # otherwise it is half written
                 one.next_offset,
                 one.generation,
             ),
         )
         if chosen and base < end:
-            # A later generation inside a segment was appended after a truncation of it.
+            # A segment of a later generation inside the range of another one was appended after a
+            # truncation of the other one.
             newer = best.next_offset > end or best.generation > chosen[-1].generation
             if newer and best.borders:
                 raise CorruptMetadata(
@@ -234,7 +236,7 @@ def _listed(
         for state in states
     )
     if last.generation and not was_active:
-        # Written by a rewrite and sealed: appends need another file.
+        # A rewrite wrote and sealed the last segment, so appends need another file.
         entries.append(SegmentEntry(base_offset=last.next_offset, next_offset=last.next_offset))
     return entries, lost
 
@@ -246,8 +248,8 @@ def _with_identity(
     chosen: Sequence[Chain],
     manifest: Manifest,
 ) -> Manifest | None:
-    """Return the manifest with incarnation and generation from a state that provably belongs to
-    this stream, not to an older one of the same name."""
+    """Return the manifest with the incarnation and generation of a state that provably belongs to
+    this stream, and not to an older one of the same name; None if no state does."""
     by_base = {(chain.base_offset, chain.generation): chain for chain in chosen}
     for state in states:
         for generation in range(max(chain.generation for chain in chosen) + 1):
@@ -287,8 +289,8 @@ class StaleIndex(NamedTuple):
 def find_stale_indexes(fs: FileSystem, directory: Path, manifest: Manifest) -> list[StaleIndex]:
     """Compare the index of every sealed segment with the batch headers. Raises OSError.
 
-    The index of the active segment is left out: it is as old as the last checkpoint, and the
-    daemon updates it when it starts.
+    Ignores the index of the active segment, because it is as old as the last checkpoint, and the
+    daemon updates it at its start.
     """
     found = []
     for entry in manifest.segments[:-1]:
@@ -328,14 +330,15 @@ def _what_is_wrong(fs: FileSystem, segment: Segment, manifest: Manifest) -> str:
 
 
 def _disagreement(file: File, segment: Segment, index: SparseIndex, manifest: Manifest) -> str:
-    """Describe where the index contradicts the headers, or lacks an entry; empty if nowhere.
+    """Describe where the index contradicts the batch headers, or lacks an entry; empty if it is
+    right.
 
-    Entries that point into damage are valid: readers continue there.
+    Entries that point into damage are valid, because readers skip the damage.
     """
     known = manifest.quarantined_in(segment.path.name)
     start = IndexEntry(segment.base_offset, 0)
     end = IndexEntry(segment.next_offset, min(segment.size_bytes, file.size()))
-    before, border = 0, 0  # where the last batch begins, and ends
+    before, border = 0, 0  # start and end of the last batch
     for position, header in walk_batches(file, start, end, index=index, quarantined=known):
         entry = index.floor_position(position)
         if entry.position == position and entry.offset != header.base_offset:

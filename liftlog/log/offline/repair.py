@@ -1,10 +1,10 @@
-"""Repairs one stream: makes a plan, then carries out the same steps.
+"""Repairs one stream: plans the steps, and then carries them out.
 
 First the manifest is rebuilt if it cannot be read. Then damaged ranges are quarantined, so that
 readers get an error and compaction skips them, and the quarantine of readable ranges is lifted.
 Last, recovery (the same code as at a start of the daemon) decides about the end of the active
-segment. After a crash at any point, another run completes the repair: each step is one durable
-change, which the next run finds done.
+segment. If a repair crashes at any point, another run completes it: each step is one durable
+change, and the next run skips completed steps.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from liftlog.log.segment.tail import ActiveState
 from liftlog.log.segment.walk import judge_all, merged
 
 KEPT_NAME = "repaired"
-"""Directory, in a data directory, of the copies of what repair changed."""
+"""Directory, in a data directory, with the copies of the bytes that repairs changed."""
 
 SAY_SETTINGS = "say --subject, and --set for what else was set; the rest gets its defaults"
 
 
 @dataclass(slots=True)
 class Repair:
-    """The repair of one stream. A rebuilt manifest gets `metadata`; without it a stream whose
-    manifest is lost is refused with CorruptMetadata."""
+    """The repair of one stream. If the manifest is lost, the rebuilt one contains `metadata`;
+    without `metadata` the repair then raises CorruptMetadata."""
 
     directory: Path
     states: KnownStates = field(default_factory=KnownStates)
@@ -55,8 +55,8 @@ class Repair:
     boot_id: str | None = None
 
     def plan(self, fs: FileSystem) -> list[Finding]:
-        """Return the steps that `run` would take; changes nothing. Raises CorruptMetadata, OSError,
-        UnsupportedFormat."""
+        """Return the steps that `run` would take, without changing a file. Raises CorruptMetadata,
+        OSError, UnsupportedFormat."""
         return self.run(PretendingFileSystem(fs))
 
     def run(self, fs: PretendingFileSystem | KeepingFileSystem) -> list[Finding]:
@@ -81,7 +81,7 @@ class Repair:
             steps += map(_lifted_step, lifted)
             steps += map(_quarantine_step, found)
             known = [bad for bad in manifest.quarantined if bad not in lifted]
-            # Compaction has skipped files with damage, and must process them again.
+            # Compaction has skipped the damaged files, and must process them now.
             cleaned = min([manifest.cleaned_below, *(bad.first_offset for bad in lifted)])
             manifest = manifest.with_changes(
                 quarantined=merged(known, [*judged.still, *found]), cleaned_below=cleaned
@@ -107,7 +107,8 @@ class Repair:
         return steps
 
     def _manifest(self, fs: FileSystem) -> tuple[Manifest | None, tuple[str, ...]]:
-        """Return the manifest, rebuilt if necessary, and the problems of its two copies."""
+        """Return the manifest, or None if it must be rebuilt, and the problems of its two
+        copies."""
         try:
             found = find_manifest(fs, self.directory)
         except CorruptMetadata:
@@ -132,14 +133,15 @@ class Repair:
             fs.fsync_directory(self.directory)
 
     def _trusted(self, manifest: Manifest) -> ActiveState | None:
-        """Return the state from which recovery continues, without examining anything before."""
+        """Return the state from which recovery continues without examining earlier batches."""
         known = self.states.of(manifest.incarnation, manifest.segments[-1])
         return max(known, key=lambda state: state.next_offset, default=None)
 
     def _recover(
         self, fs: FileSystem, manifest: Manifest
     ) -> tuple[list[QuarantinedRange], list[str]]:
-        """Open the log as the daemon does: (newly quarantined ranges, events of the report)."""
+        """Open the log as the daemon does; return newly quarantined ranges and the report's
+        events."""
         environment = LogEnvironment.create(fs, SystemClock())
         try:
             log, report = open_log(
@@ -159,8 +161,8 @@ class Repair:
 
 @dataclass(slots=True)
 class PlannedRepair:
-    """The planned repair of one stream of a directory. `carry_out` sets `kept_in` and
-    `damage_left`."""
+    """The planned repair of one stream of a directory. `carry_out` sets `kept_in` (the place of the
+    copies) and `damage_left`."""
 
     stream: StreamFiles
     repair: Repair
@@ -193,15 +195,16 @@ class PlannedRepair:
 
 
 def plan_repair(stream: StreamFiles, metadata: Mapping[str, Any] | None) -> PlannedRepair:
-    """Plan the repair of this stream; changes nothing. Raises the errors of `Repair.plan`."""
+    """Plan the repair of this stream without changing a file. Raises the errors of
+    `Repair.plan`."""
     fs = OsFileSystem()
     repair = Repair(stream.path, read_known_states(fs, stream.data_dir, stream.name), metadata)
     return PlannedRepair(stream, repair, repair.plan(fs))
 
 
 def salvaged_settings(directory: Path) -> str:
-    """Return the stream's settings from a manifest that fails its check, as JSON, for an operator
-    to judge; empty if it cannot be read at all."""
+    """Return the stream's settings, as JSON, from a manifest with a wrong checksum, so that an
+    operator can check them; empty if the manifest cannot be parsed."""
     try:
         _, _, body = (directory / MANIFEST_NAME).read_bytes().partition(b"\n")
         return json.dumps(json.loads(body)["metadata"]["settings"])

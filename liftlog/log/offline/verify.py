@@ -1,7 +1,7 @@
 """Verifies a stream's files: reports damage, recorded losses and unfinished tails.
 
-Damage means acked records that a reader does not get. Bytes after the last whole batch that were
-never acked are not damage: a running daemon is writing them, or the next start cuts them off.
+Damage means that readers cannot get acked records. Bytes after the last whole batch that were never
+acked are not damage: a running daemon is writing them, or the next start cuts them off.
 
 A `Finding` describes both a problem that verify finds and a step of a repair.
 """
@@ -38,14 +38,14 @@ RECOVERY = "recovery"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One problem, or one step of a repair, and its place.
+    """One problem that verify found, or one step of a repair, and its place.
 
     `kind` of a problem: damage; known (a daemon found and quarantined it before); note (harmless).
     `kind` of a step: manifest (written again), quarantine (readers get an error for the range),
     lifted (a quarantined range that is readable), tail (bytes that are cut off), recovery (other
     actions of recovery).
 
-    The offsets are [first_offset, next_offset), None if it does not concern offsets.
+    The offsets are [first_offset, next_offset); both are None if the finding is not about offsets.
     """
 
     kind: str
@@ -82,7 +82,7 @@ def verify_stream(
 
 
 class _Verification:
-    """The state of one run; used once."""
+    """The state of one verification; used once."""
 
     def __init__(
         self, stream: StreamFiles, facts: StreamFacts, read: Callable[[str, int], None]
@@ -99,7 +99,7 @@ class _Verification:
             self.segments = list(manifest.segments)
             self.log_start = manifest.log_start_offset
             self.quarantined = manifest.quarantined
-        self.expected: int | None = None  # where the next segment should begin
+        self.expected: int | None = None  # base offset expected of the next segment
 
     def run(self) -> StreamReport:
         report = self.report
@@ -149,7 +149,8 @@ class _Verification:
     def _lost(
         self, text: str, segment: str, position: int | None, first: int, following: int
     ) -> None:
-        """Report offsets without records: damage, unless recorded or below the log's start."""
+        """Report offsets without records as damage, unless the loss is recorded or below the log
+        start."""
         if following <= self.log_start:
             self._add(NOTE, f"below the log's start: {text}", segment, position, first, following)
         elif not is_covered(first, following, self.quarantined):
@@ -190,7 +191,7 @@ class _Verification:
         self.expected = max(following, entry.base_offset)
 
     def _batches(self, entry: SegmentEntry, file: OsFile, *, is_active: bool) -> None:
-        """Check the batches. `is_active`: the manifest does not hold the segment's end."""
+        """Check the batches. `is_active`: the manifest does not contain the segment's end."""
         name = entry.file_name
         found = segment_bytes(
             self.stream.path, entry, file, self.facts.manifest, is_active=is_active
@@ -211,7 +212,7 @@ class _Verification:
                 self.report.batch_count += 1
                 records += header.record_count
                 end, epoch = header.next_offset, header.leader_epoch
-                used = item.position + header.length  # may end in zeros, and so past `data_end`
+                used = item.position + header.length  # zeros may end it, past `data_end`
                 continue
             if not knows_end and self._is_unfinished(file, item, data_end, epoch):
                 unfinished = data_end - item.position
@@ -255,7 +256,7 @@ class _Verification:
             self._add(NOTE, text, name, bad.position, bad.first_offset, bad.next_offset)
 
     def _bad_end(self, entry: SegmentEntry, item: Missing, *, knows_end: bool) -> int:
-        """Report damage with nothing good after it; return the offset where the log continues."""
+        """Report damage that no good batch follows; return the offset where the log continues."""
         after_header = item.header.next_offset if item.header is not None else item.first_offset
         following = max(entry.next_offset if knows_end else self.facts.acked_end, after_header)
         if following > item.first_offset:
@@ -265,7 +266,7 @@ class _Verification:
         return following
 
     def _is_unfinished(self, file: OsFile, item: Missing, data_end: int, epoch: int) -> bool:
-        """True if the next start would cut this tail off because it cannot have been acked."""
+        """Return True if the next start would cut this tail off because it was never acked."""
         facts = self.facts
         if facts.manifest is None or item.size_bytes == 0:
             return False

@@ -6,6 +6,6 @@ partial      reads some parts of a piece of a segment
 sparse       reads a few records of a piece
 by_subject   reads the records on few subjects, by the subject index
 measuring    measures the bytes between offsets; finds the n-th record of a segment
-ages         ages of segments
+ages         computes the ages of segments
 arrivals     arrival times of records, by a clock that does not step
 """

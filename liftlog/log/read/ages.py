@@ -1,5 +1,5 @@
-"""Ages of the segments of a log, from their files and from this process, by the rules in
-`compaction.ages`."""
+"""Computes the ages of the segments of a log by the rules in `compaction.ages`. Their inputs are
+timestamps in the files, and times that this process has recorded."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from liftlog.records.header import parse_header
 def newest_times_of(
     environment: LogEnvironment, segments: Sequence[Segment], now_ns: int
 ) -> list[int]:
-    """Return, for each segment, the time of its newest record; see `newest_times`. May read a few
-    headers if timestamps are not credible."""
+    """Return the time of the newest record of each segment; see `newest_times`. Reads a few headers
+    if timestamps are not credible."""
     monotonic_ns = environment.clock.monotonic_ns()
     known = [
         Witness(
@@ -38,7 +38,7 @@ def newest_times_of(
 def listed_times_of(
     environment: LogEnvironment, segments: Sequence[Segment], now_ns: int
 ) -> list[int]:
-    """Return for each segment a time at which its file already existed unchanged."""
+    """Return, for each segment, the time since when its file is known to exist unchanged."""
     monotonic_ns = environment.clock.monotonic_ns()
     return [now_ns - _since(segment.listed_since_ns, monotonic_ns) for segment in segments]
 
@@ -46,14 +46,15 @@ def listed_times_of(
 def held_times_of(
     environment: LogEnvironment, segments: Sequence[Segment], now_ns: int
 ) -> list[int]:
-    """Return for each segment since when this process has had all its records, whatever the wall
-    clocks were."""
+    """Return, for each segment, the time since when this process has had all of its records. Wrong
+    wall clocks of the past do not affect it."""
     monotonic_ns = environment.clock.monotonic_ns()
     return [now_ns - _since(segment.held_since_ns, monotonic_ns) for segment in segments]
 
 
 def seconds_ahead(stamp_ns: int, now_ns: int) -> float:
-    """Return how far a stamp is ahead of `now_ns`; 0.0 below `TOLERANCE_NS`."""
+    """Return by how many seconds a timestamp is ahead of `now_ns`; 0.0 if by at most
+    `TOLERANCE_NS`."""
     ahead_ns = stamp_ns - now_ns
     return ahead_ns / 1e9 if ahead_ns > TOLERANCE_NS else 0.0
 

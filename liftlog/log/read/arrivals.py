@@ -1,7 +1,7 @@
 """Arrival times of the records of a log, by a clock that does not step.
 
-The timestamps of a stream come from the wall clocks of its leaders, one after the other. If a clock
-is wrong by minutes, new records would seem old, or stay young for too long.
+The timestamps of a stream come from the wall clocks of its successive leaders. If one of these
+clocks is wrong by minutes, the timestamps of new records give them too high or too low an age.
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ _MOST = 256
 
 
 class Arrivals:
-    """Differences between the timestamps of one log and the monotonic clock of this process, by
-    offset. In memory only: empty after a start until the first append."""
+    """The differences between the timestamps of one log and the monotonic clock of this process, by
+    offset. They are in memory only: none is recorded between a start and the first append."""
 
     def __init__(self) -> None:
         self._marks: deque[tuple[int, int]] = deque(maxlen=_MOST)
         """(first offset, monotonic time minus stamp), ascending by offset."""
 
     def note(self, offset: int, stamp_ns: int, monotonic_ns: int) -> None:
-        """Record that a record was stamped with `stamp_ns` just now, at `offset`, the log end."""
+        """Note that a record with the timestamp `stamp_ns` has just arrived at `offset`, the log
+        end."""
         marks, ahead_ns = self._marks, monotonic_ns - stamp_ns
         if marks and marks[-1][0] < offset and abs(ahead_ns - marks[-1][1]) <= _TOLERANCE_NS:
             return
-        while marks and marks[-1][0] >= offset:  # these records were cut off
+        while marks and marks[-1][0] >= offset:  # marks of records that were truncated
             marks.pop()
         marks.append((offset, ahead_ns))
 
@@ -36,7 +37,7 @@ class Arrivals:
         return bool(self._marks)
 
     def known(self) -> Known | None:
-        """Return the differences as they are now; None if there are none."""
+        """Return the current differences; None if none is recorded."""
         marks = tuple(self._marks)
         return Known(marks) if marks else None
 
@@ -49,8 +50,8 @@ class Known:
         self._ahead_ns = [ahead_ns for _, ahead_ns in marks]
 
     def ahead_ns(self, offset: int) -> int:
-        """Return what to add to the timestamp of the record at `offset` to get the monotonic time
-        of its arrival. For records before the first recorded difference, uses the first one."""
+        """Return the difference of the record at `offset`: its timestamp plus this is the monotonic
+        time of its arrival. Records before the first recorded difference use the first one."""
         return self._ahead_ns[max(0, bisect_right(self._offsets, offset) - 1)]
 
     @property

@@ -1,8 +1,8 @@
-"""Reads records on few subjects of a sealed segment by its subject index: reads the runs of these
-subjects, and then their values from their places in the segment.
+"""Reads records on few subjects of a sealed segment by its subject index: first the runs of these
+subjects from the index, then their values from the segment.
 
-A run with its values is a record batch with its own checksum. This way of reading reports no
-damage: if anything does not match the index, it stops, and the other ways (`partial`, `LogSlice`)
+A run with its values is a record batch with its own checksum. This module reports no damage: if any
+bytes do not match the index, it stops, and then the other ways to read (`partial`, `LogSlice`)
 examine the segment and report the problem.
 """
 
@@ -32,15 +32,15 @@ from liftlog.records.header import BatchHeader, parse_header
 from liftlog.records.layout import find_layout
 
 _MOST_NEIGHBOURS = 4
-"""Number of values that one read of neighbours is assumed to cover, on average."""
+"""Assumed number of values that one read covers on average, if it reads neighbours together."""
 
 _MOST_SUBJECTS = 16
-"""Maximum number of subjects in one read. For each, up to two runs are read in vain."""
+"""Maximum number of subjects in one read. For each subject, up to two runs read too much."""
 
 
 class SubjectRuns(NamedTuple):
-    """All records on the subjects from the requested offset to `next_offset`, in batches that are
-    sorted by first offset. Batches of different subjects overlap."""
+    """All records on the wanted subjects from the requested offset to `next_offset`, as batches in
+    the order of their first offsets. The offset ranges of batches of different subjects overlap."""
 
     batches: list[RecordBatch]
     next_offset: int
@@ -49,7 +49,7 @@ class SubjectRuns(NamedTuple):
 
 
 class _Run(NamedTuple):
-    """A batch with zeros in place of its values, and the places of the values in the segment."""
+    """A batch with zeros instead of its values, and the places of the values in the segment."""
 
     raw: bytearray
     header: BatchHeader
@@ -59,7 +59,7 @@ class _Run(NamedTuple):
 
 
 class _Unusable(Exception):
-    """Raised to have the records read in another way."""
+    """The subject index cannot be used; the caller then reads the records in another way."""
 
 
 def index_at(state: LogState, offset: int) -> SubjectIndex | None:
@@ -102,7 +102,7 @@ def read_by_subject(
         try:
             runs = _read_heads(state, segment, few)
             if any(run.header.next_offset > piece.next_offset for run in runs):
-                return None  # partly uncommitted
+                return None  # a part of it is not committed
             if values:
                 _read_values(piece, runs, span_bytes)
             batches = [decode_batch(run.raw, 0, verify=values) for run in runs]
@@ -119,9 +119,10 @@ def _choose(
     end: int,
     max_bytes: int,
 ) -> tuple[NDArray[np.int64], int]:
-    """Choose runs with records from `first` on, in order of their first offsets: about `max_bytes`
-    of them, or one for each subject. Returns their numbers and the offset, at most `end`, up to
-    which they have all records. Offsets are relative to the base."""
+    """Choose runs with records from `first` on, in the order of their first offsets: about
+    `max_bytes` bytes, or more if needed for one run per subject. Returns the numbers of the runs,
+    and the offset, at most `end`, below which they contain all records. Offsets are relative to the
+    base."""
     some = [
         number
         for begin, stop in borders
@@ -141,15 +142,16 @@ def _choose(
 
 
 def _are_inside(runs: NDArray[np.void], first: int, end: int) -> bool:
-    """True if most offsets of these runs lie in [first, end): else too many bytes are read in
-    vain."""
+    """Return True if most offsets of these runs lie in [first, end). Otherwise too many of the
+    bytes read would not be needed."""
     begins, ends = runs["first"].astype(np.int64), runs["last"].astype(np.int64) + 1
     inside = np.minimum(ends, end) - np.maximum(begins, first)
     return bool(2 * inside.sum() >= (ends - begins).sum())
 
 
 def _are_many(runs: NDArray[np.void], span_bytes: float) -> bool:
-    """True if there are too many records to read one by one, even as neighbours."""
+    """Return True if the runs have too many records to read their values one by one, even if one
+    read covers several neighbours."""
     least = int(runs["records"].sum()) / _MOST_NEIGHBOURS
     return least * SPARSE_VALUE_BYTES > span_bytes
 
@@ -159,7 +161,7 @@ def _read_heads(state: LogState, segment: Segment, runs: NDArray[np.void]) -> li
     if not len(runs):
         return []
     entries: list[tuple[int, ...]] = runs.tolist()
-    # Not from the pool of open files: another file can take the place of this one.
+    # The pool of open files cannot be used, because another file can take the name of this one.
     path = subject_index_path(segment.path)
     with closing(state.environment.fs.open(path, writable=False)) as file:
         stored = [file.pread(size, position) for _, _, position, size, *_ in entries]
@@ -201,11 +203,11 @@ def _run(stored: bytes, entry: tuple[int, ...], base_offset: int) -> _Run:
 
 
 def _read_values(piece: LogSlice, runs: Sequence[_Run], span_bytes: float) -> None:
-    """Read the values into their batches. `span_bytes` is the size of the segment's part that holds
-    them. Raises OSError, _Unusable."""
+    """Read the values into the batches of `runs`. `span_bytes` is the size of the segment's part
+    that contains the values. Raises OSError, _Unusable."""
     stretches = []
     for run in runs:
-        # Neighbours in the segment are read together.
+        # One read covers neighbouring values of the segment.
         is_first = np.ones(len(run.starts), np.bool_)
         np.not_equal(run.starts[1:], run.stops[:-1], out=is_first[1:])
         firsts = np.flatnonzero(is_first)

@@ -1,13 +1,14 @@
-"""Measures the data between offsets: bytes, for readers that divide a stream by size, and records,
-for limits that count them.
+"""Measures the data between two offsets: its bytes, for readers that divide a stream by size, and
+its records, for limits on the number of records.
 
-A segment may hold large records at one end and small ones at the other, so its size alone is not
-enough. Its index gives the position of each offset. Of a sealed segment only the few entries that
-are needed are read from the file, since a planner measures all segments at once.
+A segment may contain large records at one end and small ones at the other, so its size alone is not
+enough. The index of the segment gives the position of each offset. A planner measures all segments
+at once, so only the few index entries that it needs are read from the index file of a sealed
+segment.
 
-If compaction left holes, the offset of the n-th record must be found in the batch headers. A limit
-on the number of records needs that for one segment, the one in which the log then starts. Counts
-are cached in steps, so that the next search reads little.
+If compaction left holes, only the batch headers show the offset of the n-th record. A limit on the
+number of records needs this offset in one segment, in which the log will then start. The number of
+records up to some of the batches is cached, so that the next search reads few headers.
 """
 
 from __future__ import annotations
@@ -73,8 +74,9 @@ def measure(
 ) -> list[Extent]:
     """Divide the offsets of `segments` into extents of about `step_bytes`, without gaps.
 
-    The extents are larger if there would be more than MAX_EXTENTS of them. A record is never
-    divided. `active_index` is used for its segment, unless that is sealed. Raises OSError.
+    The extents are larger if otherwise more than MAX_EXTENTS would result. A record is never
+    divided. `active_index` is the index of the active segment; it is not used if that segment is
+    sealed by now. Raises OSError.
     """
     ends = [readable_end(segment) for segment in segments]
     total = sum(end.position for end in ends)
@@ -111,7 +113,7 @@ def find_matching(
         sketch = None
         extents: Iterable[Extent]
         if segment.sealed and segment.path.name not in wanted.damaged:
-            with suppress(OSError):  # a sketch is a hint
+            with suppress(OSError):  # a sketch is optional
                 sketch = read_sketch(fs, segment.path, segment.entry(), wanted.lineage)
         if sketch is None or end.position < segment.size_bytes:
             # Only a sketch may exclude records.
@@ -121,7 +123,8 @@ def find_matching(
             extents = _joined(sketch.blocks(wanted.probe), step)
         behind = found[-1].next_offset if found else segment.base_offset
         if behind < segment.base_offset:
-            # Offsets between two segments were lost or skipped, and readers have to see that.
+            # The offsets between two segments were lost or skipped, and readers must get that
+            # error.
             extents = chain([Extent(behind, segment.base_offset, 1)], extents)
         for extent in extents:
             if extent.next_offset <= wanted.first_offset:
@@ -142,7 +145,8 @@ def find_matching(
 
 
 def _joined(blocks: Blocks, step: int) -> Iterator[Extent]:
-    """Join neighbours of the same kind, up to the step: a segment has thousands of blocks."""
+    """Join neighbouring blocks of the same kind, up to `step` bytes: a segment has thousands of
+    them."""
     borders = blocks.borders.tolist()
     sizes = np.where(blocks.may_match, blocks.sizes_bytes, 0)
     reached = [0, *np.cumsum(sizes).tolist()]
@@ -179,7 +183,8 @@ def _places(
     index: SparseIndex,
     step: int,
 ) -> list[IndexEntry]:
-    """Return batch boundaries about `step` apart, before `end`; none where the index has none."""
+    """Return batch boundaries before `end`, about `step` bytes apart, as far as the index has
+    them."""
     wanted = range(step, end.position, step)
     if not wanted:
         return []
@@ -210,7 +215,7 @@ def _floor(file: File, count: int, base_offset: int, position: int) -> IndexEntr
 
 
 def _merged(extents: Iterable[Extent], step: int) -> Iterator[Extent]:
-    """Join small neighbours: a stream may have thousands of small segments."""
+    """Join small neighbouring extents: a stream may have thousands of small segments."""
     held: Extent | None = None
     for extent in extents:
         if held is None:
@@ -228,7 +233,7 @@ def _merged(extents: Iterable[Extent], step: int) -> Iterator[Extent]:
 
 
 class _Counted(NamedTuple):
-    """A batch boundary, and the number of records before it."""
+    """A batch boundary, and the number of records before it in the segment."""
 
     records: int
     offset: int
@@ -236,7 +241,7 @@ class _Counted(NamedTuple):
 
 
 class RecordCounts:
-    """The record counts of one log. Thread-safe."""
+    """A cache of the record counts of one log. Thread-safe."""
 
     def __init__(self, pool: FilePool) -> None:
         self._pool = pool
@@ -246,7 +251,7 @@ class RecordCounts:
     def offset_of(
         self, segment: Segment, number: int, quarantined: Sequence[QuarantinedRange] = ()
     ) -> int:
-        """Return the offset of record `number` of `segment`, counted from 0, or a lower one.
+        """Return the offset of record `number` (from 0) of `segment`.
 
         If damage prevents counting, the result is lower, so that retention keeps too much rather
         than too little. Raises StorageError.
@@ -279,7 +284,8 @@ def _find(
         if number < before + header.record_count:
             return _offset_in(file, at, header, number - before)
         before += header.record_count
-    # Damaged batches are not counted. Every record before this one has its own offset.
+    # Damaged batches are not counted, so the offset may be too low. Each earlier record has its own
+    # offset, which gives a lower bound.
     return segment.base_offset + number
 
 
@@ -288,5 +294,5 @@ def _offset_in(file: File, position: int, header: BatchHeader, number: int) -> i
         try:
             return int(decode_batch(read_zeroed(file, header.length, position)).offsets()[number])
         except (CorruptBatch, UnsupportedFormat):
-            pass  # readers get an error; here the result is only less precise
+            pass  # readers get an error; this result only becomes less precise
     return header.base_offset + number

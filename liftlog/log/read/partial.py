@@ -1,9 +1,9 @@
-"""Reads only some parts of a piece of a sealed segment: the heads of its batches, and the values
-that are requested.
+"""Reads only some parts of a piece of a sealed segment: the heads of its batches, and requested
+values.
 
-The checksums in the sketch (`parts`) verify these parts. A part that fails its check does not prove
-that the batch is damaged, since the sketch may be wrong. Then the batch is read whole, and its own
-checksums decide, as for readers that read everything.
+The checksums in the sketch (`parts`) verify these parts. If a check fails, the batch may be intact
+and the sketch wrong. So the whole batch is then read, and its own checksums decide if it is
+damaged.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from liftlog.records.format import HEADER_SIZE
 
 _READ_ALONG_BYTES = 16 * 1024
 """Bytes. Reading and checking this many bytes of a cached file takes about as long as one more read
-(4 us). So a shorter gap between two parts is read with them, and single values of a batch are read
-only if the batch has more than this for each of them."""
+(4 us). So a shorter gap between two parts is read together with them. Single values of a batch are
+read only if the batch has more than this number of bytes for each of them."""
 
 
 def read_partially(state: LogState, piece: LogSlice, *, load: bool) -> PartialPiece | None:
@@ -48,7 +48,7 @@ def read_partially(state: LogState, piece: LogSlice, *, load: bool) -> PartialPi
 class _Part(NamedTuple):
     """A batch with a head that was read."""
 
-    at: int  # in the piece
+    at: int  # position in the piece
     head_bytes: int
     end: int
     check: int
@@ -56,8 +56,8 @@ class _Part(NamedTuple):
 
 
 class PartialPiece:
-    """A slice with the heads of its batches. The other bytes are zeros until they are read. Batches
-    that are cheaper to read whole are complete from the start."""
+    """A slice of which only the heads of the batches were read. The other bytes are zeros until
+    they are read. A batch that is cheaper to read whole is complete from the start."""
 
     def __init__(self, piece: LogSlice, parts: SegmentParts, first: int, end: int) -> None:
         """Read the heads. `first` and `end` are the numbers of the slice's batches in the segment.
@@ -67,7 +67,8 @@ class PartialPiece:
         self._heads: dict[int, _Part] = {}
         self._decoded: dict[int, _Part] = {}  # by base offset
         self.values_read_whole = 0
-        """Bytes of batches that were read whole, because many of their values were wanted."""
+        """Bytes of values in batches that were read whole because many of their values were
+        wanted."""
         stretches: list[tuple[int, int]] = []
         entries = parts.of(first, end)
         stops = [position - piece.position for position, *_ in entries[1:]] + [piece.length]
@@ -79,8 +80,8 @@ class PartialPiece:
         self._read(stretches)
 
     def decode(self, position: int) -> RecordBatch:
-        """Return the batch at `position`; the parts that were read are checked. Raises OSError, and
-        CorruptBatch and UnsupportedFormat as `decode_batch` does for the whole batch."""
+        """Return the batch at `position`; verifies the parts that were read. Raises OSError, and
+        the errors of `decode_batch` for the whole batch: CorruptBatch and UnsupportedFormat."""
         part = self._heads.get(position)
         if part is not None:
             head = self.raw[position + HEADER_SIZE : position + part.head_bytes]
@@ -95,8 +96,8 @@ class PartialPiece:
         return decode_batch(self.raw, position)
 
     def read_values(self, batch: RecordBatch, chosen: NDArray[np.intp]) -> None:
-        """Read the values of the records `chosen` (ascending) of a batch from `decode`, whose
-        columns were decoded. Raises CorruptBatch if they are damaged, and OSError."""
+        """Read the values of the records `chosen` (ascending) of a batch that `decode` returned and
+        whose columns were decoded. Raises CorruptBatch if the values are damaged, and OSError."""
         part = self._decoded.get(batch.header.base_offset)
         if part is None or not len(chosen):
             return
@@ -115,7 +116,7 @@ class PartialPiece:
         chosen: NDArray[np.intp],
         checks: NDArray[np.uint32],
     ) -> bool:
-        """Read the values of these records; return True if they are good."""
+        """Read the values of these records; return True if their checksums are right."""
         ends = np.frombuffer(
             batch.raw, np.int32, batch.header.record_count + 1, batch._layout.values.ends
         )
@@ -134,7 +135,7 @@ class PartialPiece:
             raise CorruptBatch("the body checksum does not match")
 
     def _read(self, stretches: Sequence[tuple[int, int]]) -> None:
-        """Read each [start, stop) of the piece, and also short gaps between them."""
+        """Read each range [start, stop) of the piece, and also short gaps between two ranges."""
         first = end = stretches[0][0]
         for start, stop in stretches:
             if start - end >= _READ_ALONG_BYTES:

@@ -25,8 +25,8 @@ _DAMAGE_WINDOW_BYTES = 256 * 1024
 class Gap(NamedTuple):
     """Offsets for which this log has no records, and never will.
 
-    `is_loss`: acked records may have been in it. Otherwise the offsets were only skipped, and
-    readers skip them silently.
+    `is_loss`: the gap may have contained acked records. Otherwise no acked record was lost, and
+    readers skip the gap silently.
     """
 
     first_offset: int
@@ -39,8 +39,8 @@ OnDamage = Callable[[int, int], object]
 
 
 class _reading(storage_errors):  # noqa: N801  # used as a function
-    """Map errors like `storage_errors`. After an error the files of the log are opened again, since
-    a stale handle stays stale."""
+    """Map errors like `storage_errors`, and drop the open files of the log from the pool after an
+    error, because a stale file handle never becomes valid again."""
 
     __slots__ = ("_state",)
 
@@ -76,7 +76,7 @@ def read_from(
             if stored:
                 start = max(offset, view.segments[0].base_offset)
             else:
-                # It may lie before the first segment, in a loss that retention has reached.
+                # `offset` may lie before the first segment, in a loss that retention has reached.
                 _check_bounds(state, view, offset)
             try:
                 found = read_slice(view, state.environment, start, max_bytes, max_records)
@@ -84,7 +84,7 @@ def read_from(
                     found.on_damage = on_damage
                 return found
             except FileNotFoundError:
-                # It may have been removed after we took the view.
+                # The file may have been removed after this function took the view.
                 if view.segments is state.view.segments:
                     raise
 
@@ -96,7 +96,8 @@ def read_replica(
     with _reading(state):
         while True:
             view = state.written_view
-            # If everything below a gap was deleted, the oldest segment begins past the log start.
+            # If all segments below a gap were deleted, the oldest segment begins past the log
+            # start.
             start = min(view.segments[0].base_offset, view.manifest.log_start_offset)
             end = view.committed.offset
             if not start <= offset <= end:
@@ -124,14 +125,15 @@ def read_replica(
 
 
 def _gap(ranges: Sequence[QuarantinedRange], offset: int, following: int) -> Gap:
-    """Return the gap [offset, following), which holds no batch, or its first part."""
+    """Return the gap [offset, following), or only its first part if its parts have different
+    reasons."""
     known = [bad for bad in ranges if bad.next_offset > offset and bad.first_offset < following]
     known.sort(key=lambda bad: (not bad.is_loss, bad.first_offset))
     for bad in known:
         if bad.first_offset <= offset:
             end = min(bad.next_offset, following)
             return Gap(offset, end, bad.reason, bad.is_loss)
-        following = min(following, bad.first_offset)  # a loss that begins further on
+        following = min(following, bad.first_offset)  # up to a loss that begins later
     return Gap(offset, following, "no segment holds these offsets", is_loss=True)
 
 
@@ -162,7 +164,7 @@ def offset_for_timestamp(state: LogState, timestamp_ns: int) -> int:
 def quarantine_damage(state: LogState, first_offset: int, next_offset: int) -> None:
     """See `Log.quarantine_damage`."""
     with storage_errors(f"examining {state.name}"):
-        # Other replicas also read uncommitted records, and may find damage there.
+        # Other replicas also read uncommitted records, and may find damage in them.
         view = state.written_view if state.config.replicated else state.view
         for segment in view.segments:
             if segment.next_offset <= first_offset or segment.base_offset >= next_offset:
@@ -172,11 +174,12 @@ def quarantine_damage(state: LogState, first_offset: int, next_offset: int) -> N
                 if found:
                     LogStructure(state).quarantine(segment.path.name, found)
             except (FileNotFoundError, SegmentsChanged):
-                continue  # replaced or removed meanwhile: readers use another file
+                continue  # the file was replaced or removed meanwhile
 
 
 def _all_gone(damaged: Sequence[QuarantinedRange], first_offset: int, end_offset: int) -> bool:
-    """True if one range covers all from `first_offset` on; then the file may be missing, too."""
+    """Return True if one range covers all of [first_offset, end_offset); the file may then be
+    missing."""
     return any(
         bad.first_offset <= first_offset and bad.next_offset >= end_offset for bad in damaged
     )
@@ -191,12 +194,13 @@ def read_slice(
 ) -> LogSlice | None:
     """Return the slice that begins with the batch holding `offset`, or with the next one.
 
-    Returns None at the end. Raises CorruptRange if lost records lie in between, and OSError.
+    Returns None at the end. Raises CorruptRange if records between `offset` and the slice are lost,
+    and OSError.
     """
     try:
         found = _next_slice(view, environment, offset, max_bytes, max_records)
     except CorruptRange as damage:
-        # It may have skipped recorded losses: report these first, otherwise they stay unreported.
+        # The search may have skipped recorded losses before this damage. Readers get them first.
         _raise_for_losses(view.manifest.quarantined, offset, damage.first_offset)
         raise
     if view.manifest.quarantined:
@@ -211,7 +215,8 @@ def read_slice(
 
 
 def _raise_for_losses(ranges: Sequence[QuarantinedRange], offset: int, end: int) -> None:
-    """Raise CorruptRange for lost records in [offset, end): no reader may skip them silently."""
+    """Raise CorruptRange for lost records in [offset, end), so that no reader skips them
+    silently."""
     for bad in sorted(ranges, key=lambda one: one.first_offset):
         if bad.is_loss and bad.next_offset > offset and bad.first_offset < end:
             first = max(bad.first_offset, offset)
@@ -261,8 +266,9 @@ def _next_slice(
 def first_offset_at(view: ReadView, environment: LogEnvironment, timestamp_ns: int) -> int:
     """Return the first readable offset stamped at or after `timestamp_ns`; the HW if there is none.
 
-    A timestamp ahead of the present time is wrong. If a later record has a credible timestamp
-    before `timestamp_ns`, then the record with the wrong one is older, and the search continues.
+    A timestamp in the future is wrong. If a record has a wrong timestamp, but a later record has a
+    credible one before `timestamp_ns`, both are older than `timestamp_ns`, and the search
+    continues.
     """
     latest_ns = environment.clock.now_ns() + TOLERANCE_NS
     start = view.manifest.log_start_offset
@@ -288,7 +294,8 @@ def first_offset_at(view: ReadView, environment: LogEnvironment, timestamp_ns: i
 def _find_time(
     view: ReadView, environment: LogEnvironment, from_ns: int, latest_ns: int, start: int
 ) -> tuple[int, int] | None:
-    """Find the first record from `start` on stamped in [from_ns, latest_ns]: offset, timestamp."""
+    """Return offset and timestamp of the first record from `start` on stamped in [from_ns,
+    latest_ns]."""
     for segment in view.segments:
         if segment.base_offset > view.committed.segment_base:
             break
@@ -314,8 +321,8 @@ def _find_time(
 def _start_of_credible(
     view: ReadView, environment: LogEnvironment, offset: int, latest_ns: int
 ) -> int:
-    """Return the offset from which to search for a credible timestamp. Skips segments whose
-    successor also begins with a wrong timestamp, at the cost of one header each."""
+    """Return the offset from which to search for a credible timestamp. Skips each segment whose
+    successor begins with a wrong timestamp, too; this reads one header per segment."""
     segments = view.segments
     at = bisect_right(segments, offset, key=lambda one: one.base_offset) - 1
     while at + 1 < len(segments) and first_stamp_ns(environment, segments[at + 1]) > latest_ns:
@@ -332,7 +339,7 @@ def find_damage(
 ) -> list[QuarantinedRange]:
     """Return the damage in [first_offset, next_offset) of `segment` that is not quarantined yet.
 
-    Reads the bytes and checks every checksum. Raises OSError, UnsupportedFormat.
+    Reads the bytes and verifies every checksum. Raises OSError, UnsupportedFormat.
     """
     known, end = view.damaged(segment), view.readable_end(segment)
     found: list[QuarantinedRange] = []

@@ -1,5 +1,5 @@
-"""Finds the slice of one segment that answers a fetch: a run of whole batches, found without
-reading them. `reading.py` reads across segments."""
+"""Finds the slice of one segment that answers a fetch: consecutive whole batches, whose bodies are
+not read to find them. `reading.py` reads across segments."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _WALK_WINDOW = 4096 + 256  # index entries lie about 4 KiB apart
 
 
 class LogSlice:
-    """Whole batches, contiguous in one file. Release it once the bytes are sent.
+    """Consecutive whole batches in one file. The holder must release it after the bytes are sent.
 
-    `record_count` is an upper bound. `first_offset` is where the first batch begins, at or below
-    the requested offset; `next_offset` is where the next read continues.
+    `record_count` is an upper bound. `first_offset` is the first offset of the first batch, which
+    may be below the requested one; `next_offset` is the offset at which the next read continues.
     """
 
     __slots__ = (
@@ -58,38 +58,38 @@ class LogSlice:
         self.next_offset = next_offset
         self.record_count = next_offset - first_offset
         self.on_damage: Callable[[int, int], object] | None = None
-        """Called with the offsets of a slice that the disk could not read in full."""
+        """Called with the offsets of a slice, first and next, if the disk cannot read all of it."""
 
     @property
     def fd(self) -> int:
-        """The descriptor of the file. Valid until `release`."""
+        """The descriptor of the file; valid until `release`."""
         assert self._pooled is not None, "the slice was released"
         return self._pooled.file.fileno()
 
     @property
     def path(self) -> Path:
-        """The path of the segment. Valid until `release`."""
+        """The path of the segment; valid until `release`."""
         assert self._pooled is not None, "the slice was released"
         return self._pooled.file.path
 
     def read_some(self, position: int, length: int) -> bytes:
-        """Return unchecked bytes from `position` in the slice on. Unreadable bytes are zeros; there
-        are fewer bytes at the end of the file. Raises OSError."""
+        """Return `length` bytes at `position` in the slice, without checking them. Unreadable bytes
+        are zeros; returns fewer bytes at the end of the file. Raises OSError."""
         assert self._pooled is not None, "the slice was released"
         return read_zeroed(self._pooled.file, length, self.position + position)
 
     def read_many(self, places: Iterable[tuple[int, int]]) -> list[bytes]:
-        """Return unchecked bytes for each (position, length) in the file; fewer at the end of the
-        file. Raises OSError, also for unreadable bytes."""
+        """Return the bytes of each (position, length) in the file, without checking them; fewer at
+        the end of the file. Raises OSError, also for unreadable bytes."""
         assert self._pooled is not None, "the slice was released"
         pread = self._pooled.file.pread
         return [pread(length, position) for position, length in places]
 
     def pread(self) -> bytes:
-        """Return the unchecked bytes, for readers in the same process.
+        """Return the bytes of the slice, without checking them, for readers in the same process.
 
-        Unreadable pages are zeros, and are quarantined before this returns. Raises OSError;
-        StorageError and DiskFull if the quarantine failed.
+        Unreadable pages are zeros in the result, and are quarantined before it returns. Raises
+        OSError; StorageError and DiskFull if the quarantine failed.
         """
         assert self._pooled is not None, "the slice was released"
         raw, holes = read_around(self._pooled.file, self.length, self.position)
@@ -142,10 +142,11 @@ def slice_segment(
 ) -> LogSlice | None:
     """Return the slice that begins with the batch holding `offset`, or with the next one.
 
-    Skips batches without records at the start, unless `with_empty`. Readers may not pass `end`. A
-    slice ends where a leader epoch begins: only its first batch is compared with the epochs of the
-    manifest, and its receiver compares the others with each other. Returns None if nothing readable
-    is left in this segment. Raises CorruptRange at damage that is not recorded yet.
+    Skips batches without records at the start, unless `with_empty`. `end` is the limit for readers.
+    A slice ends at the beginning of a leader epoch, so all of its batches have one epoch: this
+    function compares only the first batch with the epochs of the manifest, and the receiver
+    compares the batches with each other. Returns None if the segment has no readable batch left.
+    Raises CorruptRange at damage that is not recorded yet.
     """
     pool, epochs = environment.pool, view.manifest.epochs
     pooled = pool.acquire(segment.path)
@@ -185,7 +186,7 @@ def slice_segment(
 def _stretches(
     index: SparseIndex, quarantined: Sequence[QuarantinedRange], offset: int, end: IndexEntry
 ) -> Iterator[tuple[IndexEntry, IndexEntry]]:
-    """Yield the ranges that may be read from `offset` on: all but the quarantined bytes."""
+    """Yield the ranges that are not quarantined, from `offset` on."""
     start = index.floor(offset)
     for bad in sorted(quarantined, key=lambda one: one.position):
         if bad.end_position <= start.position or bad.position >= end.position:
@@ -205,7 +206,7 @@ def _find_start(
     epochs: Epochs,
     with_empty: bool,
 ) -> tuple[int, int, IndexEntry] | None:
-    """Find the first batch that ends after `offset`: its position, base offset, and end."""
+    """Return position, base offset and end of the first batch that ends after `offset`."""
     stepped: list[SteppedOver] = []
     walk = walk_batches(
         file,
@@ -227,7 +228,7 @@ def _find_start(
 
 
 def _refuse_damaged(stepped: list[SteppedOver], offset: int, found_offset: int) -> None:
-    """Raise CorruptRange if requested records lay in bytes that the walk had to skip."""
+    """Raise CorruptRange if the walk skipped damaged bytes that held requested records."""
     for bad in stepped:
         if offset < bad.next_offset <= found_offset:
             first = max(bad.first_offset, offset)
@@ -250,8 +251,9 @@ def _find_end(
 ) -> IndexEntry:
     """Return the batch boundary where the answer ends.
 
-    Index entries lie on batch boundaries, so the last entry within the budget is a valid end and no
-    header has to be read. Only if there is none, the batches are walked one by one.
+    Index entries lie on batch boundaries, so the last entry within the limits is a valid end, and
+    no header has to be read. Only if the index has no such entry, the batches are walked one by
+    one.
     """
     if stop_position >= end.position and (stop_offset is None or end.offset <= stop_offset):
         return end
@@ -263,7 +265,7 @@ def _find_end(
     reached = first_end
     for position, header in walk_batches(file, first_end, end, window=_WALK_WINDOW):
         if (
-            position != reached.position  # damage in between: the next read reports it
+            position != reached.position  # damage in between; the next read reports it
             or position + header.length > stop_position
             or (stop_offset is not None and header.next_offset > stop_offset)
         ):

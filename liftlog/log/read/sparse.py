@@ -1,9 +1,9 @@
-"""Reads few records of a piece of a sealed segment: the heads of all its batches at once, and only
-the values that are wanted. The checksums in the sketch (`parts`) verify them.
+"""Reads a few records of a piece of a sealed segment: the heads of all its batches at once, and
+only the wanted values. The checksums in the sketch (`parts`) verify both.
 
-This way of reading reports no damage. If anything is unusual (a batch that must be read whole, a
-wrong checksum, an unreadable page), it stops, and the other ways (`partial`, `LogSlice`) examine
-the piece and report the problem.
+This module reports no damage. If a batch must be read whole, a checksum is wrong or a page is
+unreadable, it stops, and then the other ways to read (`partial`, `LogSlice`) examine the piece and
+report the problem.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from liftlog.records.format import (
 from liftlog.records.header import BatchHeader, parse_header
 
 SPARSE_VALUE_BYTES = 4096
-"""Least number of bytes of values in a piece for each wanted value: reading and checking this many
-bytes takes about as long as one more read."""
+"""Minimum number of bytes of values in a piece, per wanted value, for a sparse read. Reading and
+checking this many bytes takes about as long as one more read."""
 
 _MAGIC = int.from_bytes(MAGIC, "little")
 _UNUSUAL = 0xFFFF & ~KNOWN_ATTRIBUTES | CODEC_MASK | ESCAPED_SUBJECTS
@@ -58,7 +58,7 @@ def read_sparsely(state: LogState, piece: LogSlice, *, values: bool) -> SparsePi
 
 
 class _Unusual(Exception):
-    """Raised to have the piece read in another way."""
+    """The piece cannot be read sparsely; the caller then reads it in another way."""
 
 
 class SparsePiece:
@@ -88,7 +88,7 @@ class SparsePiece:
         self._heads = ManyHeads(raw, begin, stops - positions, sizes)
 
     def _read(self, positions: list[int], sizes: list[int], checks: list[int]) -> bytes:
-        """Read and check the heads; return them joined."""
+        """Read and check the heads; return them as one byte string."""
         try:
             found = self._piece.read_many(zip(positions, sizes, strict=True))
         except OSError as error:
@@ -101,7 +101,8 @@ class SparsePiece:
         return raw
 
     def _check(self, heads: Heads, lengths: NDArray[np.int64]) -> None:
-        """Check the headers, and that the batches are in their places and of one epoch."""
+        """Check the headers, the positions of the batches, and that all batches have one leader
+        epoch."""
         octets = heads.view(np.uint8).data
         sums = [
             crc32c(octets[at : at + HEADER_CRC_POSITION])
@@ -123,7 +124,8 @@ class SparsePiece:
             raise _Unusual
 
     def marked(self) -> Columns | None:
-        """Return all records with only offsets and tombstone marks; None if anything mismatches."""
+        """Return offsets and tombstone marks of all records; None if a checksum or a size does not
+        match."""
         try:
             return self._heads.marked()
         except CorruptBatch:
@@ -132,8 +134,9 @@ class SparsePiece:
     def records_on(
         self, wanted: WantedSubjects, first_offset: int, stop_offset: int | None
     ) -> Columns | None:
-        """Return the records on these subjects in [first_offset, stop_offset). None if they must be
-        read in another way: there are many, or anything does not match."""
+        """Return the records on these subjects in [first_offset, stop_offset). Returns None if the
+        records are too many or do not match the sketch, so that the caller must read them in
+        another way."""
         try:
             chosen, names, places = self._heads.on(wanted)
             left = self.value_bytes - len(chosen) * SPARSE_VALUE_BYTES

@@ -1,4 +1,4 @@
-"""The files of a log when it is opened: removes unlisted files and records missing ones."""
+"""Compares the files of a log with its manifest: removes unlisted files, records missing ones."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class RecoveryReport:
 
 
 class Inventory:
-    """The files of a log beside its manifest, and the ranges that are found lost."""
+    """Compares the files of a log with its manifest, and collects the lost ranges that it finds."""
 
     def __init__(self, directory: Path, fs: FileSystem, manifest: Manifest) -> None:
         self.directory = directory
@@ -67,7 +67,7 @@ class Inventory:
     ) -> None:
         bad = QuarantinedRange(first, following, path.name, start, end, reason)
         self.quarantined.append(bad)
-        if not bad.is_loss:  # the cut of the tail was reported already
+        if not bad.is_loss:  # the cut of the tail has been reported
             return
         logger.error(
             "quarantined stream=%s first_offset=%d next_offset=%d reason=%s",
@@ -81,11 +81,11 @@ class Inventory:
         return [bad for bad in self.quarantined if bad.segment == path.name]
 
     def write_missing_copy(self, found: FoundManifest) -> None:
-        """Write the manifest again if its two files differ, then remove unlisted files.
+        """Write the manifest again if its two files differ; then remove unlisted files.
 
-        Both are valid (see `manifest.py`), so writing the newer one loses nothing. If that fails (a
-        full disk), no file is removed: the older manifest may list it, and may be the only one that
-        the next start finds.
+        Both files are valid (see `manifest.py`), so writing the newer one to both loses nothing. If
+        writing fails (a full disk), no file is removed: the next start may find only the older
+        manifest, and that may list files that the newer one does not.
         """
         for problem in found.problems:
             self._note(f"{problem}; the other copy is used")
@@ -99,9 +99,10 @@ class Inventory:
         self._remove_garbage()
 
     def _remove_garbage(self) -> None:
-        """Delete files that the manifest does not list, which a crash between two steps leaves.
+        """Delete files that the manifest does not list; a crash between two steps leaves such
+        files.
 
-        If the manifest itself is outdated, keeps them aside instead.
+        If the manifest is outdated, renames segments and indexes instead of deleting them.
         """
         listed = {entry.file_name for entry in self.manifest.segments}
         stems = {name.removesuffix(".log") for name in listed}
@@ -120,8 +121,8 @@ class Inventory:
         outdated = self._manifest_is_outdated(unlisted)
         if outdated:
             self._confirmed_is_missing("an older manifest was put back")
-        # In the order of their offsets: the files that show that the manifest is outdated go last,
-        # so a start after an interruption here comes to the same result.
+        # The files are removed in the order of their offsets. So those which show that the manifest
+        # is outdated go last, and a start after an interruption finds them again.
         for name in unlisted:
             if outdated and not name.endswith((*_DERIVED, ".tmp")):
                 self._keep_aside(name)
@@ -129,11 +130,13 @@ class Inventory:
                 self._remove(name)
 
     def _manifest_is_outdated(self, unlisted: Sequence[str]) -> bool:
-        """True if files show that a newer manifest existed, so that an old one was put back.
+        """Return True if files show that a newer manifest existed, which means that somebody
+        restored an old one.
 
-        A crash leaves no such files. A segment gets its first bytes after the manifest lists it, so
-        a segment after the active one is empty, except for those from before a truncation, which
-        have an older generation. And files that a manifest lists were on disk before it.
+        A crash leaves no such files. The manifest lists a segment before the segment gets its first
+        bytes, so an unlisted segment after the active one is empty, unless it is from before a
+        truncation and has an older generation. And all files that a manifest lists were on disk
+        before it was written, so none of them is missing.
         """
         *sealed, active = self.manifest.segments
         for name in unlisted:
@@ -168,7 +171,8 @@ class Inventory:
             file.close()
 
     def _confirmed_is_missing(self, reason: str) -> None:
-        """Note that durable records may be missing; called before a change that would hide it."""
+        """Record that durable records may be missing. Called before a change that would hide the
+        loss."""
 
     def _keep_aside(self, name: str) -> None:
         number, target = 1, self.directory / f"{name}{UNLISTED_SUFFIX}"
@@ -182,8 +186,8 @@ class Inventory:
         )
 
     def _copy_aside(self, file: File, position: int, size: int) -> tuple[int, str]:
-        """Copy the bytes after `position` to a file of their own, before they are dropped. Returns
-        their number, and the place of the copy in words."""
+        """Copy the bytes from `position` on to a new file, before they are dropped. Returns their
+        number, and a text that names the copy."""
         length = max(min(size, file.size()) - position, 0)
         kept = min(length, _MAX_TAIL_BYTES)
         name = f"{file.path.name}.{position}{BROKEN_SUFFIX}"
@@ -198,14 +202,16 @@ class Inventory:
                 aside.close()
             self.fs.fsync_directory(self.directory)
         except OSError as error:
-            # These bytes were not acked. The stream must be able to start on a full disk.
+            # The copy is dispensable, because these bytes were not acked, and the stream must be
+            # able to start on a full disk.
             return length, f"it could not be kept: {error.strerror or error}"
         return length, f"{'it is' if kept == length else f'{kept} of them are'} kept in {name}"
 
     def _remove_old_tails(self, names: list[str]) -> None:
-        """Remove copies of tails, but the newest ones only if retention removed their offsets."""
+        """Remove copies of tails, except the newest ones whose offsets retention has not removed
+        yet."""
         first = self.manifest.segments[0].base_offset
-        # Other files with that suffix come from an operator: `manifest.broken`, for example.
+        # Other files with this suffix, such as `manifest.broken`, come from an operator.
         tails = [match for name in names if (match := _TAIL_NAME.fullmatch(name)) is not None]
         ages = sorted((int(match[1]), int(match[2]), match[0]) for match in tails)
         for i, (base_offset, _, name) in enumerate(ages):
@@ -213,8 +219,8 @@ class Inventory:
                 self._remove(name)
 
     def _remove(self, name: str) -> None:
-        """Remove a leftover file. One that cannot be removed, like a directory, only takes space;
-        the next start retries."""
+        """Remove a leftover file. If that fails, for example because it is a directory, it only
+        takes space, and the next start retries."""
         try:
             self.fs.unlink(self.directory / name)
         except OSError as error:
@@ -225,8 +231,9 @@ class Inventory:
     def _check_sealed(self, sealed: list[Segment]) -> None:
         """Check that all sealed files exist in full length, and record the missing parts as lost.
 
-        Their content is trusted, since they were synced before the manifest listed them. No crash
-        shortens them, so missing records were acked. The rest of a shorter file stays readable.
+        The content of sealed files is trusted, because they were synced before the manifest listed
+        them. No crash shortens them, so missing records count as acked ones. The rest of a shorter
+        file stays readable.
         """
         for segment in sealed:
             known = self._quarantined_in(segment.path)

@@ -1,8 +1,8 @@
-"""Judges the active segment of a log without replicas, after an unclean stop.
+"""Decides about the active segment of a log without replicas, after an unclean stop.
 
-Decides up to where the segment is valid, which damage was acked and stays, what is cut, and where
-the log continues. F1 to F4 are the facts at the top of `opening.py`; its explanation of interrupted
-openings applies here, too.
+The decision has four parts: the end of the valid bytes, the damaged ranges that may have been acked
+and are kept, the bytes that are cut, and the offset at which the log continues. F1 to F4 are the
+facts at the top of `opening.py`; its explanation of interrupted openings applies here, too.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class TailJudge(Inventory):
         super().__init__(directory, fs, manifest)
         self.boot_id = boot_id
         self.active_is_missing = False
-        self.durable_end = 0  # all below was fsynced, by recovery point or clean marker
+        self.durable_end = 0  # all below was fsynced, as marker and recovery point show
         self.must_roll = False  # the active file cannot be appended to
         self._slot: AckedEnd | None = None
         self._slot_was_read = False
@@ -43,19 +43,20 @@ class TailJudge(Inventory):
     def _scan_and_judge(
         self, file: File, state: ActiveState, size: int, on_batch: OnBatch
     ) -> tuple[ActiveState, int]:
-        """Return, for a log without replicas, its valid end and the offset where it continues."""
+        """Scan the active segment of a log without replicas. Returns the state at the end of its
+        valid bytes, and the offset at which the log continues."""
         while True:
             state, damage = scan(file, state, size, on_batch)
             log_end = state.next_offset
             if damage is None:
-                # Every byte up to the zeros is in a whole batch that continues the one before.
-                # Records among them that were not acked are kept: their publishers got no answer,
-                # so both outcomes are correct.
+                # All bytes before the zeros are in whole batches, each of which continues the one
+                # before. Records in these batches that were not acked are kept: their publishers
+                # got no answer, so keeping and dropping them are both correct.
                 break
             known = self._known_damage(file.path, damage)
             if known is not None and known.position < known.end_position <= max(size, file.size()):
-                # The manifest already lists these bytes as bad, with the lost offsets. So there is
-                # nothing to judge: the scan continues after them. The bytes stay.
+                # The manifest already lists these bytes as bad, with the lost offsets. So no
+                # decision is needed: the bytes stay, and the scan continues after them.
                 state = replace(state, position=known.end_position, next_offset=known.next_offset)
                 continue
             resumed, log_end = self._judge(file, state, damage, size, known)
@@ -67,22 +68,23 @@ class TailJudge(Inventory):
     def _proven_offset(self, state: ActiveState) -> int:
         """Return the offset below which everything was certainly fsynced.
 
-        Later records may never get fsynced: a failed fdatasync leaves pages in the cache that are
-        marked clean. They are readable, another fdatasync skips them, and the next power cut loses
-        them. A reboot removes such pages, so this matters only if there was none since.
+        Records above it may never get fsynced: a failed fdatasync leaves their pages in the cache,
+        marked clean. Reads return such pages, another fdatasync skips them, and the next power cut
+        loses them. A reboot drops these pages from the cache, so the case is only possible if the
+        machine was not rebooted since.
         """
         slot = self._slot_state()
         if slot is None or not slot.exact:
-            # After a reboot, readable bytes come from the disk. (Without a boot id or a slot this
-            # cannot be decided, and a stop after a failed fdatasync is not looked for.)
+            # After a reboot, readable bytes come from the disk. (Without a boot id or a slot, a
+            # reboot cannot be excluded, and recovery does not look for a failed fdatasync.)
             return _MAX_OFFSET
         if self.manifest.acks_before_sync:
-            return state.next_offset  # the slot counts acks that were sent before the fdatasync
+            return state.next_offset  # the slot includes acks sent before the fdatasync
         return max(slot.acked_end, state.next_offset)  # by F2 and F3
 
     def _known_damage(self, path: Path, damage: Damage) -> QuarantinedRange | None:
-        """Return the range that an earlier start or a reader recorded for this damage, so that
-        recovering twice changes nothing."""
+        """Return the range that an earlier start or a reader recorded for this damage, or None.
+        With it, a second recovery changes nothing."""
         for bad in self._quarantined_in(path):
             if (bad.position, bad.first_offset) == (damage.position, damage.offset) or (
                 bad.position <= damage.position < bad.end_position
@@ -99,13 +101,13 @@ class TailJudge(Inventory):
         size: int,
         known: QuarantinedRange | None,
     ) -> tuple[ActiveState | None, int]:
-        """Handle one damage. Returns the state from which the scan continues, or None if it is
-        over, and the log end."""
+        """Handle one damaged place. Returns the state from which the scan continues, or None if the
+        scan is complete; and the log end."""
         if known is not None and known.is_cut_tail:
-            # An earlier start judged this tail, wrote the verdict into the manifest and stopped
-            # before it began a new segment. The verdict stands: that start may have written the
-            # slot, which is then no evidence any more. The tail is dropped, and its offsets up to
-            # the end of the range are not assigned again.
+            # An earlier start decided about this tail, wrote the verdict into the manifest and
+            # stopped before it began a new segment. The verdict stays valid. It cannot be derived
+            # again, because that start may have overwritten the slot. The tail is dropped, and its
+            # offsets up to the end of the range are not assigned again.
             self._keep_tail(file, damage, size)
             return None, known.next_offset
         resync = resync_behind(file, damage, good, size)
@@ -124,11 +126,11 @@ class TailJudge(Inventory):
         """Cut a tail that `judge_tail` has proved was never acked; returns the log end."""
         self._keep_tail(file, damage, size)
         if verdict.log_end_offset > damage.offset:
-            # A power cut: no ack for the tail is recorded, but the slot may be outdated, so no
+            # A power cut: the slot shows no ack for the tail, but the slot may be outdated, so no
             # offset that the tail may have had is assigned again. With early acks, even offsets
-            # past the visible tail may have been acked, up to the reserved ones. The bytes stay
-            # until the manifest records this. If they were cut first, a start that is interrupted
-            # here would leave a file with a valid end, and the next start would assign these
+            # past the visible tail may have been acked, up to the last reserved one. The bytes stay
+            # until the manifest contains this range. If they were cut first and this start was then
+            # interrupted, the file would have a valid end, and the next start would assign these
             # offsets.
             early = self.manifest.acks_before_sync
             end = verdict.log_end_offset
@@ -137,12 +139,13 @@ class TailJudge(Inventory):
             at, reason = damage.position, NOT_SYNCED if early else SKIPPED
             self._quarantine(file.path, damage.offset, end, at, at, reason)
             return end
-        # The slot is exact: acks went no further than `damage.offset`. The bytes belong to a group
-        # that was refused or not answered, so its offsets are free. If this start is interrupted
-        # after the cut, the next one finds a file that ends where acks ended.
+        # The slot is exact: no record from `damage.offset` on was acked. The bytes belong to a
+        # commit group that was rejected or got no answer, so its offsets can be assigned again. If
+        # this start is interrupted after the cut, the next one finds a file that ends at the acked
+        # end.
         if damage.unreadable:
-            # Cutting or writing an unreadable page may fail. So the log continues in a new file,
-            # and readers ignore bytes after the end of a sealed one.
+            # Truncating or writing an unreadable page may fail. So the log continues in a new file,
+            # and readers ignore bytes after the end of a sealed file.
             self.must_roll = True
         else:
             file.truncate(damage.position)
@@ -158,8 +161,8 @@ class TailJudge(Inventory):
         size: int,
         known: QuarantinedRange | None,
     ) -> tuple[ActiveState | None, int]:
-        """Keep unreadable bytes that were, or may have been, acked, and quarantine their offsets.
-        Changes no byte: they may become readable or be repaired later."""
+        """Keep damaged bytes that were, or may have been, acked, and quarantine their offsets.
+        Changes no byte, because the bytes may become readable or be repaired later."""
         if known is None:
             end_position = resync.position if resync else max(size, damage.position)
             self._note(f"offsets {damage.offset}..{verdict.quarantine_end - 1} are damaged")
@@ -175,16 +178,17 @@ class TailJudge(Inventory):
                 reason,
             )
         if resync is None:
-            # Nothing good follows: the log continues past every offset that may have been acked. An
-            # earlier start has determined that offset, or `judge_tail` does now.
+            # No good batch follows, so the log continues past every offset that may have been
+            # acked. That offset is in the range that an earlier start recorded, or in the verdict
+            # of `judge_tail`.
             return None, known.next_offset if known else verdict.log_end_offset
-        # Good batches that provably continue the log follow. Only the damaged batch is lost, and
+        # Good batches follow, and provably continue the log. So only the damaged batch is lost, and
         # the scan continues with the good ones.
         resumed = replace(good, position=resync.position, next_offset=resync.offset)
         return resumed, resync.offset
 
     def _keep_tail(self, file: File, damage: Damage, size: int) -> None:
-        """Copy the bad tail aside, before it is cut off."""
+        """Copy the bad tail to a file of its own, before it is cut off."""
         length, where = self._copy_aside(file, damage.position, size)
         self.report.cut_bytes += length
         self._note(
@@ -199,8 +203,9 @@ class TailJudge(Inventory):
         return self.manifest.acks_before_sync and not exact and offset >= self.durable_end
 
     def _slot_state(self) -> AckedEnd | None:
-        """Read the slot, once. An unreadable slot is one event, and judged as after a power cut.
-        Its bytes are evidence, so errors that say nothing about them raise OSError."""
+        """Read the slot, once. An unreadable slot is reported once, and treated as after a power
+        cut. Other errors raise OSError, because the slot may be evidence that a later start can
+        read."""
         if not self._slot_was_read:
             self._slot_was_read = True
             try:
@@ -219,13 +224,15 @@ class TailJudge(Inventory):
         return self._slot
 
     def _behind_lost_end(self, path: Path, state: ActiveState, log_end: int) -> int:
-        """Return where the log continues if more was, or may have been, acked than the file holds.
+        """Return the offset at which the log continues, past lost records that may have been acked.
 
-        An acked offset is never assigned again. Without a reboot since, the acked end is known
-        exactly; else the log continues where no offset was ever assigned.
+        An acked offset is never assigned again. If the machine was not rebooted since the acks, the
+        acked end is known exactly; otherwise the log continues after every offset that was ever
+        assigned.
         """
-        # An earlier start may have judged the tail and stopped before it was done, and the tail may
-        # have been cut since. Its range in the manifest still records where the log continued.
+        # An earlier start may have decided about the tail and stopped before it was done, and the
+        # tail may be cut by now. The range that it wrote to the manifest still shows where the log
+        # continued.
         for bad in sorted(self.quarantined, key=lambda one: one.first_offset):
             if bad.first_offset <= log_end < bad.next_offset:
                 log_end = bad.next_offset
@@ -233,19 +240,20 @@ class TailJudge(Inventory):
         acked = max(
             slot.acked_end if slot else 0,
             self.durable_end,
-            manifest.high_watermark,  # an interrupted start had got this far
+            manifest.high_watermark,  # as stored by an interrupted start
         )
         exact = slot is not None and slot.exact
-        # By F1 something else removed a missing file, and any number of acked records with it. And
-        # acks that were sent before the fdatasync may cover any offset that a power cut lost.
+        # By F1 the daemon never loses a file: if it is missing, somebody removed it, with any
+        # number of acked records. And acks that were sent before the fdatasync may cover any offset
+        # that a power cut lost.
         unknown = not exact and (self.active_is_missing or manifest.acks_before_sync)
         if log_end >= acked and not unknown:
-            # Either the slot is exact, and all acked records are there. Or it is not, and by F2 all
-            # acked records had been fdatasynced into a file that is there, so they survived the
-            # power cut; the scan found them, or found damage and handled that.
+            # If the slot is exact, the file contains all acked records. If it is not, then by F2
+            # all acked records had been fdatasynced into a file that exists, so they survived the
+            # power cut; the scan found them, or found damage and handled it.
             return log_end
-        # With an exact slot the end is known. Otherwise acked records are (or may be) missing, and
-        # the slot may be outdated; no offset past the reserved ones was assigned.
+        # With an exact slot the acked end is known. Otherwise acked records may be missing and the
+        # slot may be outdated, but no offset past the reserved ones was ever assigned.
         end = acked if exact else max(manifest.reserved_offset, acked)
         if end <= log_end:
             return log_end

@@ -1,22 +1,22 @@
-"""Opens a log: trusts it after a clean stop, recovers it after an unclean one.
+"""Opens a log: trusts its files after a clean stop, recovers them after an unclean one.
 
 The comments here and in `judging.py` prove, branch by branch, that an opening loses no acked
 record, assigns no acked offset again, and keeps no refused record. They rest on four facts about
 the writers:
 
-F1. Everything that the manifest lists was on disk before it: sealed segments with all their bytes,
-    and the directory entry of the active segment.
-F2. A group is written only after the fdatasync of the one before. With durability `fsync` its acks
-    are sent after its own fdatasync and after the update of the slot; below that, the manifest
-    holds `acks_before_sync` before the first of them is sent.
+F1. Everything that a manifest lists was on disk before the manifest was written: sealed segments
+    with all their bytes, and the directory entry of the active segment.
+F2. A commit group is written only after the fdatasync of the group before it. With durability
+    `fsync`, the acks of a group are sent after its own fdatasync and after the update of the slot.
+    With a lower durability, the manifest contains `acks_before_sync` before the first ack is sent.
 F3. Recovery points and the clean marker cover only bytes for which an fdatasync has returned.
 F4. The clean marker is removed, durably, before anything in the directory is changed.
 
 An opening may be interrupted at any point and then runs again. It changes files in this order:
-first the judged bytes of the active segment (copied, cut, or written again as they are), then the
-manifest, in one write, then the slot and a new segment. So until the manifest is written the next
-start judges the same damage by the same evidence, and afterwards it finds the verdict in the
-manifest.
+first the tail of the active segment (copied, cut, or written again as it is), then the manifest, in
+one write, then the slot and a new segment. So a start after an interruption either finds the
+manifest unchanged, and decides about the same damage by the same evidence, or it finds the verdict
+in the manifest.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ def open_log(
     recovery_point: ActiveState | None = None,
     boot_id: str | None = None,
 ) -> tuple[Log, RecoveryReport]:
-    """Open an existing log.
+    """Open an existing log, and recover it if it was not closed cleanly.
 
-    `clean` is the stream's entry in the clean marker, None after an unclean stop. Returns when
-    everything below the high watermark is durable. Raises CorruptMetadata if there is data but no
-    readable manifest, and changes nothing then. Raises StorageError, UnsupportedFormat.
+    `clean` is the stream's entry in the clean marker, None after an unclean stop. All records below
+    the high watermark are durable on return. Raises CorruptMetadata, without changing a file, if
+    the directory has files but no readable manifest. Raises StorageError, UnsupportedFormat.
     """
     with storage_errors(f"opening {directory.name}"):
         found = find_manifest(environment.fs, directory)
@@ -105,15 +105,15 @@ class _Opening(TailJudge):
             self._confirmed_is_missing("a sealed segment is shorter than it was, or missing")
         entry = self.manifest.segments[-1]
         path = self.directory / entry.file_name
-        # A state may belong to an older segment, to an earlier stream of this name, or to a
-        # truncated tail. Then it does not apply to this file.
+        # A state that belongs to an older segment, to an earlier stream of this name, or to a
+        # truncated tail does not apply to this file.
         known = [
             state
             for state in (clean, recovery_point)
             if state is not None and state.is_of(self.manifest.incarnation, entry)
         ]
-        # A clean marker that does not match the file (something outside of liftlog cut or extended
-        # it) still shows, by F3, how far the file was durable.
+        # If the clean marker does not match the file, because something outside of liftlog cut or
+        # extended the file, the marker still shows, by F3, how far the file was durable.
         furthest = max(known, key=lambda state: state.next_offset, default=None)
         self.durable_end = furthest.next_offset if furthest else 0
         watermarks = [state.high_watermark for state in known]
@@ -144,8 +144,8 @@ class _Opening(TailJudge):
     # --- pieces ---
 
     def _confirmed_is_missing(self, reason: str) -> None:
-        """Record the loss. For a log without replicas the lost ranges are enough. A replica stores
-        the reason durably until it has reported it to the others."""
+        """Record the loss. A log without replicas needs only the lost ranges. A replica stores the
+        reason, durably, until it has reported it to the other replicas."""
         if not self.config.replicated:
             return
         if not self.manifest.incomplete:
@@ -190,9 +190,9 @@ class _Opening(TailJudge):
     ) -> tuple[Log, RecoveryReport]:
         state = recovery_point
         if state is None or state.position > file.size():
-            # There is no point to begin from, or the file ends before it and so has lost durable
-            # bytes. Every remaining batch is examined, and `durable_end` still shows that more was
-            # acked.
+            # There is no recovery point, or the file ends before it and so has lost durable bytes.
+            # Every remaining batch is examined, and `durable_end` still shows that more records
+            # were acked.
             state = ActiveState.empty(
                 self.manifest.incarnation, entry.base_offset, entry.generation
             )
@@ -214,8 +214,8 @@ class _Opening(TailJudge):
             log_end = state.next_offset
         else:
             state, log_end = self._scan_and_judge(file, state, size, on_batch)
-        # The accepted batches may be in the page cache only. They have to be on disk before the
-        # high watermark of `_finish` makes them committed, or this replica confirms them.
+        # The accepted batches may be in the page cache only. They must be on disk before `_finish`
+        # commits them by its high watermark, or before this replica confirms them.
         self._write_again(file, proven, state.position)
         file.fdatasync()
         self.fs.fsync_directory(self.directory)
@@ -224,11 +224,11 @@ class _Opening(TailJudge):
     def _scan_and_cut(
         self, file: File, state: ActiveState, size: int, on_batch: OnBatch
     ) -> ActiveState:
-        """For a replica: drop everything from the first damage on.
+        """Scan the active segment of a replica, and drop everything from the first damage on.
 
-        If a sync failed and the disk could not store a new segment then, dropped batches can still
-        follow the end of the log. An epoch may have begun at that end since; they are not part of
-        it."""
+        Batches of an earlier failed sync may follow the log end in the file, if the disk was not
+        able to store a new segment. If a leader epoch has begun at that end since, `scan` finds by
+        the epochs of the manifest that these batches do not belong to the log."""
         state, damage = scan(file, state, size, on_batch, epochs=self.manifest.epochs)
         reason = what_is_missing(
             state.next_offset,
@@ -246,15 +246,16 @@ class _Opening(TailJudge):
             if damage.unreadable:  # as in `_give_up_tail`
                 self.must_roll = True
             elif not self.must_roll:
-                # It holds no confirmed record. A stop after this leaves a file with a valid end.
+                # The tail contains no confirmed record. A stop after this leaves a file with a
+                # valid end.
                 file.truncate(damage.position)
         return state
 
     def _write_again(self, file: File, start: int, end: int) -> None:
         """Make the pages dirty again, so that the next fdatasync writes them.
 
-        Skips unreadable pages: these come from the disk and need no write, and zeros in their place
-        would destroy them for good. The same bytes go to the same place, so a stop in between
+        Skips unreadable pages: they were read from the disk, so they need no write, and zeros would
+        destroy their content for good. Each byte is written to its own place, so a stop in between
         changes nothing.
         """
         for position in range(start, end, _WRITE_BYTES):
@@ -290,7 +291,7 @@ class _Opening(TailJudge):
             about = self.manifest.incarnation, self.quarantined
             ends = ends_from(self.environment, *about, sealed, writing, high)
         self._store_manifest(state, ends[0].offset if replicated else end, end)
-        # From here on the slot is written, with no lower value than before.
+        # The following steps write the slot, with a value that is not below the former one.
         log_state = LogState(
             self.directory,
             self.environment,
@@ -306,15 +307,16 @@ class _Opening(TailJudge):
             if self.must_roll:
                 log.leave_active_segment()
         elif end != state.next_offset or self.must_roll:
-            # The file holds nothing for the offsets up to `end`, or cannot be appended to. So it is
-            # sealed where its good bytes end. After a stop before that, the manifest has the range
-            # from there to `end`, and the next start comes to the same place.
+            # The file lacks the records up to `end`, or cannot be appended to. So it is sealed at
+            # the end of its good bytes. If a stop prevents that, the manifest already contains the
+            # range up to `end`, and the next start does the same.
             log.writer.skip_to(end)
         self.report.incomplete = log.view.manifest.incomplete
         return log, self.report
 
     def _store_manifest(self, state: ActiveState, high_watermark: int, end: int) -> None:
-        """Store all decisions of this recovery in one write, so no start ever finds a part."""
+        """Store all decisions of this recovery in one write, so that no start finds only some of
+        them."""
         manifest = self.manifest
         epoch = max(manifest.leader_epoch, state.leader_epoch)
         quarantined, epochs = tuple(self.quarantined), manifest.epochs
@@ -326,14 +328,14 @@ class _Opening(TailJudge):
                 self.manifest.write(self.fs, self.directory)
             return
         if replicated:
-            # The stream's metadata gives the epochs. Records from `end` on are fetched again, so
-            # they are not damaged, and their epochs are not recorded yet.
+            # A replica gets new epochs from the stream's metadata. Records from `end` on will be
+            # fetched again, so their damage and their epochs are removed from the manifest.
             epochs = epochs_below(epochs, end)
             quarantined = ranges_below(quarantined, end)
         else:
-            # A new epoch, durable before the first append: a reader that saw more of the old log
-            # than survived gets DIVERGED. The rest was just fdatasynced, so it counts as committed,
-            # and no ack is ahead of it.
+            # A new epoch begins, and is durable before the first append: a reader that has read
+            # records which did not survive gets DIVERGED. The remaining records were just
+            # fdatasynced, so they count as committed, and no ack is ahead of them.
             epoch += 1
             epochs = epochs_from((*epochs, (epoch, end)), manifest.log_start_offset)
         self.manifest = manifest.with_changes(

@@ -1,23 +1,23 @@
 """Recovery of a log that is one of several replicas.
 
 A log without replicas keeps all records that may have been acked, and skips offsets that may be in
-use. A replica does neither: another replica has the records that its disk cannot read. Its active
-segment is cut at the first damage, the rest is fetched again, and it never assigns an offset or an
-epoch itself.
+use. A replica does neither, because other replicas have the records that its disk cannot read:
+recovery cuts its active segment at the first damage, and the replica fetches the rest again. It
+never assigns an offset or an epoch itself.
 
-But the other replicas must learn if it lost records on which they rely. A replica has confirmed no
-more than its slot, its recovery points and its manifest show (R13 of the protocol: append,
-fdatasync, slot, and only then the confirmation). If it holds less than one of these, it is
-`incomplete`, and neither leads nor counts before it has caught up. Killed processes and power cuts
-leave no replica incomplete: all bytes for which an fdatasync returned are there, and the slot on
-the disk may be behind them, but never ahead.
+But a replica that lost records on which the others rely must report this to them. A replica has
+confirmed at most the records that its slot, its recovery points and its manifest show (R13 of the
+protocol: append, fdatasync, slot, and only then the confirmation). If its log ends before one of
+these, it is `incomplete`: until it has caught up, it does not lead, and commits do not count it. A
+killed process or a power cut does not make a replica incomplete: all bytes for which an fdatasync
+returned are on disk, and the slot on disk may be behind them, but never ahead.
 
 The reason is written to the manifest before the damaged bytes are changed. Otherwise, if this start
-were interrupted, the next one would find a file with a valid end. It stays there until the others
-were informed (`LogStructure.note_complete`).
+were interrupted, the next one would find a file with a valid end. The reason stays in the manifest
+until the other replicas were informed (`LogStructure.note_complete`).
 
-Lost records of a damaged sealed segment are quarantined, as in a log without replicas: sealed
-segments may be compacted, and those are mended, never cut.
+Lost records of a damaged sealed segment are quarantined, as in a log without replicas. Sealed
+segments may be compacted, so they are repaired from another replica (`mend`) and never cut.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from liftlog.log.segment.segment import Segment, walk_batches
 def what_is_missing(
     end: int, *, slot: AckedEnd | None, durable_end: int, high_watermark: int
 ) -> str:
-    """Describe the confirmed records that a replica that ends at `end` lacks; empty if none.
+    """Describe the confirmed records that a replica with the log end `end` lacks; empty if none.
 
-    `slot` is None if it holds no entry for this log, for example after a power cut. `durable_end`
-    comes from the recovery point and the clean marker.
+    `slot` is None if the slot has no entry for this log, for example after a power cut.
+    `durable_end` comes from the recovery point and the clean marker.
     """
     confirmed = max(slot.acked_end if slot else 0, durable_end, high_watermark)
     if end >= confirmed:
@@ -69,7 +69,7 @@ def ends_from(
         index = active.index if segment is active.segment else None
         ends += _ends_in(environment, incarnation, quarantined, segment, index, offset)
     at = bisect_right(ends, offset, key=lambda end: end.offset)
-    if not at:  # in the hole with which the log begins
+    if not at:  # `offset` is in a hole at the beginning of the log
         return [LogEnd(offset, segments[0].base_offset, 0), *ends]
     return ends[at - 1 :]
 
@@ -82,7 +82,8 @@ def _ends_in(
     index: SparseIndex | None,
     offset: int,
 ) -> list[LogEnd]:
-    """Return those of one segment, from its start or from the index entry below `offset`."""
+    """Return the batch ends of one segment, from its start or from the index entry below
+    `offset`."""
     base, end = segment.base_offset, IndexEntry(segment.next_offset, segment.size_bytes)
     start = IndexEntry(base, 0)
     if not end.position:

@@ -1,17 +1,18 @@
 """Rewrites sealed segments (key compaction, re-batching), and verifies them.
 
-    job        input and result of a job, plain values; applies a result to the log
+    job        the input and the result of a job; applies a result to the log
     compact    keeps the newest record of each key
     rebatch    joins small batches
     scrub      verifies a segment
     sketching  makes the sketch and the subject index of a segment, for selective reads
     subject_indexing  builds the content of the subject index
     mend       replaces damaged parts by data of another replica
-    batches    writes the records that stay into new batches
+    batches    writes the remaining records into new batches
     segments   reads sealed segments, every checksum verified; writes new ones
 
-Blocking, on the injectable file system and without locks: made to run in a worker process that
-reads sealed files and writes new ones. Only the code that applies a result uses the `Log`.
+These functions block, use the injectable file system and take no lock: they are made for a worker
+process that reads sealed files and writes new ones. Only the code that applies a result uses the
+`Log`.
 """
 
 from liftlog.log.rewrite.compact import compact

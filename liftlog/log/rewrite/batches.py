@@ -1,4 +1,4 @@
-"""Puts the records that a rewrite keeps into new batches."""
+"""Writes the records that a rewrite keeps into new batches."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _OVERHEAD_BYTES = 256  # per batch: header, a few subjects, padding
 class BatchMerger:
     """Joins the remaining records of small batches, and writes large batches unchanged.
 
-    No record changes its offset or timestamp. Batches of different epochs are never joined, so the
-    log keeps the place where each epoch begins. If all records of an epoch are gone, or the first
-    ones of a segment, an empty batch takes their place.
+    Offsets and timestamps of records do not change. Batches of different leader epochs are never
+    joined, so the log keeps the offset at which each epoch begins. If all records of an epoch, or
+    the first records of a segment, were removed, an empty batch replaces them.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class BatchMerger:
         self._codec = codec_named(compression)
         self._target_bytes = target_bytes - _OVERHEAD_BYTES
         self.batches_out = 0
-        self._first: BatchHeader | None = None  # of the pending records; its own may be gone
+        self._first: BatchHeader | None = None  # of the pending batch; its own records may be gone
         self._next_offset = 0
         self._parts: list[Columns] = []
         self._size = 0
@@ -50,7 +50,7 @@ class BatchMerger:
         self._stamps = (0, 0)
 
     def add(self, chunk: Chunk) -> None:
-        """Add a chunk of which all records stay."""
+        """Add a chunk whose records all stay."""
         if not chunk.is_one_batch:
             self.add_records(chunk.columns(), chunk.header, divisible=True)
         elif not chunk.header.record_count:
@@ -64,9 +64,10 @@ class BatchMerger:
     def add_records(
         self, columns: Columns, header: BatchHeader, *, divisible: bool = False
     ) -> None:
-        """Add the remaining records, at least one, of the offsets of this header.
+        """Add the remaining records, at least one, of the offset range of `header`.
 
-        Records of one batch stay together. Those of several are `divisible`.
+        Records of one batch stay together. With `divisible` they come from several batches, and may
+        be divided.
         """
         if self._first is not None and not self._is_near(header):
             self.flush()
@@ -83,7 +84,7 @@ class BatchMerger:
         self._append(columns, header, stamps)
 
     def skip(self, header: BatchHeader) -> None:
-        """Add a batch of which no record stays."""
+        """Add the offsets of a batch whose records were all removed."""
         if self._first is not None:
             if self._is_near(header):
                 self._next_offset = header.next_offset
@@ -124,7 +125,7 @@ class BatchMerger:
         self._write(raw, parse_header(raw))
 
     def _is_near(self, header: BatchHeader) -> bool:
-        """True if the pending records can share a batch with these offsets."""
+        """Return True if the pending batch can include the offset range of `header`."""
         first = self._first
         return first is not None and (
             first.leader_epoch == header.leader_epoch
@@ -132,7 +133,7 @@ class BatchMerger:
         )
 
     def _divide(self, columns: Columns, header: BatchHeader) -> None:
-        """Fill batches one after the other, each up to the record that does not fit."""
+        """Fill one batch after the other, each up to the first record that does not fit."""
         count, sizes, offsets = len(columns), columns.sizes(), columns.offsets
         first = 0
         while first < count:

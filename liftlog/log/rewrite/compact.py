@@ -1,14 +1,16 @@
 """Key compaction of sealed segments.
 
-A pass reads twice: first the dirty part, to map the newest offset of each key; then the sources,
-group by group (see compaction/planning.py), to write the records that stay. It creates a file only
-after it has found the first record to drop, so a segment without one stays as it is.
+A pass reads segments twice: first the dirty part, to map each key to its newest offset; then the
+sources, group by group (see compaction/planning.py), to write the records that stay. It creates a
+file only after it has found the first record to drop, so a segment whose records all stay is not
+rewritten.
 
-When the memory for keys is used up, the pass ends at the offset reached: it is a whole pass over a
-shorter dirty part, and the next one continues from there, with the same result.
+When the memory for keys is used up, the dirty part ends at the offset reached. The pass is then a
+complete pass over a shorter dirty part, and the next pass continues from its end, with the same
+result.
 
-A source is always read to its end before its records are used, so a damaged source cannot pass for
-a short one.
+A source is always read to its end before its records are used, so a damaged source is not mistaken
+for a short one.
 """
 
 from __future__ import annotations
@@ -52,10 +54,11 @@ def compact(
     progress: OnProgress = no_progress,
     throttle: Throttle = no_throttle,
 ) -> CompactResult:
-    """Write the records of `job.sources` that stay into new files; fsyncs these and the directory.
+    """Write the remaining records of `job.sources` to new files; fsyncs the files and the
+    directory.
 
     Changes no existing file. Raises SourceDamaged if a source cannot be read to its end, OSError if
-    a file operation fails (for example ENOSPC); then it has removed its new files.
+    a file operation fails (for example ENOSPC). Removes its new files before it raises an error.
     """
     written: list[str] = []
     with ExitStack() as on_error:
@@ -66,7 +69,7 @@ def compact(
 
 
 class _Tally:
-    """Counts and findings for the sources of a group."""
+    """The counts and findings for the sources of a group."""
 
     __slots__ = ("horizon_ns", "records", "removed_below")
 
@@ -95,7 +98,8 @@ class _Pass:
         self._throttle = throttle
         self._progress = _Meter(job, progress)
         self._written = written
-        # At most a quarter of the memory holds a bit per offset; later offsets are looked up.
+        # A bitmap with one bit per offset takes at most a quarter of the memory. Later offsets are
+        # looked up in the key map.
         reach = job.plan.dirty_from + 8 * (job.memory_bytes // 4)
         self._superseded = OffsetMarks(job.plan.dirty_from, min(job.plan.dirty_end, reach))
         self._map = KeyMap(max(job.memory_bytes - self._superseded.memory_used_bytes, 1))
@@ -140,7 +144,8 @@ class _Pass:
         self._mapped_end = self._plan.dirty_end
 
     def _map_source(self, source: SegmentEntry) -> bool:
-        """Map the keys of a source. Returns False if the memory is used up, at `_mapped_end`."""
+        """Add the keys of a source to the map. Returns False, and sets `_mapped_end`, if the memory
+        is used up."""
         job = self._job
         for window in self._windows(source):
             self._progress.advance("map", window)
@@ -216,7 +221,7 @@ class _Pass:
         return writing
 
     def _copy_start(self, source: SegmentEntry, end_offset: int, merger: BatchMerger) -> None:
-        """Pass on the batches before `end_offset`, of which all records stay."""
+        """Pass the batches before `end_offset` to `merger`; all of their records stay."""
         if end_offset > source.base_offset:
             for window in self._windows(source):
                 if window[0].header.base_offset >= end_offset:
@@ -225,7 +230,8 @@ class _Pass:
                     self._hand_over(chunk, None, merger)
 
     def _judge(self, chunks: list[Chunk], number: int, tally: _Tally) -> list[Flags | None]:
-        """Return which records of each chunk stay; None: all, since they have no keys."""
+        """Return flags of the records that stay, for each chunk; None for a chunk whose records all
+        stay, because they have no keys."""
         source, drop = self._job.sources[number], self._plan.drop_tombstones[number]
         tally.records += sum([chunk.record_count for chunk in chunks])
         keeps: list[Flags | None] = [None] * len(chunks)
@@ -252,10 +258,10 @@ class _Pass:
         return keeps
 
     def _newest(self, keys: KeyColumn, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return for each record the newest offset of its key, or one that compares the same.
+        """Return the newest offset of the key of each record, or an offset that compares the same.
 
-        For a mapped record, a mark already shows if a newer one exists, so its key need not be
-        looked up again. The result may then be any newer offset instead of the newest.
+        For a mapped record, a mark already shows if a newer record of its key exists, so the key is
+        not looked up again. In this case the result is any newer offset instead of the newest one.
         """
         if int(offsets[-1]) < self._plan.dirty_from:
             return self._map.newest(keys)
@@ -271,7 +277,7 @@ class _Pass:
         return newest
 
     def _hand_over(self, chunk: Chunk, keep: Flags | None, merger: BatchMerger) -> None:
-        """Pass on the records that stay, without those that readers can no longer see."""
+        """Pass to `merger` the records that stay, without those below the log start."""
         header, start = chunk.header, self._job.log_start_offset
         if header.next_offset <= start or (keep is not None and not keep.any()):
             merger.skip(header)
@@ -288,7 +294,7 @@ class _Pass:
 
 
 class _Meter:
-    """Adds up the bytes that were read."""
+    """Counts the bytes that were read, and reports progress."""
 
     def __init__(self, job: CompactJob, progress: OnProgress) -> None:
         self._report = progress
@@ -303,8 +309,8 @@ class _Meter:
 
 
 def _without_gaps(job: CompactJob) -> Iterator[range]:
-    """Yield the groups, split where offsets are missing between two sources. These were lost; a new
-    segment that covers them would look as if they had been compacted away."""
+    """Yield the groups, divided where offsets are missing between two sources. Missing offsets were
+    lost; in a new segment that covers them they would look like removed records."""
     for first, end in job.plan.groups:
         start = first
         for i in range(first + 1, end):
@@ -325,7 +331,7 @@ def dirty_sources(job: CompactJob) -> list[SegmentEntry]:
 
 
 def key_column(parts: Sequence[KeyedRecords]) -> KeyColumn:
-    """Return the keys in the form that the key map takes."""
+    """Return the keys in the form that the key map expects."""
     keys = concat_binary([part.keys for part in parts])
     assert keys.valid is not None
     return KeyColumn(keys.ends, keys.data, keys.valid)
@@ -336,7 +342,7 @@ def offset_column(parts: Sequence[KeyedRecords]) -> NDArray[np.int64]:
 
 
 def tombstones(parts: Sequence[KeyedRecords], keys: KeyColumn) -> Flags:
-    """Return which records are tombstones: a key without a value."""
+    """Return flags of the records that are tombstones: records with a key and without a value."""
     if all(part.has_value is None for part in parts):
         return np.zeros(len(keys.valid), np.bool_)
     has_value = [

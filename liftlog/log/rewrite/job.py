@@ -1,13 +1,14 @@
-"""Input and result of a rewriting job, plain values that cross a process border; and the functions
+"""The input and the result of a rewriting job, which are sent between processes; and the functions
 that apply a result to the log.
 
 Jobs read sealed segments and write new files beside them; they change no existing file. `epochs`
-are those of the manifest: they help to detect misplaced batches. The indexes of segments name the
-`incarnation` of the log. A job without one accepts the indexes of any log, and the indexes that it
-writes are rebuilt later. The daemon applies the result with `LogStructure.replace_segments`, in an
-order that makes a crash between two steps safe, or discards the new files.
+are the epochs of the manifest; they help to detect misplaced batches. `incarnation` is the
+incarnation of the log, which the indexes of its segments contain. A job without it accepts the
+indexes of any log, and the daemon later rebuilds the indexes that it writes. The daemon either
+applies the result with `LogStructure.replace_segments`, in an order that makes a crash between two
+steps safe, or discards the new files.
 
-All values pass through `to_dict` and `from_dict`, in a form that JSON can represent.
+`to_dict` and `from_dict` convert all values to and from a form that JSON can represent.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class _CrossesProcesses:
 
     @classmethod
     def from_dict(cls, content: dict[str, Any]) -> Self:
-        """Build it from plain values. Raises pydantic.ValidationError."""
+        """Build the object from plain values. Raises pydantic.ValidationError."""
         kind: Any = cls
         value: Self = _adapter(kind).validate_python(content)
         return value
@@ -64,15 +65,17 @@ class Progress(NamedTuple):
 
 
 OnProgress = Callable[[Progress], None]
-"""Called from time to time by the job. An exception from it ends the job and removes its files."""
+"""The job calls it from time to time. If it raises an exception, the job ends and removes its
+files."""
 
 Throttle = Callable[[int], None]
-"""Called with the number of bytes to be read or just written; sleeps to keep a rate. May raise."""
+"""The job calls it with the number of bytes to be read or just written. It sleeps to limit the
+rate, and may raise."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompactJob(_CrossesProcesses):
-    """Keep the newest record of each key, in one stream.
+    """A job that keeps only the newest record of each key of one stream.
 
     `plan` is the result of `compaction.plan_compaction`; `sources` are the segments that take part:
     consecutive and sealed, oldest first, beginning with the oldest that the manifest lists.
@@ -99,7 +102,7 @@ class CompactJob(_CrossesProcesses):
 
 @dataclass(frozen=True, slots=True)
 class RebatchJob(_CrossesProcesses):
-    """Rewrite one sealed segment with its small batches joined. No record changes."""
+    """A job that rewrites one sealed segment with its small batches joined. No record changes."""
 
     directory: str
     source: SegmentEntry
@@ -115,7 +118,8 @@ class RebatchJob(_CrossesProcesses):
 
 @dataclass(frozen=True, slots=True)
 class ScrubJob(_CrossesProcesses):
-    """Verify one sealed segment; `quarantined` is its damage that is recorded already."""
+    """A job that verifies one sealed segment; `quarantined` is its damage that is already
+    recorded."""
 
     directory: str
     source: SegmentEntry
@@ -126,7 +130,8 @@ class ScrubJob(_CrossesProcesses):
 
 @dataclass(frozen=True, slots=True)
 class SketchJob(_CrossesProcesses):
-    """Make sketch and subject index of one sealed, undamaged segment; `lineage` is the log's."""
+    """A job that makes the sketch and the subject index of one sealed, undamaged segment; `lineage`
+    is the lineage of the log."""
 
     directory: str
     source: SegmentEntry
@@ -137,8 +142,8 @@ class SketchJob(_CrossesProcesses):
 
 @dataclass(frozen=True, slots=True)
 class SketchResult(_CrossesProcesses):
-    """Result of a SketchJob. `size_bytes` of the new files is 0 if the segment is damaged or had
-    both files."""
+    """Result of a SketchJob. `size_bytes` is the total size of the new files; 0 if the segment is
+    damaged or already had both files."""
 
     file: str
     size_bytes: int
@@ -146,7 +151,7 @@ class SketchResult(_CrossesProcesses):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The place in a patch of the batches for [first_offset, next_offset)."""
+    """The place, in a patch, of the batches for the offsets [first_offset, next_offset)."""
 
     first_offset: int
     next_offset: int
@@ -156,8 +161,9 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class MendJob(_CrossesProcesses):
-    """Write one sealed segment again, with its damaged parts replaced by those of another replica:
-    the `pieces` of the file `patch`, which lies beside the segment."""
+    """A job that writes one sealed segment again, with its damaged parts replaced by the data of
+    another replica. This data is in the `pieces` of the file `patch`, which lies beside the
+    segment."""
 
     directory: str
     source: SegmentEntry
@@ -173,7 +179,7 @@ class MendJob(_CrossesProcesses):
 
 @dataclass(frozen=True, slots=True)
 class Swap:
-    """Files to replace, consecutive in the manifest, and the segments that replace them."""
+    """The files to replace, consecutive in the manifest, and the segments that replace them."""
 
     old: tuple[str, ...]
     new: tuple[SegmentEntry, ...]
@@ -190,10 +196,10 @@ class CompactResult(_CrossesProcesses):
     `apply_compaction` applies `swaps` in order, `tombstones_removed_below` with the first of them,
     and `cleaned_below` and `horizons` with or after the last.
 
-    `horizons` are those of segments that stay as they are: file name -> delete_horizon_ns, None if
-    no tombstone is left. `complete` is false if the memory was used up before `dirty_end`: another
-    pass, from `cleaned_below` on, does the rest. Records and bytes are counted over the examined
-    segments, before and after.
+    `horizons` maps the file name of each segment that is not rewritten to its delete_horizon_ns,
+    None if it has no tombstone left. `complete` is false if the memory was used up before
+    `dirty_end`: then another pass, from `cleaned_below` on, does the rest. `records_in` and
+    `bytes_in` count the examined segments before the pass, `records_out` and `bytes_out` after it.
     """
 
     swaps: tuple[Swap, ...]
@@ -215,7 +221,7 @@ class CompactResult(_CrossesProcesses):
 
 @dataclass(frozen=True, slots=True)
 class RebatchResult(_CrossesProcesses):
-    """Result of a RebatchJob. `swaps` is empty if the segment would not improve."""
+    """Result of a RebatchJob. `swaps` is empty if rewriting would not improve the segment."""
 
     swaps: tuple[Swap, ...]
     records: int
@@ -247,10 +253,10 @@ class MendResult(_CrossesProcesses):
 class ScrubResult(_CrossesProcesses):
     """Result of a ScrubJob.
 
-    `damaged` are new ranges, ready for `LogStructure.quarantine`. `lifted` are recorded ranges that
-    are readable now, at least in part, and `still` are their damaged parts (`readable_again`).
-    `index_damaged`: the index file is missing, of another segment or contradicts this one; it can
-    be rebuilt.
+    `damaged` are new ranges for `LogStructure.quarantine`. `lifted` are recorded ranges that are
+    readable now, at least in part, and `still` are their damaged parts (`readable_again`).
+    `index_damaged`: the index file is missing, belongs to another segment or contradicts this one;
+    it can be rebuilt.
     """
 
     file: str
@@ -263,7 +269,8 @@ class ScrubResult(_CrossesProcesses):
 
 
 def _next_generation(sources: Sequence[SegmentEntry]) -> int:
-    """Return a generation that no file of these offsets ever had: each rewrite raises it."""
+    """Return a generation that no file of these offsets ever had, because each rewrite raises
+    it."""
     return max(source.generation for source in sources) + 1
 
 
@@ -272,20 +279,20 @@ def path_of(directory: str | Path, entry: SegmentEntry) -> Path:
 
 
 def no_progress(progress: Progress) -> None:
-    """Ignore progress, for callers that do not show it."""
+    """Ignore the progress; the default of callers that do not show it."""
 
 
 def no_throttle(size_bytes: int) -> None:
-    """Do not limit the rate."""
+    """Do not limit the rate; the default."""
 
 
 def apply_compaction(log: Log, result: CompactResult, lineage: str | None = None) -> int:
     """Swap in the files of `compact`; returns the bytes freed. Blocking. Raises the log's errors.
 
-    Swaps the oldest segments first: so a tombstone is removed no earlier than its key in the
-    segments before it. The manifest records the removal of tombstones with the first swap, and the
-    compacted range only with the last. So after a crash between two swaps the next pass does the
-    rest. If a swap is refused, discard the files of the swaps that were not made.
+    Swaps the oldest segments first, so that the older records of a key are removed before its
+    tombstone. The manifest records the removal of tombstones with the first swap, and the compacted
+    range only with the last one. So after a crash between two swaps the next pass does the rest. If
+    a swap is rejected, the caller discards the files of the swaps that were not made.
     """
     freed = 0
     removed_below = result.tombstones_removed_below or None
@@ -319,10 +326,10 @@ def apply_mending(log: Log, result: MendResult, lineage: str | None = None) -> i
 
 
 def leftover_files(fs: FileSystem, job: CompactJob | RebatchJob | MendJob) -> list[str]:
-    """Return the names of segment files that a killed job wrote and did not report.
+    """Return the names of segment files that a killed job has written but not reported.
 
-    For `LogStructure.discard_files`. Call it only while the sources are still listed, after the job
-    ended.
+    The names are for `LogStructure.discard_files`. Call this after the job ended, and only while
+    the manifest still lists its sources.
     """
     sources = job.sources if isinstance(job, CompactJob) else (job.source,)
     first, end = sources[0].base_offset, sources[-1].next_offset
@@ -337,7 +344,8 @@ def leftover_files(fs: FileSystem, job: CompactJob | RebatchJob | MendJob) -> li
 def remove_files(fs: FileSystem, directory: Path, names: Sequence[str]) -> None:
     """Unlink segment files and the files beside them; ignores errors.
 
-    For files that no manifest ever listed. The next opening of the log removes files that remain.
+    Only for files that no manifest ever listed. The next opening of the log removes files that this
+    leaves.
     """
     for name in names:
         for path in files_of(directory / name):

@@ -1,9 +1,10 @@
-"""Mends a sealed segment: replaces its damaged parts by data of another replica.
+"""Repairs a sealed segment: replaces its damaged parts by data of another replica.
 
-The batches of the other replica are in a *patch*, a file beside the segment: for each damaged
-range, in the order of offsets, every batch that holds a record of it. The other replica may have
-joined or compacted its batches, so they begin and end elsewhere: they are cut to the range, and
-offsets without a record get empty batches. The good parts of the segment stay as they are.
+The batches of the other replica are in a *patch*, a file beside the segment. For each damaged
+range, in the order of offsets, the patch contains every batch that holds a record of the range. The
+other replica may have joined or compacted its batches, so they may begin and end outside of the
+range: they are cut to it, and offsets without a record get empty batches. The good parts of the
+segment are copied unchanged.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from liftlog.records.header import parse_header
 
 
 class PatchDamaged(LiftlogError):
-    """The patch does not hold the expected batches: fetch it again."""
+    """The patch lacks expected batches; the caller must fetch it again."""
 
     name = "PATCH_DAMAGED"
 
@@ -55,10 +56,11 @@ def mend(
     progress: OnProgress = no_progress,
     throttle: Throttle = no_throttle,
 ) -> MendResult:
-    """Write `job.source` again with the pieces of the patch in it; fsynced on return.
+    """Write `job.source` again, with the pieces of the patch for its damaged parts; fsynced on
+    return.
 
-    Raises PatchDamaged; SourceDamaged if the pieces do not cover all damage; OSError. Then it has
-    removed its new files. The patch stays in any case.
+    Raises PatchDamaged, SourceDamaged if the pieces do not cover all damage, OSError. Removes its
+    new files before it raises an error. Never removes the patch.
     """
     directory, source = Path(job.directory), job.source
     written: list[str] = []
@@ -109,8 +111,8 @@ def _write(
             throttle(header.length)
             patch.write_up_to(header.base_offset)
             if header.next_offset > writer.next_offset:
-                # Copied: its views last only as long as the walk's window, and the writer keeps
-                # them.
+                # The batch is copied, because its views are valid only as long as the window of the
+                # walk, and the writer keeps the bytes longer.
                 raw = bytes(cut_out(found.batch, writer.next_offset, header.next_offset))
                 writer.write(raw, parse_header(raw))
             end = found.position + header.length
@@ -121,7 +123,7 @@ def _write(
 
 
 def _good_batches(job: MendJob, fs: FileSystem, file: File) -> Iterator[Found]:
-    """Yield the readable batches of the segment. The offsets show what is missing."""
+    """Yield the readable batches of the segment. Their offsets show which records are missing."""
     source = job.source
     size = min(file.size(), source.size_bytes)
     items = walk(
@@ -194,8 +196,8 @@ class _Patch:
             position += length
 
     def _write_empty(self, end: int) -> None:
-        """Write batches without records up to `end`, one for each epoch, so that the log keeps the
-        place where each epoch begins."""
+        """Write batches without records up to `end`, one for each leader epoch, so that the log
+        keeps the offset at which each epoch begins."""
         writer = self._writer
         starts = [start for _, start in self._job.epochs]
         while (first := writer.next_offset) < end:

@@ -1,7 +1,7 @@
 """Joins the small batches of a sealed segment.
 
-Publishers that wait for each ack produce batches of one record. As long as these are stored, they
-cost every reader a header, a checksum and a dozen small steps per record.
+Publishers that wait for each ack produce batches of one record. For each such batch, every reader
+has to process a header, a checksum and a dozen small steps.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from liftlog.records.format import HEADER_SIZE
 from liftlog.records.header import parse_header
 
 SMALL_BATCH_BYTES = 16 * 1024
-_WORTHWHILE = 2  # rewrite only for at least this factor fewer batches
+_WORTHWHILE = 2  # a rewrite must reduce the number of batches by this factor
 _SAMPLES = 16
 _HEAD_BYTES = HEADER_SIZE + 8
 
@@ -43,10 +43,10 @@ def needs_rebatch(
 ) -> bool:
     """Return True if the average batch of a sealed segment, uncompressed, is small.
 
-    Estimates that from the length of its index: batches of more than 4 KiB have an entry each,
-    smaller ones share entries that are less than 8 KiB apart. A few headers show the effect of
-    compression. Returns False for a segment of at most one batch, or without a readable index.
-    Raises OSError.
+    Estimates the average from the number of index entries: each batch of more than 4 KiB has its
+    own entry, smaller batches share entries that are less than 8 KiB apart. A few headers show the
+    effect of compression. Returns False for a segment of at most one batch, or without a readable
+    index. Raises OSError.
     """
     try:
         with closing(fs.open(index_path(directory / entry.file_name), writable=False)) as file:
@@ -69,7 +69,7 @@ def _inflation(fs: FileSystem, directory: Path, entry: SegmentEntry, incarnation
         for i in range(_SAMPLES):
             at = index.floor_position(entry.size_bytes * i // _SAMPLES).position
             found = read_zeroed(file, _HEAD_BYTES, at)
-            with suppress(CorruptBatch, UnsupportedFormat):  # a full read reports them
+            with suppress(CorruptBatch, UnsupportedFormat):  # a full read reports the damage
                 header = parse_header(found)
                 stored += header.length
                 raw += raw_length(found, header)

@@ -1,8 +1,7 @@
-"""Verifies a sealed segment, to find bit rot before a reader needs the records. Also checks its
+"""Verifies a sealed segment, to find damage before a reader needs the records. Also checks its
 quarantined ranges, which may be readable by now.
 
-Unreadable bytes (a bad sector) are damage like any other; the good batches around them are still
-found.
+Unreadable bytes (a bad sector) count as damage; the good batches around them are still found.
 """
 
 from __future__ import annotations
@@ -101,7 +100,8 @@ class _Seen:
             yield item
 
     def _is_right(self, index: SparseIndex, found: Found, end: int) -> bool:
-        """True if no index entry points inside this batch, or to its start with a wrong offset."""
+        """Return True if no index entry points into the middle of this batch, or to its start with
+        a wrong offset."""
         last = index.floor_position(end - 1)
         return last.position < found.position or last == IndexEntry(
             found.batch.header.base_offset, found.position
@@ -109,7 +109,7 @@ class _Seen:
 
 
 class _Throttled:
-    """A file that is read at a bounded rate."""
+    """A file that is read at a limited rate."""
 
     def __init__(self, file: File, throttle: Throttle) -> None:
         self._file = file
@@ -126,7 +126,7 @@ class _Throttled:
     def close(self) -> None:
         self._file.close()
 
-    # A scrubber only reads; the other methods only satisfy the type.
+    # A scrub job only reads. The following methods only implement the protocol.
 
     def fileno(self) -> int:
         return self._file.fileno()

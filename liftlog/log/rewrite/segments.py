@@ -1,8 +1,7 @@
-"""Reads sealed segments for a rewrite, batch by batch with every checksum verified, and writes the
-new segments.
+"""Reads sealed segments for a rewrite, and writes the new segments. Verifies every checksum.
 
-Only the manifest gives the end of a source: an error, a short read or a batch that does not fit is
-damage, never the end.
+Only the manifest gives the end of a source segment: an error, a short read or a batch that does not
+continue the segment is damage, never its end.
 """
 
 from __future__ import annotations
@@ -31,11 +30,12 @@ _MAX_INFLATED_BYTES = 16 * WINDOW_BYTES
 MAX_RELATIVE_OFFSET = 0xFFFF_FFFF
 _WRITE_BYTES = 1024 * 1024
 _SYNC_BYTES = 4 * 1024 * 1024
-"""Bytes between two syncs of a job: 4 MiB, so the daemon's own syncs never wait for much of it."""
+"""Bytes between two syncs of a job: 4 MiB, so that the daemon's own syncs wait only for few of the
+job's bytes."""
 
 
 class SourceDamaged(LiftlogError):
-    """A source segment, `file_name`, cannot be read to its end. Scrub it."""
+    """The source segment `file_name` cannot be read to its end; it must be scrubbed."""
 
     name = "SOURCE_DAMAGED"
 
@@ -46,7 +46,7 @@ class SourceDamaged(LiftlogError):
 
 @contextmanager
 def blaming(entry: SegmentEntry) -> Iterator[None]:
-    """Report damage that is found in a `with` block as SourceDamaged of this segment."""
+    """Raise damage that a `with` block finds as SourceDamaged of this segment."""
     try:
         yield
     except (CorruptBatch, UnsupportedFormat) as error:
@@ -93,7 +93,7 @@ def _windows(
         inflated = 0
         while at <= end and inflated < _MAX_INFLATED_BYTES:
             if at + LENGTH.unpack_from(raw, at + LENGTH_POSITION)[0] > len(raw):
-                parse_header(raw, at)  # the length may be the damaged field
+                parse_header(raw, at)  # the damaged field may be the length
                 break
             batch = decode_batch(raw, at)
             place.take(batch.header)
@@ -120,9 +120,9 @@ def _read(file: File, length: int, position: int) -> bytes:
 class SegmentWriter:
     """Writes batches that cover the offsets from `base_offset` on, without a gap, into new files.
 
-    Usually writes one file; begins another if positions would no longer fit an index. `finish`
-    makes the files durable; without that they are garbage. The caller fsyncs the directory. Methods
-    raise OSError.
+    Usually writes one file; begins another one if positions would become too large for an index.
+    `finish` makes the files durable; files without it are garbage. The caller fsyncs the directory.
+    Methods raise OSError.
     """
 
     def __init__(
@@ -137,8 +137,9 @@ class SegmentWriter:
         max_bytes: int = MAX_POSITION,
         incarnation: str = "",
     ) -> None:
-        """Adds the names of all files that it creates to `names`, to remove them if the job fails.
-        `incarnation` is that of the log."""
+        """Start at `base_offset`. The writer adds the names of all files that it creates to
+        `names`, so that the caller can remove them if the job fails. `incarnation` is the
+        incarnation of the log."""
         self._fs = fs
         self._directory = directory
         self._generation = generation
@@ -174,9 +175,10 @@ class SegmentWriter:
         self.next_offset = header.next_offset
 
     def extend(self, header: BatchHeader) -> bool:
-        """Extend the last batch over the offsets of this one, which has no record left.
+        """Extend the last batch over the offsets of a batch that has no record left.
 
-        Returns False if there is no last batch, or it belongs to another epoch.
+        Returns False if there is no last batch, if it belongs to another leader epoch, or if it
+        would become too long.
         """
         before = self._last
         if (
@@ -193,7 +195,8 @@ class SegmentWriter:
         return True
 
     def finish(self, delete_horizon_ns: int | None) -> tuple[SegmentEntry, ...]:
-        """Make everything but the directory durable; return the segments for the manifest."""
+        """Make the files durable, except for their directory entries; return the segments for the
+        manifest."""
         self._seal()
         return tuple(replace(one, delete_horizon_ns=delete_horizon_ns) for one in self._done)
 

@@ -1,4 +1,4 @@
-"""Makes the sketch and the subject index of a sealed segment, for reads of few of its records."""
+"""Makes the sketch and the subject index of a sealed segment, for reads of a few of its records."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def make_sketch(
     progress: OnProgress = no_progress,
     throttle: Throttle = no_throttle,
 ) -> SketchResult:
-    """Write the sketch of `job.source`, and its subject index if the job wants one, if missing.
+    """Write the sketch of `job.source`, and the subject index if the job includes it, if missing.
 
-    Writes none for a segment with a gap or damage, since readers must see that. Raises OSError, and
-    UnsupportedFormat for data of a newer liftlog.
+    Writes no file for a segment with a gap or damage, because readers must find the problem. Raises
+    OSError, and UnsupportedFormat for data of a newer liftlog.
     """
     entry = job.source
     path = path_of(job.directory, entry)
@@ -53,7 +53,7 @@ def make_sketch(
         )
         for item in items:
             if sketch is None and (subjects is None or not subjects.is_useful):
-                break  # no file can be made any more
+                break  # no file is left to make
             if isinstance(item, Missing) or size < entry.size_bytes:
                 return SketchResult(entry.file_name, 0)
             if sketch is not None:

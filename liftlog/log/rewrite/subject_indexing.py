@@ -1,8 +1,8 @@
 """Makes the subject index of a sealed segment, for reads of the records on one subject.
 
-It is made in chapters: parts of the segment whose records all fit into one batch. The records of a
-chapter, without their values, are sorted by subject and encoded; only one chapter is in memory at a
-time.
+The index is made in chapters: parts of the segment with one leader epoch, and with timestamps that
+fit into one batch. The records of a chapter, without their values, are sorted by subject and
+encoded; only one chapter is in memory at a time.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ MOST_BYTES = 64 * 1024 * 1024
 """Maximum size of an index, which is in memory while it is made."""
 
 _CHAPTER_BYTES = 8 * 1024 * 1024  # without values
-_LEAST_BATCH_BYTES = 4096  # average: smaller ones take too long, and will be joined
-_SOON = 4 * 1024 * 1024  # after this many bytes of a segment it is clear if its batches are small
-_MANY_RUNS = 10_000  # these take a second; with few records each there is no index
-_MOST_RUNS = 100_000  # in a chapter, unless they have enough records
-_LEAST_RECORDS = 8  # of a run, on average: with fewer, a sketch finds them as fast
+_LEAST_BATCH_BYTES = 4096  # average; smaller batches take too long, and a job will join them
+_SOON = 4 * 1024 * 1024  # bytes of a segment after which its average batch size is clear
+_MANY_RUNS = 10_000  # encoding them takes a second; with few records each, no index
+_MOST_RUNS = 100_000  # in a chapter, if they have few records
+_LEAST_RECORDS = 8  # per run, on average; with fewer, a sketch finds records as fast
 _LEVEL = 1  # of zlib; 6 takes twice as long to save a sixteenth
 
 _NOTHING = np.empty(0, np.uint8)  # not a view into a batch, which would keep the batch in memory
@@ -51,7 +51,7 @@ Name = tuple[bytes, bool]
 
 
 class _Subject:
-    """The records on one subject in a chapter: per run, their number and their values' CRC-32C."""
+    """The runs of one subject in a chapter: number of records and CRC-32C of the values of each."""
 
     __slots__ = ("bytes", "check", "count", "runs")
 
@@ -90,7 +90,7 @@ class _Chapter:
         self._header = batch.header
         self._stamps = batch.header.base_timestamp_ns, batch.header.max_timestamp_ns
         self._subjects: dict[Name, tuple[int, _Subject]] = {}
-        self._numbers: list[NDArray[np.int64]] = []  # of each record's subject
+        self._numbers: list[NDArray[np.int64]] = []  # of the subject of each record
         self._columns: list[Columns] = []  # without subjects, and without the bytes of values
         self._lengths: list[NDArray[np.int32]] = []  # of the values
         self._places: list[NDArray[np.uint32]] = []  # of the values
@@ -206,10 +206,10 @@ def _copied(column: BinaryColumn | None) -> BinaryColumn | None:
 
 
 def _put_values(batch: bytearray, size: int, check: int) -> None:
-    """Set the checksums to those of the batch with its values, in place of which it now has `size`
-    zeros. `check` is the CRC-32C of the values."""
-    # The checksum of two parts joined is the XOR of three: of the first part followed by zeros, of
-    # the zeros, and of the second part.
+    """Set the checksums of `batch` to those of the same batch with its values. `batch` has `size`
+    zeros instead of the values, and `check` is the CRC-32C of the values."""
+    # The checksum of two joined parts is the XOR of three checksums: of the first part followed by
+    # zeros, of the zeros, and of the second part.
     zeros = bytes(padded(size))
     behind = crc32c(zeros[size:], check)
     [body] = CRC.unpack_from(batch, BODY_CRC_POSITION)
@@ -218,19 +218,19 @@ def _put_values(batch: bytearray, size: int, check: int) -> None:
 
 
 class SubjectIndexBuilder:
-    """Builds a subject index from the batches of one segment, added in order."""
+    """Builds a subject index from the batches of one segment, which are added in order."""
 
     def __init__(self, base_offset: int) -> None:
         self._base = base_offset
         self._chapter: _Chapter | None = None
         self._numbers: dict[Name, int] = {}  # of the subjects
-        self._of_runs: list[NDArray[np.int64]] = []  # the number of the subject of each run
-        self._entries: list[NDArray[np.void]] = []  # of the runs, with positions among all of them
+        self._of_runs: list[NDArray[np.int64]] = []  # the subject number of each run
+        self._entries: list[NDArray[np.void]] = []  # of the runs, with positions in all content
         self._content: list[bytearray] = []
         self._size = 0  # of all runs, entries and names
         self._batches = self._records = self._end = 0
         self.is_useful = True
-        """False: there will be no index, whatever batches follow."""
+        """False if no index will be made, whatever batches follow."""
 
     def add(self, position: int, batch: RecordBatch) -> None:
         """Add a batch. Raises CorruptBatch if its columns contradict each other."""
@@ -249,7 +249,7 @@ class SubjectIndexBuilder:
         self._chapter.add(position, batch)
 
     def parts(self, segment: SegmentEntry, lineage: str) -> list[Buffer]:
-        """Return the file, in parts. Call it after the last batch."""
+        """Return the content of the file, in parts. Call it after the last batch."""
         self._finish_chapter()
         if not self.is_useful or not self._is_worth_it() or len(self._numbers) < 2:
             return index_parts(segment, lineage, [], NO_RUNS, [])
@@ -267,7 +267,7 @@ class SubjectIndexBuilder:
         self.is_useful, self._chapter, self._content = False, None, []
 
     def _is_hopeless(self) -> bool:
-        """True if it is already clear that there will be no index."""
+        """Return True if it is already clear that no index will be made."""
         runs = 0 if self._chapter is None else self._chapter.run_count
         has_small_batches = self._end < _LEAST_BATCH_BYTES * self._batches
         return (self._end > _SOON and has_small_batches) or (
@@ -282,7 +282,7 @@ class SubjectIndexBuilder:
         return sum(map(len, self._entries)) + runs
 
     def _is_worth_it(self) -> bool:
-        """True if the encoded runs are worth an index."""
+        """Return True if the encoded runs save more than the index costs."""
         return (
             self._size <= MOST_BYTES
             and MOST_PART * self._size <= self._end

@@ -1,11 +1,11 @@
-"""Files beside a sealed segment that are derived from it and may be missing: sketch and subject
-index. They are not fsynced; if a crash leaves one incomplete, its checksums fail.
+"""The files beside a sealed segment that are derived from it and may be missing: its sketch and its
+subject index. They are not fsynced; if a crash leaves one incomplete, its checksums show that.
 
-Each begins with its kind and version, and names the segment it was made from:
+Each file begins with its kind and version, and with fields that identify its segment:
 
      0  4  kind
      4  4  version                        u32
-    12  4  CRC-32C of the log's lineage, and "/" and the generation of the segment if it is not 0
+    12  4  CRC-32C of the log's lineage, followed by "/" and the segment's generation if not 0
     16  8  size of the segment in bytes   u64
     24  8  offset after the segment       u64
 """
@@ -34,10 +34,10 @@ CACHED_BYTES = 64 * 1024 * 1024
 """Size of the cache for the contents of one kind of file: 64 MiB."""
 
 _HEAD = struct.Struct("<4sI4xIQQ")
-_AT_ONCE = 512  # buffers in one system call, which takes 1,024
-_COMPARED_BYTES = 48  # the head with the checksums: differs if the file was written again
+_AT_ONCE = 512  # buffers per system call; the limit is 1,024
+_COMPARED_BYTES = 48  # the head with the checksums, which differs between two files
 _USELESS = 1000
-"""Number of unusable files to remember; others are read again."""
+"""Number of unusable files that the cache remembers; it reads others again."""
 
 Kind = tuple[bytes, int]
 """The first bytes of a file, and its version."""
@@ -57,7 +57,7 @@ def files_of(log_path: Path) -> tuple[Path, Path, Path, Path]:
 
 
 def is_named(raw: bytes, kind: Kind, segment: SegmentEntry, lineage: str) -> bool:
-    """True if a file that begins with `raw` was made from this state of the segment."""
+    """Return True if a file that begins with `raw` was made from this state of the segment."""
     if len(raw) < _HEAD.size:
         return False
     found = _HEAD.unpack_from(raw)
@@ -66,8 +66,8 @@ def is_named(raw: bytes, kind: Kind, segment: SegmentEntry, lineage: str) -> boo
 
 
 def history_check(segment: SegmentEntry, lineage: str) -> int:
-    """Return a checksum that identifies the segment in such a file, in addition to its size and
-    end: a rewritten segment can share both with the one that it replaced."""
+    """Return the checksum that identifies the segment in a derived file. Size and end alone do not,
+    because a rewritten segment can have the same ones as the segment that it replaced."""
     name = f"{lineage}/{segment.generation}" if segment.generation else lineage
     return crc32c(name.encode())
 
@@ -75,14 +75,14 @@ def history_check(segment: SegmentEntry, lineage: str) -> int:
 def names_segment(
     fs: FileSystem, path: Path, kind: Kind, segment: SegmentEntry, lineage: str
 ) -> bool:
-    """True if this file exists, can be read, and names the segment."""
+    """Return True if the file at `path` exists, can be read, and identifies this segment."""
     with suppress(OSError), closing(fs.open(path, writable=False)) as file:
         return is_named(file.pread(_HEAD.size, 0), kind, segment, lineage)
     return False
 
 
 def write_derived(fs: FileSystem, path: Path, parts: Sequence[Buffer]) -> int:
-    """Write a file of these parts, replacing an older one. Returns its size in bytes. Raises
+    """Write the parts to a file, replacing an older file. Returns the size in bytes. Raises
     OSError."""
     made, end = path.with_name(f"{path.name}.tmp"), 0
     try:
@@ -112,7 +112,8 @@ D = TypeVar("D", bound=Derived)
 
 
 class DerivedFiles(Generic[D]):
-    """A cache of the most recently used files of one kind, up to CACHED_BYTES. Thread-safe."""
+    """A cache of the contents of the most recently used files of one kind, up to CACHED_BYTES.
+    Thread-safe."""
 
     def __init__(
         self,
@@ -120,8 +121,8 @@ class DerivedFiles(Generic[D]):
         path_of: Callable[[Path], Path],
         read: Callable[[FileSystem, Path, SegmentEntry, str], D | None],
     ) -> None:
-        """`path_of` maps a segment's path to the path of the file beside it; `read` takes the
-        segment's path."""
+        """`path_of` maps a segment's path to the path of the file beside it. `read` gets the path
+        of the segment, and reads that file."""
         self._fs = fs
         self._path_of, self._read = path_of, read
         self._lock = threading.Lock()
@@ -130,7 +131,8 @@ class DerivedFiles(Generic[D]):
         self._useless: OrderedDict[Path, object] = OrderedDict()
 
     def get(self, segment: Segment, lineage: str, *, load: bool) -> D | None:
-        """Return the content; None if no file is usable, or if it is not cached, without `load`."""
+        """Return the content of a segment's file; None if the file is missing or unusable, or if
+        `load` is False and the content is not cached."""
         path, about = segment.path, (segment.entry(), lineage)
         with self._lock:
             found = self._found.get(path)
@@ -145,7 +147,7 @@ class DerivedFiles(Generic[D]):
                 return None
             found = self._read(self._fs, path, *about)
         except OSError as error:
-            # The file only saves reading, so no error matters here. The next read retries.
+            # The file is only an optimization, so an error is ignored. The next read retries.
             logger.debug("derived-file-not-read path=%s error=%s", path, error)
             return None
         if found is None:
@@ -164,7 +166,7 @@ class DerivedFiles(Generic[D]):
         return found
 
     def _state_of(self, path: Path) -> tuple[bytes, int] | None:
-        """Return the beginning and the size of a file; None if it is missing. Raises OSError."""
+        """Return the first bytes and the size of a file; None if it is missing. Raises OSError."""
         if not self._fs.exists(path):
             return None
         with closing(self._fs.open(path, writable=False)) as file:

@@ -6,7 +6,7 @@ One 16-byte entry for at most every 4 KiB of log, written at batch boundaries:
     4  4  position               u32  where the batch starts
     8  8  max timestamp_ns       i64  of everything before and in this batch
 
-It ends with a footer of 40 bytes, which names the segment:
+The file ends with a footer of 40 bytes, which identifies the segment:
 
     0  8  base offset            u64
     8  4  generation             u32  of the segment
@@ -17,10 +17,10 @@ It ends with a footer of 40 bytes, which names the segment:
    32  4  CRC-32C of the entries
    36  4  CRC-32C of the 36 bytes before
 
-An index is a hint. Readers ignore one that is damaged, names another segment or points to wrong
-places, and rebuild it from the batch headers. They also rebuild one with the footer of version 1
-("LLIX"), which named no segment, so that the index of a neighbour looked the same. The index file
-of an active segment is as old as the last checkpoint.
+An index is only an optimization. Readers ignore an index that is damaged, belongs to another
+segment or points to wrong places, and rebuild it from the batch headers. They also rebuild an index
+with the footer of version 1 ("LLIX"), which does not identify its segment. The index file of an
+active segment is as old as the last checkpoint.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _ENTRY_SIZE = 16
 _FOOTER = struct.Struct("<QIIQ4sIII")
 _FOOTER_MAGIC = b"LLI2"
 _SAMPLES = 16
-"""Number of entries to compare with the segment when its index is read."""
+"""Number of entries that are compared with the segment when its index is read."""
 _ENTRY_START = struct.Struct("<II")
 _ENTRY_TYPE = np.dtype([("relative", "<u4"), ("position", "<u4"), ("stamp", "<i8")])
 
@@ -59,7 +59,8 @@ class IndexEntry(NamedTuple):
 
 
 class Indexed(Protocol):
-    """The segment of an index: a `SegmentEntry` of the manifest, or a `Segment` in memory."""
+    """The segment that an index belongs to: a `SegmentEntry` of the manifest, or a `Segment` in
+    memory."""
 
     @property
     def base_offset(self) -> int: ...
@@ -70,7 +71,7 @@ class Indexed(Protocol):
 
 
 class SparseIndex:
-    """The index in memory: three parallel arrays. One thread appends while others look up."""
+    """The index in memory: three parallel arrays. One thread may append while others search."""
 
     __slots__ = ("_positions", "_relative", "_stamps", "base_offset")
 
@@ -84,13 +85,15 @@ class SparseIndex:
         return len(self._relative)
 
     def maybe_add(self, offset: int, position: int, max_timestamp_ns: int) -> None:
-        """Add an entry for the batch at `position` unless the last one is less than 4 KiB away.
+        """Add an entry for the batch at `position`, unless the last entry is less than 4 KiB before
+        it.
 
         `max_timestamp_ns` is the largest timestamp in the segment up to the end of this batch.
         """
         if self._positions and position - self._positions[-1] < INTERVAL_BYTES:
             return
-        # The relative offset is added last: a reader that sees it also finds the other two.
+        # The relative offset is added last, so a reader that finds it also finds the other two
+        # values.
         self._positions.append(position)
         self._stamps.append(max_timestamp_ns)
         self._relative.append(offset - self.base_offset)
@@ -115,7 +118,8 @@ class SparseIndex:
         return IndexEntry(self.base_offset + self._relative[i], self._positions[i])
 
     def after_position(self, position: int) -> IndexEntry | None:
-        """Return the first entry past `position`: where to continue after damage."""
+        """Return the first entry past `position`, at which a reader can continue after damage; None
+        if no entry is past it."""
         i = bisect_right(self._positions, position, hi=len(self._relative))
         return self._entry(i) if i < len(self._relative) else None
 
@@ -129,7 +133,8 @@ class SparseIndex:
         return twin
 
     def truncate(self, end_position: int) -> None:
-        """Drop entries at or past `end_position`. If other threads may look up, copy it first."""
+        """Drop the entries at or past `end_position`. If other threads may search the index, the
+        caller must copy it first."""
         keep = bisect_left(self._positions, end_position)
         for column in (self._relative, self._positions, self._stamps):
             del column[keep:]
@@ -137,7 +142,7 @@ class SparseIndex:
     # --- bytes ---
 
     def to_bytes(self, segment: Indexed, incarnation: str) -> bytes:
-        """Return the index file; its entries cover `segment.size_bytes`."""
+        """Return the content of the index file; its entries cover `segment.size_bytes`."""
         entries = np.empty(len(self._relative), _ENTRY_TYPE)
         entries["relative"] = self._relative
         entries["position"] = self._positions
@@ -150,8 +155,9 @@ class SparseIndex:
 
     @classmethod
     def from_bytes(cls, raw: bytes, segment: Indexed, incarnation: str) -> SparseIndex | None:
-        """Parse an index file. Returns None if the footer is damaged, names another segment or
-        fewer bytes of this one, or if entries do not ascend. Without `incarnation`, accepts any."""
+        """Parse an index file. Returns None if the footer is damaged, if it names another segment
+        or covers fewer bytes than `segment` has, or if the entries do not ascend. Without
+        `incarnation`, accepts any."""
         count = _count(raw[-_FOOTER.size :], segment, incarnation)
         body = raw[: -_FOOTER.size]
         if count is None or len(body) != count * _ENTRY_SIZE:
@@ -169,12 +175,13 @@ class SparseIndex:
         index._relative.frombytes(entries["relative"].tobytes())
         index._positions.frombytes(entries["position"].tobytes())
         index._stamps.frombytes(entries["stamp"].tobytes())
-        index.truncate(segment.size_bytes)  # the segment may have been cut since
+        index.truncate(segment.size_bytes)  # the segment may have been truncated since
         return index
 
     def is_refuted_by(self, file: File) -> bool:
-        """True if most of a few sampled entries point to no batch of their offset. Damage of the
-        segment would affect only few of them. Raises OSError."""
+        """Return True if most of a few sampled entries do not point to a batch of their offset, so
+        that the index is wrong. (Damage of the segment would affect only a few of them.) Raises
+        OSError."""
         count = len(self._relative)
         numbers = {i * (count - 1) // (_SAMPLES - 1) for i in range(_SAMPLES)} if count else set()
         wrong = sum([not self._leads_to_batch(file, i) for i in numbers])
@@ -190,7 +197,8 @@ class SparseIndex:
 
 
 def _count(footer: bytes, segment: Indexed, incarnation: str) -> int | None:
-    """Return the number of entries before this footer; None if it is damaged or does not match."""
+    """Return the number of entries before this footer; None if the footer is damaged or belongs to
+    another segment."""
     if len(footer) < _FOOTER.size or crc32c(footer[:-4]) != _FOOTER.unpack(footer)[7]:
         return None
     base_offset, generation, history, size_bytes, magic, count, *_ = _FOOTER.unpack(footer)
@@ -214,8 +222,8 @@ def count_entries(file: File, segment: Indexed, incarnation: str) -> int:
 
 
 def read_entry(file: File, number: int, base_offset: int) -> IndexEntry:
-    """Return one entry of an index file, unchecked; the segment's start if the file is now shorter.
-    Raises OSError."""
+    """Return one entry of an index file without checking it; the segment's start if the file has
+    become shorter. Raises OSError."""
     raw = file.pread(_ENTRY_START.size, number * _ENTRY_SIZE)
     if len(raw) < _ENTRY_START.size:
         return IndexEntry(base_offset, 0)
@@ -242,8 +250,8 @@ def write_index(
 def keep_index(
     fs: FileSystem, log_path: Path, index: SparseIndex, segment: Indexed, incarnation: str
 ) -> None:
-    """Call `write_index`; if it fails, the log continues without the file. Readers ignore an
-    incomplete file and rebuild it when needed. Raises OSError only when the disk is full."""
+    """Call `write_index`, and ignore its errors except a full disk. Readers rebuild a missing or
+    incomplete index when they need it. Raises OSError only if the disk is full."""
     try:
         write_index(fs, log_path, index, segment, incarnation)
     except OSError as error:
@@ -255,9 +263,9 @@ def keep_index(
 def read_index(
     fs: FileSystem, file: File, segment: Indexed, incarnation: str
 ) -> SparseIndex | None:
-    """Read the index beside the open file of a segment. Returns None if it is missing, unreadable
-    or wrong: it can be rebuilt from the segment. Raises OSError if the segment itself cannot be
-    read."""
+    """Read the index beside the open file of a segment. Returns None if the index is missing,
+    unreadable or wrong; the caller can rebuild it from the segment. Raises OSError if the segment
+    itself cannot be read."""
     try:
         raw = read_small_file(fs, index_path(file.path))
     except OSError as error:

@@ -1,21 +1,23 @@
-"""Checksums for the parts of a batch: for its head, which is everything before the bytes of its
-values, and for each value.
+"""Checksums of the parts of a batch: of its head, which are all bytes before its values, and of
+each value.
 
-The body of a batch has one checksum, so a read of few columns or few values would have to read all
-of it. The sketch of a sealed segment stores additional checksums, in an entry for each batch:
+The body of a batch has only one checksum, so a reader of a few columns or values would have to read
+the whole body to verify them. The sketch of a sealed segment stores additional checksums, in an
+entry for each batch:
 
      0  4  position of the batch in the segment   u32
      4  4  bytes of the head, with the header     u32
      8  4  CRC-32C of bytes 64 to there           u32
     12  4  the batch's first value check          u32
 
-A head of 0 bytes means that the batch must be read whole, since it is compressed or its values take
-less than LEAST_VALUES_BYTES. NO_CHECKS as first value check means that its values have no checks of
-their own, because they have less than LEAST_VALUE_BYTES on average. Other batches with a head have
-one value check for each record: u32, the CRC-32C of the bytes of the value, also of an empty one.
+A head of 0 bytes means that the batch must be read whole, because it is compressed or its values
+have less than LEAST_VALUES_BYTES in total. NO_CHECKS as first value check means that the values of
+the batch have no checks of their own, because they have less than LEAST_VALUE_BYTES on average.
+Other batches with a head have one value check for each record: u32, the CRC-32C of the bytes of the
+value, also of an empty one.
 
 A segment whose batches have less than LEAST_BATCH_BYTES on average has neither entries nor checks:
-hardly any batch would have a head, but every reader would hold an entry for each.
+hardly any batch would have a head, but every reader would keep an entry for each batch in memory.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from liftlog.records.decode import RecordBatch
 from liftlog.records.format import CODEC_MASK, HEADER_SIZE
 
 LEAST_VALUES_BYTES = 4096
-"""Bytes. One page: fewer bytes are read together with their neighbours."""
+"""Bytes. One page; fewer bytes are read together with neighbouring bytes."""
 
 LEAST_VALUE_BYTES = 64
 """Bytes. The checks of shorter values would take more than a sixteenth of the values' size."""
@@ -44,7 +46,8 @@ PART = np.dtype([("position", "<u4"), ("head_bytes", "<u4"), ("head", "<u4"), ("
 
 
 class PartsBuilder:
-    """Builds the entries and value checks of one segment from its batches, added in order."""
+    """Builds the entries and value checks of one segment from its batches, which are added in
+    order."""
 
     def __init__(self) -> None:
         self._parts = array("I")  # a segment may have millions of batches
@@ -73,6 +76,6 @@ class PartsBuilder:
 
     def to_bytes(self) -> tuple[bytes, bytes]:
         """Return all entries and value checks; both are empty if the batches are small."""
-        if 4 * self._end < LEAST_BATCH_BYTES * len(self._parts):  # four numbers of each
+        if 4 * self._end < LEAST_BATCH_BYTES * len(self._parts):  # four numbers for each batch
             return b"", b""
         return self._parts.tobytes(), self._checks.tobytes()

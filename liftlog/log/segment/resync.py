@@ -1,10 +1,10 @@
 """Finds the place where good batches continue after damage.
 
-A value may hold the bytes of whole foreign batches, perhaps on purpose, so a batch that looks good
-proves nothing by itself. Two things are proof. If the header of the damaged batch is readable, its
-length gives the start of the next batch. Otherwise a chain of headers, each continuing the one
-before, must lead to a known border (an index entry, the end of the data). A chain inside a value
-breaks where the value ends.
+A value of a record may contain the bytes of whole foreign batches, perhaps on purpose, so a batch
+that looks good may be inside a value. Two facts prove that it is not. If the header of the damaged
+batch is readable, its length gives the start of the next batch. Otherwise a chain of headers, each
+of which continues the one before, must lead to a known border (an index entry, the end of the
+data). A chain inside a value breaks where the value ends.
 """
 
 from __future__ import annotations
@@ -20,21 +20,22 @@ from liftlog.records.header import BatchHeader, parse_header, verify_body
 
 _SEARCH_BYTES = 1024 * 1024
 _HEADER_WINDOW_BYTES = 64 * 1024
-_MIN_RECORD_BYTES = 4  # a record takes at least its entry in the value offsets
+_MIN_RECORD_BYTES = 4  # the size of its entry in the value offsets
 _UNKNOWN = -1  # the offset cannot be determined
 _MAX_CHECKED_BYTES = 256 * 1024 * 1024
 _MAX_BATCH_BYTES = 128 * 1024 * 1024  # NATS carries no message of more than 64 MiB
 
 
 class Resync(NamedTuple):
-    """Good batches continue at `position` with the batch of `offset`."""
+    """A place where good batches continue: the position and the base offset of the first one."""
 
     position: int
     offset: int
 
 
 class Headers:
-    """Reads headers anywhere in a file, in pieces; None at the end of file and at damage."""
+    """Reads headers anywhere in a file, in windows; `at` returns None at the end of the file and at
+    damage."""
 
     def __init__(self, file: File, window: int = _HEADER_WINDOW_BYTES) -> None:
         self._file = file
@@ -54,11 +55,11 @@ class Headers:
             return None
 
     def is_unreadable(self, position: int) -> bool:
-        """True if the disk cannot read the header there. Call it after `at`."""
+        """Return True if the disk cannot read the header at `position`. Call it after `at`."""
         return first_hole(self._holes, position, HEADER_SIZE) is not None
 
     def is_cut_at(self, position: int, end: int) -> bool:
-        """True if a header begins at `position` and `end` cuts it."""
+        """Return True if a header begins at `position` but does not fit before `end`."""
         start = read_zeroed(self._file, min(len(MAGIC), end - position), position)
         return end - position < HEADER_SIZE and start == MAGIC[: len(start)]
 
@@ -76,8 +77,8 @@ def find_resync(
     """Find the first good batch in (position, end), after a bad batch of `offset` at `position`.
 
     `header` is the header of the bad batch, if it is readable and continues the log. `end` is the
-    end of the data or a known border; `end_offset` is the offset that a chain must reach there, if
-    it is known. Needs bounded memory and time, whatever the bytes are. Raises OSError.
+    end of the data or a known border; `end_offset` is the offset that a chain must reach at `end`,
+    None if it is unknown. Needs bounded memory and time for any bytes. Raises OSError.
     """
     headers = Headers(file)
     if end_offset is None:
@@ -119,8 +120,8 @@ def find_resync(
 def leads_to(
     file: File, position: int, header: BatchHeader, end: int, end_offset: int | None = None
 ) -> bool:
-    """Return True if a chain of headers leads from the batch at `position`, with this header, to
-    `end`, and reaches `end_offset` there. Raises OSError."""
+    """Return True if a chain of headers leads from the batch at `position`, whose header is
+    `header`, to `end`, and has the offset `end_offset` at `end`. Raises OSError."""
     if end_offset is None:
         end = _readable_end(file, position, end)
     reached = _follow(Headers(file), position, end, header, set())
@@ -128,10 +129,11 @@ def leads_to(
 
 
 def _readable_end(file: File, position: int, end: int) -> int:
-    """Return where a chain without a known end offset may end: where the readable bytes end.
+    """Return the end of the readable bytes, at which a chain without a known end offset may end.
 
-    An unreadable page in the space allocated ahead counts as data, since its content is unknown.
-    But the last batch ends before the zeros in front of that page, and no chain can lead further.
+    An unreadable page in the allocated space after the last batch counts as data, because its
+    content is unknown. But the last batch ends before the zeros that precede this page, and no
+    chain can lead past them.
     """
     used = readable_end(file, position, end) - position
     return min(end, position + (used + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT)
@@ -146,10 +148,10 @@ def _follow(
 ) -> int | None:
     """Return the offset that the chain of headers from `position` reaches at `end`.
 
-    Returns None if the chain breaks before; then adds the positions that it passed to `broken`. A
-    last batch that `end` cuts does not break the chain: a crash leaves such a torn tail after good
-    batches. An unreadable header does not break it either, and the result is _UNKNOWN: this check
-    does not guard against a value whose end happens to lie in an unreadable page.
+    Returns None if the chain breaks before `end`, and then adds the positions of the chain to
+    `broken`. A last batch that extends past `end` does not break the chain: a crash leaves such a
+    torn tail after good batches. An unreadable header does not break it either, and the result is
+    then _UNKNOWN. So this check fails for a value whose end happens to lie in an unreadable page.
     """
     passed = []
     current: BatchHeader | None = header
@@ -169,7 +171,7 @@ def _follow(
 
 
 def is_whole(file: File, position: int, header: BatchHeader) -> bool:
-    """True if the body of the batch there matches its header. Raises OSError."""
+    """Return True if the body of the batch at `position` matches its header. Raises OSError."""
     try:
         verify_body(read_zeroed(file, header.length, position), header)
     except CorruptBatch:
@@ -181,7 +183,7 @@ def _magics(file: File, start: int, end: int) -> Iterator[int]:
     """Yield the aligned positions in [start, end) at which a batch may begin."""
     at = start
     while at < end:
-        # The pieces overlap, so that a magic across a border is found.
+        # The pieces overlap, so that a magic number across a border is found.
         raw = read_zeroed(file, min(_SEARCH_BYTES, end - at) + len(MAGIC), at)
         if not raw:
             return

@@ -1,4 +1,4 @@
-"""One segment: a file of record batches that begins at `base_offset`, and walking its headers."""
+"""A segment, which is a file of record batches that begins at `base_offset`; walks its headers."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _WALK_BYTES = 64 * 1024
 
 
 class Segment:
-    """The facts about a segment that are known without reading it. The active one grows, changed
-    only by its `ActiveSegment`; a sealed one never changes.
+    """The properties of a segment that are known without reading its file. The active segment
+    grows, and only its `ActiveSegment` changes it; a sealed one never changes.
 
     The following segment begins at `next_offset`. The file is valid up to `size_bytes`; readers
     ignore bytes past it.
 
-    Two monotonic times, 0 if unknown, give its age independently of wall clocks. This process has
-    had all of its records since `held_since_ns`; if `is_timed`, they were also stored at that time.
-    The file has existed unchanged since `listed_since_ns`.
+    Two monotonic times, 0 if unknown, give the age of the segment independently of wall clocks.
+    This process has had all of its records since `held_since_ns`; if `is_timed`, the newest record
+    was also stored at that time. The file has existed unchanged since `listed_since_ns`.
     """
 
     __slots__ = (
@@ -88,19 +88,20 @@ class Segment:
         return segment
 
     def take_times(self, sources: Sequence[Segment], *, listed_since_ns: int) -> None:
-        """Take the times of `sources`, from which the records of this segment come."""
+        """Copy the times of `sources`, from which the records of this segment come."""
         newest = max(sources, key=lambda one: one.held_since_ns)
         self.held_since_ns, self.is_timed = newest.held_since_ns, newest.is_timed
         self.listed_since_ns = listed_since_ns
 
 
 class SteppedOver(NamedTuple):
-    """A damaged range of a segment that a walk skipped, and the offsets that it held."""
+    """A damaged range of a segment that a walk skipped, and the offsets that the range
+    contained."""
 
     position: int
     first_offset: int
     next_offset: int
-    known: bool  # quarantined before
+    known: bool  # already quarantined
 
 
 def walk_batches(
@@ -117,14 +118,14 @@ def walk_batches(
 ) -> Iterator[tuple[int, BatchHeader]]:
     """Yield (position, header) of each batch from `start` to `end`, reading ahead in windows.
 
-    Pass `size_bytes` if `end.position` is only where the zeros at the end of the file begin (see
-    `find_data_end`). The last batch may itself end in zeros, so it may reach up to that size, and
-    the offset at the end is unknown.
+    Pass `size_bytes`, the size of the file, if `end.position` is only the start of the zeros at the
+    end of the file (see `find_data_end`). The last batch may itself end in zeros, so it may reach
+    up to that size, and the offset at its end is unknown.
 
     The walk skips damage up to the next batch that provably continues the log, and adds each
     skipped range to `stepped_over`; so readers lose only the damaged batches. A batch that belongs
-    elsewhere is damage; `epochs` of the manifest help to detect it. Bodies are not checked. Raises
-    OSError and UnsupportedFormat.
+    to another place counts as damage; the `epochs` of the manifest help to detect it. Bodies are
+    not verified. Raises OSError and UnsupportedFormat.
     """
     position = start.position
     limit = end.position if size_bytes is None else max(size_bytes, end.position)

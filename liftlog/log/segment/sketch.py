@@ -17,18 +17,18 @@ A block is a run of batches of about 64 KiB. The file lies beside the segment:
     48     one entry of 32 bytes for each block, one of 16 bytes for each batch, the filters, and
            the value checks to the end of the file
 
-Of a block: offset - base u32, position u32, oldest and newest timestamp in ns i64, where its
-filter begins among the filters u32, how many bytes the filter has u32. Of a batch: see `parts`.
+The entry of a block: offset - base u32, position u32, oldest and newest timestamp in ns i64, start
+of its filter among the filters u32, bytes of the filter u32. The entry of a batch: see `parts`.
 
 The filter of a block is a Bloom filter over its subjects ("s" and the stored bytes) and keys ("k"
 and the bytes): PROBES bits for each, at (c + i * d) modulo the number of bits, where c is the
 CRC-32C and d is (c * 0x9E3779B97F4A7C15 modulo 2^64) >> 32, made odd. Bit n is bit n % 8 of byte
 n // 8.
 
-A sketch is derived from its segment and may be missing; then everything is read. It is valid only
-for the lineage, size and end that it names, so one from before a truncation is ignored. It is not
-fsynced: if a crash leaves it incomplete, its checksum fails. A damaged segment has none. A sketch
-of version 1, which had no checksums of parts, counts as missing.
+A sketch is derived from its segment and may be missing; then readers read the whole segment. It is
+valid only for the lineage, size and end that it contains, so a sketch from before a truncation is
+ignored. It is not fsynced: if a crash leaves it incomplete, its checksum shows that. A damaged
+segment has no sketch. A sketch of version 1, which has no checksums of parts, counts as missing.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ BLOCK_BYTES = 64 * 1024
 PROBES = 7
 _BITS_PER_ITEM = 10
 _MOST_PART = 32
-"""A filter takes at most 1/32 of its block's size; with more items it excludes fewer blocks."""
+"""A filter has at most 1/32 of the size of its block; with more items it excludes fewer blocks."""
 
 _MAGIC = b"LLSK"
 _VERSION = 2
@@ -83,7 +83,7 @@ _STEPS = np.arange(PROBES, dtype=np.uint64)
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Filter of a read: only records of these times, and of this subject and key if given."""
+    """The filter of a read: only records of these times, and of this subject and key if given."""
 
     not_before_ns: int = -(2**63)
     not_after_ns: int = 2**63 - 1
@@ -100,8 +100,8 @@ class Probe:
 
 
 class Blocks(NamedTuple):
-    """The blocks of a segment, and for each whether it can hold a wanted record. Block i has the
-    offsets [borders[i], borders[i + 1])."""
+    """The blocks of a segment, and for each block a flag that it can hold a wanted record. Block i
+    has the offsets [borders[i], borders[i + 1])."""
 
     borders: NDArray[np.int64]
     sizes_bytes: NDArray[np.int64]
@@ -131,11 +131,11 @@ class Sketch:
         self._entries = entries
         self._filters = filters
         self.parts = parts
-        """One PART for each batch of the segment; none if its batches are small."""
+        """One PART for each batch of the segment; empty if its batches are small."""
         self.value_checks = value_checks
 
     def blocks(self, probe: Probe) -> Blocks:
-        """Return all blocks, and which of them may match."""
+        """Return all blocks, with flags of those that may match."""
         entries, segment = self._entries, self._segment
         may_match = (entries["newest"] >= probe.not_before_ns) & (
             entries["oldest"] <= probe.not_after_ns
@@ -147,7 +147,7 @@ class Sketch:
         return Blocks(np.append(borders, segment.next_offset), np.diff(positions), may_match)
 
     def _holds(self, item: int) -> NDArray[np.bool_]:
-        """Return for each block if its filter holds the item."""
+        """Return a flag for each block: True if its filter may contain the item."""
         entries = self._entries
         bits = 8 * entries["filter_bytes"].astype(np.uint64)
         found: NDArray[np.bool_] = bits > 0
@@ -169,7 +169,8 @@ def _bits_of(items: NDArray[np.uint32]) -> NDArray[np.uint64]:
 
 
 class SketchBuilder:
-    """Builds a sketch from the batches of one segment, added in order. Never divides a batch."""
+    """Builds a sketch from the batches of one segment, which are added in order. Never divides a
+    batch."""
 
     def __init__(self, base_offset: int) -> None:
         self._base = base_offset
@@ -211,7 +212,7 @@ class SketchBuilder:
         self._first, self._items = -1, set()
 
     def to_bytes(self, segment: SegmentEntry, lineage: str) -> bytes:
-        """Return the file. Call it after the last batch."""
+        """Return the content of the file. Call it after the last batch."""
         self._finish_block()
         parts, value_checks = self._parts.to_bytes()
         entries = np.array(self._entries, _ENTRY).tobytes() + parts
@@ -241,16 +242,17 @@ def write_sketch(fs: FileSystem, log_path: Path, content: bytes) -> None:
 
 
 def is_sketched(fs: FileSystem, log_path: Path, segment: SegmentEntry, lineage: str) -> bool:
-    """True if a sketch exists that names this segment. Reads its head only."""
+    """Return True if a sketch exists that belongs to this segment. Reads only the head of the
+    file."""
     return names_segment(fs, sketch_path(log_path), (_MAGIC, _VERSION), segment, lineage)
 
 
 def read_sketch(
     fs: FileSystem, log_path: Path, segment: SegmentEntry, lineage: str
 ) -> Sketch | None:
-    """Read a sketch; None if it is missing, damaged, or of another state of the segment. Leaves the
-    value checks, its longest part, to `read_value_checks`. Raises OSError for errors that say
-    nothing about its bytes."""
+    """Read a sketch; None if it is missing, damaged, or of another state of the segment. Does not
+    read the value checks, its longest part; `read_value_checks` does. Raises OSError for transient
+    errors."""
     path = sketch_path(log_path)
     try:
         if not fs.exists(path):
@@ -290,7 +292,8 @@ def _read(file: File, segment: SegmentEntry, lineage: str) -> Sketch | None:
 def read_value_checks(
     fs: FileSystem, log_path: Path, place: ValueChecks
 ) -> NDArray[np.uint32] | None:
-    """Return the checksums of all values that have one; None if they are unreadable or damaged."""
+    """Return the checksums of all values that have one; None if the checksums are unreadable or
+    damaged."""
     try:
         with closing(fs.open(sketch_path(log_path), writable=False)) as file:
             raw = file.pread(place.size_bytes, place.position)

@@ -1,4 +1,4 @@
-"""The part of a sketch that stays in memory: its checksums of parts of batches."""
+"""The part of a sketch that stays in memory: its checksums of the parts of batches."""
 
 from __future__ import annotations
 
@@ -33,11 +33,12 @@ class SegmentParts:
             self.size_bytes += place.size_bytes
         self._parts = parts.copy()
         self._fs, self._path = fs, path
-        self._place: ValueChecks | None = place  # None: its bytes were read, or are unusable
+        self._place: ValueChecks | None = place  # None: already read, or cannot be used
         self._checks: NDArray[np.uint32] | None = None
 
     def between(self, position: int, end_position: int) -> tuple[int, int] | None:
-        """Return the numbers of the batches in these bytes; None if the borders do not match."""
+        """Return the numbers of the first batch in [position, end_position) and of the one after
+        its last; None if no batch begins at a border."""
         first, end = self.positions.searchsorted((position, end_position)).tolist()
         of_segment = self.about[0].size_bytes
         stop = self.positions[end] if end < len(self.positions) else of_segment
@@ -49,7 +50,8 @@ class SegmentParts:
         return bool(self._parts["head_bytes"][first:end].any())
 
     def of(self, first: int, end: int) -> list[tuple[int, int, int, int]]:
-        """Return position, size and checksum of the head, and first value check, of each batch."""
+        """Return the position, size and checksum of the head, and the first value check, of each
+        batch."""
         found: Any = self._parts[first:end].tolist()
         return found  # type: ignore[no-any-return]
 
@@ -62,7 +64,7 @@ class SegmentParts:
         return found if len(found) == count else None
 
     def checks_at(self, numbers: NDArray[np.int64]) -> NDArray[np.uint32] | None:
-        """Return the value checks with these numbers; None if they cannot be read."""
+        """Return the value checks with the given numbers; None if they cannot be read."""
         self._load_checks()
         checks = self._checks
         if checks is None or (len(numbers) and int(numbers.max()) >= len(checks)):
@@ -81,7 +83,8 @@ class SegmentParts:
 def read_parts(
     fs: FileSystem, log_path: Path, segment: SegmentEntry, lineage: str
 ) -> SegmentParts | None:
-    """Read the entries; None if there is no valid sketch with parts. Raises OSError."""
+    """Read the entries of a sketch; None if it is missing, invalid or has no parts. Raises
+    OSError."""
     sketch = read_sketch(fs, log_path, segment, lineage)
     if sketch is None or not len(sketch.parts):
         return None

@@ -1,9 +1,10 @@
 """The subject index of one sealed segment: it locates the records on each subject.
 
-If every batch has some records on a subject, a read for that subject would have to examine every
+If every batch has some records on a subject, a read of that subject would have to examine every
 batch. The index groups the records on each subject into runs. A run is a record batch of these
-records, in the form in which a read returns it, without the bytes of the values. Those are read
-from the segment; the checksum of the batch includes them. The file lies beside the segment:
+records, in the form in which a read returns it, but without the bytes of the values. A read gets
+the values from the segment; the checksum of the batch includes them. The file lies beside the
+segment:
 
      0  4  "LLSX"
      4  4  version 1                        u32
@@ -18,17 +19,17 @@ from the segment; the checksum of the batch includes them. The file lies beside 
     48     one entry of 16 bytes for each subject, one of 32 bytes for each run, the names, and the
            runs
 
-Of a subject: where its name begins among the names u32, its bytes u32, its first run u32, and 1 if
-the name is escaped u32. Of a run: its first offset - base u32, its last offset - base u32, its
-position in this file u32, its bytes there u32, the bytes of its head u32, its records u32, the
-length of its batch u32, and CRC-32C of its bytes u32. These are the head of its batch (what
-precedes the bytes of the values) and the position of each value in the segment u32, compressed by
-zlib.
+The entry of a subject: start of its name among the names u32, bytes of its name u32, number of its
+first run u32, and 1 if the name is escaped u32. The entry of a run: its first offset - base u32,
+its last offset - base u32, its position in this file u32, its bytes in this file u32, bytes of its
+head u32, number of its records u32, length of its batch u32, and CRC-32C of its bytes u32. The
+bytes of a run in this file are compressed by zlib. They contain the head of its batch (all bytes
+before the values) and the position u32 of each value in the segment.
 
-Subjects ascend, by the bytes of their names as stored; so do the offsets of the runs of each.
+Subjects ascend by the bytes of their names as stored; the runs of each subject ascend by offset.
 
-An index is derived from its segment and may be missing, like a sketch. One without subjects means
-that an index would be too large for what it saves, or that the segment has compressed batches.
+An index is derived from its segment and may be missing, like a sketch. If it contains no subjects,
+the index would cost more space than it saves time, or the segment has compressed batches.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ from liftlog.log.segment.derived import history_check, is_named, subject_index_p
 from liftlog.records.columns.heads import WantedSubjects
 
 RUN_BYTES = 64 * 1024
-"""Maximum size of a run, unless one batch alone has more on its subject."""
+"""Maximum size of a run in bytes, unless a single batch has more on its subject."""
 
 _MOST_NAMES = 1000
 """Maximum number of names to compare with patterns in one read."""
@@ -97,8 +98,9 @@ class SubjectIndex:
         return len(self._subjects)
 
     def runs_of(self, wanted: WantedSubjects, most: int) -> list[tuple[int, int]] | None:
-        """Return for each wanted subject the number of its first run, and the one after its last.
-        None if there are more than `most` runs, or too many names to compare."""
+        """Return, for each wanted subject, the number of its first run and the number after its
+        last one. Returns None if more than `most` subjects match, or if too many names must be
+        compared."""
         numbers: Iterator[int]
         if wanted.literals is not None and len(wanted.literals) <= _MOST_NAMES:
             names = filter(wanted.matches, wanted.literals) if wanted.matches else wanted.literals
@@ -120,7 +122,8 @@ class SubjectIndex:
         return bytes(self._names[at : at + size])
 
     def _named(self, name: bytes) -> list[int]:
-        """Return the subjects of this name: one, or two if one of them is escaped."""
+        """Return the numbers of the subjects with this name: at most two, one of which is
+        escaped."""
         low, high = 0, len(self)
         while low < high:
             middle = (low + high) // 2
@@ -141,10 +144,10 @@ def index_parts(
     runs: NDArray[np.void],
     content: Sequence[Buffer],
 ) -> list[Buffer]:
-    """Return the file, in parts.
+    """Return the content of the index file, in parts.
 
-    `subjects` are tuples of a name, whether it is escaped, and its first run. `runs` are the
-    entries of the runs, with positions in `content`.
+    `subjects` are tuples of a name, a flag that the name is escaped, and the number of its first
+    run. `runs` are the entries of the runs, with positions in `content`.
     """
     sizes = [len(name) for name, *_ in subjects]
     names = b"".join([name for name, *_ in subjects])
@@ -165,7 +168,8 @@ def index_parts(
 
 
 def is_indexed(fs: FileSystem, log_path: Path, segment: SegmentEntry, lineage: str) -> bool:
-    """True if a whole file exists that names this segment, with an index or without."""
+    """Return True if a complete index file exists that belongs to this segment, even one without
+    subjects."""
     path = subject_index_path(log_path)
     with suppress(OSError), closing(fs.open(path, writable=False)) as file:
         return _is_whole(file.pread(HEAD_BYTES, 0), file.size(), segment, lineage)
@@ -183,8 +187,8 @@ def _is_whole(head: bytes, file_size: int, segment: SegmentEntry, lineage: str) 
 def read_subject_index(
     fs: FileSystem, log_path: Path, segment: SegmentEntry, lineage: str
 ) -> SubjectIndex | None:
-    """Read the entries. None if there are none, or the file is missing, damaged, or of another
-    state of the segment. Raises OSError for errors that say nothing about its bytes."""
+    """Read the entries of an index file. Returns None if it has no subjects, or is missing,
+    damaged, or of another state of the segment. Raises OSError for transient errors."""
     path = subject_index_path(log_path)
     try:
         if not fs.exists(path):

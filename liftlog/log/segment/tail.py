@@ -1,8 +1,8 @@
 """Scans the active segment after an unclean stop, and decides about a bad tail.
 
-A scan from the recovery point accepts batches while each is whole and continues the one before.
-Where it stops, there is either nothing more or a bad tail, which may have been acked or not.
-`judge_tail` decides that and gives the reasons, case by case.
+A scan from the recovery point accepts batches while each is whole and continues the one before. It
+stops at the end of the data or at a bad tail, whose records may have been acked or not.
+`judge_tail` decides whether a bad tail is kept, and gives the reasons case by case.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from liftlog.records.place import Epochs, Place
 
 @dataclass(frozen=True, slots=True)
 class ActiveState:
-    """The place up to which the active segment is valid, as clean marker and recovery points store
-    it. `position` is the size in bytes up to there. A replica may hold uncommitted records, so it
-    adds its `high_watermark`; 0 means unknown."""
+    """The end of the valid part of the active segment, as the clean marker and recovery points
+    store it. `position` is the size of the valid part in bytes. A replica may hold uncommitted
+    records, so it also stores its `high_watermark`; 0 means unknown."""
 
     incarnation: str
     base_offset: int
@@ -44,7 +44,8 @@ class ActiveState:
         return cls(incarnation, base_offset, 0, base_offset, 0, 0, 0, 0, 0, generation)
 
     def is_of(self, incarnation: str, entry: SegmentEntry) -> bool:
-        """True if it refers to this file. Truncation gives the new file another generation."""
+        """Return True if the state refers to this segment file, and not to one from before a
+        truncation, which has another generation."""
         return (self.incarnation, self.base_offset, self.generation) == (
             incarnation,
             entry.base_offset,
@@ -54,26 +55,26 @@ class ActiveState:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """The scan stopped at `position`, where the batch of `offset` should begin.
+    """The place at which a scan stopped: the batch of `offset` should begin at `position`.
 
-    `unreadable`: the disk could not read bytes of that batch. An interrupted write leaves no such
-    sector, so this is no sign that the batch was never acked.
+    `unreadable`: the disk could not read bytes of that batch. An interrupted write leaves no
+    unreadable sector, so the batch may have been acked.
     """
 
     position: int
     offset: int
     reason: str
-    header: BatchHeader | None  # if it is readable and continues the log
+    header: BatchHeader | None  # of the bad batch, if it is readable and continues the log
     unreadable: bool = False
-    is_last: bool = False  # nothing follows the batch: only zeros, or the file ends
+    is_last: bool = False  # only zeros, or the end of the file, follow the batch
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """The decision about a damaged tail.
 
-    `cut`: the tail was never acked; drop it and continue at `log_end_offset`. Otherwise it was (or
-    may have been) acked; keep it and quarantine up to `quarantine_end`.
+    With `cut`, the tail was never acked: drop it and continue at `log_end_offset`. Otherwise the
+    tail was, or may have been, acked: keep it and quarantine its offsets up to `quarantine_end`.
     """
 
     cut: bool
@@ -82,10 +83,10 @@ class Verdict:
 
 
 def find_data_end(file: File, start: int) -> int:
-    """Return where the zeros allocated ahead begin, at or after `start`; a multiple of 8.
+    """Return the position of the zeros allocated ahead, at or after `start`; a multiple of 8.
 
-    Zeros at the end of the last batch count as allocated ones too, so a batch may reach past this
-    position. No batch begins after it.
+    Zeros at the end of the last batch also count as allocated ones, so the last batch may reach
+    past the position. No batch begins after it.
     """
     used = content_end(file, start) - start
     return start + (used + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
@@ -99,11 +100,11 @@ def scan(
     *,
     epochs: Epochs = (),
 ) -> tuple[ActiveState, Damage | None]:
-    """Accept whole batches from `state` on up to `data_end`, each continuing the one before.
+    """Accept whole batches from `state` up to `data_end`, each of which continues the one before.
 
-    Calls `on_batch(position, header)` for each. With the `epochs` of the manifest, a batch that is
-    older than the epoch of its offset is damage. Unreadable bytes are damage, never the end of the
-    data. Raises OSError for other errors, and UnsupportedFormat.
+    Calls `on_batch(position, header)` for each. With the `epochs` of the manifest, a batch whose
+    epoch is older than that of its offset is damage. Unreadable bytes are damage, never the end of
+    the data. Raises OSError for other errors, and UnsupportedFormat.
     """
     window = FileWindow(file, file.size())
     position, offset = state.position, state.next_offset
@@ -145,7 +146,7 @@ def scan(
 
 
 def _with_holes(window: FileWindow, damage: Damage) -> Damage:
-    """Return the damage with the unreadable bytes of the damaged batch added."""
+    """Return the damage, marked as `unreadable` if the damaged batch has unreadable bytes."""
     length = HEADER_SIZE if damage.header is None else damage.header.length
     hole = window.unreadable(damage.position, length)
     if not hole:
@@ -158,7 +159,8 @@ def _with_holes(window: FileWindow, damage: Damage) -> Damage:
 
 
 def resync_behind(file: File, damage: Damage, good: ActiveState, data_end: int) -> Resync | None:
-    """Find where good batches continue after a damage of the active segment (see resync.py)."""
+    """Find the place where good batches continue after damage in the active segment (see
+    resync.py)."""
     return find_resync(
         file,
         damage.position,
@@ -184,26 +186,28 @@ def judge_tail(
     acked_end = max(recovery_point, slot.acked_end if slot else 0)
     exact = slot is not None and slot.exact
     if damage.offset < acked_end:
-        # Certainly acked: never cut. Its end is known only from the batches that follow it, or from
-        # a slot written since the last reboot; else continue where no offset was assigned.
+        # The tail was acked, so it is never cut. Its end is known from the batches that follow it,
+        # or from a slot written since the last reboot. Otherwise the log continues after all
+        # offsets that were ever assigned.
         if behind is not None:
             return Verdict(False, behind.offset, behind.offset)
         end = acked_end if exact else max(acked_end, reserved_offset)
         return Verdict(False, end, end)
     if exact:
-        # The slot is exact, and acks did not go this far.
+        # The slot is exact, and shows that the tail was not acked.
         return Verdict(True, damage.offset, damage.offset)
-    # A power cut: the last update of the slot may be lost. So the bytes of an interrupted write
-    # look like those of an acked one in which a bit rotted. No offset is used again.
+    # A power cut: the last update of the slot may be lost. So an interrupted write cannot be
+    # distinguished from an acked one that was damaged later. No offset is used again.
     if behind is not None:
-        # One bad bit damages one batch; and if another commit group follows it, it was acked.
+        # A flipped bit damages only one batch. And if another commit group follows the batch, the
+        # batch was acked.
         return Verdict(False, behind.offset, behind.offset)
     if damage.unreadable:
-        # It may once have been whole on the disk and acked, so it is kept and reported.
+        # The batch may once have been intact on disk and acked, so it is kept and reported.
         known = damage.header if damage.is_last else None
         end = reserved_offset if known is None else known.next_offset
         return Verdict(False, max(damage.offset, end), max(damage.offset, end))
     if damage.header is not None:
         return Verdict(True, damage.offset, damage.header.next_offset)
-    # Its bytes reveal nothing, not even how many offsets were in it.
+    # The bytes of the batch do not even show how many offsets it contained.
     return Verdict(True, damage.offset, max(damage.offset, reserved_offset))

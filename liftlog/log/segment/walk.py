@@ -1,8 +1,8 @@
 """Walks the batches and gaps of one segment in order, and finds damage in the listed segments that
 is not quarantined yet.
 
-Recovery must decide what to keep; `walk` only reports what is there. So it continues after damage
-wherever it can recognise the log's own batches again.
+Recovery decides which bytes are kept; `walk` only reports what the file contains. So it continues
+after damage at the next place where it recognises batches of the log.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ class Found(NamedTuple):
 
 
 class Missing(NamedTuple):
-    """No good batch in [position, end_position).
+    """A gap: the bytes [position, end_position) contain no good batch.
 
-    It should have held [first_offset, next_offset); `next_offset` is None if no batch follows that
-    shows the end. `header` is set if the batch's header is good and only its body is damaged.
+    The gap should contain the offsets [first_offset, next_offset); `next_offset` is None if no
+    batch follows that shows the end. `header` is set if the header of the batch is good and only
+    its body is damaged.
     """
 
     position: int
@@ -79,7 +80,7 @@ def walk(
         if header is not None and not place.holds(header):
             reason = place.problem(header)
             if header.base_offset > expected and leads_to(file, position, header, *border):
-                # The batches in between are gone, and so are their bytes.
+                # The batches in between are missing, together with their bytes.
                 yield Missing(position, position, expected, header.base_offset, reason)
                 place.go_on_at(header.base_offset)
             if not place.holds(header):
@@ -99,7 +100,8 @@ def walk(
 def _read_batch(
     window: FileWindow, position: int
 ) -> tuple[BatchHeader | None, RecordBatch | None, str]:
-    """Return the header if it is good, the batch if its body is good too, and the problem."""
+    """Return the header if it is good, the batch if its body is good too, and otherwise the
+    problem."""
     header = None
     try:
         header = parse_header(window.view(position, HEADER_SIZE))
@@ -116,8 +118,8 @@ def _border(
     data_end: int,
     end_offset: int | None,
 ) -> tuple[int, int | None]:
-    """Return the next position at which a batch certainly begins, or the data end, and the offset
-    there if that is known."""
+    """Return the next position at which a batch certainly begins, or the data end; and the offset
+    at that position if it is known."""
     border = index.after_position(position) if index is not None else None
     if border is None or border.position >= data_end or border.offset <= expected:
         return data_end, end_offset
@@ -131,7 +133,8 @@ def _behind(
     border: tuple[int, int | None],
     header: BatchHeader | None,
 ) -> tuple[int, int | None]:
-    """Return where to continue after a bad batch, and the offset there; None at the data end."""
+    """Return the position at which to continue after a bad batch, and the offset at that position,
+    which is None at the data end."""
     end, end_offset = border
     found = find_resync(
         file,
@@ -215,12 +218,13 @@ def readable_again(
     known: Iterable[QuarantinedRange], found: Iterable[QuarantinedRange], entry: SegmentEntry
 ) -> tuple[list[QuarantinedRange], list[QuarantinedRange]]:
     """Return the recorded ranges of a segment that are readable now, at least in part, and the
-    parts of them that are damaged. `found` is all damage that a walk over the whole segment has
-    met.
+    parts of them that are still damaged. `found` is all damage that a walk over the whole segment
+    found.
 
-    A quarantine records the state at its time. A sector can become readable later, and an index may
-    have pointed to a wrong place. All offsets of the segment that are not in `found` are in whole
-    batches that continue each other. Ranges that reach past its end stay as they are."""
+    A quarantined range may be readable later, because a sector became readable, or because the
+    range was derived from a wrong index entry. All offsets of the segment that are not in `found`
+    are in whole batches that continue each other. Ranges that reach past the end of the segment
+    stay as they are."""
     damage = list(found)
     lifted: list[QuarantinedRange] = []
     still: list[QuarantinedRange] = []
@@ -307,7 +311,7 @@ def damage_in_walk(items: Iterable[Found | Missing], entry: SegmentEntry) -> lis
         following = item.next_offset
         position, offset = item.end_position, following or entry.next_offset
         if following is None or following > entry.next_offset:
-            # Nothing readable follows: all offsets up to the next segment are gone.
+            # No readable batch follows, so all offsets up to the next segment are lost.
             position, offset = entry.size_bytes, entry.next_offset
         if offset > item.first_offset:
             found.append(
@@ -342,7 +346,7 @@ def _in_active(
                 continue
             end, following = item.end_position, item.next_offset
             if end > border or following is None:
-                # Recovery begins at the border, whatever follows it.
+                # Recovery begins at the border in any case.
                 end, following = border, trusted.next_offset
             if following > item.first_offset:
                 found.append(
