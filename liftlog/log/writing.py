@@ -113,7 +113,7 @@ class LogWriter:
         state = self.state
         with state.lock:
             manifest = state.view.manifest
-            # If acks follow the sync, the file shows all acked offsets: reservations can be rare.
+            # With acks after the sync, the file shows all acked offsets.
             step = self._next_step() if manifest.acks_before_sync else MOST_RESERVED
             state.store(manifest.with_changes(reserved_offset=next_offset + step))
 
@@ -330,16 +330,15 @@ class LogWriter:
         with self.state.lock:
             group = self.commit_group
             self.sync()  # the next start trusts sealed segments
-            # The batches to be appended were encoded before this sync, with this group number. The
-            # new segment holds no synced batch of the group, so the number still distinguishes
-            # groups.
+            # The batches to append were encoded before this sync, with this group number. The new
+            # segment has no synced batch of the group, so the number still distinguishes groups.
             self.commit_group = group
             end = self.state.active.end
             self._seal_and_begin(end, end.offset)
 
     def skip_to(self, offset: int) -> None:
-        """Continue at a later offset in a new segment, and treat all records below it as committed.
-        The manifest must already contain the reason. Raises StorageError, DiskFull."""
+        """Continue at a later offset in a new segment; all records below it count as committed. The
+        manifest must already contain the reason. Raises StorageError, DiskFull."""
         state = self.state
         with state.lock, storage_errors(f"continuing {state.name}"):
             self._seal_and_begin(state.active.end, offset, is_committed=True)
@@ -432,7 +431,7 @@ class LogWriter:
             newest = known[-1][0] if known else 0
             newer = [one for one in epochs if one[0] > newest and end.offset <= one[1]]
             if newer:
-                # First the epochs: a stop in between only leaves epochs without a record.
+                # Epochs first: a stop in between leaves only epochs without a record.
                 self.note_epochs((*known, *newer))
             self.sync()  # the next start trusts sealed segments
             gap = self._without_bytes(end, next_offset, reason if is_loss else SKIPPED)
@@ -448,9 +447,9 @@ class LogWriter:
         return QuarantinedRange(at.offset, next_offset, name, at.position, at.position, reason)
 
     def begin_lineage(self, place: LogEnd, kept: tuple[Segment, ...], **changes: Any) -> None:
-        """Continue at `place`, the end of `kept`, under a new lineage: the offsets from `place` on
-        are assigned again. All records in `kept` are durable. `changes` are further changes of the
-        manifest. The caller holds `lock`. Raises OSError; then nothing changed."""
+        """Continue at `place`, the end of `kept`, under a new lineage: the offsets after it are
+        assigned again. All of `kept` is durable. `changes` are further changes of the manifest. The
+        caller holds `lock`. Raises OSError; then nothing changed."""
         state = self.state
         view, end = state.view, place.offset
         manifest = view.manifest

@@ -1,14 +1,14 @@
-"""The record batch: the unit of checksum, of writing and of transfer. Pure bytes and values.
+"""The record batch: the unit of checksums, writes and transfers. Works on bytes, without I/O.
 
 format, header   the constants, escaped subjects, and the 64 bytes in front of each batch
 layout           finds the columns of one batch or of many
-encode, decode   lists to the bytes of a batch; a lazy view over its bytes
-projection       a batch without some of its columns
-codecs           compressed bodies
+encode, decode   converts lists to the bytes of a batch; a lazy view over these bytes
+projection       makes a batch without some of its columns
+codecs           compresses and decompresses bodies
 place            checks that a batch is at its place in the log
-message_headers  header blocks
-json_form        a record as JSON
-columns/         many records at a time, with numpy
+message_headers  parses and builds header blocks
+json_form        converts a record to JSON and back
+columns/         processes many records at a time, with numpy
 """
 
 from liftlog.records.decode import Record, RecordBatch, decode_batch, iter_batches

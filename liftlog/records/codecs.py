@@ -1,4 +1,4 @@
-"""Compressed bodies: codecs by name and number, packing a batch, unpacking one.
+"""Compresses and decompresses the bodies of batches; finds a codec by name or number.
 
 The columns of a compressed batch are replaced by
 
@@ -6,8 +6,8 @@ The columns of a compressed batch are replaced by
     68  4  compressed_length  u32
     72  .. compressed_length bytes, then zero bytes to a multiple of 8
 
-lz4 is one block without a frame, zstd one frame that states its content size. Both packages are
-the extra `compression` and are imported when they are first needed.
+An lz4 body is one block without a frame; a zstd body is one frame that contains its content size.
+Both packages belong to the extra `compression` and are imported when they are first needed.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ _ZSTD_WINDOW_BYTES = MAX_RAW_BODY_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """A compression codec. Its functions are thread-safe and let other threads run meanwhile."""
+    """A compression codec. Its functions are thread-safe and release the GIL."""
 
     name: str
     number: int
     compress: Callable[[memoryview], bytes]
     decompress: Callable[[memoryview, int], bytes]
-    """Takes the compressed bytes and the size of the result. Raises ValueError if the result has
-    another size; never allocates more than that size."""
+    """Takes the compressed bytes and the expected size of the result. Raises ValueError if the
+    result has another size; never allocates more than the expected size."""
 
 
 def codec_named(name: str) -> Codec | None:
@@ -89,7 +89,7 @@ def _codec(number: int) -> Codec:
 
 
 def compress_batch(batch: bytearray | memoryview, codec: Codec) -> bytearray | memoryview:
-    """Return the batch with its body compressed, or `batch` itself if that is not smaller."""
+    """Return the batch with its body compressed, or `batch` itself if the result is not smaller."""
     with memoryview(batch) as view:
         body = view[HEADER_SIZE:]
         if not _MIN_BODY_BYTES <= len(body) <= MAX_RAW_BODY_BYTES:
@@ -111,7 +111,8 @@ def compress_batch(batch: bytearray | memoryview, codec: Codec) -> bytearray | m
 
 
 def raw_length(batch: bytes, header: BatchHeader) -> int:
-    """Return the batch's length without compression, from its first 72 bytes; not verified."""
+    """Return the batch's length without compression, from its first 72 bytes, without verifying
+    them."""
     if not header.attributes & CODEC_MASK or len(batch) < _DATA_POSITION:
         return header.length
     length: int = _SIZES.unpack_from(batch, HEADER_SIZE)[0]
@@ -121,8 +122,8 @@ def raw_length(batch: bytes, header: BatchHeader) -> int:
 def inflate(view: memoryview, header: BatchHeader) -> memoryview:
     """Return a verified batch with its columns decompressed.
 
-    The header stays that of the compressed batch. Raises CorruptBatch when the body cannot be
-    decompressed to its stated size, UnsupportedFormat when the codec's package is not installed.
+    Keeps the header of the compressed batch. Raises CorruptBatch if the body cannot be decompressed
+    to its stated size, UnsupportedFormat if the codec's package is not installed.
     """
     codec = _codec(header.attributes & CODEC_MASK)
     if len(view) < _DATA_POSITION:
@@ -161,7 +162,7 @@ def _lz4(name: str, number: int) -> Codec:
 def _zstd(name: str, number: int) -> Codec:
     import zstandard
 
-    # Two threads must not use either object at the same time.
+    # Two threads must not use one of these objects at the same time.
     own = threading.local()
 
     def compress(body: memoryview) -> bytes:
@@ -178,7 +179,7 @@ def _zstd(name: str, number: int) -> Codec:
                 max_window_size=_ZSTD_WINDOW_BYTES
             )
         try:
-            # zstandard allocates the size that the frame states, not the size requested here.
+            # zstandard allocates the size that the frame contains, not the size in this call.
             if zstandard.frame_content_size(packed) != size:
                 raise ValueError("the frame is for another number of bytes")
             body: bytes = decompressor.decompress(packed, allow_extra_data=False)

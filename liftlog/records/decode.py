@@ -1,6 +1,6 @@
 """One record batch as a lazy view over its bytes.
 
-Data is copied only when it is requested; other columns are skipped. Methods that return lists
+A method copies only the data that it returns, and skips other columns. Methods that return lists
 return one entry per record of the (possibly trimmed) batch.
 """
 
@@ -65,8 +65,8 @@ class Record(NamedTuple):
 
     @property
     def headers(self) -> MessageHeaders:
-        """The headers by name; the first of several equal names wins."""
-        # Built on demand: for each record it would take as long as all other fields together.
+        """The headers by name; if a name occurs several times, the first one is used."""
+        # Built on demand, because it takes as long as all other fields of a record together.
         return MessageHeaders(self.raw_headers)
 
 
@@ -84,8 +84,8 @@ class RecordBatch:
     def __init__(self, view: memoryview, header: BatchHeader, stored: memoryview) -> None:
         self.header = header
         self.stored = stored
-        """The bytes of the whole batch in its file, even if it was trimmed; not a copy."""
-        self._view = view  # exactly this batch, its columns not compressed
+        """The bytes of the whole batch as in its file, even after a trim; not a copy."""
+        self._view = view  # exactly this batch, with its columns uncompressed
         self._lo = 0
         self._hi = header.record_count
         self._located: Layout[int] | None = None
@@ -98,7 +98,7 @@ class RecordBatch:
 
     @property
     def base_offset(self) -> int:
-        """Offset of the first record (of the batch itself when it holds none)."""
+        """Offset of the first record; of the batch itself if it has no records."""
         if self._lo == 0 and not self.header.attributes & OFFSET_DELTAS:
             return self.header.base_offset
         return self.offsets()[0] if len(self) else self.header.base_offset
@@ -115,17 +115,17 @@ class RecordBatch:
 
     @property
     def has_tombstones(self) -> bool:
-        """True if the stored batch may hold tombstones; if False, `values` has no None."""
+        """True if the stored batch may contain tombstones; if False, `values` contains no None."""
         return bool(self.header.attributes & TOMBSTONES)
 
     @property
     def raw(self) -> memoryview:
-        """Header and columns of the whole batch, uncompressed, also after `trim`: the stored bytes,
+        """Header and uncompressed columns of the whole batch, even after `trim`: the stored bytes,
         or a decompressed copy of them."""
         return self._view
 
     def trim(self, first_offset: int, stop_offset: int | None = None) -> RecordBatch:
-        """Return the batch without records below `first_offset` or at and above `stop_offset`."""
+        """Return the batch without the records below `first_offset` and from `stop_offset` on."""
         if first_offset <= self.header.base_offset and (
             stop_offset is None or stop_offset > self.header.last_offset
         ):
@@ -156,13 +156,13 @@ class RecordBatch:
         return [base + 1000 * delta for delta in deltas[self._lo : self._hi].tolist()]
 
     def subjects(self) -> list[str]:
-        """Return the subjects. Those that were not UTF-8 on NATS are escaped, see
+        """Return the subjects. Subjects that were not UTF-8 on NATS are escaped, see
         `escaped_subjects`."""
         return self._by_subject_id(self._subject_names())
 
     def raw_subjects(self) -> list[bytes]:
-        """Return the subjects as the exact bytes from NATS. Two different subjects can look the
-        same in `subjects`: one is escaped, the other is text that looks like the escape."""
+        """Return the subjects as the exact bytes from NATS. In `subjects`, two different subjects
+        can look the same: an escaped one, and one whose text looks like the escape."""
         names = self._subject_names()
         pairs = zip(names, self._escape_flags(len(names)), strict=True)
         raw = [unescape_subject(name) if escaped else name.encode() for name, escaped in pairs]
@@ -196,7 +196,7 @@ class RecordBatch:
         return [None] * len(self) if column is None else self._nullable(column)
 
     def headers(self) -> list[bytes]:
-        """Return one raw NATS header block per record, b"" where there was none."""
+        """Return one raw NATS header block per record; b"" for a record without headers."""
         column = self._layout.headers
         return [b""] * len(self) if column is None else self._binary(column)
 
@@ -210,8 +210,8 @@ class RecordBatch:
             return self._nullable(found.values)
         count = header.record_count
         if count <= FEW and self._hi - self._lo == count:
-            # The same as `_binary`. Synchronous publishers produce such batches, and there a call
-            # costs as much as copying a value.
+            # The same steps as in `_binary`. Synchronous publishers produce such batches, for which
+            # a call costs as much as copying a value.
             position, _, data = found.values
             ends = FEW_ENDS[count].unpack_from(view, position)
             raw = view[data : data + ends[count]].tobytes()
@@ -224,8 +224,8 @@ class RecordBatch:
     def value_column(self) -> tuple[memoryview, list[int]]:
         """Return the value column: its bytes, and a list `ends` of `len + 1` positions in them.
 
-        Value i has the bytes from `ends[i]` to `ends[i + 1]`; a tombstone has no bytes. Intended
-        for code that works on columns: no object is created per value.
+        Value i has the bytes from `ends[i]` to `ends[i + 1]`; a tombstone has no bytes. Creates no
+        object per value, for code that works on columns.
         """
         column, count = self._layout.values, self.header.record_count
         raw_ends = numbers(self._view, column.ends, count + 1, "i")
@@ -250,7 +250,7 @@ class RecordBatch:
         return [view if flag else None for view, flag in zip(views, flags, strict=True)]
 
     def records(self) -> list[Record]:
-        """Return one object per record: convenient, but the slowest way to read."""
+        """Return one object per record. Convenient, but the slowest way to read."""
         fields = zip(
             self.offsets(),
             self.timestamps_ns(),
@@ -299,7 +299,7 @@ class RecordBatch:
         return [header.base_offset + delta for delta in deltas]
 
     def _by_subject_id(self, entries: list[Entry]) -> list[Entry]:
-        """Return for each record the entry of its subject."""
+        """Return the entry of the subject of each record."""
         if not self.header.attributes & SUBJECT_IDS:
             return entries[:1] * len(self)
         ids = numbers(self._view, self._layout.ids, self.header.record_count, "H")
@@ -328,7 +328,7 @@ class RecordBatch:
             if length := _equal_length(raw_ends):
                 return _cut_equally(view, data, length, count)
             ends = ascending(raw_ends.tolist())
-        # After one copy of the column every slice is a plain bytes slice, which is the fastest.
+        # After one copy of the column, every slice is a slice of bytes, which is the fastest kind.
         raw = view[data : data + ends[-1]].tobytes()
         return [raw[a:b] for a, b in pairwise(ends)]
 
@@ -348,12 +348,12 @@ class RecordBatch:
 
 
 _CUT_ITEMS = 128
-"""Number of items to unpack in one step. Batches have any number of records, and making a struct
-for each of these numbers would take as long as it saves."""
+"""Number of items to unpack in one step. It is fixed, because batches have any number of records,
+and making a struct for each number would take as long as it saves."""
 
 
 def _equal_length(ends: memoryview[int]) -> int:
-    """Return the length of each item if all have the same, else 0; also 0 if all are empty."""
+    """Return the length of the items if all have the same length; 0 if they differ or are empty."""
     count = len(ends) - 1
     if not count:
         return 0
@@ -369,15 +369,15 @@ def _equal_length(ends: memoryview[int]) -> int:
 
 @lru_cache(maxsize=32)
 def _multiples(length: int, bits: int) -> bytes:
-    """Return the borders of items of this length, enough for counts of this many bits."""
+    """Return the ends of items of this length, enough for item counts of `bits` bits."""
     return array("i", range(0, (length << bits) + 1, length)).tobytes()
 
 
 def _cut_equally(view: memoryview, at: int, length: int, count: int) -> list[bytes]:
-    """Return `count` items of one length.
+    """Return `count` items of the same length from `at` on.
 
-    Publishers often send messages of one size. Unpacking many at once is then 3 to 5 times as fast
-    as slicing item by item.
+    Publishers often send messages of the same size. Unpacking many of them at once is 3 to 5 times
+    as fast as slicing item by item.
     """
     items: list[bytes] = []
     whole, rest = divmod(count, _CUT_ITEMS)
@@ -422,8 +422,8 @@ def decode_batch(buf: Buffer, pos: int = 0, *, verify: bool = True) -> RecordBat
         view = inflate(stored, header)
         length = len(view)
     if 4 * header.record_count > length:
-        # Every record has an entry in the value column. Without this check, a few bytes could cause
-        # lists of four billion entries.
+        # Every record has an entry of 4 bytes in the value column. Without this check, a few bytes
+        # could cause lists of four billion entries.
         raise CorruptBatch(f"{header.record_count} records cannot lie in {length} bytes")
     return RecordBatch(view, header, stored)
 

@@ -1,6 +1,6 @@
 """Encodes columns to the bytes of one record batch.
 
-Hot path: no Python code runs per message; `map`, `accumulate` and `join` loop in C.
+This is the hot path: no Python code runs per message; `map`, `accumulate` and `join` loop in C.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _ONE_ITEM = struct.Struct("<ii")
 
 
 class EncodedBatch(NamedTuple):
-    """A batch made by `encode_batch`, with the facts that the log needs about it."""
+    """A batch made by `encode_batch`, with the properties that the log needs."""
 
     data: bytearray | memoryview
     base_offset: int
@@ -72,13 +72,13 @@ def encode_batch(
     """Encode one batch.
 
     `subjects` are the bytes that NATS delivered. `headers` holds one raw header block per record,
-    b"" for none. Pass `offsets` (ascending) for a batch with holes, like those that compaction
-    leaves (which itself uses `columns.encode_columns`). Pass `last_offset` if the batch ends after
-    its last record. `has_tombstones` must be true if any value is None: to search for None would
+    b"" for none. Pass `offsets` (ascending) for a batch with holes. (Compaction, which leaves
+    holes, uses `columns.encode_columns`.) Pass `last_offset` if the batch ends after its last
+    record. The caller sets `has_tombstones` if any value is None, because a search for None would
     take a pass over every batch.
 
-    Timestamps are stored in microseconds since the first one; an older timestamp is stored as the
-    first. Raises ValueError if the columns do not fit together.
+    Timestamps are stored in microseconds since the first one; a timestamp that is older than the
+    first is stored as the first. Raises ValueError if the columns do not match each other.
     """
     count = len(values)
     _check_counts(count, subjects, keys, headers, offsets)
@@ -94,8 +94,8 @@ def encode_batch(
         if len(deltas) != count:
             raise ValueError(f"{len(deltas)} stamps for {count} records")
         _append_numbers(parts, deltas)
-        # The newest timestamp as it is stored, not as it was passed: otherwise a look-up by time
-        # could find a batch without a record as new as its header states.
+        # The header contains the newest stored timestamp, which may differ from the newest one in
+        # `stamps`. Otherwise a look-up by time could find a batch whose records are all older.
         max_timestamp_ns += 1000 * max(deltas)
     attributes |= _append_subjects(parts, subjects)
     if keys is not None:
@@ -147,7 +147,8 @@ def encode_single(
 ) -> EncodedBatch:
     """Encode one record without key and headers, to the same bytes as `encode_batch`, but faster.
 
-    Such a batch comes from a publisher that waits for each ack, so the time this takes is latency.
+    Such a batch comes from a publisher that waits for each ack, so the encoding time adds to its
+    latency.
     """
     dictionary, attributes = _single_subject(subject)
     size = len(value)
@@ -173,7 +174,7 @@ def fill_header(
     attributes: int,
     commit_group: int,
 ) -> None:
-    """Fill in the first 64 bytes of a batch, including both checksums. The body is complete."""
+    """Fill in the first 64 bytes of a batch with a complete body, including both checksums."""
     with memoryview(batch) as view:
         body_crc = crc32c(view[HEADER_SIZE:])
         HEADER.pack_into(
@@ -198,7 +199,7 @@ def fill_header(
 
 
 def extend_batch(batch: bytearray, last_offset: int) -> None:
-    """Extend a batch to cover the offsets up to `last_offset`, which hold no records."""
+    """Extend a batch to also cover the offsets up to `last_offset`, which have no records."""
     base_offset: int = HEADER.unpack_from(batch)[2]
     LAST_OFFSET_DELTA.pack_into(batch, LAST_OFFSET_DELTA_POSITION, last_offset - base_offset)
     with memoryview(batch) as view:
@@ -210,15 +211,15 @@ def _timestamp_deltas(stamps: StampRuns, base_ns: int) -> array[int]:
     deltas = array("I")
     for stamp, count in stamps:
         # An unsigned delta cannot represent a clock that stepped back inside the batch. Timestamps
-        # decrease only if the clock was more than a minute ahead before.
+        # decrease only if the clock had been more than a minute ahead.
         delta = min(max((stamp - base_ns) // 1000, 0), MAX_TIMESTAMP_DELTA_US)
         deltas.extend([delta] * count)
     return deltas
 
 
 def _append_subjects(parts: list[bytes], subjects: Sequence[bytes]) -> int:
-    """Append the dictionary (u32 count, u32 0, i32 offsets, [bitmap], bytes), then u16 ids if there
-    are several subjects. Returns the attribute bits."""
+    """Append the dictionary (u32 count, u32 0, i32 offsets, [bitmap], bytes) and, for several
+    subjects, u16 ids. Returns the attribute bits."""
     if subjects and subjects.count(subjects[0]) == len(subjects):
         raw, attributes = _single_subject(subjects[0])
         parts.append(raw)
@@ -250,7 +251,7 @@ def _append_subjects(parts: list[bytes], subjects: Sequence[bytes]) -> int:
 
 
 def _encode_single_subject(subject: bytes) -> tuple[bytes, int]:
-    """Return the dictionary for a batch with one subject, and its attribute bits."""
+    """Return the dictionary of a batch with one subject, and its attribute bits."""
     try:
         subject.decode()
         attributes, bitmap = 0, b""
@@ -279,11 +280,11 @@ def _append_numbers(parts: list[bytes], numbers: array[int]) -> None:
 
 
 def _append_ends(parts: list[bytes], items: Sequence[bytes]) -> int:
-    """Append the i32 offsets of the items; return where the last one ends."""
+    """Append the i32 offsets of the items; return the end of the last item."""
     sizes = list(map(len, items))
     count, size = len(sizes), sizes[0] if sizes else 0
     if size <= _MAX_MULTIPLES_OF and sizes.count(size) == count:
-        # Publishers often send messages of one size.
+        # Publishers often send messages of the same size.
         raw, end = _multiples(size, count.bit_length())[: 4 * (count + 1)], size * count
     else:
         raw, end = struct.pack(f"{count + 1}i", *accumulate(sizes, initial=0)), sum(sizes)
@@ -297,7 +298,7 @@ _MAX_MULTIPLES_OF = 4096
 
 @lru_cache(maxsize=32)
 def _multiples(size: int, bits: int) -> bytes:
-    """Return 0, `size`, 2 * `size` and so on as i32, enough for counts of this many bits."""
+    """Return 0, `size`, 2 * `size` and so on as i32, enough for item counts of `bits` bits."""
     return array("i", [size * at for at in range((1 << bits) + 1)]).tobytes()
 
 

@@ -1,7 +1,7 @@
 """The bytes of a record batch: constants, the header struct, the column order, escaped subjects.
 
-The normative text is docs/reference/storage-format.md; this module is its twin in code.
-Everything is little-endian and every column starts at a multiple of 8 from the batch start.
+docs/reference/storage-format.md is the specification; this module implements it. All numbers are
+little-endian, and every column starts at a multiple of 8 from the start of the batch.
 
      0   4  magic 4C 4C 42 01 ("LLB", format version 1)
      4   4  length              u32  whole batch, header and padding included
@@ -24,7 +24,7 @@ import re
 import struct
 import sys
 
-if sys.byteorder != "little":  # the kernel and Arrow get columns as they are in memory
+if sys.byteorder != "little":  # Arrow and the kernel get columns in the byte order of memory
     raise ImportError("liftlog runs on little-endian machines only")
 
 MAGIC = b"LLB\x01"
@@ -101,11 +101,11 @@ def padded(size: int) -> int:
 
 
 def escape_subject(raw: bytes) -> str:
-    """Return readable, reversible text for a subject that is not UTF-8, as batches store it.
+    """Return the readable, reversible text that batches store for a subject that is not UTF-8.
 
     Every byte that is not part of valid UTF-8, and the backslash itself, is written as `\\xNN`.
-    Entries that need no escape are stored as they are, so a backslash in ordinary text keeps its
-    meaning: the dictionary has a flag for each escaped entry.
+    Subjects that are UTF-8 are stored unchanged, including backslashes; the dictionary marks
+    escaped entries with a flag.
     """
     return raw.replace(b"\\", b"\\x5c").decode("utf-8", "backslashreplace")
 

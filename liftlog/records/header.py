@@ -23,11 +23,11 @@ _LAST_CODEC = max(CODEC_NAMES)
 
 Buffer = bytes | bytearray | memoryview
 
-_new_tuple: Any = tuple.__new__  # NamedTuple's own __new__ takes three times as long
+_new_tuple: Any = tuple.__new__  # __new__ of the NamedTuple takes three times as long
 
 
 class BatchHeader(NamedTuple):
-    """The fields of the diagram in format.py; `length` is in bytes."""
+    """The fields of a batch header, as in the diagram in format.py; `length` is in bytes."""
 
     length: int
     base_offset: int
@@ -52,7 +52,7 @@ class BatchHeader(NamedTuple):
 def parse_header(buf: Buffer, pos: int = 0) -> BatchHeader:
     """Check and parse the header at `pos`.
 
-    Verifies only the header's own checksum; the body may be missing. Raises CorruptBatch for
+    Verifies only the checksum of the header; the body may be missing. Raises CorruptBatch for
     damage, and UnsupportedFormat for a batch of a newer liftlog.
     """
     if len(buf) - pos < HEADER_SIZE:
@@ -107,7 +107,7 @@ def parse_header(buf: Buffer, pos: int = 0) -> BatchHeader:
 
 
 def _unsupported(magic: bytes, reserved: int, attributes: int) -> UnsupportedFormat:
-    """Return an error that names the part that this version does not support."""
+    """Return an error that names the unsupported part of the header."""
     if magic != MAGIC:
         return UnsupportedFormat(f"record batch format version {magic[3]} is not known")
     if reserved:
@@ -118,7 +118,7 @@ def _unsupported(magic: bytes, reserved: int, attributes: int) -> UnsupportedFor
 
 
 def verify_body(buf: Buffer, header: BatchHeader, pos: int = 0) -> None:
-    """Check the body of the batch at `pos`; raises CorruptBatch when it is short or damaged."""
+    """Check the body of the batch at `pos`. Raises CorruptBatch if it is incomplete or damaged."""
     end = pos + header.length
     if len(buf) < end:
         raise CorruptBatch(f"the batch is cut: {len(buf) - pos} of {header.length} bytes")

@@ -1,4 +1,4 @@
-"""Records as JSON, for `consume --output json`, `log dump` and the HTTP API."""
+"""Converts records to JSON, for `consume --output json`, `log dump` and the HTTP API."""
 
 from __future__ import annotations
 
@@ -26,12 +26,14 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 def record_object(
     record: Record, encoding: Encoding = "auto", headers: HeaderValues | None = None
 ) -> dict[str, Any]:
-    """Return `offset`, `timestamp`, `timestamp_ns`, `subject`, `key`, `value`, `headers`.
+    """Return a record as a JSON object: `offset`, `timestamp`, `timestamp_ns`, `subject`, `key`,
+    `value`, `headers`.
 
     With `auto`, bytes that are not UTF-8 become base64, and `key_encoding` or `value_encoding` is
     set; with `base64`, all bytes become base64. With `utf-8`, bytes that are not UTF-8 raise
-    UnicodeDecodeError. `headers_base64` is added if `headers` does not hold every line verbatim.
-    The argument `headers` replaces those of the record, for callers that limit how many are parsed.
+    UnicodeDecodeError. The field `headers_base64` is added if the field `headers` cannot represent
+    every line exactly. The argument `headers` replaces the headers of the record, for callers that
+    limit the number of parsed headers.
     """
     fields: dict[str, Any] = {
         "offset": record.offset,
@@ -69,7 +71,7 @@ def _put_bytes(fields: dict[str, Any], name: str, raw: bytes | None, encoding: E
 
 
 def group_headers(found: HeaderValues, lines: Iterable[HeaderLine]) -> bool:
-    """Add header lines to `found`: a name that occurs more than once gets a list of values.
+    """Add header lines to `found`; a name that occurs more than once gets a list of values.
 
     Names that differ in case are different names, as in NATS. Bytes that are not UTF-8 become
     U+FFFD. Returns True if `found` keeps the order of these lines.
@@ -92,8 +94,9 @@ def group_headers(found: HeaderValues, lines: Iterable[HeaderLine]) -> bool:
 
 
 def exact_headers(block: bytes, encoding: Encoding, *, in_order: bool) -> str | None:
-    """Return the block in base64 if JSON's `headers` does not hold every line verbatim, or if the
-    encoding is `base64`; else None. Raises UnicodeDecodeError with `utf-8`."""
+    """Return the header block in base64 if the JSON field `headers` cannot represent every line
+    exactly, or if the encoding is `base64`; otherwise None. With `utf-8`, raises UnicodeDecodeError
+    instead."""
     if not block:
         return None
     is_exact = in_order and encoding != "base64"
@@ -107,7 +110,7 @@ def exact_headers(block: bytes, encoding: Encoding, *, in_order: bool) -> str | 
 
 
 def lines_of_json(fields: Mapping[str, Any]) -> list[HeaderLine]:
-    """Return the header lines of a record in JSON: the inverse of `record_object`. Raises
+    """Return the header lines of a JSON record, as the inverse of `record_object`. Raises
     ValueError for invalid `headers` or `headers_base64`."""
     exact = fields.get(HEADERS_BASE64)
     if exact is not None:

@@ -1,12 +1,12 @@
 """Finds the columns of a batch. Checks every length and offset in the bytes.
 
-A correct checksum proves only that the bytes are those of the writer, not that the writer was
-correct: a replica, a plug-in or an attacker may have computed it. So every position is compared
-with the end of the batch before it is used, and one that does not fit raises CorruptBatch. No
-allocation is larger than the content of the batch.
+A correct checksum does not prove that the writer was correct: a replica, a plug-in or an attacker
+may have computed it over wrong columns. So every position is compared with the end of the batch
+before it is used, and a position past it raises CorruptBatch. No allocation is larger than the
+content of the batch.
 
 Only `walk` depends on the order of the columns. It works on numbers and on numpy arrays of numbers:
-`find_layout` walks one batch, positions.py many batches in the same steps.
+`find_layout` uses it for one batch, positions.py for many batches at once.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 N = TypeVar("N", int, "NDArray[np.int64]")
-"""A number of one batch, or an array with this number of each of many batches."""
+"""A number of one batch, or an array of the numbers of many batches."""
 
 FEW = 16
 FEW_ENDS = tuple(struct.Struct(f"<{n + 1}i") for n in range(FEW + 1))
@@ -42,21 +42,21 @@ FEW_ENDS = tuple(struct.Struct(f"<{n + 1}i") for n in range(FEW + 1))
 
 
 class Binary(NamedTuple, Generic[N]):
-    """The place of a binary column: `count + 1` offsets as in Arrow, a bitmap or none, the data.
+    """The position of a binary column: its `count + 1` offsets as in Arrow, its bitmap, its data.
 
-    Only the first offset, 0, and the last, the size of the data, are checked; `ascending` checks
-    the others when they are used.
+    Only the first offset, which is 0, and the last one, which is the size of the data, are checked;
+    `ascending` checks the others when they are used.
     """
 
     ends: N
-    bitmap: N  # undefined if the column has none
+    bitmap: N  # undefined if the column has no bitmap
     data: N
 
 
 class Layout(NamedTuple, Generic[N]):
-    """The positions of the columns, in bytes. None: the batch has no such column.
+    """The positions of the columns of a batch, in bytes; None for absent keys and headers.
 
-    The positions of other absent columns are undefined: check the attributes.
+    The positions of other absent columns are undefined, so callers check the attributes.
     """
 
     offset_deltas: N
@@ -70,7 +70,7 @@ class Layout(NamedTuple, Generic[N]):
 
 
 class Words(Protocol[N]):
-    """The i32 at each position of the bytes, counted in i32."""
+    """The bytes of batches as an array of i32."""
 
     def __getitem__(self, place: N, /) -> N: ...
 
@@ -93,9 +93,9 @@ def walk(words: Words[N], attributes: int, count: N, at: N) -> tuple[Layout[N], 
     """Find the columns of a batch of `count` records; `at` is the end of its header.
 
     Returns the layout, the end of its last column, and for each of PROBLEMS a number that is not 0
-    if it occurred. The layout is valid only if there was no problem and the columns end where the
-    batch ends: then each step went forward, so no column reaches past the end. If one does, this
-    may raise IndexError.
+    if it occurred. The layout is valid only if no problem occurred and the end of the last column
+    is the end of the batch: then each step went forward, so no column reaches past the end. May
+    raise IndexError if a column reaches past the end.
     """
     offset_deltas = at
     if attributes & OFFSET_DELTAS:
@@ -127,7 +127,8 @@ def walk(words: Words[N], attributes: int, count: N, at: N) -> tuple[Layout[N], 
 
 
 def _binary(words: Words[N], at: N, count: N, has_bitmap: int) -> tuple[Binary[N], N, Any]:
-    """Return the binary column at `at`, its end, and a number that is not 0 if it is invalid."""
+    """Return the binary column at `at`, its end, and a number that is not 0 if the column is
+    invalid."""
     place = at >> 2
     size = words[place + count]
     bitmap = data = at + (4 * count + 11 & ~7)
@@ -139,12 +140,13 @@ def _binary(words: Words[N], at: N, count: N, has_bitmap: int) -> tuple[Binary[N
 
 _MOST_KNOWN = 128
 _known: list[dict[int, tuple[Layout[int], Any, int, int]]] = [{} for _ in range(FEW + 1)]
-"""A cache, by count of records, of layouts of batches with one subject and no optional column. With
-each: the function that reads the offsets of the values, and the positions of these and of the data.
+"""A cache of layouts of batches with one subject and no optional column, by number of records. Each
+entry also has the function that reads the offsets of the values, the position of these offsets, and
+the position of the data.
 
-A publisher that waits for each ack produces such batches, and walking one takes longer than reading
-its value. The key is both offsets of the dictionary in one number. Nothing else moves a column of
-such a batch: only the end of the values differs.
+A publisher that waits for each ack produces such batches, and walking a batch takes longer than
+reading its value. The key of an entry is a number that contains both offsets of the dictionary.
+Batches with the same key differ only in the end of their values.
 """
 
 
@@ -161,7 +163,7 @@ def find_layout(view: memoryview, header: BatchHeader) -> Layout[int]:
                 layout, read_ends, position, data = known
                 ends = read_ends(view, position)
                 size = ends[count]
-                # These are all the checks of `walk`. If one fails, `walk` reports which.
+                # These are all the checks of `walk`. If one fails, `walk` reports the problem.
                 if size >= 0 and data + (size + 7 & ~7) == len(view) and not ends[0]:
                     return layout
         found, end, wrong, unclear, past_end = walk(view.cast("i"), attributes, count, HEADER_SIZE)
@@ -182,7 +184,7 @@ def find_layout(view: memoryview, header: BatchHeader) -> Layout[int]:
 def numbers(
     view: memoryview, position: int, count: int, kind: Literal["H", "I", "i"]
 ) -> memoryview[int]:
-    """Return `count` fixed-width numbers at `position`."""
+    """Return the `count` fixed-width numbers at `position`."""
     size = count * (2 if kind == "H" else 4)
     raw = view[position : position + size]
     if len(raw) != size:
@@ -197,7 +199,7 @@ def size_of(view: memoryview, column: Binary[int], count: int) -> int:
 
 
 def ends_of(view: memoryview, column: Binary[int], count: int) -> list[int]:
-    """Return the `count + 1` offsets of a column. Raises CorruptBatch if they run backwards."""
+    """Return the `count + 1` offsets of a column. Raises CorruptBatch if they do not ascend."""
     if count <= FEW:
         return ascending([*FEW_ENDS[count].unpack_from(view, column.ends)])
     return ascending(numbers(view, column.ends, count + 1, "i").tolist())

@@ -18,8 +18,8 @@ TOMBSTONE = "Liftlog-Tombstone"
 CORRELATION_ID = "Liftlog-Correlation-Id"
 
 HeaderLine = tuple[bytes, bytes]
-"""Name and value, as in a header block, without the blanks around the value. Headers are a sequence
-of these. Names may repeat or differ in case only; names and values may hold any bytes."""
+"""Name and value of a header line, without the blanks around the value. Headers are a sequence of
+lines. Names may repeat or differ only in case; names and values may contain any bytes."""
 
 PREAMBLE = b"NATS/1.0"
 _CRLF = b"\r\n"
@@ -29,8 +29,8 @@ _BLANKS = (b" ", b"\t")
 def header_lines(block: bytes, limit: int = -1) -> list[HeaderLine]:
     """Return name and value of every well-formed line, in order; never raises.
 
-    The first line, the version and perhaps a status, is skipped. `limit` bounds the number of
-    lines that are examined: a block can have hundreds of thousands.
+    Skips the first line, which contains the version and perhaps a status. Examines at most `limit`
+    lines, because a block can have hundreds of thousands.
     """
     found = []
     lines = block.split(_CRLF) if limit < 0 else block.split(_CRLF, limit + 1)[: limit + 1]
@@ -49,7 +49,7 @@ def count_lines(block: bytes) -> int:
 def first_value(block: bytes, name: bytes) -> bytes | None:
     """Return the first value that `header_lines` has for exactly this name; None if there is none.
 
-    It searches instead of parsing, so its cost does not depend on the number of lines.
+    Searches the block instead of parsing it, so it takes no step per line.
     """
     start = block.find(b"\r\n" + name + b":")
     if start < 0:
@@ -60,7 +60,7 @@ def first_value(block: bytes, name: bytes) -> bytes | None:
 
 
 def is_carried(name: bytes, value: bytes) -> bool:
-    """True if `header_lines` returns this line unchanged from a block."""
+    """Return True if a block can carry this line: `header_lines` would return it unchanged."""
     return (
         name != b""
         and b":" not in name
@@ -72,13 +72,13 @@ def is_carried(name: bytes, value: bytes) -> bool:
 
 
 def without(lines: Iterable[HeaderLine], *names: str) -> list[HeaderLine]:
-    """Return the lines without those of these names, in order. Case matters."""
+    """Return the lines except those with one of the `names`, in order. Names are case-sensitive."""
     left_out = {name.encode() for name in names}
     return [line for line in lines if line[0] not in left_out]
 
 
 def build_block(lines: Sequence[HeaderLine]) -> bytes:
-    """Build a header block of these lines, each of which `is_carried`; b"" without any."""
+    """Build a header block of these lines, each of which `is_carried`; b"" without lines."""
     if not lines:
         return b""
     body = b"".join(b"%b: %b\r\n" % line for line in lines)
@@ -86,12 +86,12 @@ def build_block(lines: Sequence[HeaderLine]) -> bytes:
 
 
 class MessageHeaders(Mapping[str, str]):
-    """Headers by name; the first of several equal names wins, as in nats-py.
+    """The headers of a message by name. The first of several equal names is used, as in nats-py.
 
-    Names that differ in case are different headers, as in NATS. A look-up returns the exact name if
-    there is one, else the first that differs in case only. Bytes that are not UTF-8 become U+FFFD
-    here; `lines` has every line as bytes, and `raw` the block verbatim. If you publish a message
-    with these headers, every line is sent.
+    Names that differ in case are different headers, as in NATS. A look-up returns the header with
+    exactly this name or, if there is none, the first one whose name differs only in case. Bytes
+    that are not UTF-8 become U+FFFD in this mapping; `lines` returns every line as bytes, and `raw`
+    the unchanged block. If a message is published with these headers, every line is sent.
     """
 
     __slots__ = ("_items", "raw")
@@ -131,7 +131,7 @@ class MessageHeaders(Mapping[str, str]):
         return len(self._parsed())
 
     def get_all(self, name: str) -> list[str]:
-        """Return every value of a name, in order, ignoring case."""
+        """Return every value of a name, in order, ignoring the case of names."""
         wanted = name.lower().encode()
         return [
             value.decode("utf-8", "replace")

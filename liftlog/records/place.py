@@ -1,11 +1,11 @@
-"""Checks that a batch is at its place in a log.
+"""Checks that a batch is at the right place in a log.
 
-If a disk loses a write or writes it to the wrong place, whole batches with correct checksums can
-stand in the place of acked ones. Only their headers show it: the batches of a log cover its offsets
-without gaps, and leader epochs never decrease. Every walk over batches makes this check, and a
-batch that fails it is damage like any other.
+If a disk loses a write or writes it to the wrong place, complete batches with correct checksums can
+replace acked ones. Only the headers show this: the batches of a log cover its offsets without gaps,
+and leader epochs never decrease. Every walk over batches makes this check, and treats a batch that
+fails it as damage.
 
-A batch of another stream with the same offsets, in an epoch that fits, goes undetected.
+This check does not detect a batch of another stream with the same offsets and a matching epoch.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ Epochs = Sequence[tuple[int, int]]
 class Place:
     """The expected place of the next batch: at `offset`, in leader epoch `epoch` or a later one.
 
-    No batch of the walk may reach past `end_offset`. `epochs` are those of the manifest: from the
-    first offset of each on, no batch has an older epoch.
+    No batch of the walk may reach past `end_offset`. `epochs` are the epochs of the manifest: no
+    batch from the first offset of an epoch on has an older epoch.
     """
 
     __slots__ = ("_end", "_epoch_end", "_epochs", "epoch", "offset")
@@ -39,21 +39,24 @@ class Place:
 
     @property
     def sure_epoch(self) -> int:
-        """The epoch listed for `offset`; without a list, that of the previous batch."""
+        """The epoch at `offset` according to `epochs`; without `epochs`, the epoch of the previous
+        batch."""
         return self._listed_epoch() if self._epochs else self.epoch
 
     def go_on_at(self, offset: int) -> None:
-        """Continue the walk after damage. The batches read before it no longer prove anything."""
+        """Continue the walk at `offset`, after damage. The epoch of the batches before it is no
+        longer used."""
         self.offset = offset
         self.epoch = self._listed_epoch() if self._epochs else 0
 
     @property
     def sure_until(self) -> int:
-        """The offset up to which the walk may continue and no later epoch is listed."""
+        """The offset up to which the walk may continue without reaching a later epoch of
+        `epochs`."""
         return min(self._end, self._epoch_end)
 
     def holds(self, header: BatchHeader) -> bool:
-        """Return True if this batch belongs here."""
+        """Return True if this batch belongs to this place."""
         return (
             header.base_offset == self.offset
             and header.leader_epoch >= self.epoch
@@ -65,14 +68,16 @@ class Place:
         self.go_on_behind(header.base_offset + header.last_offset_delta + 1, header.leader_epoch)
 
     def go_on_behind(self, offset: int, epoch: int) -> None:
-        """Move past batches that belong here: they end at `offset`, the last one has `epoch`."""
+        """Move past several batches that belong to this place: they end at `offset`, and the last
+        one has `epoch`."""
         self.offset = offset
         self.epoch = epoch
         if offset >= self._epoch_end:
             self.epoch = max(epoch, self._listed_epoch())
 
     def accept(self, header: BatchHeader) -> bool:
-        """`holds` and `pass_by` in one call: this runs once per batch of every read."""
+        """Call `holds` and, if it returns True, `pass_by`. One method, because every read calls it
+        per batch."""
         base_offset, epoch = header.base_offset, header.leader_epoch
         following = base_offset + header.last_offset_delta + 1
         if base_offset != self.offset or epoch < self.epoch or following > self._end:
@@ -94,7 +99,7 @@ class Place:
             raise CorruptBatch(f"the batches end at offset {self.offset}, not at {self._end}")
 
     def problem(self, header: BatchHeader) -> str:
-        """Describe a batch that does not belong here."""
+        """Describe a batch that does not belong to this place."""
         found = f"a batch of offsets {header.base_offset} to {header.last_offset}"
         if header.base_offset != self.offset or header.leader_epoch < self.epoch:
             due = f"where offset {self.offset}, epoch {self.epoch} is expected"

@@ -1,7 +1,7 @@
 """Makes a batch without some of its columns from a stored batch.
 
-The remaining columns are copied without decoding. That takes a tenth of the time of decoding and
-encoding them again, which `Selection.project` does.
+Copies the remaining columns without decoding them. That takes a tenth of the time of decoding and
+encoding them, as `Selection.project` does.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ _NO_SUBJECT = (1).to_bytes(16, "little")
 def project_batch(batch: RecordBatch, columns: Set[str]) -> bytearray:
     """Return the same records, uncompressed, with `offset` and these columns.
 
-    Other columns are empty as in `Selection.project`. The batch has records, and its body was
-    checked. Not checked, here or before: that ends ascend and that subject ids are in the
-    dictionary; the reader does that. Raises CorruptBatch if its columns do not lie inside it.
+    Other columns are empty as in `Selection.project`. The batch has records, and the checksum of
+    its body was verified. Does not check that ends ascend and that subject ids are in the
+    dictionary, because the reader checks that. Raises CorruptBatch if the columns do not lie inside
+    the batch.
     """
     raw, header = batch.raw, batch.header
     layout, given, count = find_layout(raw, header), header.attributes, header.record_count

@@ -1,8 +1,8 @@
 """One record batch as a `pyarrow.RecordBatch`. Importing this module imports pyarrow.
 
-Binary columns have the layout of Arrow, so keys, headers and values are not copied: the arrays
-refer to the bytes that came from the socket or the file, and keep them alive. Offsets and
-timestamps are computed; the subject becomes a dictionary array.
+The binary columns of a batch have the layout of Arrow, so keys, headers and values are not copied:
+the arrays refer to the bytes that came from the socket or the file, and keep that buffer in memory.
+Offsets and timestamps are computed; subjects become a dictionary array.
 """
 
 from __future__ import annotations
@@ -51,8 +51,9 @@ def to_arrow(
 ) -> pa.RecordBatch:
     """Return records number `first` to `end - 1` of the verified batch in `view`.
 
-    `columns` chooses and orders columns of SCHEMA; None takes all. Raises InvalidArgument for a
-    column that does not exist, CorruptBatch when the columns contradict each other.
+    `columns` are the wanted columns of SCHEMA, in the wanted order; None means all. Raises
+    InvalidArgument for a column that does not exist, CorruptBatch if the columns contradict each
+    other.
     """
     names = SCHEMA.names if columns is None else list(columns)
     unknown = [name for name in names if name not in SCHEMA.names]
@@ -68,8 +69,8 @@ def to_arrow(
     try:
         arrays = [getattr(made, name)() for name in names]
         for array in arrays:
-            # Checked here: Arrow would follow offsets out of the batch, and ids out of the
-            # dictionary.
+            # This function checks offsets and ids, because Arrow would follow offsets out of the
+            # batch, and ids out of the dictionary.
             array.validate(full=True)
     except (pa.ArrowException, IndexError) as error:
         raise CorruptBatch(f"the columns of the batch contradict each other: {error}") from error
@@ -92,9 +93,9 @@ class _Arrays:
         return _fixed(_TIMESTAMP, timestamps_of(self._view, self._header, self._layout))
 
     def subject(self) -> pa.Array:
-        """Return the dictionary as it is stored, and each record's index into it."""
+        """Return the stored dictionary, and the index of each record into it."""
         names = self._binary(pa.utf8(), self._layout.dictionary, self._layout.entries, 0)
-        names.validate(full=True)  # checks that they are UTF-8; `to_arrow` checks the indexes
+        names.validate(full=True)  # checks that subjects are UTF-8; `to_arrow` checks the indexes
         if self._header.attributes & SUBJECT_IDS:
             found = np.frombuffer(self._view, np.uint16, self._count, self._layout.ids)
             ids = found.astype(np.int32)
@@ -122,7 +123,7 @@ class _Arrays:
     def _binary(
         self, kind: pa.DataType, column: Binary[int], count: int, has_bitmap: int
     ) -> pa.Array:
-        """Return a binary column as it is stored, not copied."""
+        """Return a stored binary column without copying it."""
         view, bitmap = self._view, None
         if has_bitmap:
             bitmap = pa.py_buffer(view[column.bitmap : column.bitmap + (count + 7) // 8])

@@ -1,8 +1,8 @@
 """Many record batches as one `pyarrow.RecordBatch`. Importing this module imports pyarrow.
 
-For callers that pass on many rows at a time: Spark, exports. All batches are decoded together, so
-the cost of a row does not depend on the size of its batch. The result does not refer to the buffers
-of the batches.
+Callers that process many rows at a time, such as Spark and exports, use it. All batches are decoded
+together, so the cost of a row does not depend on the size of its batch. The result does not refer
+to the buffers of the batches.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import lru_cache
 from itertools import accumulate, compress
 from typing import Any
 
-# First: it names the package that is not installed.
+# This import comes first, because its error names the missing package.
 from liftlog.records.columns.arrow import SCHEMA  # isort: skip
 
 import numpy as np
@@ -28,18 +28,18 @@ from liftlog.records.decode import RecordBatch
 _TIMESTAMP = SCHEMA.field("timestamp").type
 _SUBJECT = pa.field("subject", pa.utf8(), nullable=False)
 ROWS_SCHEMA = pa.schema([_SUBJECT if field.name == "subject" else field for field in SCHEMA])
-"""SCHEMA with subjects as plain text, since every batch has a dictionary of its own."""
+"""SCHEMA with subjects as plain text, because every batch has a dictionary of its own."""
 
 _FEW_NAMES = 8
-"""With this many records for each dictionary entry, it is faster to detect that all have the same
-subject, and to repeat it, than to look up each one."""
+"""With at least this many records per dictionary entry, it is faster to detect that all records
+have the same subject and to repeat this subject than to look up each one."""
 
 
 def rows_of(batches: Sequence[Batches], columns: Sequence[str]) -> pa.RecordBatch:
-    """Return the records of all batches in order, with these columns of ROWS_SCHEMA.
+    """Return the records of all batches in order, with the given columns of ROWS_SCHEMA.
 
-    The batches are verified and together hold less than 2 GiB. Raises InvalidArgument for a column
-    that does not exist, CorruptBatch when the columns of a batch contradict each other.
+    The batches are verified and have less than 2 GiB together. Raises InvalidArgument for a column
+    that does not exist, CorruptBatch if the columns of a batch contradict each other.
     """
     names = tuple(columns)
     schema = _schema_of(names)
@@ -74,7 +74,7 @@ def subject_names(batch: RecordBatch) -> list[str]:
 
 
 def _places(found: Sequence[Batches]) -> NDArray[np.intp]:
-    """Return the indexes of the records among those of the untrimmed batches."""
+    """Return the index of each record, counted over all records of the untrimmed batches."""
     extents = [
         (some._lo, some._hi, some.header.record_count)
         if isinstance(some, RecordBatch)
@@ -104,7 +104,7 @@ def _timestamps(records: ManyBatches) -> pa.Array:
 def _subjects(records: ManyBatches) -> pa.Array:
     entries, places = records.subjects()
     names = _array(pa.utf8(), entries)
-    names.validate(full=True)  # checks that they are UTF-8
+    names.validate(full=True)  # checks that the subjects are UTF-8
     if _FEW_NAMES * len(names) < len(places):
         distinct = names.unique()
         if len(distinct) == 1:

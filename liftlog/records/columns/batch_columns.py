@@ -1,9 +1,8 @@
-"""A record batch as numpy columns, for code that works on whole batches: compaction, exports.
+"""Converts record batches to numpy columns and back, for compaction, exports and other bulk work.
 
 `decode_columns` returns views into the batch and copies only numbers that it has to widen.
-`encode_columns` is its inverse. No step runs per record in Python. This module needs numpy, as do
-column_set.py, many.py, positions.py, scattered.py, small_batches.py, slots.py, selection.py and the
-one for Arrow. The rest of the package imports them only on demand, so a client does not need numpy.
+`encode_columns` is its inverse. No Python code runs per record. All modules of this folder need
+numpy; the rest of the package imports them only on demand, so a client does not need numpy.
 """
 
 from __future__ import annotations
@@ -50,10 +49,10 @@ _HEADER_PLACE = bytes(HEADER_SIZE)
 
 
 def decode_columns(batch: RecordBatch) -> Columns:
-    """Return all records of a verified batch, including trimmed ones.
+    """Return all records of a verified batch, including those that a trim has hidden.
 
-    The arrays are views into the batch's buffer where possible, so do not write to them. Raises
-    CorruptBatch if the columns contradict the header or each other.
+    The arrays are views into the batch's buffer where possible, so callers must not write to them.
+    Raises CorruptBatch if the columns contradict the header or each other.
     """
     view, header, layout = batch.raw, batch.header, batch._layout
     count, attributes = header.record_count, header.attributes
@@ -75,7 +74,8 @@ def decode_columns(batch: RecordBatch) -> Columns:
 
 
 def decode_keys(batch: RecordBatch) -> KeyedRecords | None:
-    """Return the keys of a verified batch, at half the cost of all columns; None if it has none."""
+    """Return the keys of a verified batch, in half the time of `decode_columns`; None if it has
+    none."""
     view, header = batch.raw, batch.header
     count = header.record_count
     if not header.attributes & KEYS or not count:
@@ -123,9 +123,9 @@ def encode_columns(
 ) -> bytearray:
     """Encode one batch that covers [base_offset, last_offset] and holds these records.
 
-    Leaves out columns without information (no key, no header, no tombstone, no hole, equal
-    timestamps), and subjects that no record has. Raises ValueError if the records do not fit one
-    batch; for timestamps, call `can_share_batch` first.
+    Omits columns without information (no key, no header, no tombstone, no hole, equal timestamps),
+    and subjects that no record has. Raises ValueError if the records do not fit into one batch;
+    `can_share_batch` tells that for their timestamps.
     """
     count = len(columns)
     if count > MAX_BATCH_RECORDS:
@@ -170,17 +170,17 @@ def encode_columns(
 
 
 def cut_front(batch: RecordBatch, offset: int) -> bytearray | memoryview:
-    """Call `cut_out` for everything from `offset` on."""
+    """Return the part of a batch from `offset` on; see `cut_out`."""
     return cut_out(batch, offset, batch.header.next_offset)
 
 
 def cut_out(batch: RecordBatch, first: int, end: int) -> bytearray | memoryview:
-    """Return the part of a verified batch in [first, end) as a batch of its own.
+    """Return the part of a verified batch with the offsets [first, end), as a batch of its own.
 
-    If that is the whole batch, returns it unchanged. The result covers the batch's offsets in that
-    range and may have no records. Records keep their offsets and timestamps, the batch its leader
-    epoch, commit group and codec. Raises ValueError if no offset of the batch lies in the range,
-    CorruptBatch.
+    Returns the batch itself if the range covers it. The result covers the batch's offsets in the
+    range and may have no records. Records keep their offsets and timestamps; the result has the
+    leader epoch, commit group and codec of the batch. Raises ValueError if no offset of the batch
+    lies in the range, CorruptBatch.
     """
     header = batch.header
     first, end = max(first, header.base_offset), min(end, header.next_offset)
@@ -199,8 +199,8 @@ def cut_out(batch: RecordBatch, first: int, end: int) -> bytearray | memoryview:
 
 
 def can_share_batch(some: tuple[int, int], others: tuple[int, int]) -> bool:
-    """Return True if records of two batches fit into one without changing a timestamp. Each
-    argument is the oldest and the newest timestamp of one batch.
+    """Return True if the records of two batches fit into one batch without changing a timestamp.
+    Each argument is the oldest and the newest timestamp of one batch.
 
     A batch stores microseconds since its oldest timestamp, in 32 bits.
     """
@@ -216,7 +216,7 @@ def _append_offsets(parts: list[Any], offsets: Offsets, base_offset: int, last_o
     if first < base_offset or last > last_offset or not np.all(offsets[1:] > offsets[:-1]):
         raise ValueError("the offsets do not ascend inside the batch")
     if first == base_offset and last - first == count - 1:
-        return 0  # the range can have a hole only at its end, which the header shows
+        return 0  # the range can have a hole only at its end, and the header shows it
     _append_numbers(parts, (offsets - base_offset).astype(np.uint32))
     return OFFSET_DELTAS
 

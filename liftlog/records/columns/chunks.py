@@ -15,9 +15,9 @@ _SMALL_BYTES = 4096
 
 
 class Chunk:
-    """Batches of one epoch that follow each other; several only if all are small.
+    """One large batch, or several small ones that follow each other; all of one leader epoch.
 
-    `header` is that of the first one, with the offset range of all of them.
+    `header` is the header of the first batch, with the offset range of all batches.
     """
 
     __slots__ = ("_columns", "batches", "header")
@@ -61,7 +61,7 @@ def with_range(header: BatchHeader, base_offset: int, last_offset: int) -> Batch
 
 
 def chunks_of(window: list[RecordBatch]) -> list[Chunk]:
-    """Cut a run of batches into chunks."""
+    """Divide a run of batches into chunks."""
     if not window:
         return []
     chunks = []

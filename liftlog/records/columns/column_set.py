@@ -63,7 +63,7 @@ class BinaryColumn:
         return self.data[self.ends[0] : self.ends[-1]]
 
     def items(self) -> list[bytes]:
-        """Return one object per item; null items are empty."""
+        """Return one bytes object per item; null items become empty ones."""
         raw, first = self.content().tobytes(), int(self.ends[0])
         return [raw[a:b] for a, b in pairwise((self.ends - first).tolist())]
 
@@ -99,7 +99,7 @@ class BinaryColumn:
 def gather(
     data: Bytes, starts: NDArray[Any], stops: NDArray[Any], ends: NDArray[np.int32]
 ) -> Bytes:
-    """Join the ranges [start, stop) of `data`; `ends` are their ends in the result."""
+    """Join the ranges [start, stop) of `data`; `ends` are the ends of the ranges in the result."""
     total = int(ends[-1])
     if not total:
         return data[:0]
@@ -122,9 +122,9 @@ def gather(
 class Columns:
     """The records of a batch, or of several, by column; all columns have the same length.
 
-    `subjects` are the entries of the dictionary as they are stored, each with its flag "escaped".
-    If `subject_ids` is None, all records have the first one. If `keys` or `headers` is None, no
-    record has any. `values.valid` is False for tombstones.
+    `subjects` are the stored entries of the subject dictionary, each with its flag "escaped". If
+    `subject_ids` is None, all records have the first subject. If `keys` or `headers` is None, no
+    record has a key or a header. `values.valid` is False for tombstones.
     """
 
     offsets: Offsets
@@ -151,7 +151,8 @@ class Columns:
 
     @property
     def _fixed_bytes(self) -> int:
-        """Bytes for each record: its deltas, subject id and, per other column, an end and a bit."""
+        """Return the fixed bytes per record: deltas, subject id and, per other column, an end and a
+        bit."""
         return 8 + (2 if self.subject_ids is not None else 0) + 5 * len(self._binary_columns)
 
     def take(self, mask: Flags) -> Columns:
@@ -183,8 +184,8 @@ class Columns:
         )
 
     def with_own_subjects(self) -> Columns:
-        """Return the same records; if there are many subjects, without those that no record has.
-        Then a step per subject takes no longer than a step per record."""
+        """Return the same records. If `subjects` has many entries, drops those that no record has:
+        then a step per subject takes no longer than a step per record."""
         if self.subject_ids is None or len(self.subjects) <= _MANY_SUBJECTS:
             return self
         if len(self.subjects) <= _SUBJECTS_PER_RECORD * len(self):
@@ -211,7 +212,8 @@ class Columns:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeyedRecords:
-    """The columns that show which records are superseded. `has_value` None: all have a value."""
+    """The columns that show which records are superseded. If `has_value` is None, all have a
+    value."""
 
     offsets: Offsets
     keys: BinaryColumn
@@ -252,7 +254,7 @@ def timestamps_of(view: memoryview, header: BatchHeader, layout: Layout[int]) ->
 
 
 def concat(parts: Sequence[Columns]) -> Columns:
-    """Join the records of all parts, in the order given; needs at least one part."""
+    """Join the records of all parts, in their order; needs at least one part."""
     if len(parts) == 1:
         return parts[0]
     subjects, ids = _concat_subjects(parts)
@@ -304,7 +306,7 @@ def _nothing(count: int, null: bool) -> BinaryColumn:
 
 
 def concat_binary(columns: Sequence[BinaryColumn]) -> BinaryColumn:
-    """Join the items of all columns; needs at least one."""
+    """Join the items of all columns; needs at least one column."""
     if len(columns) == 1:
         return columns[0]
     ends = [np.zeros(1, np.int32)]

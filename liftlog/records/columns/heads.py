@@ -1,6 +1,6 @@
-"""Decodes some records of many batches from their heads: everything but the bytes of the values.
+"""Decodes some records of many batches from their heads, which are all bytes before the values.
 
-Each step processes all batches, as in many.py, but only the chosen records.
+As in many.py, each step processes all batches at once, but only the chosen records.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from liftlog.records.format import (
 from liftlog.records.layout import Binary
 
 _LITERALS = 8
-"""Up to this many names are each compared with all entries at once; with more names, each entry is
-judged on its own."""
+"""Up to this many names are each compared with all entries at once; with more names, the entries
+are checked one by one."""
 
 
 class WantedSubjects(NamedTuple):
-    """A condition on subjects, as they are stored: `matches` must hold, and if `literals` is not
-    None, the subject must be among them."""
+    """A condition on stored subjects: `matches` must return True, and `literals`, if not None, must
+    contain the subject."""
 
     literals: tuple[bytes, ...] | None
     matches: Callable[[bytes], bool] | None
@@ -46,8 +46,8 @@ class WantedSubjects(NamedTuple):
 
 
 class Some(NamedTuple):
-    """Chosen records, by column. `batches` and `rows` give the batch and row of each. `values` are
-    the positions of the values, counted from the first value of the batch."""
+    """Chosen records, by column. `batches` and `rows` are the batch of each record and its row in
+    the batch. `values` are the positions of the values, from the first value of the batch."""
 
     batches: NDArray[np.intp]
     rows: Numbers
@@ -74,7 +74,8 @@ class Some(NamedTuple):
 
 
 class _Heads(Joined):
-    """Heads in one buffer. In place of the values the next head follows; no step reads there."""
+    """Heads in one buffer. Each head is followed by the next one instead of the values, so no step
+    may read values."""
 
     def __init__(self, raw: memoryview, begin: Numbers, lengths: Numbers) -> None:
         self._raw = raw
@@ -82,12 +83,12 @@ class _Heads(Joined):
 
 
 class ManyHeads(ManyBatches):
-    """The heads, with verified checksums, of batches with at least one record each. The constructor
-    and the methods raise CorruptBatch."""
+    """The heads of many batches. Their checksums are verified, and each batch has at least one
+    record. The constructor and the methods raise CorruptBatch."""
 
     def __init__(self, raw: memoryview, begin: Numbers, lengths: Numbers, sizes: Numbers) -> None:
-        """Locate the columns. `begin` and `sizes` give the start in `raw` and the size of each
-        head; `lengths` are those of the whole batches."""
+        """Locate the columns. `begin` and `sizes` are the start in `raw` and the size of each head;
+        `lengths` are the lengths of the whole batches."""
         heads = _Heads(raw, begin, lengths)
         at = heads.positions()
         check_offsets(at)
@@ -139,8 +140,9 @@ class ManyHeads(ManyBatches):
         return chosen, names, found[chosen].astype(np.int64)
 
     def _with_one(self, some: NDArray[np.intp], firsts: Numbers) -> NDArray[np.intp] | None:
-        """Return the records whose subject is one of these dictionary entries, in fewer steps. None
-        if a batch has several of the entries, or one that is too far back for an id."""
+        """Return the records whose subject is one of the dictionary entries `some`, in fewer steps
+        than `on`. Returns None if a batch has several of these entries, or an entry whose index is
+        too large for an id."""
         batches = firsts.searchsorted(some, "right") - 1
         places = some - firsts[batches]
         if (batches[1:] == batches[:-1]).any() or (places > 0xFFFF).any():
@@ -162,7 +164,8 @@ class ManyHeads(ManyBatches):
     def _judged(
         self, starts: Numbers, stops: Numbers, wanted: WantedSubjects
     ) -> tuple[NDArray[np.int32], tuple[bytes, ...]]:
-        """Return for each dictionary entry the number of its name, or -1 if it is not wanted."""
+        """Return the number of the name of each dictionary entry, -1 for an unwanted one; and the
+        names."""
         number = np.full(len(starts), -1, np.int32)
         names: dict[bytes, int] = {}
         if wanted.literals is not None and len(wanted.literals) <= _LITERALS:
@@ -185,7 +188,8 @@ class ManyHeads(ManyBatches):
         return number, tuple(names)
 
     def _named(self, starts: Numbers, stops: Numbers, name: bytes) -> NDArray[np.intp]:
-        """Return the entries that equal this name. Compares the last bytes first: most differ."""
+        """Return the entries that equal `name`. Compares the last bytes first, because most names
+        differ in them."""
         some = np.flatnonzero(stops - starts == len(name))
         for at in range(len(name) - 1, -1, -1):
             if not len(some):
@@ -194,7 +198,7 @@ class ManyHeads(ManyBatches):
         return some
 
     def some(self, chosen: NDArray[np.intp]) -> Some:
-        """Return these records; their numbers ascend."""
+        """Return the records with the numbers `chosen`, which ascend."""
         batches = self._firsts.searchsorted(chosen, "right") - 1
         rows: Numbers = chosen - self._firsts[batches]
         at = self._at
@@ -232,7 +236,8 @@ class ManyHeads(ManyBatches):
     def _given(
         self, begin: Numbers, bit: int, batches: NDArray[np.intp], rows: Numbers, otherwise: Numbers
     ) -> Numbers:
-        """Return the numbers of a column, or `otherwise` where the batch lacks it."""
+        """Return the numbers of a column, or those of `otherwise` where the batch lacks the
+        column."""
         if not self._some & bit:
             return otherwise
         has = self._at.attributes[batches] & bit != 0
@@ -244,7 +249,7 @@ class ManyHeads(ManyBatches):
     def _items_of(
         self, column: Binary[Numbers], bit: int, batches: NDArray[np.intp], rows: Numbers
     ) -> BinaryColumn:
-        """Return items of a binary column; empty where the batch lacks it."""
+        """Return items of a binary column; empty ones where the batch lacks the column."""
         has = self._at.attributes[batches] & bit != 0
         starts = np.zeros(len(rows), np.int64)
         stops = np.zeros(len(rows), np.int64)
@@ -258,7 +263,7 @@ class ManyHeads(ManyBatches):
     def _stretches_of(
         self, column: Binary[Numbers], batches: NDArray[np.intp], rows: Numbers
     ) -> tuple[Numbers, Numbers]:
-        """Return where these items begin and end in the data of their batches' column."""
+        """Return the start and end of each item in the column data of its batch."""
         place = column.ends[batches] >> 2
         starts = self._words[place + rows].astype(np.int64)
         stops = self._words[place + rows + 1].astype(np.int64)
@@ -276,7 +281,8 @@ class ManyHeads(ManyBatches):
         *,
         missing: bool,
     ) -> Flags:
-        """Return True for each item that is not null; `missing` where the batch has no bitmap."""
+        """Return True for each item that is not null, and `missing` where the batch has no
+        bitmap."""
         has = self._at.attributes[batches] & bit != 0
         found = np.full(len(rows), missing, np.bool_)
         octets = self._bytes[column.bitmap[batches[has]] + (rows[has] >> 3)]

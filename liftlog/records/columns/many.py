@@ -1,7 +1,7 @@
 """Decodes many batches to one set of columns.
 
-Every step processes all batches at once, whatever their number of records. They may have different
-columns: missing ones are filled in.
+Every step processes all batches at once, whatever their number of records. Batches may have
+different columns; missing columns are filled in.
 """
 
 from __future__ import annotations
@@ -44,13 +44,14 @@ _new_tuple: Any = tuple.__new__
 
 
 def records_of(some: SmallBatches) -> list[Record]:
-    """Return one object per record. Raises CorruptBatch; decode one by one to find the batch."""
+    """Return one object per record. Raises CorruptBatch; the caller finds the bad batch by decoding
+    them one by one."""
     fields = zip(*_fields_of(ManyBatches([some])), strict=True)
     return list(map(_new_tuple, repeat(Record), fields))
 
 
 def _fields_of(found: ManyBatches) -> list[list[Any]]:
-    """Return the fields of Record as lists, over all records."""
+    """Return a list over all records for each field of Record."""
     entries, places = found.subjects()
     try:
         names = [raw.decode() for raw in entries.items()]
@@ -75,7 +76,7 @@ def _nullable(column: BinaryColumn) -> list[bytes | None]:
 
 
 def can_decode_together(one: RecordBatch, other: RecordBatch) -> bool:
-    """Return True if `decode_many` accepts both in one call."""
+    """Return True if `decode_many` accepts both batches in one call."""
     return one.header.attributes == other.header.attributes and _is_simple(one)
 
 
@@ -87,7 +88,8 @@ def _is_simple(batch: RecordBatch) -> bool:
 def decode_many(batches: Sequence[RecordBatch]) -> Columns:
     """Decode verified batches that follow each other, like `decode_columns` and `concat`.
 
-    All have the same attributes, at least one record, and one subject each. Raises CorruptBatch.
+    All batches have the same attributes, at least one record, and one subject each. Raises
+    CorruptBatch.
     """
     found = ManyBatches(batches)
     subjects, ids = _distinct_subjects(found)
@@ -131,14 +133,15 @@ def _numbered(items: list[Item]) -> tuple[list[Item], NDArray[np.uint16]]:
 
 
 class ManyBatches:
-    """Verified, whole batches with at least one record each, less than 2 GiB in all.
+    """Many verified, whole batches with at least one record each and less than 2 GiB in total.
 
     The constructor and the methods raise CorruptBatch. Results do not refer to the bytes of the
     batches.
     """
 
     def __init__(self, batches: Sequence[Batches], *, in_one: bool = False) -> None:
-        """Locate the columns. `in_one` joins all batches in one buffer, as `scattered` needs."""
+        """Locate the columns. `in_one` joins all batches in one buffer, which `scattered`
+        requires."""
         self._hold(*locate(batches, in_one=in_one))
 
     def _hold(self, at: Positions, octets: Apart | Joined) -> None:
@@ -171,7 +174,7 @@ class ManyBatches:
         given = np.repeat(self._at.attributes & OFFSET_DELTAS != 0, self._counts)
         np.add(np.repeat(self._at.base_offsets, self._counts), deltas, out=offsets, where=given)
         ascends = offsets[1:] > offsets[:-1]
-        ascends[self._firsts[1:] - 1] = True  # the next batch begins there
+        ascends[self._firsts[1:] - 1] = True  # the next batch begins at it
         lasts = offsets[self._lasts] - self._at.base_offsets
         if (lasts > self._at.last_deltas).any() or not ascends.all():
             raise CorruptBatch("the offset deltas do not ascend inside the batch")
@@ -186,9 +189,9 @@ class ManyBatches:
         return base
 
     def subjects(self) -> tuple[BinaryColumn, NDArray[np.int32]]:
-        """Return the joined dictionaries of all batches, and each record's index into that.
+        """Return the joined dictionary of all batches, and the index of each record into it.
 
-        Does not check that the names are UTF-8, and that they differ.
+        Does not check that the names are UTF-8 or that they differ.
         """
         entries = self._layout.entries
         names = self._items(self._layout.dictionary, entries, None)
@@ -225,7 +228,7 @@ class ManyBatches:
         return BinaryColumn(column.ends, column.data, self._has_key(at))
 
     def headers(self) -> BinaryColumn:
-        """Return the headers; empty for records without any."""
+        """Return the headers; empty for records without headers."""
         at = self._layout.headers
         if at is None:
             return self._nothing(None)
@@ -273,7 +276,7 @@ class ManyBatches:
         starts = np.empty_like(stops)
         starts[1:] = stops[:-1]
         starts[np.cumsum(counts) - counts] = begin
-        # The first and the last of each batch were checked; this checks the others.
+        # The first and the last offset of each batch were checked; this checks the others.
         if (stops < starts).any():
             raise CorruptBatch("the offsets of a column run backwards")
         if present is not None:
@@ -281,21 +284,22 @@ class ManyBatches:
         return column_of(starts, stops, self._octets.all, valid)
 
     def _present(self, bit: int) -> Flags | None:
-        """Return which batches have this attribute; None: all."""
+        """Return flags of the batches that have this attribute; None if all have it."""
         if self._all & bit:
             return None
         present: Flags = self._at.attributes & bit != 0
         return present
 
     def _numbers(self, begin: Numbers, bit: int) -> Numbers:
-        """Return a column of u32; 0 where a batch lacks it."""
+        """Return the numbers of a u32 column; 0 where a batch lacks the column."""
         present = self._present(bit)
         raw = self._octets.stretches(np.uint32, begin, self._counts, present)
         found: Numbers = raw.astype(np.int64)
         return found if present is None else self._spread(found, present)
 
     def _spread(self, items: AnyArray, present: Flags) -> AnyArray:
-        """Return one item for each record: `items` for batches that are present, 0 for others."""
+        """Return one item per record: `items` for the batches that are `present`, 0 for the
+        others."""
         found: Any = np.zeros(self._total, items.dtype)
         found[np.repeat(present, self._counts)] = items
         return found  # type: ignore[no-any-return]
@@ -306,8 +310,9 @@ class ManyBatches:
     def _items(
         self, column: Binary[Numbers], counts: Numbers, present: Flags | None
     ) -> BinaryColumn:
-        """Return the items of a binary column, `counts[i]` in each batch; empty where missing."""
-        # The first offset of each batch, 0, is where the previous one ended, so the ends suffice.
+        """Return the items of a binary column, `counts[i]` of each batch; empty where it is
+        missing."""
+        # The first offset of each batch is 0, the end of the previous batch, so the ends suffice.
         stops = self._octets.stretches(np.int32, column.ends + 4, counts, present)
         lasts = self._lasts if counts is self._counts else np.cumsum(counts) - 1
         ends = np.empty(int(lasts[-1]) + 2, np.int32)
@@ -321,14 +326,15 @@ class ManyBatches:
         if len(counts) > 1:
             before = np.cumsum(sizes) - sizes
             ends[1:] += np.repeat(before.astype(np.int32), counts)
-        # The first and the last of each batch were checked; this checks the others.
+        # The first and the last offset of each batch were checked; this checks the others.
         if (ends[1:] < ends[:-1]).any():
             raise CorruptBatch("the offsets of a column run backwards")
         data = self._octets.stretches(np.uint8, column.data, sizes, None)
         return BinaryColumn(ends, data, None)
 
     def _bits(self, begin: Numbers, counts: Numbers, present: Flags | None) -> Flags:
-        """Return the bits of bitmaps with `counts[i]` bits in each batch that is present."""
+        """Return the bits of the bitmaps of all batches that are `present`, with `counts[i]` bits
+        each."""
         sizes = (counts + 7) // 8
         octets = self._octets.stretches(np.uint8, begin, sizes, present)
         bits: Flags = np.unpackbits(octets, bitorder="little").view(np.bool_)

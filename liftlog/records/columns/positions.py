@@ -1,8 +1,8 @@
 """Finds the columns of many batches at once.
 
-Decoding batches one by one takes about fifty steps for each, regardless of its size. Small batches
-are joined, so that each step is one numpy operation for all of them; large ones stay where they
-are, since copying them would cost more. In both cases every length is checked before it is used:
+Decoding one batch alone takes about fifty steps, regardless of its size. Small batches are joined
+in one buffer, so that each step is one numpy operation for all of them. Large batches stay in their
+buffers, because copying would cost more. In both cases every length is checked before it is used:
 see layout.py.
 """
 
@@ -32,14 +32,15 @@ _JOIN_BELOW_BYTES = 16 * 1024
 """Bytes. Batches below this average size are joined."""
 
 _CUT_FROM_ITEMS = 24
-"""Ranges of this average length are sliced one by one; shorter ones are gathered by index."""
+"""Ranges of at least this average length are sliced one by one; shorter ones are gathered by
+index."""
 
 
 @dataclass(frozen=True, slots=True)
 class Positions:
-    """For each batch, the fields of its header and the positions of its columns.
+    """The header fields and the positions of the columns of each batch.
 
-    A column is present if any batch has it; for a batch without it, its positions are undefined.
+    A column is present if any batch has it; its positions are undefined for a batch without it.
     """
 
     attributes: Numbers
@@ -56,7 +57,7 @@ def count_batches(found: Sequence[Batches]) -> int:
 
 
 def one_by_one(found: Sequence[Batches]) -> list[RecordBatch]:
-    """Return the same batches as a list of single ones."""
+    """Return the batches of `found` as a list of single batches."""
     batches: list[RecordBatch] = []
     for some in found:
         if isinstance(some, RecordBatch):
@@ -69,9 +70,9 @@ def one_by_one(found: Sequence[Batches]) -> list[RecordBatch]:
 def locate(found: Sequence[Batches], *, in_one: bool = False) -> tuple[Positions, Apart | Joined]:
     """Return the positions and the bytes of verified batches.
 
-    The batches have at least one record each, and less than 2 GiB in all. `in_one`: the positions
-    are those in one buffer. Raises CorruptBatch if columns reach past the end of their batch, or
-    offsets are beyond 63 bits.
+    The batches have at least one record each, and less than 2 GiB in total. With `in_one`, all
+    batches are joined, so the positions refer to one buffer. Raises CorruptBatch if columns reach
+    past the end of their batch, or if offsets exceed 63 bits.
     """
     total = sum([len(some.raw) for some in found])
     octets: Apart | Joined
@@ -86,14 +87,14 @@ def locate(found: Sequence[Batches], *, in_one: bool = False) -> tuple[Positions
 
 
 def check_offsets(positions: Positions) -> None:
-    """Raise CorruptBatch if offsets go beyond 63 bits: then they have become negative."""
+    """Raise CorruptBatch if offsets exceed 63 bits, because they have then become negative."""
     offsets = positions.base_offsets
     if min(offsets.min(), (offsets + positions.last_deltas).min()) < 0:
         raise CorruptBatch("offsets beyond 63 bits")
 
 
 def cut(items: AnyArray, first: Numbers, sizes: Numbers) -> AnyArray:
-    """Return a copy of `sizes[i]` items from `first[i]` on, one range after another."""
+    """Return a copy of the ranges of `sizes[i]` items from `first[i]` on, one after another."""
     total = int(sizes.sum())
     if total >= _CUT_FROM_ITEMS * len(sizes):
         pairs = zip(first.tolist(), (first + sizes).tolist(), strict=True)
@@ -107,7 +108,7 @@ def cut(items: AnyArray, first: Numbers, sizes: Numbers) -> AnyArray:
 
 
 class Apart:
-    """Batches that are not copied."""
+    """Batches that stay in their own buffers."""
 
     def __init__(self, batches: Sequence[RecordBatch]) -> None:
         self._octets = [np.frombuffer(batch.raw, np.uint8) for batch in batches]
@@ -116,8 +117,8 @@ class Apart:
     def stretches(
         self, kind: type[np.generic], begin: Numbers, sizes: Numbers, present: Flags | None
     ) -> NDArray[Any]:
-        """Return a copy of `sizes[i]` items from byte `begin[i]` of each batch on, or of each batch
-        that is `present`, one range after another."""
+        """Return a copy of the ranges of `sizes[i]` items from byte `begin[i]` of each batch on,
+        one after another. Only of the batches that are `present`, if that is not None."""
         items = self._items.get(kind)
         if items is None:
             items = self._items[kind] = [octets.view(kind) for octets in self._octets]
@@ -179,7 +180,7 @@ _NOTHING = Binary(0, 0, 0)
 
 
 class Joined:
-    """Batches in one buffer; copied, unless they are in one already."""
+    """Batches in one buffer; copied, unless one buffer already contains them."""
 
     def __init__(self, found: Sequence[Batches]) -> None:
         self._raw: bytes | memoryview = found[0].raw
@@ -235,7 +236,7 @@ class Joined:
         )
 
     def _layout(self, attributes: Numbers, counts: Numbers) -> Layout[Numbers]:
-        """Walk batches with the same attributes, and so the same columns, together."""
+        """Walk together batches with the same attributes, which have the same columns."""
         kinds = np.unique(attributes).tolist()
         if len(kinds) == 1:
             return self._walk(kinds[0], counts, self._begin, self._limits)
@@ -289,7 +290,7 @@ class Joined:
 
 
 class _Words:
-    """The i32 of the joined bytes, widened, so that sums of them do not overflow."""
+    """The i32 numbers of the joined bytes, widened so that their sums do not overflow."""
 
     def __init__(self, raw: bytes | memoryview) -> None:
         self._words = np.frombuffer(raw, np.int32)

@@ -1,8 +1,9 @@
-"""Records that stay in the bytes of their batches, for code that passes some of them to each of
-many readers.
+"""Records that stay in the bytes of their batches, for code that sends some of them to each of many
+readers.
 
-`Columns` join the items of each column, so making them copies every record. Here only the positions
-are computed; `take` copies the chosen records, once, into the columns from which they are encoded.
+`Columns` join the items of each column, so building them copies every record. `ScatteredRecords`
+only contain positions; `take` copies the chosen records, once, into the columns from which they are
+encoded.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from liftlog.records.columns.small_batches import Numbers
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScatteredColumn:
-    """A column whose item i is `data[starts[i]:stops[i]]`. It is null where `valid` is False, and
-    then empty. `length` is the length of every item, None if they differ."""
+    """A column whose item i is `data[starts[i]:stops[i]]`. An item is null and empty if its `valid`
+    is False. `length` is the length of every item, None if the lengths differ."""
 
     starts: Numbers
     stops: Numbers
@@ -28,7 +29,7 @@ class ScatteredColumn:
     length: int | None
 
     def take(self, chosen: NDArray[np.intp]) -> BinaryColumn:
-        """Return a copy of these items, joined."""
+        """Return a copy of the chosen items, joined."""
         valid = None if self.valid is None else self.valid[chosen]
         starts, length = self.starts[chosen], self.length
         if length is not None:
@@ -47,10 +48,10 @@ def column_of(starts: Numbers, stops: Numbers, data: Bytes, valid: Flags | None)
 
 
 def _rows(data: Bytes, starts: Numbers, length: int) -> Bytes:
-    """Return the byte ranges of this length that begin at `starts`, one after another."""
+    """Return the byte ranges of `length` bytes that begin at `starts`, one after another."""
     if not length or not len(starts):
         return data[:0]
-    # A numpy item begins at each byte; that they overlap does not matter for reading.
+    # A numpy item begins at each byte. The items overlap, which is allowed for reading.
     every: NDArray[np.void] = np.ndarray(len(data) - length + 1, f"V{length}", data, strides=(1,))
     return every[starts].view(np.uint8)
 

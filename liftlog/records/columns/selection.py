@@ -1,6 +1,6 @@
 """Selects records of a batch, and columns of these records.
 
-Works on numpy columns (column_set.py): no step runs per record in Python. This module imports
+Works on numpy columns (column_set.py), so no Python code runs per record. This module imports
 numpy, so a client does not import it.
 """
 
@@ -37,7 +37,7 @@ _LOWER = np.frombuffer(bytes(range(256)).lower(), np.uint8)
 
 
 class WantedHeader(NamedTuple):
-    """A header line: its name in lower case, and its value, or None for any value."""
+    """A wanted header line: its name in lower case, and its value or, for any value, None."""
 
     name: bytes
     value: bytes | None
@@ -47,10 +47,11 @@ class WantedHeader(NamedTuple):
 class Selection:
     """The conditions and columns of a reader.
 
-    All conditions that are not None must hold; one of the subjects and one of the keys must match.
-    Created by `parse_selection`, which checks its arguments. `readable` is a second condition on
-    subjects; it comes from the reader's permissions, not from its request. `values` is a condition
-    on values, for records that meet the others; no request of the pull protocol has it.
+    A record must meet all conditions that are not None; it must match one of the subjects and one
+    of the keys. `parse_selection` creates selections and checks its arguments. `readable` is a
+    second condition on subjects; it comes from the reader's permissions, not from its request.
+    `values` is a condition on the values of records that meet the other conditions; no request of
+    the pull protocol contains it.
     """
 
     subjects: tuple[str, ...] | None = None
@@ -63,7 +64,8 @@ class Selection:
 
     @property
     def without_slots(self) -> Selection:
-        """Return the selection without its slots, for records that were already chosen by slot."""
+        """Return the selection without the condition on slots, for records that were already chosen
+        by it."""
         return replace(self, slots=None)
 
     @property
@@ -120,7 +122,8 @@ class Selection:
     def project(self, records: Columns) -> Columns:
         """Return the same records without the columns that were not requested.
 
-        Offsets and tombstone marks always stay: otherwise a record could look like a tombstone.
+        Offsets and tombstone marks always stay, because a record without its mark could look like a
+        tombstone.
         """
         left_out = ALL_COLUMNS - self.columns
         if not left_out:
@@ -156,9 +159,9 @@ def parse_selection(
 ) -> Selection:
     """Check the arguments and return a Selection.
 
-    Raises InvalidArgument for an invalid pattern, header or column, for an empty list, and for
-    slots that are not below their count. `readable` holds valid patterns; an empty tuple matches
-    nothing. `wrong_subject` returns the problem of a pattern of `subjects`, or None.
+    Raises InvalidArgument for an invalid pattern, header or column, for an empty list, and for a
+    slot that is not below the slot count. `readable` contains valid patterns; an empty tuple
+    matches no subject. `wrong_subject` returns the problem of a pattern of `subjects`, or None.
     """
     lists = (("subjects", subjects), ("keys", keys), ("headers", headers), ("slots", slots))
     for name, given in lists:
@@ -225,7 +228,8 @@ def _none_of(records: Columns) -> Flags:
 
 @lru_cache(maxsize=64)
 def _regex_of(wanted: tuple[str, ...]) -> re.Pattern[str]:
-    """Return a regex that is like `acl.subjects.matches` for these patterns, but fast."""
+    """Return a regex that matches the same subjects as `acl.subjects.matches` with these
+    patterns."""
     tokens = {"*": r"[^.]+", ">": r"[^.]+(?:\.[^.]+)*"}
     ways = [
         r"\.".join([tokens.get(token) or re.escape(token) for token in pattern.split(".")])
@@ -235,7 +239,7 @@ def _regex_of(wanted: tuple[str, ...]) -> re.Pattern[str]:
 
 
 def matching_all(patterns: Sequence[tuple[str, ...]]) -> Callable[[bytes], bool]:
-    """Return a test if a subject, as it is stored, matches one pattern of each tuple."""
+    """Return a function that tests if a stored subject matches one pattern of each tuple."""
 
     def matches(raw: bytes) -> bool:
         name = raw.decode("utf-8", "replace")
@@ -246,8 +250,8 @@ def matching_all(patterns: Sequence[tuple[str, ...]]) -> Callable[[bytes], bool]
 
 def _subjects_match(records: Columns, wanted: tuple[str, ...]) -> Flags:
     if not wanted:
-        return _none_of(records)  # an empty expression would match the empty subject
-    # Escaped entries are matched by their escaped text, as readers see them.
+        return _none_of(records)  # an empty expression would match an empty subject
+    # Patterns are compared with the escaped text of escaped entries, which readers get.
     names = [raw.decode("utf-8", "replace") for raw, _ in records.subjects]
     reaches = _regex_of(wanted).fullmatch
     matched = [reaches(name) is not None for name in names]
@@ -277,11 +281,12 @@ def _keys_match(records: Columns, wanted: Sequence[bytes]) -> Flags:
 
 
 def _is_one_of(items: BinaryColumn, length: int, wanted: list[bytes]) -> Flags:
-    """Return which items are wanted; all items and all wanted keys have this length."""
+    """Return flags of the items that are in `wanted`; all items and all wanted keys have `length`
+    bytes."""
     if not length:
         return np.ones(len(items), np.bool_)
-    # numpy's fixed-length text drops trailing zeros; that cannot make two different items of the
-    # same length equal.
+    # numpy's fixed-length text drops trailing zeros. Two different items of the same length
+    # nevertheless stay different.
     kind = f"S{length}"
     rows = np.ascontiguousarray(items.content()).view(kind)
     return np.isin(rows, np.array(wanted, kind))
@@ -303,7 +308,7 @@ def _header_matches(records: Columns, wanted: WantedHeader) -> Flags:
 
 
 def _lines_named(data: Bytes, ends: Offsets, name: bytes) -> tuple[Offsets, NDArray[np.intp]]:
-    """Find the header lines of that name: where their values begin, and the record of each.
+    """Find the header lines with this name; return the start of the value and the record of each.
 
     A block consists of lines separated by CR LF; the first line is not a header.
     """
@@ -311,7 +316,7 @@ def _lines_named(data: Bytes, ends: Offsets, name: bytes) -> tuple[Offsets, NDAr
     breaks = breaks[data[breaks + 1] == _LF]
     owners = np.searchsorted(ends, breaks, "right")
     starts = breaks + 2
-    # A name and its colon must fit into the block in which the line begins.
+    # The name and its colon must fit into the block in which the line begins.
     fits = starts + len(name) < ends[owners]
     starts, owners = starts[fits], owners[fits]
     for place, letter in enumerate(name):
@@ -329,7 +334,7 @@ def _value_is(data: Bytes, starts: Offsets, ends: Offsets, value: bytes) -> Flag
     begins = _at_or_behind(solid, starts, ends)
     right: Flags = begins + len(value) <= ends
     for place, octet in enumerate(value):
-        # Where the value does not fit, `right` is False already; `minimum` keeps the index valid.
+        # `right` is already False where the value does not fit; `minimum` keeps the index valid.
         right &= data[np.minimum(begins + place, len(data) - 1)] == octet
         if not right.any():
             return right
@@ -342,7 +347,8 @@ def _value_is(data: Bytes, starts: Offsets, ends: Offsets, value: bytes) -> Flag
 
 
 def _at_or_behind(solid: NDArray[np.intp], positions: Offsets, ends: Offsets) -> Offsets:
-    """Return the first non-blank position at or after each, or the end of its block."""
+    """Return, for each position, the first non-blank one at or after it, or the end of its
+    block."""
     places = np.searchsorted(solid, positions)
     found: Offsets = np.minimum(np.append(solid, np.iinfo(np.int64).max)[places], ends)
     return found

@@ -1,6 +1,7 @@
-"""The slot of each record in a consumer group: `crc32c(key, or subject without one) * count >> 32`.
+"""Computes the slot of each record in a consumer group: `crc32c(key) * count >> 32`.
 
-No step runs per record in Python, unless keys are long.
+A record without a key uses its subject instead. No Python code runs per record, unless keys are
+long.
 """
 
 from __future__ import annotations
@@ -21,32 +22,34 @@ Sums = NDArray[np.uint32]
 
 _FEW_ITEMS = 128
 _LONG_ITEM = 40
-"""Number of items, and bytes of an item. With fewer items or longer ones, one call per item is
-faster than one step per byte position."""
+"""A number of items, and a number of bytes of an item. If there are fewer items or they are longer,
+one call per item is faster than one step per byte position."""
 
 
 @dataclass(frozen=True)
 class WantedSlots:
-    """Some of the slots to which a group assigns a stream's records; `numbers` ascend."""
+    """Some of the slots to which a consumer group maps the records of a stream; `numbers`
+    ascend."""
 
     slot_count: int
     numbers: tuple[int, ...]
 
     @cached_property
     def bits(self) -> int:
-        """An integer with bit n set if slot n is wanted; its size depends on `slot_count` only."""
+        """An integer whose bit n is set if slot n is wanted; its size depends only on
+        `slot_count`."""
         return int.from_bytes(np.packbits(self.flags, bitorder="little").tobytes(), "little")
 
     @property
     def flags(self) -> Flags:
-        """True for each slot of the group that is wanted."""
+        """A flag for each slot of the group: True if the slot is wanted."""
         wanted = np.zeros(self.slot_count, np.bool_)
         wanted[list(self.numbers)] = True
         return wanted
 
 
 def flags_of(bits: int, count: int) -> Flags:
-    """Return `WantedSlots.flags` for these `WantedSlots.bits`, for a group of `count` slots."""
+    """Convert `WantedSlots.bits` to `WantedSlots.flags`, for a group of `count` slots."""
     raw = np.frombuffer(bits.to_bytes((count + 7) // 8, "little"), np.uint8)
     return np.unpackbits(raw, count=count, bitorder="little").view(np.bool_)
 
@@ -81,7 +84,7 @@ def sums_of(data: Bytes, starts: NDArray[Any], stops: NDArray[Any]) -> Sums:
     order = None
     ends = stops
     if int(lengths.min()) < longest:
-        order = np.argsort(lengths.astype(np.uint8), kind="stable")[::-1]  # the longest first
+        order = np.argsort(lengths.astype(np.uint8), kind="stable")[::-1]  # the longest items first
         ends = stops[order]
     reaching = len(lengths) - np.cumsum(np.bincount(lengths))
     found = np.zeros(len(lengths), np.uint32)
@@ -99,9 +102,9 @@ def sums_of(data: Bytes, starts: NDArray[Any], stops: NDArray[Any]) -> Sums:
 
 @lru_cache(maxsize=_LONG_ITEM)
 def _part_of(distance: int) -> Sums:
-    """Return, for each byte value, what a byte at this distance from the end of an item contributes
-    to the checksum. Apart from the checksum of zeros, CRC-32C is linear, so these parts are
-    combined by XOR."""
+    """Return, for each byte value, the contribution to the checksum of a byte at this distance from
+    the end of an item. Except for the checksum of zeros, CRC-32C is linear, so the contributions of
+    all bytes are combined by XOR."""
     behind = bytes(distance)
     of_zeros = crc32c(bytes(1) + behind)
     sums = [crc32c(bytes((octet,)) + behind) ^ of_zeros for octet in range(256)]

@@ -1,13 +1,13 @@
-"""Runs of adjacent small batches, checked and stored together. Needs numpy.
+"""Checks runs of adjacent small batches, and stores them together. Needs numpy.
 
-A publisher that waits for each ack produces batches of one record. Parsing and checking them one by
-one takes some microseconds each, far more than their few bytes justify. Here, only finding the
-start of each takes a step per batch, and each checksum a call; all other checks compare columns of
-thousands of headers at once.
+A publisher that waits for each ack produces batches of one record. Parsing and checking a batch
+alone takes some microseconds, which is much for its few bytes. This walk takes one Python step per
+batch to find its start, and one call per checksum; all other checks compare columns of thousands of
+headers at once.
 
-This walk reports no errors: it stops before the first batch that is unusual in any way (large,
-compressed, cut, damaged, misplaced, of a newer format). The walk by single batches (`decode_batch`,
-`Place`) examines that one and reports the problem, so both ways find the same.
+This walk reports no errors: it stops before the first batch that is large, compressed, cut,
+damaged, misplaced or of a newer format. The walk by single batches (`decode_batch`, `Place`) then
+examines this batch and reports the problem, so both walks find the same problems.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ HEAD = np.dtype(
 """The header as numpy reads it: the fields of format.HEADER, by their names in BatchHeader."""
 
 FEWEST_BATCHES = 32
-"""Fewer batches are decoded one by one, which is then cheaper."""
+"""Fewer batches than this are decoded one by one, which is then faster."""
 _MOST_BATCHES = 4096
 _LARGEST_BYTES = 4096
 _MAGIC = int.from_bytes(MAGIC, "little")
@@ -59,10 +59,11 @@ _new_tuple: Any = tuple.__new__
 
 
 class SmallBatches:
-    """Verified, uncompressed batches of one walk, each with at least one record; immutable.
+    """Small batches that one walk has verified: uncompressed, with at least one record each.
+    Immutable.
 
-    `starts` are their positions in `raw`, `heads` their headers. Batches without records may lie
-    between them.
+    `starts` are the positions of the batches in `raw`, `heads` their headers. Batches without
+    records may lie between them.
     """
 
     __slots__ = ("_len", "heads", "lengths", "raw", "starts")
@@ -97,7 +98,7 @@ class SmallBatches:
     def is_of_one_epoch(self) -> bool:
         """True if all batches have the same leader epoch."""
         epochs = self.heads["leader_epoch"]
-        return bool(epochs[0] == epochs[-1])  # they never decrease
+        return bool(epochs[0] == epochs[-1])  # leader epochs never decrease
 
     def batches(self) -> list[RecordBatch]:
         """Return the batches one by one."""
@@ -112,7 +113,8 @@ class SmallBatches:
 
 
 def heads_at(raw: memoryview | bytes, starts: Numbers) -> Heads:
-    """Return a contiguous copy of the headers at these positions, which are multiples of 8."""
+    """Return a contiguous copy of the headers at the positions `starts`, which are multiples of
+    8."""
     longs = np.frombuffer(raw, np.uint64, len(raw) // 8)
     found: Heads = longs[(starts >> 3)[:, None] + np.arange(HEADER_SIZE // 8)].view(HEAD)[:, 0]
     return found
@@ -130,11 +132,11 @@ def take_small_batches(
 ) -> tuple[SmallBatches, int] | None:
     """Return the small batches that begin at `position`, and the position after them.
 
-    Takes only batches that are whole, pass every check, continue each other from `place`, and hold
-    no offset outside [first_offset, stop_offset). Moves `place` past them. Returns None if there
-    are fewer than `fewest` (or FEWEST_BATCHES), or if the first one does not qualify. A caller that
-    decodes the columns of all of them at once may profit from larger batches, too
-    (`largest_bytes`).
+    Takes only batches that are complete, pass every check, continue each other from `place`, and
+    have no offset outside [first_offset, stop_offset). Moves `place` past them. Returns None if
+    fewer than `fewest` (default FEWEST_BATCHES) batches qualify. A caller that decodes the columns
+    of all batches at once may set a higher `largest_bytes`, because it also profits from larger
+    batches.
     """
     starts = _find_starts(body[position:], largest_bytes)
     if len(starts) < (FEWEST_BATCHES if fewest is None else fewest):
@@ -144,7 +146,7 @@ def take_small_batches(
     count = _count_ordinary(heads, place, first_offset, stop_offset)
     raw = body[position:]
     count = _count_undamaged(raw, starts[:count], heads[:count])
-    # Batches without records are skipped, except at the end: a read stops before those, and a later
+    # Batches without records are skipped, except at the end: a read stops before them, and a later
     # read takes them.
     with_records = np.flatnonzero(heads["record_count"][:count])
     if not len(with_records):
@@ -159,7 +161,7 @@ def take_small_batches(
 
 
 def _find_starts(body: memoryview, largest_bytes: int) -> list[int]:
-    """Return the starts of whole small batches, according to the lengths in their headers."""
+    """Return the starts of complete small batches, according to the lengths in their headers."""
     words = body[: len(body) & ~7].cast("I")
     length_at, attributes_at = LENGTH_POSITION >> 2, ATTRIBUTES_POSITION >> 2
     at, last = 0, len(words) - (HEADER_SIZE >> 2)
@@ -173,12 +175,13 @@ def _find_starts(body: memoryview, largest_bytes: int) -> list[int]:
         found.append(at << 2)
         at += length >> 2
     if at > len(words):
-        found.pop()  # it is cut
+        found.pop()  # this batch is cut
     return found
 
 
 def _count_ordinary(heads: Heads, place: Place, first_offset: int, stop_offset: int | None) -> int:
-    """Return how many of the first headers are ordinary and continue each other from `place`."""
+    """Return the number of headers, from the first on, that are ordinary and continue each other
+    from `place`."""
     deltas = heads["last_offset_delta"].astype(np.int64)
     counts = heads["record_count"].astype(np.int64)
     offsets = heads["base_offset"].astype(np.int64)  # offsets beyond 63 bits become negative
@@ -197,7 +200,7 @@ def _count_ordinary(heads: Heads, place: Place, first_offset: int, stop_offset: 
 
 
 def _count_undamaged(raw: memoryview, starts: list[int], heads: Heads) -> int:
-    """Return how many of the first batches match both of their checksums."""
+    """Return the number of batches, from the first on, that match both of their checksums."""
     packed = heads.view(np.uint8).data
     header_sums = [
         crc32c(packed[at : at + HEADER_CRC_POSITION])
