@@ -184,7 +184,8 @@ class Consumer:
             self._instructions.append(Resumed())
 
     def due_ns(self) -> int | None:
-        """Return when `tick` is needed next; None if never."""
+        """Return when `tick` is needed next; None if never. May be early: a sign of progress, for
+        example, does not move it."""
         times = [self.state.pending.due_ns()]
         event = self._pulls.next_event_ns()
         if event is not None:

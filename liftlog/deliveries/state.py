@@ -47,7 +47,7 @@ class ConsumerState:
         """Raises CorruptState if the change does not fit the state."""
         _METHODS[type(change)](self, change)
         if not self.pending.queued:
-            self.queue.clear()
+            self.queue.clear()  # of entries that no longer count
 
     @property
     def num_redelivered(self) -> int:
