@@ -74,11 +74,12 @@ def run(
     load_again: Callable[[], Settings] | None = None,
 ) -> int:
     """Run the daemon until SIGTERM or SIGINT; returns the exit code. `load_again` reads the
-    settings again from their source: a SIGHUP reports which changes need a restart.
+    settings again from their source, so that SIGHUP can report which changes need a restart.
 
     Raises LiftlogError when it cannot start: ConfigError, DataDirLocked, StorageError.
     """
-    # A writer thread that returns from a sync must not wait 5 ms for the interpreter.
+    # A writer thread that returns from a sync must not wait for the interpreter for Python's
+    # default of 5 ms.
     sys.setswitchinterval(_SWITCH_INTERVAL_SECONDS)
     manager = ServiceManager.from_environment(os.environ)
     with (
@@ -92,11 +93,12 @@ def run(
             was_displaced = daemon.is_displaced
             if not was_displaced or daemon.was_told_to_stop:
                 return code
-            gc.unfreeze()  # what it held is not used any more
+            gc.unfreeze()  # the objects of the ended daemon
 
 
 class Daemon:
-    """One daemon; `run` is its whole life."""
+    """One run of the daemon, from its start to its end. If it is displaced, the process starts
+    another one."""
 
     def __init__(
         self,
@@ -106,11 +108,11 @@ class Daemon:
         manager: ServiceManager,
         was_displaced: bool = False,
     ) -> None:
-        """`was_displaced`: in its life before, another process became the same node of the
-        cluster."""
+        """`was_displaced`: the previous run ended because another process became the same node of
+        the cluster."""
         self.settings = settings
         self.is_displaced = False
-        """True if this life has ended because another process runs as this node."""
+        """True if this run has ended because another process runs as this node."""
         self.was_told_to_stop = False
         self._was_displaced = was_displaced
         self._load_again = load_again
@@ -188,7 +190,8 @@ class Daemon:
             )
             pull = PullServer(broker, limits, policy, tls, broker.intake.ingested)
             self._make_reloadable(pull)
-            # Opening the streams may take minutes: meanwhile the daemon is alive, but not ready.
+            # Opening the streams may take minutes. Until they are open the daemon is alive, but not
+            # ready.
             health, http_address = await self._serve_http(stack, broker, link, pull, cleaner)
             self._manager.status("recovering the streams")
             if believe_clock:
@@ -272,8 +275,9 @@ class Daemon:
     async def _join_cluster(
         self, stack: contextlib.AsyncExitStack, broker: Broker
     ) -> ClusterNode | None:
-        """Return None without a section `cluster`. Returns early when the daemon is to stop: the
-        metadata store may be unreachable for long."""
+        """Join the cluster; returns None if the settings have no section `cluster`. Also returns
+        when the daemon is asked to stop, because the metadata store may be unreachable for a long
+        time."""
         if self.settings.cluster is None:
             await asyncio.to_thread(refuse_node, self._data_dir)
             return None
@@ -324,8 +328,8 @@ class Daemon:
             link.ask_again()
 
     def _compare_settings(self, written: Settings) -> None:
-        """Settings apply from the start to the end: report those that have been changed in their
-        source."""
+        """Report the settings that have changed in their source since the start: they need a
+        restart."""
         self.reloads.restart_needed = differing_keys(self.settings, written)
         if self.reloads.restart_needed:
             logger.warning("restart-needed changed=%s", ",".join(self.reloads.restart_needed))
@@ -424,7 +428,7 @@ class Daemon:
         return [url]
 
     def _announce(self, pull: list[str], http: str | None) -> None:
-        """Publish the addresses: in the log, and in a file for programs that chose port 0."""
+        """Write the addresses to the log, and to a file for programs that chose port 0."""
         path = self._data_dir.path / ADDRESSES_NAME
         temporary = path.with_suffix(".tmp")
         with storage_errors(f"writing {path}"):
@@ -434,7 +438,8 @@ class Daemon:
         logger.info("listening pull=%s http=%s", ",".join(pull), http)
 
     async def _open_checkpoints(self, broker: Broker) -> None:
-        """If this fails, streams are recorded and read without checkpoints."""
+        """Open the stream of checkpoints. If this fails, streams are recorded and read without
+        checkpoints."""
         try:
             broker.serve_checkpoints(await open_checkpoints(broker, self._clock.now_ns))
         except LiftlogError as error:
@@ -443,7 +448,8 @@ class Daemon:
     # --- the end ---
 
     async def _drain(self, broker: Broker, pull: PullServer) -> int:
-        """Stop the intake, commit, ack, close. The exit stack closes the rest, in its order."""
+        """Stop the intake, commit, ack and close; returns the exit code. The exit stack closes
+        everything else, in its order."""
         code = _EXIT_OK
         try:
             async with asyncio.timeout(self.settings.drain_timeout_seconds):
@@ -460,8 +466,9 @@ class Daemon:
 
 
 def _calm_garbage_collector() -> None:
-    """Objects that exist by now stay until the end, and messages create no cycles. A collection
-    every 700 objects would scan the same heap again and again, in the middle of commits."""
+    """Keep collections out of the middle of commits. Objects that exist by now stay until the end,
+    and messages create no cycles, so a collection every 700 objects would scan the same heap again
+    and again."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(_GC_THRESHOLD)

@@ -20,8 +20,8 @@ from liftlog.settings import Settings
 
 
 def make_http_server(settings: Settings, sources: Sources) -> HttpServer:
-    """Not listening yet; belongs to the running event loop. Requests pass the gate of the pull
-    server."""
+    """Return the HTTP server. It does not listen yet, belongs to the running event loop, and its
+    requests pass the gate of the pull server."""
     http = settings.http
     mounted: list[Mounted] = []
     hosts = HostNames(http.allowed_hosts)

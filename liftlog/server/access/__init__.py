@@ -2,7 +2,7 @@
 
 origins          where a client comes from, as the kernel reports it
 authentication   which principal a client is
-guessing         limits on wrong tokens (the connection delays the answer to each)
-gate             every request passes here: names, authorization
-audit            logins, refusals, and operations that change something
+guessing         limits wrong tokens (the connection also delays the answer to each)
+gate             checks the names and the authorization of every request
+audit            logs logins, refusals, and operations that change something
 """

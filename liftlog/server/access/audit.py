@@ -1,8 +1,9 @@
-"""Logins, refusals, and operations that change something: events of the logger `liftlog.audit`.
+"""Logs logins, refusals, and operations that change something, as events of the logger
+`liftlog.audit`.
 
-The lines that each principal causes, and those that clients without a principal cause, are limited
-in rate; the next line counts those that were left out. Text from a client is logged escaped and
-shortened, and no part of a token or a key is logged at all.
+There is a rate limit for the lines of each principal, and one for those of all clients without a
+principal; the next line counts the lines that were left out. Text from a client is logged escaped
+and shortened, and no part of a token or a key is logged at all.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ _ALL = ""
 
 
 class Audit:
-    """Belongs to one event loop."""
+    """Writes the audit log. Belongs to one event loop."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._buckets: Buckets[str] = Buckets(PER_PRINCIPAL, now, _MAX_PRINCIPALS)
         self._whole: Buckets[str] = Buckets(_ALTOGETHER, now)
         self._suppressed: Counter[str] = Counter()
         self.denied_total: Counter[tuple[str, str]] = Counter()
-        """By operation, or `login`, and way in."""
+        """Refused requests and logins, by operation (or `login`) and way in."""
 
     def denied(
         self, principal: str | None, peer: str, operation: str, stream: str, explanation: str
@@ -69,8 +70,8 @@ class Audit:
             )
 
     def login_refused(self, claimed: str | None, peer: str, method: str, reason: str) -> None:
-        """Log a refused login. `claimed` is an existing principal, or None: an unknown name may be
-        a secret that was typed in the place of the name."""
+        """Log a refused login. `claimed` is an existing principal, or None for an unknown name: a
+        user may have typed a secret in the place of the name."""
         self.denied_total[LOGIN, way_in(peer)] += 1
         if self._may_tell(None):
             log.warning(
@@ -104,11 +105,11 @@ class Audit:
 
 
 def _who(principal: str | None) -> str:
-    return "-" if principal is None else principal  # which is not a valid name
+    return "-" if principal is None else principal  # "-" is not a valid name
 
 
 def _plain(text: str | None) -> str:
-    """Return printable ASCII on one line, of limited length."""
+    """Return `text` as printable ASCII on one line, of limited length."""
     shown = _who(text)
     if len(shown) > _MAX_CHARACTERS:
         shown = shown[:_MAX_CHARACTERS] + "..."

@@ -1,8 +1,8 @@
 """Identifies a client by token, nkey, TLS certificate or Unix user, as the policy says.
 
-Cheap checks come first: too many guesses, then too many checks at once. Checks of tokens take long,
-so they run in turns: among the places from which clients come, and among the principals that they
-claim to be.
+Cheap checks come first: too many guesses, then too many checks at once. Checks of tokens are slow,
+so they take turns: first among the places that clients come from, then among the principals that
+clients claim to be.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from liftlog.server.access.guessing import Bounded, GuessLimiter
 from liftlog.server.access.origins import Origin
 
 _MAX_OF_PLACE = 4
-"""Checks that may always wait from one place, however many wait from others."""
+"""One place may always have this many checks waiting, however many wait from other places."""
 _MAX_NAME_CHARACTERS = 64
 _MAX_VERIFIED = 1024
 
@@ -37,7 +37,7 @@ class Identity(NamedTuple):
     credential: object = None
 
     def holds_in(self, policy: Policy | None) -> bool:
-        """Return True if the credential still identifies the principal by `policy`."""
+        """Return True if `policy` still identifies the principal by this credential."""
         if policy is None or self.principal is None:
             return policy is None
         return policy.credential(self.principal, self.method) == self.credential
@@ -47,9 +47,11 @@ NO_PRINCIPAL = Identity(None)
 
 
 class Authenticator:
-    """Identifies clients. Belongs to one event loop. Errors are Unauthenticated and LimitExceeded.
+    """Identifies clients. Belongs to one event loop. Its methods raise Unauthenticated and
+    LimitExceeded.
 
-    `checkers` gives the threads for the checks from one place for one name; its owner closes them.
+    `checkers` takes a place and a name, and returns the threads that run such checks; its owner
+    closes them.
     """
 
     def __init__(
@@ -67,7 +69,7 @@ class Authenticator:
         self._max_pending = max_pending
         self._secret = secrets.token_bytes(32)
         self._verified: Bounded[bytes, Identity] = Bounded()  # by a keyed hash of the token
-        self._checks: dict[tuple[Policy, bytes], asyncio.Future[str | None]] = {}  # under way
+        self._checks: dict[tuple[Policy, bytes], asyncio.Future[str | None]] = {}  # running checks
         self._checkers = checkers
 
     def methods(
@@ -140,15 +142,15 @@ class Authenticator:
         key = hashlib.blake2b(token.encode("utf-8", "surrogatepass"), key=self._secret).digest()
         check = self._checks.get((policy, key))
         if check is not None:
-            # A fleet connects at once: the same token again is not another guess. If the check has
-            # ended and is still listed, this does not wait.
+            # A fleet connects at once, and the same token again is not another guess. If the check
+            # has ended and is still listed, the await returns at once.
             principal = await asyncio.shield(check)
             if principal is None:
                 raise Unauthenticated("the token is not valid")
             return principal
         known = self._verified.get(key)
         if known is not None and known.principal is not None and known.holds_in(policy):
-            # For each HTTP request, and when a fleet reconnects at once.
+            # This is the case for each HTTP request, and when a fleet reconnects at once.
             self._begin(place, name)
             self.guesses.succeeded(place, name)
             return known.principal
@@ -164,7 +166,8 @@ class Authenticator:
     def _begin_check(
         self, policy: Policy, token: str, key: bytes, place: str
     ) -> asyncio.Future[str | None]:
-        """The check continues if the client disconnects: others may wait for it."""
+        """Start to check a token in a thread. The check continues if the client disconnects,
+        because other clients may wait for it."""
         threads = self._checkers(place, _name_in(token))
         loop = asyncio.get_running_loop()
         check = loop.run_in_executor(threads, policy.authenticate_token, token)

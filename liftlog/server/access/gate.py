@@ -20,7 +20,7 @@ _MAX_KEPT = 4096
 _MAX_SHOWN = 80
 
 PRIVILEGED = frozenset({"create", "delete", "admin"})
-"""Audited also if they are allowed."""
+"""Operations that are audited also if they are allowed."""
 
 
 class Gate:
@@ -58,8 +58,8 @@ class Gate:
         `subjects` are those of a stream to be created: each must be allowed. The audit names
         `peer`.
 
-        For `read` this covers the stream itself: its description, offsets, leases, checkpoints.
-        Code that hands out records asks `readable_subjects` as well.
+        The operation `read` covers the stream itself: its description, offsets, leases,
+        checkpoints. Code that returns records must also call `readable_subjects`.
         """
         if operation == "read":
             self.readable_subjects(principal, stream, peer=peer)
@@ -78,9 +78,9 @@ class Gate:
     def readable_subjects(
         self, principal: str | None, stream: str, *, peer: str = ""
     ) -> tuple[str, ...] | None:
-        """Return the subjects on which records of `stream` may be handed out; None means all.
+        """Return the subjects on which records of `stream` may be returned; None means all.
 
-        Raises as `authorize`.
+        Raises the errors of `authorize`.
         """
         check_stream_name(stream, may_be_system=True)
         if self.policy is None:
@@ -93,13 +93,13 @@ class Gate:
 
     @property
     def deliverable(self) -> tuple[str, ...] | None:
-        """Return the subjects to which clients of NATS may have records sent, in addition to
-        inboxes; None means any."""
+        """Return the subjects to which clients of NATS may have the daemon send records, in
+        addition to inboxes; None means any."""
         return None if self.policy is None else self.policy.deliverable
 
     def delivery_denied(self, principal: str, stream: str, subject: str, *, peer: str) -> Forbidden:
-        """Return the error for records of `stream` that were to be sent to a forbidden subject,
-        which the audit notes."""
+        """Audit that records of `stream` were to be sent to a forbidden subject, and return the
+        error."""
         why = (
             f"denied: {subject[:_MAX_SHOWN]!a} is not an inbox, and `deliver` in the section nats "
             "leaves it out"
@@ -108,7 +108,8 @@ class Gate:
         return Forbidden(f"records of {stream!r} may not be sent there", hint=why)
 
     def may(self, principal: str | None, operation: Operation, stream: str) -> bool:
-        """Return True if it is allowed; for answers that show only what the principal may see."""
+        """Return True if the operation is allowed. Used for answers that show only what the
+        principal may see."""
         if self.policy is None:
             return True
         if operation == "read":
@@ -116,7 +117,8 @@ class Gate:
         return self._decide(self.policy, principal or ANONYMOUS, operation, stream, None).allowed
 
     def may_somewhere(self, principal: str | None, operation: Operation) -> bool:
-        """Return True if it is allowed for some stream; for links to forms that name the stream."""
+        """Return True if the operation is allowed for some stream. Used for links to forms in which
+        the user names the stream."""
         return self.policy is None or self.policy.has_rule(principal or ANONYMOUS, operation)
 
     def _decide(
@@ -136,7 +138,8 @@ class Gate:
         return decision
 
     def _decide_read(self, policy: Policy, principal: str, stream: str) -> ReadDecision:
-        """Return the decision, cached because every fetch asks each time it is looked at."""
+        """Return the decision from a cache, because a fetch asks for it each time that the server
+        looks at the fetch."""
         decision = self._kept_reads.get((principal, stream))
         if decision is None:
             decision = policy.decide_read(principal, stream)
@@ -146,7 +149,7 @@ class Gate:
 
 def _keep(kept: dict[Key, Kept], key: Key, decision: Kept) -> None:
     if len(kept) >= _MAX_KEPT:
-        kept.clear()  # a client that asks for invented names must not fill the memory
+        kept.clear()  # a client that requests invented names must not fill the memory
     kept[key] = decision
 
 

@@ -24,7 +24,7 @@ MAX_KEPT = 4096
 
 
 class Rate(NamedTuple):
-    """`burst` at once, then `per_second`."""
+    """A rate limit: `burst` at once, then `per_second`."""
 
     burst: float
     per_second: float
@@ -36,7 +36,7 @@ PRINCIPAL = Rate(200, 2)
 
 
 class Bounded(OrderedDict[Key, Kept], Generic[Key, Kept]):
-    """Drops the least recently used entries beyond a bound."""
+    """A dictionary that drops its least recently used entries beyond a bound."""
 
     def keep(self, key: Key, value: Kept, bound: int) -> None:
         self[key] = value
@@ -70,7 +70,7 @@ class Buckets(Generic[Key]):
 
 
 class GuessLimiter:
-    """Belongs to one event loop."""
+    """Applies the three limits. Belongs to one event loop."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic, max_kept: int = MAX_KEPT) -> None:
         self._pairs: Buckets[tuple[str, str]] = Buckets(PAIR, now, max_kept)
@@ -80,7 +80,7 @@ class GuessLimiter:
         self._max_kept = max_kept
 
     def __len__(self) -> int:
-        """The number of entries that it remembers."""
+        """Return the number of stored entries."""
         kept = (self._pairs, self._places, self._principals, self._known)
         return sum([len(one) for one in kept])
 
@@ -97,7 +97,7 @@ class GuessLimiter:
         return True
 
     def succeeded(self, place: str, principal: str) -> None:
-        """Note that the token was right: the attempt does not count."""
+        """Note that the token was right, so that the attempt does not count."""
         pair = (place, principal)
         self._change(pair, 1)
         self._known.keep(pair, None, self._max_kept)

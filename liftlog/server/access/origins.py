@@ -12,7 +12,7 @@ _CREDENTIALS = struct.Struct("iII")  # struct ucred: pid, uid, gid
 _IPV6_PREFIX = 64
 """Bits of an IPv6 address that one customer of a provider cannot choose."""
 _LOOPBACK = "loopback"
-"""The place of all addresses of the loopback interface, any of which a program can choose."""
+"""The place of all addresses of the loopback interface: a program can choose any of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +20,8 @@ class Origin:
     """The origin of a connection.
 
     `name` is for logs. `place` is the unit of rate limits: an IP address (the first 64 bits of an
-    IPv6 address; one for all of loopback), or a user of this machine. `certificate` is the
-    daemon's, as the client saw it, in DER.
+    IPv6 address; one place for all of loopback), or a user of this machine. `certificate` is the
+    daemon's certificate as the client received it, in DER.
     """
 
     name: str

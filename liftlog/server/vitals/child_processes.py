@@ -6,9 +6,10 @@ import os
 import sys
 from collections.abc import Sequence
 
-# Runs before the real program and asks Linux to kill the process when the starting thread ends,
-# for whatever reason. It is a separate program because `preexec_fn` is not safe beside other
-# threads. The parent may have died before prctl took effect, so its pid is checked again.
+# This program runs before the real one and asks Linux to kill the process when the thread that
+# started it ends, for whatever reason. It is a separate program because `preexec_fn` is not safe
+# when other threads run. The parent may have died before prctl took effect, so its pid is checked
+# again.
 _PRELUDE = """\
 import ctypes, os, signal, sys
 parent = int(sys.argv[1])
@@ -21,10 +22,11 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 
 def tied_to_parent(command: Sequence[str], *, parent: int | None = None) -> list[str]:
-    """Return `command` (absolute program path first) in a form that dies with the thread that
-    starts it.
+    """Return a command that runs `command` (absolute program path first) and is killed when the
+    thread that starts it ends.
 
-    `parent` is the process that will run it: this one if None, 0 for one not known yet.
+    `parent` is the pid of the process that will start it: None for this process, 0 if the pid is
+    not known yet.
     """
     parent = os.getpid() if parent is None else parent
     return [sys.executable, "-I", "-S", "-c", _PRELUDE, str(parent), *command]

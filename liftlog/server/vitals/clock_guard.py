@@ -1,16 +1,20 @@
 """Detects a wall clock that is suddenly ahead, so that no record counts as older than it is.
 
-A clock that is ahead makes all records look old, and limits by age would then delete them. So ages
-are judged by a time that does not follow a sudden jump ahead of the wall clock: it stays behind by
-the length of the jump, and advances with the monotonic clock. That time is stored in the data
-directory, in the file `clock`, so a restart changes nothing.
+A clock that is ahead makes all records look old, and limits by age would then delete them. So the
+daemon judges ages by a time of its own, which advances with the monotonic clock: when the wall
+clock suddenly jumps ahead, this time stays behind it by the length of the jump. It is stored in the
+data directory, in the file `clock`, so that a restart does not change it.
 
-A jump is trusted after an hour, if it is at most a tenth of the time for which each stream keeps
-its records; or when an operator confirms it (`liftlog serve --believe-clock`), or when the other
-nodes of the cluster have the same time. A jump back is followed at once: it makes nothing older.
+A jump ahead is trusted in three cases:
 
-In a cluster the file also notes that this clock was ahead of others when it was last measured. If
-the file cannot be read, none of these doubts ends: no record is too old until it can be read.
+- after an hour, if it is at most a tenth of the time for which each stream keeps its records
+- when an operator confirms it (`liftlog serve --believe-clock`)
+- when the other nodes of the cluster have the same time
+
+A jump back is followed at once, because it makes no record older.
+
+In a cluster the file also stores whether this clock was ahead of others when it was last measured.
+While the file cannot be read, the daemon assumes that there was a jump: no record is too old.
 """
 
 from __future__ import annotations
@@ -36,8 +40,8 @@ _DOWN_NS = 3600 * 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class ClockState:
-    """The wall clock at some moment, by how much it was ahead of the time for judging ages, and the
-    monotonic clock, which counts from the start of the machine."""
+    """A reading of the clocks. `monotonic_ns` counts from the start of the machine; `ahead_ns` is
+    the wall clock minus the time for judging ages."""
 
     wall_ns: int
     monotonic_ns: int
@@ -47,9 +51,10 @@ class ClockState:
 
 
 def read_clock_state(fs: FileSystem, data_dir: Path) -> ClockState | None:
-    """Read the file; None if there is none, or it is damaged: then the wall clock is trusted.
+    """Return the stored state, or None if the file does not exist or is damaged: the wall clock is
+    trusted then.
 
-    Raises StorageError if it cannot be read.
+    Raises StorageError if the file cannot be read.
     """
     try:
         with storage_errors(f"reading {CLOCK_NAME}"):
@@ -74,10 +79,10 @@ def write_clock_state(fs: FileSystem, data_dir: Path, state: ClockState) -> None
 
 
 class ClockGuard:
-    """The time for judging ages. Thread-safe.
+    """Provides the time for judging ages. Thread-safe.
 
-    A step is a change of more than ten minutes against the monotonic clock, or of more than an hour
-    while the machine was off.
+    A step is a change of the wall clock by more than ten minutes relative to the monotonic clock,
+    or by more than an hour while the machine was off.
     """
 
     def __init__(
@@ -93,7 +98,7 @@ class ClockGuard:
         self._ahead_ns = 0
         self._steps = 0
         self.dispute = ""
-        """Why the last measurement found that other nodes have another time; empty if the clock was
+        """How this clock differs from other nodes' clocks, by the last measurement; empty if it was
         right."""
         self.unread = ""
         """Why the state of an earlier process cannot be read; empty if it was read."""
@@ -101,15 +106,15 @@ class ClockGuard:
             self._continue(before)
 
     def wall_clock_is_trusted(self) -> bool:
-        """False for an hour after a step, and while it cannot be read whether there was one.
-        Meanwhile nothing is deleted for its age."""
+        """Return False for an hour after a step, and while the state of the earlier process cannot
+        be read. Meanwhile no record is deleted because of its age."""
         with self._lock:
             self._look()
             return self._stepped_at_ns is None and not self.unread
 
     def now_ns(self) -> int:
-        """Return the time for judging ages. A clock that jumped ahead does not make records old,
-        and after a jump back new records do not seem older than they are."""
+        """Return the time for judging ages. A jump of the wall clock, ahead or back, does not make
+        records seem older than they are."""
         with self._lock:
             self._look()
             return self._wall_ns - max(self._ahead_ns, 0)
@@ -122,7 +127,8 @@ class ClockGuard:
             return max(self._ahead_ns, 0) / 1e9
 
     def believe(self, reason: str, *, steps: int | None = None) -> None:
-        """Judge ages by the wall clock from now on; not if there was another step after `steps`."""
+        """Judge ages by the wall clock from now on. Does nothing if there was another step since
+        the caller read `steps`."""
         with self._lock:
             self._look()
             if steps not in (None, self._steps):
@@ -146,8 +152,8 @@ class ClockGuard:
         self.believe("the operator has confirmed it")
 
     def resume(self, before: ClockState | None) -> None:
-        """Apply the state of an earlier process, which could be read only now, after `unread`.
-        Steps that were detected since the start count on."""
+        """Apply the state of an earlier process, which could not be read at the start (`unread`).
+        Steps that this process has detected since its start still count."""
         with self._lock:
             self._look()
             self.unread = ""
@@ -175,7 +181,7 @@ class ClockGuard:
         else:
             self._step(step, _DOWN_NS)
         if self._ahead_ns:
-            self._stepped_at_ns = self._monotonic_ns  # a restart confirms nothing
+            self._stepped_at_ns = self._monotonic_ns  # a restart does not confirm the clock
 
     def _look(self) -> None:
         wall, monotonic = self._clock.now_ns(), self._clock.monotonic_ns()
@@ -191,6 +197,6 @@ class ClockGuard:
         self._stepped_at_ns = self._monotonic_ns
         self._steps += 1
         self._ahead_ns += step
-        if abs(self._ahead_ns) <= STEP_NS:  # taken back
+        if abs(self._ahead_ns) <= STEP_NS:  # the clock was set back
             self._ahead_ns = 0
         logger.warning("wall-clock-stepped seconds=%d retention_by_time=suspended", step // 10**9)

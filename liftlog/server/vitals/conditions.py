@@ -1,9 +1,9 @@
-"""The one list of conditions, that is of the daemon's problems, for every surface.
+"""The one list of conditions, that is, of the daemon's problems, which every surface shows.
 
-`/readyz`, `liftlog health`, `info`, `stream info`, `top` and `doctor`, every web page, the pull
-protocol and the metrics show this list. To add a condition, add its kind to `KINDS`, and yield a
-`Condition` of that kind from a function that `Conditions.add` has: every surface shows it then,
-`make pages` documents it, and `tests/integration/test_conditions.py` looks for it everywhere.
+The surfaces are `/readyz`, `liftlog health`, `info`, `stream info`, `top` and `doctor`, every web
+page, the pull protocol and the metrics. To add a condition, add its kind to `KINDS`, and pass a
+function to `Conditions.add` that yields a `Condition` of that kind. Every surface then shows it,
+`make pages` documents it, and `tests/integration/test_conditions.py` looks for it on every surface.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class Severity(Enum):
     """The severity of a condition, the worst first."""
 
     UNREADY = "unready"
-    """Clients should not be sent here: `/readyz` answers 503."""
+    """The daemon should not receive clients: `/readyz` answers 503."""
     ERROR = "error"
-    """Something is broken, while the rest is served."""
+    """A part of the daemon is broken; the other parts work."""
     WARNING = "warning"
-    """Everything is served, and an operator should look."""
+    """Everything works, and an operator should look."""
 
 
 class About(Enum):
@@ -47,8 +47,8 @@ class Kind:
     """A kind of condition. `meaning` is a sentence for the reference page, `next_step` is the first
     action of an operator.
 
-    A kind that `concerns_streams` is also a warning of each stream of the daemon, since its
-    publishers or readers notice it.
+    If `concerns_streams`, each stream of the daemon also has the condition as a warning, because
+    publishers or readers of the stream notice it.
     """
 
     name: str
@@ -275,7 +275,7 @@ class Condition:
     """One problem that exists now.
 
     `subject` names the stream or node if the kind is about one. `streams` are further streams,
-    which follow the text: each viewer sees those that it may read.
+    listed after the text; each viewer sees only those that they may read.
     """
 
     kind: Kind
@@ -296,16 +296,16 @@ class Condition:
 
     @property
     def words(self) -> str:
-        """The text with all names that belong to it, but not the subject."""
+        """The text, followed by the names of `streams`; without the subject."""
         return f"{self.text}: {_listed(self.streams, ', ')}" if self.streams else self.text
 
     @property
     def sentence(self) -> str:
-        """The words after the subject."""
+        """The subject, followed by the words."""
         return f"{self.subject}: {self.words}" if self.subject else self.words
 
     def shown_to(self, may_read: MayRead) -> Condition | None:
-        """Return the condition as a viewer sees it; None for one of a stream that they may not
+        """Return the condition as a viewer sees it; None if it is about a stream that they may not
         read."""
         if self.kind.about is About.STREAM and not may_read(self.subject):
             return None
@@ -338,10 +338,10 @@ def by_kind(conditions: Iterable[Condition]) -> dict[str, str]:
 
 
 def first_of_each_kind(conditions: Iterable[Condition]) -> list[Condition]:
-    """Return at most twenty of each kind, and one that says how many more there are.
+    """Return at most twenty conditions of each kind, and one that counts the others of its kind.
 
-    So answers stay short with thousands of streams. `conditions` has the worst first, and so has
-    the result.
+    This keeps answers short if there are thousands of streams. `conditions` has the worst first,
+    and so has the result.
     """
     shown: list[Condition] = []
     counts: Counter[str] = Counter()
@@ -375,7 +375,7 @@ Producer = Callable[[], Iterable[Condition]]
 
 
 class Conditions:
-    """The list. Belongs to the event loop."""
+    """The list of conditions. Belongs to the event loop."""
 
     def __init__(self) -> None:
         self._producers: list[Producer] = []
@@ -386,17 +386,18 @@ class Conditions:
     def add(
         self, producer: Producer, *, refresh: Callable[[], Awaitable[object]] | None = None
     ) -> None:
-        """`producer` yields the problems of this moment; it must neither wait nor take long.
-        `refresh` is awaited before, for values that have to be measured."""
+        """Add a function that yields the problems of this moment; it must neither wait nor take
+        long. Each call of `now` awaits `refresh` first, which measures values that `producer`
+        needs."""
         self._producers.append(producer)
         if refresh is not None:
             self._refreshers.append(refresh)
 
     async def now(self, may_read: MayRead | None = None) -> list[Condition]:
-        """Return the conditions, the worst first; with `may_read` those that a viewer may see.
+        """Return the conditions, the worst first; with `may_read` only those that a viewer may see.
 
-        With many streams it takes a while to collect them, and anyone may ask. So a list that took
-        long is used again for ten times as long, at most for a quarter of a second.
+        With many streams it takes a while to collect them, and any client may ask. So a list that
+        took long is reused for ten times as long as that, at most for a quarter of a second.
         """
         for refresh in self._refreshers:
             await refresh()

@@ -9,8 +9,8 @@ import time
 from liftlog.server.vitals.histogram import LATENCY_BOUNDS, Histogram
 
 _INTERVAL_SECONDS = 0.25
-"""Four wake-ups a second: few enough for an idle daemon, and enough to see every call that blocks
-the loop for longer."""
+"""Pause between two measurements: long enough for an idle daemon, and short enough to notice every
+call that blocks the loop for longer than this."""
 _STILL_SECONDS = 1.0
 _JUST_NOW_SECONDS = 5.0
 
@@ -51,7 +51,7 @@ class LoopWatch:
         self.lag = Histogram(LATENCY_BOUNDS)
         self.last_lag_seconds = 0.0
         self._due = 0.0
-        self._stood_still = (0.0, 0.0)  # until when, for how long
+        self._stood_still = (0.0, 0.0)  # its end, its length
 
     async def run(self) -> None:
         """Measure until cancelled."""
@@ -66,10 +66,11 @@ class LoopWatch:
             self._due = now + _INTERVAL_SECONDS
 
     def stood_still_seconds(self) -> float:
-        """The time for which the event loop did not run just now: the process or its machine was
-        stopped, or a call blocked it. 0.0 if it was less than a second, or a while ago."""
+        """Return for how long the event loop did not run just now, because the process or its
+        machine was stopped, or a call blocked it. 0.0 if it was less than a second, or a while
+        ago."""
         now = time.monotonic()
-        if self._due and now - self._due >= _STILL_SECONDS:  # its own turn is yet to come
+        if self._due and now - self._due >= _STILL_SECONDS:  # `run` has not measured it yet
             return now - self._due
         until, seconds = self._stood_still
         return seconds if now - until <= _JUST_NOW_SECONDS else 0.0

@@ -1,8 +1,8 @@
 """Divides the file descriptors of the process at the start, and counts those that are left.
 
-The daemon raises its soft limit to the hard limit. Streams and connections get shares, so that
-neither takes what the other needs. Some are kept back for NATS, and for files that a commit, a
-start or a deletion opens for a moment.
+The daemon raises its soft limit to the hard limit. Streams and connections get separate shares, so
+that neither can use up the descriptors of the other. Some descriptors are kept back for NATS, and
+for files that a commit, a start or a deletion opens for a moment.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class Shares:
 def shares_of(limit: int, *, read_files: int, pull: int, http: int) -> Shares:
     """Divide `limit` descriptors. The other three numbers are those that the settings ask for.
 
-    With a small limit everyone gets a part of it; else connections and readers get what they ask
-    for, and streams the rest. Raises ConfigError below `LEAST`.
+    If the limit is small, each share is a part of it; otherwise connections and readers get what
+    they ask for, and streams the rest. Raises ConfigError if the limit is below `LEAST`.
     """
     if limit < LEAST:
         raise ConfigError(
@@ -93,8 +93,8 @@ class Descriptors:
         self._good_until = float("-inf")
 
     def left(self) -> tuple[int, int]:
-        """Return how many descriptors are left, and the limit. All count as left if the system does
-        not say how many are open."""
+        """Return how many descriptors are left, and the limit. If the system does not report how
+        many are open, all count as left."""
         now = time.monotonic()
         if now >= self._good_until:
             with contextlib.suppress(OSError):
@@ -104,7 +104,7 @@ class Descriptors:
         return max(0, limit - self._open), limit
 
     def check_spare(self) -> None:
-        """Raise LimitExceeded if no stream should be created."""
+        """Raise LimitExceeded if too few descriptors are left to create a stream."""
         self._good_until = float("-inf")
         left, limit = self.left()
         if left < _SPARE:

@@ -1,8 +1,8 @@
 """The disk of the data directory: a probe of whether it can be written, and a reserve for when it
 is full.
 
-A disk that hangs must block neither the event loop nor the answer about it: each probe runs in a
-thread of its own, one at a time, and callers wait for it only briefly.
+A disk that hangs must block neither the event loop nor requests that ask for the state of the disk.
+So each probe runs in a thread of its own, one at a time, and callers wait for it only briefly.
 
 The reserve is a file that only occupies room. Appends are refused when the disk is full, but a
 clean stop, retention and recovery write small files: they use the room of the reserve. The file
@@ -34,10 +34,11 @@ _WAIT_SECONDS = 0.5
 
 
 def for_failed_storage(error: Exception) -> StreamUnavailable | None:
-    """Return the error for clients if `error` means that files cannot be used, which is no damage.
+    """Return the error for clients if `error` means that files cannot be used; they are not
+    damaged.
 
-    Returns None for other errors, and for those that have a name of their own for clients, such as
-    a full disk.
+    Returns None for other errors, and for those that have their own error class for clients, such
+    as a full disk.
     """
     if not isinstance(error, StorageError) or error.code:
         return None
@@ -51,7 +52,7 @@ def for_failed_storage(error: Exception) -> StreamUnavailable | None:
 
 @dataclass(frozen=True, slots=True)
 class DiskState:
-    """The result of one probe. `problem` is empty while the directory can be written."""
+    """The result of one probe. `problem` is empty if the directory can be written."""
 
     free_bytes: int = 0
     size_bytes: int = 0
@@ -70,7 +71,7 @@ class DiskProbe:
 
     @property
     def last(self) -> DiskState:
-        """The newest result; with a problem while a probe is late."""
+        """The newest result; its `problem` says so if a probe takes too long."""
         seconds = time.monotonic() - self._looking_since
         return (
             self._unanswered(seconds) if self._looking and seconds > _WAIT_SECONDS else self._last
@@ -102,7 +103,7 @@ class DiskProbe:
 
         def run() -> None:
             found = look_at(self._directory)
-            with contextlib.suppress(RuntimeError):  # the loop is closed, no one waits
+            with contextlib.suppress(RuntimeError):  # the loop is closed, so no one waits
                 loop.call_soon_threadsafe(_set_result, looking, found)
 
         # Not from a pool: a thread that hangs in the kernel must not keep the daemon from exiting.
@@ -117,8 +118,8 @@ class DiskProbe:
 
 
 def look_at(directory: Path) -> DiskState:
-    """Probe the disk of this directory, for as long as that takes. Does not sync: commits
-    themselves show whether syncs return in time."""
+    """Probe the disk of this directory; blocks for as long as that takes. Does not sync, because
+    commits themselves show whether syncs return in time."""
     try:
         found = os.statvfs(directory)
         free, size = found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
@@ -148,8 +149,8 @@ _STEP_BYTES = 16 * 1024
 
 
 class DiskReserve:
-    """The reserve file. Blocking, except `lent`. Use it only while holding the data directory's
-    lock."""
+    """The reserve file. All methods except `lent` block. Use it only while holding the data
+    directory's lock."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / RESERVE_NAME
@@ -182,7 +183,7 @@ class DiskReserve:
             logger.warning("disk-reserve-not-released path=%s error=%s", self._path, error)
 
     def keep(self) -> None:
-        """Occupy the room again, or as much of it as there is."""
+        """Write the file again to its full size, or as much of it as the disk has room for."""
         try:
             with open(self._path, "ab", buffering=0, opener=private) as file:
                 size = os.fstat(file.fileno()).st_size

@@ -1,4 +1,4 @@
-"""Counting into buckets, cheap enough for the path of every commit."""
+"""Counts values in buckets, cheap enough for the path of every commit."""
 
 from __future__ import annotations
 
@@ -37,8 +37,9 @@ class Histogram:
 
 
 def quantile(bounds: Sequence[float], counts: Sequence[int], part: float) -> float:
-    """Return the value below which `part` of the observations lie, taken as evenly spread within
-    their bucket; NaN without observations. Above every bound it is the highest bound."""
+    """Return the value below which `part` (0 to 1) of the observations lie, assuming that those of
+    a bucket are spread evenly. Returns the highest bound if the value is above it, and NaN without
+    observations."""
     wanted = part * sum(counts)
     if not wanted:
         return math.nan

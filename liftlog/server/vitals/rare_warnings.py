@@ -1,4 +1,4 @@
-"""Warnings of events that repeat many times a second, each logged at most once a minute."""
+"""Logs warnings of events that repeat many times a second, each at most once a minute."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class RareWarnings:
         told = self._told.get(line)
         if told is not None and now - told < _AGAIN_SECONDS:
             return
-        if now - self._tidied >= _TIDY_SECONDS:  # not each time: a node may lead 1,000 streams
+        if now - self._tidied >= _TIDY_SECONDS:  # not at each call: a node may lead 1,000 streams
             self._tidied = now
             self._told = {one: at for one, at in self._told.items() if now - at < _AGAIN_SECONDS}
         self._told[line] = now
         self._logger.warning(event, *values)
 
     def forget(self) -> None:
-        """Log the next warning in any case."""
+        """Log the next warning, whenever the same one was last logged."""
         self._told.clear()

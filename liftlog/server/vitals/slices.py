@@ -1,4 +1,4 @@
-"""Long work in the event loop, done in slices."""
+"""Divides long work in the event loop into slices."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ _SLICE_SECONDS = 0.002
 
 
 class Slices:
-    """Divides long work into slices: make one when the work begins, and await `pause` between small
-    pieces.
+    """Lets other tasks run during long work: create one when the work begins, and await `pause`
+    between small pieces.
 
-    Counts the time in which the thread runs: on a busy machine a slice would otherwise be a single
-    piece.
+    Measures the CPU time of the thread: by elapsed time, each piece would end a slice on a busy
+    machine.
     """
 
     def __init__(self) -> None:
