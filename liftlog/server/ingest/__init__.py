@@ -3,9 +3,9 @@
 batch_parser   the NATS wire protocol, many messages at a time
 transport      nats-py's TCP transport with larger reads, straight into the parser
 websocket      the same over a WebSocket
-seam           plugs both into nats-py; the slower way if the parser does not fit
+seam           plugs both into nats-py; has a slower way if the parser does not fit
 servers        the servers to connect to, and how to log in
-endings        why a connection ends and what is refused, from the server's words
+endings        classifies the server's error texts: why a connection ended, what was refused
 connection     one connection to one server, from login to its end
 reading_pauses the pauses in which a connection was not read
 subscriptions  the wanted subscriptions, and the state of each

@@ -20,7 +20,7 @@ from nats.errors import ProtocolError
 from envelope import COOKIES
 from liftlog.sequencing.run import MessageRun
 
-MAX_CONTROL_LINE = 64 * 1024  # nats-server's default is 4 KiB and it can be raised
+MAX_CONTROL_LINE = 64 * 1024  # the default of nats-server is 4 KiB, and operators can raise it
 _CRLF = b"\r\n"
 _COOKIE_BYTE = COOKIES[0][:1]
 _COOKIE_START = COOKIES[0][:2]
@@ -35,7 +35,8 @@ class MessageSink(Protocol):
     """Receives the messages. Neither method may block, await or raise."""
 
     def deliver(self, sid: int, run: MessageRun) -> None:
-        """Take a run. `sid` is the number of the run if other subscriptions join it."""
+        """Take a run of messages. `sid` is the number of their subscription, or the number of the
+        run if several subscriptions share it."""
         ...
 
     def chunk_end(self) -> None:
@@ -64,7 +65,7 @@ class _Columns:
         self.headers: list[bytes] | None = None
 
     def header_column(self) -> list[bytes]:
-        """The header column, filled up with b"" for the messages before."""
+        """Return the header column. The first call fills it with b"" for the messages so far."""
         if self.headers is None:
             self.headers = [b""] * len(self.payloads)
         return self.headers
@@ -86,12 +87,15 @@ class _Columns:
 
 
 class _Shape:
-    """Messages of one run, with `sids` of one length, that differ in reply, header and payload
-    bytes, in the subject unless it is known to be `subject`, and in size among the few `sizes`: (of
-    the headers, of both), the first one 0 for a message without headers.
+    """The form of messages that one regular expression can split into columns.
 
-    One expression splits a chunk into columns. With a single size headers and payload are groups
-    of their own; with several, what follows the reply subject is one group, cut up afterwards.
+    The messages belong to one run, and their `sids` have the same length. They can differ in reply
+    subject, headers and payload, and also in subject if `subject` is None. Their sizes are among
+    the few `sizes`, each a pair: of the headers (0 for a message without headers), of headers and
+    payload.
+
+    With a single pair of sizes, headers and payload are groups of the expression. With several, all
+    bytes after the reply subject are one group, which is cut up afterwards.
     """
 
     __slots__ = ("_fixed_bytes", "_header_sizes", "has_headers", "has_reply", "pattern", "run",
@@ -104,8 +108,8 @@ class _Shape:
         self.run = run
         self.subject = subject
         self.has_reply = has_reply
-        # `[^ ]` instead of a list of all forbidden characters: three times as fast, and checked
-        # afterwards.
+        # `[^ ]` is three times as fast as a list of all forbidden characters; the fields are
+        # checked afterwards.
         reply = rb"([^ ]+) " if has_reply else b""
         name = rb"([^ ]+)" if subject is None else re.escape(subject)
         self._header_sizes: dict[bytes, int] | None = None
@@ -146,7 +150,7 @@ class _Shape:
     def take(self, columns: _Columns, fields: Sequence[bytes]) -> int:
         """Append the messages that were split into `fields`; returns their length in bytes.
 
-        Returns 0, without a change, if they are not what they look like.
+        Returns 0 and changes nothing if the fields turn out to be something else.
         """
         stride = self.stride
         count = len(fields) // stride
@@ -175,7 +179,7 @@ class _Shape:
             try:
                 headers, payloads = _cut(ops, payloads, self._header_sizes)
             except KeyError:
-                return 0  # HMSG with one size or MSG with two: that is not a reply subject
+                return 0  # HMSG with one size or MSG with two: the reply subject is not one
             if not (self.has_headers and any(headers)):
                 headers = None
         columns.extend(subjects, replies, headers, payloads)
@@ -190,7 +194,7 @@ def _size_line(header_size: int, size: int) -> bytes:
 def _cut(
     ops: Sequence[bytes], bodies: Sequence[bytes], header_sizes: Mapping[bytes, int]
 ) -> tuple[list[bytes], list[bytes]]:
-    """Return headers and payloads of bodies that begin with their sizes."""
+    """Split bodies that begin with their sizes; returns the headers and the payloads."""
     headers, payloads = [], []
     for op, body in zip(ops, bodies, strict=True):
         start = body.index(b"\n") + 1
@@ -201,8 +205,8 @@ def _cut(
 
 
 class BatchParser:
-    """Parses one connection's input. Not thread-safe. State is consistent at every await: a
-    cancelled `parse` loses nothing that was not delivered, and `reset` during an await ends the
+    """Parses one connection's input. Not thread-safe. State is consistent at every await: if
+    `parse` is cancelled, input that was not delivered is kept; `reset` during an await ends the
     current parse."""
 
     def __init__(
@@ -217,8 +221,9 @@ class BatchParser:
     ) -> None:
         """`on_error` gets each -ERR line and returns True if it has handled the line completely.
 
-        Messages of several subscriptions can be put in one run, in the order in which they came:
-        `joined_runs` maps the `sid` of each of the others to that under which the run is delivered.
+        Several subscriptions can share one run, so that their messages stay in the order of
+        arrival. The run has the `sid` of one of them, and `joined_runs` maps the `sid` of each of
+        the others to it.
         """
         self._joined = joined_runs
         self._stock = stock
@@ -234,7 +239,7 @@ class BatchParser:
         self._uniform_wait = 0
 
     def reset(self) -> None:
-        """Forget everything unfinished: the connection is a new one."""
+        """Discard unfinished input, because a new connection begins."""
         self._generation += 1
         self._rest = b""
         self._parts = []
@@ -257,14 +262,14 @@ class BatchParser:
         while rest:
             end = rest.index(_CRLF) + 2
             line, rest = rest[:end], rest[end:]
-            self._rest = rest  # if the await below never returns
+            self._rest = rest  # in case the await below is cancelled
             if line.startswith(b"PONG"):
                 self._before_pong()
             await self._stock.parse(line)
             if self._generation != generation:
                 return
             if self._stock.buf:
-                raise ProtocolError  # the stock parser waits for more of a line that was whole
+                raise ProtocolError  # the stock parser expects more after a whole line
             self._rest = b""
             rest = self.feed(rest) if rest else b""
         await self._pressure()
@@ -272,11 +277,12 @@ class BatchParser:
     def feed(self, data: bytes) -> bytes:
         """Deliver the messages at the beginning of a read, without an await.
 
-        Returns the bytes that follow them if they begin with a whole line of another kind; an
-        incomplete rest is kept for the next call. Raises ProtocolError.
+        Returns the bytes that follow them if they begin with a whole line of another kind. Keeps an
+        incomplete line or message for the next call. Raises ProtocolError.
         """
         if self._missing:
-            # In the middle of a large message: gather pieces instead of copying them each time.
+            # In the middle of a large message: collect the pieces instead of copying them each
+            # time.
             self._parts.append(data)
             self._missing -= len(data)
             if self._missing > 0:
@@ -290,7 +296,7 @@ class BatchParser:
             return b""
         pos = self._take_messages(data, 0)
         while data.startswith(b"-ERR", pos):
-            # One for each ack that NATS refuses, so there may be thousands in a chunk.
+            # NATS sends one for each ack that it refuses, so there may be thousands in a chunk.
             end = data.find(_CRLF, pos) + 2
             if end < 2 or not self._on_error(data[pos:end]):
                 break
@@ -313,7 +319,7 @@ class BatchParser:
         change, if it is anything else.
 
         `_take_messages` has the same result, but takes longer, and a publisher that sends one
-        message at a time waits for it.
+        message at a time waits for each ack.
         """
         line_end = data.find(_CRLF)
         words = data[: max(line_end, 0)].split(b" ")
@@ -336,7 +342,7 @@ class BatchParser:
     def _take_messages(self, data: bytes, pos: int) -> int:
         """Deliver every whole message from `pos` on; returns where something else begins."""
         start = pos
-        # A search for one byte is the fastest there is, and text does not contain this one.
+        # Nothing is faster than a search for one byte, and text does not contain this byte.
         may_have_cookie = data.find(_COOKIE_BYTE, pos) >= 0
         by_run: dict[bytes, _Columns] = {}
         if self._uniform is not None and not self._uniform_wait:
@@ -366,9 +372,9 @@ class BatchParser:
         """Take messages of the learned shape: one call of the regex engine splits the chunk into
         columns.
 
-        The split is a search, so bytes that it skipped show as text between two matches. They are
-        parsed message by message, and the next match counts only if it begins where the last of
-        these messages ends: else it was found inside of a payload.
+        The split is a search, so text between two matches is what the search has skipped. This text
+        is parsed message by message, and the next match counts only if it begins where the last of
+        these messages ends; otherwise the match was found inside a payload.
         """
         shape = self._uniform
         assert shape is not None
@@ -401,7 +407,7 @@ class BatchParser:
         self._uniform_wait = _UNIFORM_RETRY_CHUNKS
 
     def _learn_uniform(self, run: bytes, columns: _Columns, count: int) -> None:
-        """Learn a shape from the last `count` messages, which came one after the other."""
+        """Learn a shape from the last `count` messages of `columns`, which arrived in a row."""
         if count < _UNIFORM_MIN_ROWS or self._uniform_wait:
             return
         replies = columns.replies[-count:]
@@ -425,14 +431,16 @@ class BatchParser:
             self._uniform = shape
 
     def _sids_of(self, run: bytes) -> list[bytes]:
-        """Return those of the most frequent length, which one expression can find."""
+        """Return the numbers of the subscriptions that share this run, but only those of the most
+        frequent length: one expression finds numbers of one length."""
         sids = [run, *(sid for sid, joined in self._joined.items() if joined == run)]
         lengths = [len(sid) for sid in sids]
         usual = max(lengths, key=lengths.count)
         return [sid for sid in sids if len(sid) == usual]
 
     def _take_any(self, data: bytes, pos: int, until: int, by_run: dict[bytes, _Columns]) -> int:
-        """Take one message after the other, of any form, as long as they begin before `until`."""
+        """Parse one message after the other, of any form, as long as they begin before `until`.
+        Returns the position after the last one."""
         find = data.find
         length = len(data)
         columns = _Columns()
@@ -474,8 +482,8 @@ class BatchParser:
 
 
 def _arguments(words: Sequence[bytes], least: int) -> tuple[bytes, bytes, bytes, bytes]:
-    """Return (sid, total size, subject, reply or b"") of a control line with `least` words or one
-    more."""
+    """Return (sid, total size, subject, reply or b"") of a control line with `least` words, or with
+    one more if it has a reply subject."""
     if len(words) == least:
         return words[2], words[-1], words[1], b""
     if len(words) == least + 1:
@@ -484,5 +492,5 @@ def _arguments(words: Sequence[bytes], least: int) -> tuple[bytes, bytes, bytes,
 
 
 def _any_cookie(payloads: Sequence[bytes]) -> bool:
-    """Return True if one of them begins like an envelope."""
+    """Return True if a payload begins like an envelope."""
     return any(map(bytes.startswith, payloads, repeat(_COOKIE_START)))

@@ -11,10 +11,10 @@ _R = TypeVar("_R")
 
 
 class Coalescing(Generic[_T, _R]):
-    """Joins calls of `work`. Belongs to one event loop.
+    """Joins waiting callers into one call of `work`. Belongs to one event loop.
 
-    `work` is called with the lock held, one call at a time; its result or error applies to each of
-    the items.
+    `work` is called with the lock held, one call at a time. All items of a call get its result or
+    its error.
     """
 
     def __init__(self, lock: asyncio.Lock, work: Callable[[list[_T]], Awaitable[_R]]) -> None:
@@ -26,13 +26,13 @@ class Coalescing(Generic[_T, _R]):
 
     @property
     def waiting(self) -> Sequence[_T]:
-        """The items whose turn has not come."""
+        """The items for the next call of `work`."""
         return self._items
 
     async def do(self, item: _T) -> _R:
-        """Run `work` for `item`, and for the items that others add until its turn comes.
+        """Run `work` for `item`, together with the items that other callers add before it starts.
 
-        It runs even if the caller is cancelled, because the others share it.
+        `work` runs even if this caller is cancelled, because the others share the call.
         """
         self._items.append(item)
         if len(self._items) == 1:
@@ -49,8 +49,8 @@ class Coalescing(Generic[_T, _R]):
     def _over(self, turn: asyncio.Task[_R]) -> None:
         self._turns.remove(turn)
         if not turn.cancelled():
-            turn.exception()  # its callers may all be gone
+            turn.exception()  # all callers may have been cancelled
 
     async def close(self) -> None:
-        """Return when nothing runs or waits any more."""
+        """Wait until all calls of `work` have ended."""
         await asyncio.gather(*self._turns, return_exceptions=True)

@@ -42,7 +42,7 @@ slow."""
 
 
 class NatsConnection:
-    """Belongs to one event loop."""
+    """A connection to one NATS server. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -65,19 +65,20 @@ class NatsConnection:
         """The server is about to stop and has asked its clients to reconnect elsewhere."""
         self.ended = asyncio.Event()
         self.max_payload_bytes = 0
-        """0 if not known."""
+        """The largest payload that the server accepts; 0 if not known."""
         self.connect_urls: list[object] = []
         """The servers of its cluster that the server last announced."""
         self.sids: dict[LinkSubscription, dict[str, int]] = {}
         """For each subscription, the numbers of its subjects, without those that NATS refuses."""
         self._handlers: dict[int, RunHandler] = {}
-        """By run number. It is the first number that the subscription had on this connection."""
+        """Keyed by run number: the first number that a subscription had on this connection."""
         self._runs: dict[LinkSubscription, int] = {}
         self._joined_runs: dict[bytes, bytes] = {}
-        """Maps each other number to its run number."""
+        """Maps each other number of a subscription to its run number."""
         self._wanted: dict[int, tuple[LinkSubscription, str]] = {}
         self._asked: dict[int, str] = {}
-        """Subjects that wait for an answer, with the reason if NATS has refused them, else ""."""
+        """Numbers of the subjects that wait for an answer, with the reason if NATS has refused one,
+        else ""."""
         self._refused_unnamed = ""
         self.chunk_end = on_chunk_end
         self._on_revoked = on_revoked
@@ -106,7 +107,7 @@ class NatsConnection:
             options.setdefault("tls_hostname", self.address.tls_name)
         seconds = settings.connect_timeout_seconds
         try:
-            # Each of these steps has this time: TCP, INFO, TLS, login.
+            # This time limit applies to each step: TCP, INFO, TLS, login.
             async with asyncio.timeout(4 * seconds):
                 await self._client.connect(
                     servers=[self.address.url],
@@ -140,7 +141,7 @@ class NatsConnection:
 
     @property
     def cluster_name(self) -> str:
-        """Name of the servers that know each other; empty if the server is alone."""
+        """Name of the server's cluster; empty if it is in no cluster."""
         return str(self._client._server_info.get("cluster", ""))
 
     @property
@@ -155,7 +156,7 @@ class NatsConnection:
 
     @property
     def has_jetstream(self) -> bool:
-        """True if the server says that JetStream is on."""
+        """True if the server reports that JetStream is on."""
         return self._client._server_info.get("jetstream") is True
 
     @property
@@ -164,7 +165,7 @@ class NatsConnection:
 
     @property
     def is_read(self) -> bool:
-        """True if the read loop runs; it always does unless nats-py has failed."""
+        """True if the read loop runs. It stops only if nats-py fails."""
         task = self._client._reading_task
         return task is not None and not task.done()
 
@@ -229,7 +230,8 @@ class NatsConnection:
         if isinstance(error, nats.errors.UnexpectedEOF | OSError):
             still = self._pauses.not_read_seconds()
             if still >= STILL_SECONDS:
-                # A reset discards what had arrived, so nothing was found unread.
+                # A reset of the connection discards bytes that had arrived, so none were found
+                # unread.
                 return Ending(
                     Cause.SLOW_CONSUMER,
                     "NATS closed the connection after the daemon had not read for "
@@ -251,7 +253,7 @@ class NatsConnection:
     def on_info(self, info: Mapping[str, Any]) -> None:
         urls = info.get("connect_urls")
         limit = info.get("max_payload")
-        if isinstance(limit, int):  # a server may change its mind later
+        if isinstance(limit, int):  # a server may change its limit later
             self.max_payload_bytes = limit
         self.connect_urls = list(urls) if isinstance(urls, list) else []
         self.lame_duck = self.lame_duck or info.get("ldm") is True
@@ -260,7 +262,8 @@ class NatsConnection:
     # --- reading ---
 
     async def _pressure(self) -> None:
-        """Pause reading while too much is unsent. Awaited by the parser after each chunk."""
+        """Pause reading while too many bytes are unsent or reading is held. The parser awaits this
+        after each chunk."""
         self._pauses.begin()
         try:
             if self._transport.unsent_bytes() > _MAX_UNSENT_BYTES:
@@ -277,11 +280,11 @@ class NatsConnection:
     # --- writing ---
 
     def send(self, commands: bytes) -> bool:
-        """Queue NATS commands; False if the connection has ended."""
+        """Queue NATS commands; returns False if the connection has ended."""
         return self.ending is None and self._transport.send(commands)
 
     async def room(self) -> None:
-        """Return when the server has taken most of the sent bytes, or the connection has ended."""
+        """Wait until the server has taken most of the sent bytes, or the connection has ended."""
         with contextlib.suppress(OSError):
             await self._transport.drain()
 
@@ -292,11 +295,11 @@ class NatsConnection:
         wanted: Sequence[LinkSubscription],
         handler_of: Callable[[LinkSubscription], RunHandler] = lambda one: one.handler,
     ) -> dict[LinkSubscription, Refusals]:
-        """Subscribe to those of their subjects that NATS does not deliver yet, and unsubscribe from
-        those that they no longer want.
+        """Subscribe to wanted subjects that NATS does not deliver yet, and unsubscribe from
+        subjects that are no longer wanted.
 
-        Returns when NATS has answered, with the refused subjects and the reasons. One call at a
-        time. Raises NatsUnavailable.
+        Returns when NATS has answered, with the refused subjects and the reasons. Only one call may
+        run at a time. Raises NatsUnavailable.
         """
         asked = [
             (one, subject)
@@ -314,7 +317,7 @@ class NatsConnection:
                 if sid in self._wanted:
                     self._forget(sid)
         if self._refused_unnamed and len(asked) > 1:
-            # To find out which one it refused, ask for them one at a time.
+            # NATS did not name the refused subject: ask for one at a time to find it.
             self._unsubscribe(self._sids_of(asked))
             refused = []
             for pair in asked:
@@ -325,9 +328,9 @@ class NatsConnection:
         return dict(found)
 
     def _leave(self, wanted: Iterable[LinkSubscription]) -> list[int]:
-        """Unsubscribe from subjects that are no longer wanted. This comes first, since a new
-        subject may overlap with them, and no message may come twice. Returns their numbers:
-        messages that NATS has sent already are still delivered."""
+        """Unsubscribe from subjects that are no longer wanted; returns their numbers. This comes
+        before new subscriptions, because a new subject may overlap with an old one, and no message
+        may arrive twice. Messages that NATS has already sent are still delivered."""
         left: list[int] = []
         for one in wanted:
             sids = self.sids.get(one, {})
@@ -363,8 +366,8 @@ class NatsConnection:
         return [(*self._forget(sid), problem) for sid, problem in answers.items() if problem]
 
     def _number(self, wanted: LinkSubscription, subject: str) -> int:
-        """Return a number for one subject. All messages of a subscription come in the same runs, in
-        their order."""
+        """Return a number for one subject. All subjects of a subscription share a run, which keeps
+        the order of their messages."""
         self._last_sid += 1
         sid = self._last_sid
         self.sids.setdefault(wanted, {})[subject] = sid
@@ -385,7 +388,7 @@ class NatsConnection:
         return wanted, subject
 
     def _sids_of(self, asked: Iterable[tuple[LinkSubscription, str]]) -> list[int]:
-        """Return the numbers, without those that are not subscribed to."""
+        """Return the numbers of those subjects that are subscribed to."""
         found = [self.sids.get(one, {}).get(subject) for one, subject in asked]
         return [sid for sid in found if sid is not None]
 
@@ -394,21 +397,21 @@ class NatsConnection:
         self._handlers[self._runs[wanted]] = handler
 
     def _unsubscribe(self, sids: Iterable[int]) -> None:
-        """Stop at once: no more messages are delivered."""
+        """Unsubscribe without a drain: no more messages are delivered."""
         self.send(b"".join(b"UNSUB %d\r\n" % sid for sid in sids))
         for sid in sids:
             self._forget(sid)
 
     def stop(self, wanted: Iterable[LinkSubscription]) -> list[int]:
-        """Unsubscribe, and return the numbers. Messages that NATS has sent already are still
-        delivered, until the subscriptions are drained."""
+        """Unsubscribe; returns the numbers of the subscriptions. Messages that NATS has already
+        sent are still delivered, until the subscriptions are drained."""
         sids = [sid for one in wanted for sid in self.sids.get(one, {}).values()]
         self.send(b"".join(b"UNSUB %d\r\n" % sid for sid in sids))
         return sids
 
     async def drain(self, wanted: Iterable[LinkSubscription], seconds: float) -> None:
-        """Unsubscribe; returns when all messages in flight were received. Raises NatsUnavailable if
-        NATS does not answer in time."""
+        """Unsubscribe; returns when all messages in flight have been received. Raises
+        NatsUnavailable if NATS does not answer in time."""
         sids = self.stop(wanted)
         try:
             await self.confirm(seconds)
@@ -418,8 +421,8 @@ class NatsConnection:
                     self._forget(sid)
 
     async def confirm(self, seconds: float = CONFIRM_SECONDS) -> None:
-        """Return when the server has processed everything sent before, and everything that it had
-        sent until then was received. Raises NatsUnavailable."""
+        """Wait until the server has processed all commands sent so far, and all that it sent before
+        its answer has been received. Raises NatsUnavailable."""
         flushed = asyncio.ensure_future(self._client.flush(seconds))  # type: ignore[arg-type]
         ended = asyncio.ensure_future(self.ended.wait())
         try:
@@ -455,4 +458,4 @@ class NatsConnection:
 
 
 async def _say_nothing(error: Exception) -> None:
-    """Ignore it: the error also comes from `connect` or through the owner's methods."""
+    """Ignore the error: `connect` raises it too, or the owner receives it."""

@@ -1,12 +1,13 @@
 """Recognises the daemon's own messages, which come back while two servers are in use.
 
-NATS sends a client nothing that it has published itself (`no_echo`). With two connections, the
-daemon is two clients: its messages over the old one reach its subscriptions on the new one, if a
-stream has subjects of inboxes. No stream of `_INBOX.` may store them, however late they come. A
-stream on another prefix that publishers use for their acks may: a handover only covers `_INBOX.`.
+NATS does not send a client its own messages (`no_echo`). With two connections, the daemon is two
+clients: messages that it sends over the old connection reach its subscriptions on the new one, if a
+stream has subjects of inboxes. No stream on `_INBOX.` may store these messages, however late they
+arrive. A stream on another prefix that publishers use for their acks may store them, because a
+handover only covers `_INBOX.`.
 
 NATS keeps the order from one connection to one subscription. So once the last sent message has come
-back, none of those before it will.
+back, no earlier one will.
 """
 
 from __future__ import annotations
@@ -18,38 +19,40 @@ from liftlog.server.ingest.overlap import Parts, digest_of, parts_of, select
 from liftlog.server.ingest.subscriptions import LinkSubscription
 
 FORGET_SECONDS = 60.0
-"""A connection that is silent for this long was abandoned long ago."""
+"""After this time without a sent message, none is expected to come back: a connection that is
+silent for this long was abandoned long ago."""
 
 
 class Echoes:
-    """The daemon's own messages that may come to one connection. Belongs to the event loop."""
+    """The daemon's own messages that may come back over one connection. Belongs to the event
+    loop."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         """`now` is a monotonic clock in seconds."""
         self._now = now
         self._over = [_OverOne(now)]
-        """Each connection that was used for sending, the last one at the end."""
+        """One entry for each connection that was used for sending, the last one at the end."""
 
     def __len__(self) -> int:
         return sum(map(len, self._over))
 
     def for_next(self) -> Echoes:
-        """Return the echoes of the next connection: all that have not come yet may come there as
-        well."""
+        """Return the echoes of the next connection: all messages that have not come back yet may
+        also come back there."""
         following = Echoes(self._now)
         following._over[:0] = [one.copy() for one in self._over if len(one)]
         return following
 
     def sent(self, one: LinkSubscription, message: Parts) -> None:
-        """Note a message that will come back, unless the new server has not subscribed yet."""
+        """Note a message, which will come back if the new server has the subscription by then."""
         self._over[-1].sent(one, message)
 
     def are_due(self, one: LinkSubscription) -> bool:
-        """Return True if some may still come to this subscription."""
+        """Return True if messages may still come back to this subscription."""
         return any(over.are_due(one) for over in self._over)
 
     def without(self, one: LinkSubscription, run: MessageRun) -> MessageRun | None:
-        """Return the messages of this run that others have sent; None if there are none."""
+        """Return the messages of this run that other clients have sent; None if there are none."""
         if not self.are_due(one):
             return run
         digests = [digest_of(one, parts) for parts in parts_of(run)]
@@ -61,13 +64,13 @@ class Echoes:
         return select(run, rows) if rows else None
 
     def forget_old(self) -> None:
-        """Free the memory of messages that will not come any more."""
+        """Free the memory of messages that are no longer expected."""
         for over in self._over:
             over.forget_old()
 
 
 class _OverOne:
-    """Messages sent over one connection, by the subscription to which they come back."""
+    """Messages sent over one connection, keyed by the subscription to which they come back."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -86,7 +89,7 @@ class _OverOne:
     def sent(self, one: LinkSubscription, message: Parts) -> None:
         sent = self._sent.setdefault(one, {})
         digest = digest_of(one, message)
-        sent[digest] = sent.pop(digest, 0) + 1  # the last is at the end
+        sent[digest] = sent.pop(digest, 0) + 1  # the last sent one is at the end
         self._last_at[one] = self._now()
 
     def are_due(self, one: LinkSubscription) -> bool:

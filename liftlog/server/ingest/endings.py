@@ -12,7 +12,8 @@ from enum import Enum
 
 
 class Cause(Enum):
-    """Causes of an end. They are label values of a metric, so the list is short."""
+    """Causes for the end of a connection. They are label values of a metric, so the list is
+    short."""
 
     CLOSED = "closed"
     """NATS closed the connection and gave no reason."""
@@ -71,7 +72,8 @@ class Rejection:
     """NATS's text, without quotes."""
     is_publish: bool = False
     subject: str = ""
-    """Empty if NATS does not name it. In lower case if it passed through nats-py's parser."""
+    """The refused subject; empty if NATS does not name it. In lower case if it passed through
+    nats-py's parser."""
     sid: int | None = None
 
 

@@ -1,9 +1,9 @@
 """Moves from a server that is about to stop to another one without losing or duplicating messages.
 
-NATS warns its clients some time before it closes their connections (lame duck mode). Until then
-the old connection works as before. The daemon connects to another server, subscribes there, waits
-until the cluster knows the subscriptions, drains the old connection, and then uses the new one. See
-`overlap`.
+NATS warns its clients some time before it closes their connections (lame duck mode). Until then the
+old connection works as before. The daemon connects to another server, subscribes there, waits until
+the cluster has propagated the subscriptions, drains the old connection, and then uses the new one.
+See `overlap`.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from liftlog.server.ingest.subscriptions import LinkSubscription, Refusals, RunH
 logger = logging.getLogger("liftlog.server.nats")
 
 _OVERLAP_SECONDS = 1.5
-"""The time for which both are subscribed: longer than a cluster needs to propagate a subscription.
-NATS waits 10 s by default before it closes the first connection."""
+"""The time for which both connections are subscribed: longer than a cluster needs to propagate a
+subscription. NATS waits 10 s by default before it closes the first connection."""
 _PAIR_SECONDS = 1.0
 """Both copies of a message arrive within this time."""
 _DRAIN_SECONDS = 3.0
@@ -53,8 +53,8 @@ class Handover:
         hurry: asyncio.Event,
         echoes: Echoes,
     ) -> None:
-        """Once `hurry` is set, the overlap ends as soon as possible. `echoes` from an earlier
-        handover may still come over `old`, and so over `new`."""
+        """Once `hurry` is set, the overlap ends as soon as possible. `echoes` are messages of an
+        earlier handover that may still come back over `old`, and so over `new`."""
         self._old = old
         self.new = new
         self.wanted = list(wanted)
@@ -62,7 +62,7 @@ class Handover:
         self._hurry = hurry
         self._echoes_on_old = echoes
         self.echoes = echoes.for_next()
-        """The daemon's own messages that may come over `new`."""
+        """The daemon's own messages that may come back over `new`."""
         self._mark = f"_INBOX.{secrets.token_hex(11)}"
         self._mark_refused = asyncio.Event()
         self._overlap = Overlap(
@@ -72,7 +72,7 @@ class Handover:
             max_held_bytes=_MAX_HELD_BYTES,
         )
         self.refused: dict[LinkSubscription, Refusals] = {}
-        """Subscriptions that the new server refused, or parts of them, with the reasons."""
+        """Subscriptions of which the new server refused a subject, with the reasons."""
         self.doubt = ""
         """Why a message may have been lost; empty if none was."""
         self._echoing = [
@@ -88,8 +88,8 @@ class Handover:
         return self._overlap.copies
 
     async def run(self) -> None:
-        """Return when the new connection has taken over. Raises NatsUnavailable if it failed; then
-        the old connection works as before."""
+        """Hand over; returns when the new connection has taken over. Raises NatsUnavailable if this
+        fails; the old connection then works as before."""
         await self._let_answers_pass()
         shared = [one for one in self.wanted if one in self._old.sids and not one.queue_group]
         for one in shared:
@@ -111,8 +111,8 @@ class Handover:
             self._switch()
 
     def sent(self, commands: bytes) -> None:
-        """Note acks that left over the old connection: to the new one they come from another
-        client."""
+        """Note acks that were sent over the old connection: over the new one they arrive like those
+        of another client."""
         if not self._echoing:
             return
         for message in published(commands):
@@ -124,13 +124,13 @@ class Handover:
         return [one for one, pattern in self._echoing if matches(pattern, text)]
 
     async def _let_answers_pass(self) -> None:
-        """Wait until messages sent before this handover, and not in `echoes`, cannot come over the
-        new connection any more. Raises NatsUnavailable.
+        """Wait until messages that the daemon sent before this handover, and that are not in
+        `echoes`, can no longer arrive over the new connection. Raises NatsUnavailable.
 
-        The old server takes them first, and sends them to the new server at once if a client there
-        waits for them. A server that is behind would deliver them to the daemon too, if it
-        subscribed before they arrive. Servers keep the order, so the daemon sends a mark after them
-        and waits for it.
+        The old server receives them first. If a client of the new server waits for them, the old
+        server forwards them at once. A new server that is behind would deliver them to the daemon
+        too, if the daemon subscribed before they arrive. Servers keep the order, so the daemon
+        sends a mark after them and waits until it arrives.
         """
         if not self._echoing:
             return
@@ -153,19 +153,19 @@ class Handover:
         subject = self._mark.encode()
         mark = LinkSubscription((self._mark,), None, take)
         if await self.new.subscribe([mark]):
-            return  # NATS refuses it
+            return  # NATS refuses this subscription
         try:
             await self._send_mark(subject, came)
         except TimeoutError:
             if self._old.cluster_name and self._old.cluster_name == self.new.cluster_name:
                 raise NatsUnavailable("what was sent before has not come there") from None
-            # The servers are not connected, so the messages do not come either.
+            # The servers are not connected, so the earlier messages do not arrive either.
         finally:
             await self.new.drain([mark], _DRAIN_SECONDS)
 
     async def _send_mark(self, subject: bytes, came: asyncio.Event) -> None:
-        """Send the mark until it arrives. Raises TimeoutError, and NatsUnavailable if there is no
-        time for this."""
+        """Send the mark until it arrives. Raises TimeoutError if it does not arrive in time, and
+        NatsUnavailable if the daemon is to stop soon."""
         endings = came, self._mark_refused, self._old.ended
         async with asyncio.timeout(_MARK_SECONDS):
             for number in count():
@@ -176,21 +176,21 @@ class Handover:
                 command = publish_commands([(subject, b"%d" % number)])
                 self._old.send(command)
                 self.sent(command)
-                # The old server learns of the subscription only after a moment.
+                # The subscription reaches the old server only after a moment.
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_MARK_AGAIN_SECONDS):
                         await came.wait()
 
     def publish_refused(self, subject: str) -> bool:
-        """Return True if NATS has refused a message of the handover itself. NATS may allow only
-        answers, so this is no reason to stay."""
+        """Return True if NATS has refused the mark. NATS may allow only replies, so the handover
+        continues without the mark."""
         if subject.lower() != self._mark.lower():
             return False
         self._mark_refused.set()
         return True
 
     async def _wait(self) -> None:
-        """Wait until the cluster knows the new subscriptions."""
+        """Wait until the cluster has propagated the new subscriptions, or the overlap must end."""
         deadline = time.monotonic() + _OVERLAP_SECONDS
         waiting = [
             asyncio.ensure_future(event.wait())
@@ -227,7 +227,7 @@ class Handover:
         left = self.echoes.without(one, run)
         if left is None:
             return
-        if one.queue_group:  # each message goes to only one member
+        if one.queue_group:  # NATS sends each message to only one member
             one.handler(left)
         else:
             self._overlap.from_new(one, left)
@@ -240,8 +240,8 @@ class Handover:
             one.handler(left)
 
     def _switch(self) -> None:
-        """Switch to the new connection. Has no await: no message of the new connection may arrive
-        in between."""
+        """Switch to the new connection. Has no await, because no message of the new connection may
+        arrive in between."""
         for receiver, run in self._overlap.release():
             receiver.handler(run)
         self._on_chunk_end()
@@ -257,7 +257,8 @@ class Handover:
         asyncio.get_running_loop().call_later(FORGET_SECONDS, self.echoes.forget_old)
 
     def _settle(self, connection: NatsConnection, one: LinkSubscription, echoes: Echoes) -> None:
-        """Deliver directly, unless echoes may still come."""
+        """Deliver messages directly to the handler of `one`, unless echoes may still come back to
+        it."""
         if one in connection.sids:
             due = echoes.are_due(one)
             handler = partial(_deliver_others, connection, one, echoes) if due else one.handler

@@ -42,7 +42,7 @@ class JetStreamWatch:
         self._looking: asyncio.Task[None] | None = None
 
     def changed(self) -> None:
-        """A subscription was added: look soon."""
+        """Check soon, because a subscription was added."""
         self._due_at = 0.0
 
     def start_over(self) -> None:
@@ -50,8 +50,8 @@ class JetStreamWatch:
         self._look, self._due_at = None, 0.0
 
     def refuses(self, subject: str) -> bool:
-        """Return True if a refused publish to this subject was a question of this check. The check
-        then asks no more over this connection."""
+        """Return True if this subject, to which NATS refused a publish, was a question of this
+        check. The check then asks nothing more over this connection."""
         if self._look is None or not subject.upper().startswith(_API_PREFIX):
             return False
         self._look.is_refused = True
@@ -67,7 +67,7 @@ class JetStreamWatch:
         if self._look is None or self._look.connection is not connection:
             self._look = _Look(connection, self._lock)
         acked = [one for one in wanted if one.is_acked and one.confirmed]
-        # A stream of inboxes would record the answers.
+        # A stream that records inboxes would record the answers.
         would_record = any(
             overlaps(subject, "_INBOX.>") for one in wanted for subject in one.subjects
         )
@@ -81,7 +81,7 @@ class JetStreamWatch:
 
 
 class _Look:
-    """Asks JetStream over one connection, as far as NATS allows that."""
+    """Asks JetStream over one connection, as far as NATS allows the questions."""
 
     def __init__(self, connection: NatsConnection, lock: asyncio.Lock) -> None:
         self.connection = connection
@@ -89,20 +89,21 @@ class _Look:
         self._inbox = f"_INBOX.{secrets.token_hex(8)}"
         self._answers: dict[int, list[str]] = {}
         self._first = self._asked = 0
-        """The numbers of the current questions, from the first to before the next."""
+        """The current questions have the numbers from `_first` to below `_asked`."""
         self._missing = 0
         self._is_there = False
         """True if a server other than liftlog has answered."""
         self._done = asyncio.Event()
         self._subscription = LinkSubscription((f"{self._inbox}.*",), None, self._receive)
         self.is_refused = False
-        """True if NATS does not let the daemon ask, so asking again is useless."""
+        """True if NATS does not let the daemon ask: asking again is useless."""
 
     async def ask(self, wanted: Sequence[LinkSubscription]) -> None:
-        """Set `jetstream_streams` of each to the streams of JetStream that overlap with it.
+        """Set `jetstream_streams` of each subscription to the streams of JetStream that overlap
+        with it.
 
-        The first question is asked alone. If JetStream does not answer it, it answers none: with
-        thousands of streams this look is as short as with one.
+        The first question is asked alone. If JetStream does not answer it, the others are not
+        asked: so without JetStream a check takes as long for one stream as for thousands.
         """
         questions = [(one, subject) for one in wanted for subject in one.subjects]
         try:
@@ -125,14 +126,15 @@ class _Look:
             self._tell(one, sorted(streams))
 
     async def _listens(self) -> bool:
-        """Return True if NATS lets the daemon receive answers."""
+        """Return True if NATS lets the daemon receive JetStream's answers."""
         if self._subscription not in self.connection.sids:
             async with self._lock:
                 self.is_refused = bool(await self.connection.subscribe([self._subscription]))
         return not self.is_refused
 
     async def _answered(self, subjects: Sequence[str]) -> list[list[str] | None]:
-        """Return the streams on each subject; None without an answer. Raises NatsUnavailable."""
+        """Return JetStream's streams for each subject; None for a subject without an answer. Raises
+        NatsUnavailable."""
         first = self._first = self._asked
         self._asked += len(subjects)
         self._answers = {}
@@ -167,13 +169,13 @@ class _Look:
                 number = int(subject.rpartition(b".")[2])
                 # Without JetStream, NATS answers "no responders" with an empty payload.
                 found = json.loads(payload) if payload else {}
-                # Another node of the cluster may answer in the place of JetStream.
+                # Another node of our cluster may answer in the place of JetStream.
                 is_ours = not found or MARK in found
                 names = [] if is_ours else found.get("streams") or []
             except (ValueError, AttributeError):
                 continue
             if number < self._first:
-                continue  # too late
+                continue  # the answer to an earlier question
             self._is_there |= not is_ours
             if isinstance(names, list):
                 self._answers[number] = list(map(str, names))

@@ -111,8 +111,8 @@ class NatsLink:
         self.on_connected: list[Callable[[], None]] = []
         """Called after each new connection, whose subscriptions have been requested."""
         self.on_publish_refused: list[Callable[[str], bool]] = []
-        """Called with the subject of a message that NATS refuses, until one returns that the
-        message was its own. All others are acks."""
+        """Called in turn with the subject of a message that NATS refuses, until one returns True:
+        the message was its own. If none does, the message was an ack."""
 
     # --- state ---
 
@@ -127,7 +127,7 @@ class NatsLink:
 
     @property
     def servers(self) -> list[str]:
-        """The configured servers; it may discover others of their cluster."""
+        """The configured servers. The link may discover other servers of their cluster."""
         return self._pool.urls
 
     @property
@@ -142,18 +142,18 @@ class NatsLink:
 
     @property
     def generation(self) -> int:
-        """Changes with each connection that begins or ends."""
+        """A number that changes with each connection that begins or ends."""
         counters = self.counters
         return counters.connects + counters.disconnects + counters.handovers
 
     @property
     def server_has_jetstream(self) -> bool:
-        """True if the connected server says that JetStream is on."""
+        """True if the connected server reports that JetStream is on."""
         return self._connection is not None and self._connection.has_jetstream
 
     @property
     def max_payload_bytes(self) -> int:
-        """The largest message that the server takes; 0 if not known."""
+        """The largest message that the server accepts; 0 if not known."""
         return 0 if self._connection is None else self._connection.max_payload_bytes
 
     @property
@@ -206,8 +206,8 @@ class NatsLink:
         self._supervisor = asyncio.create_task(self._supervise(), name="nats-link")
 
     def ask_again(self) -> None:
-        """Ask at once again for subscriptions that NATS refused, since permissions may have
-        changed. Also check JetStream again."""
+        """Request refused subscriptions again at once, because permissions may have changed. Also
+        check JetStream again."""
         self._jetstream.start_over()
         self._book.ask_at_once()
         self._work.set()
@@ -220,7 +220,7 @@ class NatsLink:
                 connection = await self._connect(ending)
                 ending = await self._serve(connection)
             except Exception as error:  # noqa: BLE001  # a supervisor: nats-py may raise anything
-                if connection is not None:  # from now on messages are missed, too
+                if connection is not None:  # from now on messages are missed: report a gap
                     ending = connection.ending or Ending(Cause.OTHER, f"the link failed: {error!r}")
                 self._warnings.warn("nats-link-failed error=%r", error)
                 await self._abandon()
@@ -251,7 +251,7 @@ class NatsLink:
             await asyncio.sleep(self._settings.reconnect_wait_seconds * random.uniform(0.8, 1.2))
 
     async def _open(self, address: NatsServerAddress) -> NatsConnection | None:
-        """Connect to one server; None if it is not available, and the log has the reason."""
+        """Connect to one server; returns None if it is not available, and logs the reason."""
         tls_name = self._settings.tls.hostname or address.tls_name
         connection = self._new_connection(address, self.seam, tls_name=tls_name)
         try:
@@ -335,9 +335,11 @@ class NatsLink:
     # --- lame duck mode ---
 
     async def _go_elsewhere(self, old: NatsConnection) -> NatsConnection:
-        """Return the connection that serves from now on: `old` if no other server is available."""
+        """Move to another server; returns the connection that serves from now on, which is `old` if
+        no other server is available."""
         self._warnings.warn("nats-lame-duck server=%s action=go-elsewhere", old.address.shown)
-        # Its own address comes last: behind a load balancer, it may lead to another server.
+        # The address of the old server comes last: behind a load balancer, it may lead to another
+        # server.
         for address in sorted(self._pool.round(), key=lambda one: one.shown == old.address.shown):
             if old.ending is not None:
                 break
@@ -352,7 +354,7 @@ class NatsLink:
         return old
 
     async def _hand_over(self, old: NatsConnection, new: NatsConnection) -> bool:
-        """Hand over; returns True if `new` serves now."""
+        """Hand over from `old` to `new`; returns True if `new` serves now."""
         try:
             async with self._lock:
                 handover = Handover(
@@ -424,7 +426,8 @@ class NatsLink:
         connection = self._connection
         if connection is None or not connection.connected:
             raise NatsUnavailable("there is no connection to NATS at the moment")
-        # A new one may have the subjects of one that waits for its end: no message comes for both.
+        # A new subscription may have the same subjects as one that waits for its end. Stop the
+        # latter first, so that no message arrives for both.
         connection.stop([one for one, _ in self._leaving.waiting])
         self._book.answered(missing, await connection.subscribe(missing))
 
@@ -452,8 +455,8 @@ class NatsLink:
         return wanted
 
     def retarget(self, wanted: LinkSubscription, subjects: tuple[str, ...]) -> None:
-        """Want these subjects instead. Messages on the old ones are delivered until NATS has
-        confirmed the new ones; see `attach`. Does nothing if they are the same."""
+        """Change the subjects of a subscription. Messages on the old ones are delivered until NATS
+        has confirmed the new ones; see `attach`. Does nothing if the subjects are the same."""
         if subjects == wanted.subjects:
             return
         wanted.subjects, wanted.is_changed = subjects, True
@@ -483,10 +486,10 @@ class NatsLink:
     async def unwant(self, wanted: LinkSubscription) -> bool:
         """End a subscription, even if the caller is cancelled.
 
-        If NATS answers in time, messages in flight are delivered before this returns. Returns True
-        if it did.
+        Returns True if NATS answered in time: then messages in flight were delivered before the
+        return.
         """
-        self._book.remove(wanted)  # its turn may come late, on a connection that was made meanwhile
+        self._book.remove(wanted)  # `_leave` may run late, on a newer connection
         connection = self._connection
         is_made = connection is not None and wanted in connection.sids
         ended = await self._leaving.do((wanted, is_made))
@@ -495,8 +498,8 @@ class NatsLink:
     async def _leave(self, leaving: list[tuple[LinkSubscription, bool]]) -> set[LinkSubscription]:
         """End the subscriptions. The caller holds the lock.
 
-        Returns those of which everything was received: not those that were made on a connection
-        that has ended since.
+        Returns the subscriptions whose messages were all received. Those that were made on a
+        connection that has ended since are not among them.
         """
         connection = self._connection
         if connection is None:
@@ -509,7 +512,7 @@ class NatsLink:
         return whole
 
     async def confirm(self) -> None:
-        """Return when everything has been received that NATS had sent until now. Raises
+        """Wait until everything that NATS had sent by now has been received. Raises
         NatsUnavailable."""
         connection = self._connection
         if connection is None or not connection.connected:
@@ -520,8 +523,8 @@ class NatsLink:
         """Unsubscribe from everything and receive the messages in flight. Nothing is delivered
         afterwards.
 
-        It waits only briefly for a server that does not answer: the received messages must still be
-        committed and acked.
+        Waits only briefly for a server that does not answer, because the received messages must
+        still be committed and acked.
         """
         self._stopping.set()
         wanted = self._book.take_all()
@@ -551,8 +554,8 @@ class NatsLink:
 
 
 async def _checked(ending: Ending, address: NatsServerAddress) -> Ending:
-    """Return the ending, corrected if the server no longer listens: then it has stopped, whatever
-    the daemon was doing."""
+    """Return the ending, corrected if the server no longer listens: then the cause is that the
+    server has stopped, whatever the daemon was doing."""
     if not ending.is_guess:
         return ending
     try:
@@ -562,5 +565,5 @@ async def _checked(ending: Ending, address: NatsServerAddress) -> Ending:
     except ConnectionRefusedError:
         return Ending(Cause.CLOSED, "NATS closed the connection: its server has stopped")
     except (OSError, TimeoutError):
-        pass  # that says nothing
+        pass  # this proves nothing
     return ending

@@ -12,11 +12,12 @@ NATS does not number messages, so copies are found by content: subject, reply, h
 The order of each publisher's messages is kept. Messages are counted: two equal messages that arrive
 over both connections are delivered twice, not once and not four times.
 
-Equal messages need more care. Those that arrived over the old connection before the new
-subscription was known have no copies, and must not be paired with equal ones that arrive after the
-old connection has ended. Their number shows while both connections are quiet: it is how many more
-the old one has delivered. If equal messages arrive so fast that it is never quiet, the number is
-estimated, rather too high: a few may then be stored twice, but none is lost.
+Equal messages need more care. Some may have arrived over the old connection before the new
+subscription took effect: they have no copies, and must not be paired with equal messages that
+arrive after the old connection has ended. While both connections are quiet, the number of messages
+without a copy is known: the old connection has delivered that many more. If equal messages arrive
+so fast that there is no quiet moment, the number is estimated, rather too high: a few messages may
+then be stored twice, but none is lost.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Overlap:
         max_messages: int,
         max_held_bytes: int,
     ) -> None:
-        """Both copies of a message arrive within `pair_seconds`."""
+        """`pair_seconds` is the time within which both copies of a message arrive."""
         self._now = now
         self._pair_seconds = pair_seconds
         self._max_messages = max_messages
@@ -70,8 +71,8 @@ class Overlap:
     # --- while both are subscribed ---
 
     def from_old(self, receiver: Receiver, run: MessageRun) -> None:
-        """Note a run over the old connection. It is delivered in any case; its copies will be
-        dropped."""
+        """Note a run that arrived over the old connection. The caller delivers it, so its copies
+        will be dropped."""
         now = self._now()
         for one in parts_of(run):
             seen = self._seen_of(receiver, one)
@@ -85,7 +86,8 @@ class Overlap:
                 self.copies += 1
 
     def from_new(self, receiver: Receiver, run: MessageRun) -> None:
-        """Hold back messages that have not arrived over the old connection."""
+        """Hold back the messages of a run over the new connection that have not arrived over the
+        old one."""
         now = self._now()
         for row, one in enumerate(parts_of(run)):
             seen = self._seen_of(receiver, one)
@@ -131,8 +133,8 @@ class Overlap:
         return found
 
     def late(self, receiver: Receiver, run: MessageRun) -> MessageRun | None:
-        """Return the part of a run over the new connection that is not a late copy; None if nothing
-        is."""
+        """Return the part of a run over the new connection that is not late copies; None if all of
+        it is."""
         rows = []
         now = self._now()
         for row, one in enumerate(parts_of(run)):
@@ -163,20 +165,20 @@ class _Seen:
 
     def __init__(self) -> None:
         self.old = 0
-        """Number that arrived over the old connection."""
+        """Number of messages that arrived over the old connection."""
         self.old_at = 0.0
         self.copies = 0
-        """Number of those over the new connection that were treated as copies."""
+        """Number of messages over the new connection that were treated as copies."""
         self.held: deque[int] = deque()
         self.example: tuple[Receiver, MessageRun, int] | None = None
         self.seconds: dict[int, float] = {}
-        """Time for which the old connection was ahead by this many."""
+        """Seconds for which the old connection was ahead, by the number of messages."""
         self.at = 0.0
         self._expected: int | None = None
 
     def pass_time(self, now: float) -> None:
-        """Add the time since the last change. Call this before a change. A single message says
-        nothing."""
+        """Add the time since the last change to `seconds`. Call this before each change. A single
+        message is not measured, because it shows nothing."""
         if self.old > 1:
             ahead = self.old - self.copies - len(self.held)
             self.seconds[ahead] = self.seconds.get(ahead, 0.0) + now - self.at
@@ -186,7 +188,8 @@ class _Seen:
     @property
     def expected_copies(self) -> int:
         """Return how many messages of the old connection also arrive over the new one."""
-        # Needed for each late message, and `seconds` may have one entry per message.
+        # Cached because it is needed for each late message, and `seconds` may have one entry per
+        # message.
         if self._expected is None:
             self._expected = self.old - min(max(self._without_copy(), 0), self.old)
         return self._expected
@@ -226,7 +229,7 @@ def parts_of(run: MessageRun) -> list[Parts]:
 
 def digest_of(receiver: Receiver, parts: Parts) -> bytes:
     subject, reply, headers, payload = parts
-    # Identified by address: a subscription outlives the overlap.
+    # The address identifies the receiver, because a subscription outlives the overlap.
     lengths = b"%d %d %d %d " % (id(receiver), len(subject), len(reply), len(headers))
     return blake2b(b"".join((lengths, subject, reply, headers, payload)), digest_size=16).digest()
 

@@ -12,7 +12,10 @@ _JUST_NOW_SECONDS = 5.0
 
 
 class ReadingPauses:
-    """`stood_still_seconds` returns for how long the process has just been paused."""
+    """Measures for how long a connection is not read.
+
+    `stood_still_seconds` returns for how long the process has just been paused.
+    """
 
     def __init__(self, stood_still_seconds: Callable[[], float]) -> None:
         self._stood_still_seconds = stood_still_seconds
@@ -31,7 +34,8 @@ class ReadingPauses:
         self._since = 0.0
 
     def not_read_seconds(self) -> float:
-        """Return the time for which the daemon has just not read; 0.0 if that ended a while ago."""
+        """Return for how long the daemon has just not read the connection; 0.0 if the pause ended a
+        while ago."""
         now = time.monotonic()
         until, seconds = self._last
         if self._since:

@@ -24,14 +24,15 @@ class RefusedAck:
 
 
 class RefusedAcks:
-    """`last` is the most recent one; None before the first."""
+    """Records the acks that NATS refuses. `last` is the most recent one; None before the first."""
 
     def __init__(self) -> None:
         self.last: RefusedAck | None = None
         self._told_at = -_TOLD_AGAIN_SECONDS
 
     def add(self, rejection: Rejection) -> None:
-        """Note a refusal, and log it, but at most one a minute: publishers choose the subjects."""
+        """Note a refusal, and log it, but at most one a minute, because publishers choose the
+        subjects."""
         now = time.monotonic()
         self.last = RefusedAck(rejection.subject, rejection.text, now)
         if now - self._told_at >= _TOLD_AGAIN_SECONDS:

@@ -1,7 +1,7 @@
 """Passes the messages of one subscription to a stream that can move to another node.
 
-While it moves, two nodes are subscribed: `liftlog.cluster.handover` defines what each does with the
-messages. Here the messages pass by, as runs.
+While the stream moves, two nodes are subscribed: `liftlog.cluster.handover` decides what each of
+them does with the messages. This module passes it the messages as runs.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from liftlog.server.ingest.subscriptions import RunHandler
 class Relay:
     """Receives the messages of one subscription. Belongs to the event loop.
 
-    `receive` is the handler of the subscription for its whole life; without `deliver` and a taker
-    the messages are dropped. `now` is monotonic, in seconds.
+    `receive` is the handler of the subscription for as long as it exists. It drops the messages if
+    there is neither `deliver` nor a taker. `now` is monotonic, in seconds.
     """
 
     def __init__(self, now: Callable[[], float], deliver: RunHandler | None = None) -> None:
@@ -50,7 +50,8 @@ class Relay:
 
     def take(self, log_end: int, deliver: RunHandler) -> bool:
         """Deliver the held messages, and all messages from now on: this node leads, with a log that
-        ends at `log_end`. Returns False if the held ones cannot be used."""
+        ends at `log_end`. Returns False, and delivers nothing, if the held messages cannot be
+        used."""
         held = None if self.taker is None else self.taker.take(log_end, self._now())
         if held is None:
             return False

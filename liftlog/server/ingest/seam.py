@@ -1,8 +1,9 @@
-"""Plugs into nats-py, and checks that the installed version has the shape this relies on.
+"""Plugs into nats-py, and checks that the installed version fits.
 
 nats-py calls Python once per message and fails silently on some inputs, so messages are taken from
-it earlier. The preferred way replaces the client's parser by the batch parser. If the installed
-nats-py does not fit, a Client subclass takes raw bytes from `_process_msg`: slower, equally safe.
+it at an earlier stage. The preferred way replaces the client's parser by the batch parser. If the
+installed nats-py does not fit, a Client subclass takes raw bytes from `_process_msg`, which is
+slower and equally safe.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ def separate_at_blanks_only() -> None:
 
 
 def replace_done_pongs(client: Client) -> None:
-    """A flush that timed out leaves a finished future behind, which would make nats-py's PONG
-    handling raise and end the read loop."""
+    """Replace a finished future that a flush left behind when it timed out. Otherwise nats-py's
+    handling of PONG would raise an error and end the read loop."""
     pongs = client._pongs
     if pongs and pongs[0].done():
         pongs[0] = asyncio.get_running_loop().create_future()
@@ -240,11 +241,13 @@ def make_client(
     tls_name: str = "",
     joined_runs: Mapping[bytes, bytes] = {},
 ) -> tuple[SingleClient, WideTransport | WebSocketTransport]:
-    """Return a nats-py client and its transport, whose messages go to `sink`. Not yet connected.
+    """Return a nats-py client that is not connected yet, and its transport. Its messages go to
+    `sink`.
 
-    `pressure` is awaited after each chunk that passes through the read loop, which is every chunk
-    while `is_pressed`. `scheme` is that of the server's URL, `tls_name` the name expected in its
-    certificate if it is not the URL's host. `joined_runs` is that of `BatchParser`, and may change.
+    `pressure` is awaited after each chunk that passes through the read loop; all chunks do so while
+    `is_pressed` returns True. `scheme` is that of the server's URL. `tls_name` is the name expected
+    in the server's certificate if it is not the URL's host. `joined_runs` is that of `BatchParser`,
+    and may change.
     """
     if seam == "client":
         separate_at_blanks_only()

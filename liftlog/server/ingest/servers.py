@@ -69,8 +69,8 @@ class ServerPool:
     def learn(self, source: NatsServerAddress, connect_urls: Iterable[object]) -> None:
         """Replace the discovered servers by those that the server at `source` announces.
 
-        They get the login and the scheme of `source`, since only host and port are announced. This
-        is called twice a second, usually with servers that are known already.
+        They get the login and the scheme of `source`, because a server announces only host and
+        port. This is called twice a second, usually with servers that are known already.
         """
         urls = list(connect_urls)
         if self._told == (source, urls):
@@ -121,7 +121,8 @@ def _with_port(url: str) -> str:
 
 
 def login_options(settings: NatsSettings, servers: Sequence[str]) -> dict[str, Any]:
-    """Return credentials and TLS. Reads the certificate files. Raises OSError, ssl.SSLError."""
+    """Return nats-py's options for login and TLS. Reads the certificate files. Raises OSError,
+    ssl.SSLError."""
     options: dict[str, Any] = {}
     if settings.user is not None:
         options["user"] = settings.user

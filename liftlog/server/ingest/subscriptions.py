@@ -17,7 +17,7 @@ RunHandler = Callable[[MessageRun], None]
 
 
 Refusals = Mapping[str, str]
-"""By subject, why NATS refuses a subscription."""
+"""The refused subjects of a subscription, with the reasons."""
 
 
 def in_words(refusals: Refusals) -> str:
@@ -48,7 +48,7 @@ class LinkSubscription:
     confirmed: bool = False
     """True if NATS delivers on all subjects, as far as the daemon knows."""
     refusals: dict[str, str] = field(default_factory=dict)
-    """By subject, why NATS refuses it. The other subjects are delivered."""
+    """The refused subjects, with the reasons. NATS delivers on the other subjects."""
     was_confirmed: bool = False
     was_refused: bool = False
     """True if NATS has refused it since it was last confirmed."""
@@ -57,7 +57,7 @@ class LinkSubscription:
 
     @property
     def problem(self) -> str:
-        """Why NATS refuses it, or a part of it; empty if it does not."""
+        """Why NATS refuses the subscription or a subject of it; empty if NATS refuses nothing."""
         return in_words(self.refusals)
 
     @property
@@ -65,7 +65,7 @@ class LinkSubscription:
         return ", ".join(self.refusals)
 
     def accepted(self) -> None:
-        """Note that NATS has confirmed it."""
+        """Note that NATS has confirmed the subscription."""
         if self.was_refused:
             self.on_gap("NATS refused the subscription for a while")
         self.confirmed, self.was_confirmed = not self.is_changed, True
@@ -94,7 +94,7 @@ class SubscriptionBook:
         self._wanted.append(subscription)
 
     def remove(self, subscription: LinkSubscription) -> None:
-        """Remove it. Does nothing if it is not wanted any more."""
+        """Remove the subscription. Does nothing if it is not wanted any more."""
         if subscription in self._wanted:
             self._wanted.remove(subscription)
         subscription.confirmed = False
@@ -107,7 +107,8 @@ class SubscriptionBook:
     def answered(
         self, asked: Iterable[LinkSubscription], refused: Mapping[LinkSubscription, Refusals]
     ) -> None:
-        """Note the answer of NATS: it refused these subjects, with these reasons."""
+        """Note the answer of NATS to the requests `asked`: `refused` has the refused subjects, with
+        the reasons."""
         for one in asked:
             if one in refused:
                 self._refuse(one, refused[one])
@@ -137,14 +138,14 @@ class SubscriptionBook:
             one.confirmed = False
 
     def gap(self, reason: str) -> None:
-        """Report that messages of every subscription may have been missed."""
+        """Report to every subscription that messages may have been missed."""
         for one in self._wanted:
             if one.was_confirmed:
                 one.on_gap(reason)
 
     def missing(self, now: float) -> list[LinkSubscription]:
         """Return the subscriptions to request: those made while there was no connection, and from
-        time to time those that NATS refused. The pause doubles each time."""
+        time to time those that NATS refused. The pause between requests doubles each time."""
         missing = [one for one in self._wanted if not one.confirmed and not one.problem]
         if now >= self._ask_again_at:
             missing += [one for one in self._wanted if one.problem]
@@ -153,11 +154,12 @@ class SubscriptionBook:
         return missing
 
     def unconfirmed_among(self, asked: Iterable[LinkSubscription]) -> list[LinkSubscription]:
-        """Return those that are still wanted and still missing."""
+        """Return those of `asked` that are still wanted and not confirmed yet."""
         return [one for one in asked if one in self._wanted and not one.confirmed]
 
     def shorten_pause(self) -> None:
-        """Ask for the rest soon, because NATS has granted a subscription that it refused before."""
+        """Repeat refused requests soon, because NATS has just granted one that it refused
+        before."""
         self._ask_again_seconds = _ASK_AGAIN_SECONDS[0]
 
     def ask_at_once(self) -> None:

@@ -28,7 +28,8 @@ class DirectReader(asyncio.StreamReader):
 
     Messages then neither pass through the reader's buffer nor wait until the task of the read loop
     is scheduled. That saves two copies of everything, and a tenth of a single message's round trip.
-    The rest that `feed` returns, and all data while the read loop is busy, takes the usual way.
+    Bytes that `feed` returns, and all data while the read loop is busy, pass through the buffer as
+    usual.
     """
 
     def __init__(self, limit: int, feed: Feed | None) -> None:
@@ -37,8 +38,8 @@ class DirectReader(asyncio.StreamReader):
         self._loop_waits = False
         self._holds_data = False
         self.behind_bytes = 0
-        """Bytes read recently without ever emptying the socket: if it is much, NATS had to wait for
-        the daemon."""
+        """Bytes read recently without ever emptying the socket. If the number is large, NATS had to
+        wait for the daemon."""
         self._was_emptied = True
         self._read_at = 0.0
 
@@ -93,7 +94,8 @@ class _DirectProtocol(asyncio.StreamReaderProtocol):
 
 
 class _TlsProtocol(_DirectProtocol):
-    """asyncio's own protocol does not know that TLS was started later on this connection."""
+    """For connections on which TLS was started later, which asyncio's own protocol does not
+    notice."""
 
     def eof_received(self) -> bool:
         super().eof_received()
@@ -113,8 +115,7 @@ class WideTransport(TcpTransport):
         self._is_live = is_live
         self._feed = feed
         self._out: asyncio.WriteTransport | None = None
-        """The object to which acks are written: the transport itself, because a publisher waits for
-        them."""
+        """Acks are written to asyncio's transport directly, because a publisher waits for them."""
 
     async def connect(self, uri: Any, buffer_size: int, connect_timeout: int) -> None:
         loop = asyncio.get_running_loop()
@@ -155,12 +156,12 @@ class WideTransport(TcpTransport):
 
     async def read(self, buffer_size: int) -> bytes:
         data: bytes = await super().read(READ_BYTES)
-        # The read loop may read once more after the connection was given up, perhaps because the
-        # parser had lost its position: such data may begin inside a message.
+        # The read loop may read once more after the connection was abandoned. The parser may have
+        # lost its position, so such data may begin inside a message.
         return data if self._is_live() else b""
 
     def __bool__(self) -> bool:
-        return True  # otherwise the client would replace it
+        return True  # otherwise nats-py would replace the transport
 
     def writelines(self, payload: list[bytes]) -> None:
         if self._io_writer is not None:
@@ -179,7 +180,7 @@ class WideTransport(TcpTransport):
         return reader.behind_bytes if isinstance(reader, DirectReader) else 0
 
     async def unread(self) -> bytes:
-        """Data that arrived and was not read, after the connection has failed."""
+        """Return data that had arrived and was not read when the connection failed."""
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(_JUST_NOW_SECONDS):
                 if self._io_reader is not None:

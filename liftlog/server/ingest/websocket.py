@@ -1,6 +1,6 @@
 """NATS over a WebSocket, with the interface of nats-py's transports.
 
-nats-py's own transport keeps written data until `drain` is awaited, takes a frame for a line, and
+nats-py's own transport keeps written data until `drain` is awaited, treats a frame as a line, and
 cannot connect twice. Acks are written by code that does not await, so here a task sends them.
 """
 
@@ -100,12 +100,12 @@ class WebSocketTransport(Transport):
         return not self._received and (self._socket is None or self._socket.closed)
 
     async def unread(self) -> bytes:
-        """Data that arrived and was not read, after the connection has failed."""
+        """Return data that had arrived and was not read when the connection failed."""
         data, self._received = self._received, b""
         return data
 
     def behind_bytes(self) -> int:
-        """Unknown for a WebSocket."""
+        """Return 0, because the number is unknown for a WebSocket."""
         return 0
 
     # --- writing ---
@@ -175,4 +175,4 @@ class WebSocketTransport(Transport):
         self.close()
 
     def __bool__(self) -> bool:
-        return True  # otherwise the client would replace it
+        return True  # otherwise nats-py would replace the transport
