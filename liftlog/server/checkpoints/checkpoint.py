@@ -1,7 +1,7 @@
 """One checkpoint: its encoding, and the check that its stream can be read from there. Pure.
 
-It is a record of the stream `_offsets`; `docs/reference/checkpoints.md` is normative for its key
-and its value.
+A checkpoint is a record of the stream `_offsets`; `docs/reference/checkpoints.md` is normative for
+its key and its value.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from liftlog.names import check_consumer_name, check_stream_name
 OFFSETS_STREAM = "_offsets"
 
 VERSION = 1
-_SEPARATOR = "/"  # not allowed in either name
+_SEPARATOR = "/"  # neither the name of a consumer nor that of a stream may contain it
 _MAX_EPOCH = 2**32 - 1
 _MAX_OFFSET = 2**63 - 1
 
@@ -35,7 +35,8 @@ CheckpointKey = tuple[str, str]
 class Stored(NamedTuple):
     """The checkpoint of one consumer in one stream. `offset` is the next one to read.
 
-    `owner` is the principal that committed it; empty if unknown, then it counts against no quota.
+    `owner` is the principal that committed it. An empty `owner` is unknown, and the checkpoint
+    counts against no quota.
     """
 
     offset: int
@@ -47,7 +48,7 @@ class Stored(NamedTuple):
 
 
 class Bounds(Protocol):
-    """The limits of a stream against which a checkpoint is judged: its log provides them."""
+    """The limits of a stream, which decide whether a checkpoint is valid; its log provides them."""
 
     @property
     def incarnation(self) -> str: ...
@@ -57,7 +58,7 @@ class Bounds(Protocol):
     def log_start_offset(self) -> int: ...
     @property
     def high_watermark(self) -> int | None:
-        """None: not known."""
+        """The end of the committed records; None if it is not known."""
         ...
 
     @property
@@ -67,14 +68,14 @@ class Bounds(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BoundsElsewhere:
-    """Limits of a stream that another node leads. Incarnation and epoch are those of its record.
-    Only the other node knows where the log ends, so no offset is too high."""
+    """Limits of a stream that another node leads. Incarnation and epoch are those of the stream's
+    metadata. Only the other node knows where the log ends, so no offset is too high."""
 
     incarnation: str
     leader_epoch: int
     log_start_offset: int = 1
     high_watermark: int | None = None
-    """The high watermark that the other node reported a moment ago."""
+    """The high watermark that the other node has just reported."""
     log_end_offset: int = _MAX_OFFSET
 
     def epoch_end(self, epoch: int) -> int:
@@ -116,7 +117,7 @@ def encode_value(stored: Stored) -> bytes:
 
 _quoted = (
     json.encoder.encode_basestring_ascii
-)  # building a dict and encoding that is 4 times slower
+)  # 4 times faster than building a dict and encoding it
 
 
 def decode_value(raw: bytes) -> Stored:
@@ -154,10 +155,11 @@ def _text(value: object) -> str:
 def why_not_readable(
     log: Bounds, stream: str, offset: int, incarnation: str, epoch: int
 ) -> LiftlogError | None:
-    """Return the error that a reader gets at `offset` after reading that incarnation and epoch;
-    None if it can continue.
+    """Return the error that a reader gets at `offset` if it has read `incarnation` and `epoch`
+    before; None if it can continue.
 
-    An offset below the log start is an error here: records that the reader has not seen are gone.
+    An offset below the log start is an error, because records that the reader has not seen are
+    gone.
     """
     error = why_not_storable(log, stream, offset, incarnation, epoch)
     if error is None and offset < log.log_start_offset:
@@ -168,8 +170,8 @@ def why_not_readable(
 def why_not_storable(
     log: Bounds, stream: str, offset: int, incarnation: str | None, epoch: int | None
 ) -> LiftlogError | None:
-    """Return the error of a commit that claims to have read the stream up to `offset`; None if it
-    is plausible. `incarnation` and `epoch` None stand for the current ones."""
+    """Return the error for a commit that claims to have read the stream up to `offset`; None if the
+    claim can be true. If `incarnation` or `epoch` is None, the current one is meant."""
     if offset < 1:
         return InvalidArgument("a checkpoint is the offset to read next, which is at least 1")
     if incarnation not in (None, log.incarnation):

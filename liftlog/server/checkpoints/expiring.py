@@ -17,8 +17,8 @@ logger = logging.getLogger("liftlog.server.checkpoints")
 _EXPIRED_AT_ONCE = 1000
 
 FirstSince = Callable[[str, int], Awaitable[tuple[str, int] | None]]
-"""Returns the incarnation of a stream and its first offset that is not older than a time; None if
-that is not known."""
+"""Returns the incarnation of a stream and its first offset that is not older than a time, or None
+if they are not known."""
 
 
 async def expire(
@@ -29,15 +29,16 @@ async def expire(
     elsewhere: FirstSince | None = None,
 ) -> int:
     """Delete checkpoints that were committed before `before_ns` although there have been records to
-    read since. Returns how many.
+    read since. Returns the number of deleted checkpoints.
 
     A consumer of a quiet stream has nothing to commit, so it does not count as gone. Groups without
-    members expire in the same way. Checkpoints of streams that were deleted or recreated expire by
-    age alone. For a stream without a copy here `elsewhere` is asked.
+    members expire in the same way. For checkpoints of streams that were deleted or recreated, only
+    the age counts. `elsewhere` is called for streams that have no copy on this node.
     """
     table = checkpoints.table
     unread_since = partial(_unread_since, find_stream, elsewhere, before_ns=before_ns)
-    # A newer checkpoint than an uncertain one may be lost, so its age says nothing.
+    # A newer checkpoint than an uncertain one may be lost, so the age of an uncertain one is
+    # unreliable.
     old = [
         (key, stored)
         for key, stored in table.items()
@@ -68,13 +69,13 @@ async def _unread_since(
     before_ns: int,
 ) -> tuple[str, int] | None:
     """Return the incarnation of the stream, and its first offset that is not older than
-    `before_ns`. None if the stream exists but cannot be read."""
+    `before_ns`; None if the stream exists but cannot be read."""
     try:
         log = find_stream(name).log
         return log.incarnation, await asyncio.to_thread(log.offset_for_timestamp, before_ns)
     except StreamNotFound:
         return "", 0
-    except NotLeader:  # only other nodes have a copy, and know when its records came
+    except NotLeader:  # only other nodes have a copy and its timestamps
         return None if elsewhere is None else await elsewhere(name, before_ns)
     except LiftlogError as error:
         logger.warning("checkpoints-not-expired stream=%s error=%s", name, error)

@@ -1,7 +1,7 @@
 """The consumer groups of the daemon: `liftlog.groups` decides, this module stores and waits.
 
-Groups are records of `_offsets`, as checkpoints are, and are judged on the node that has their
-table. Belongs to the event loop.
+Groups are records of `_offsets`, like checkpoints. The node that has the table of checkpoints also
+decides about groups. Belongs to the event loop.
 """
 
 from __future__ import annotations
@@ -40,18 +40,19 @@ logger = logging.getLogger("liftlog.server.checkpoints")
 
 
 _PAGE_WEIGHT = 8192
-"""Slots and members of the groups on one page, which takes some milliseconds of the event loop."""
+"""Limit of slots and members in the groups of one page: collecting a page takes some milliseconds
+of the event loop."""
 
 
 class Progress(NamedTuple):
-    """A group, and how far each of its slots is behind; None if the stream is not known here."""
+    """A group, and the lag of each of its slots; `lags` is None if the stream is not known here."""
 
     state: GroupState
     lags: list[int] | None
 
 
 class Groups:
-    """The consumer groups. `stored` are the records of `_offsets`: key -> value of the newest one.
+    """The consumer groups. `stored` are the newest records of `_offsets`, each key with its value.
     `find_stream` raises StreamNotFound and StreamUnavailable."""
 
     def __init__(
@@ -106,8 +107,8 @@ class Groups:
         self._go_on()  # not at once: other requests of this turn of the loop join the flight
 
     def _ask_newer(self, asked: Asked, told: Told) -> None:
-        """Refuse requests for such a group: only an operator may delete it. Raises
-        StreamUnavailable."""
+        """Refuse any request for a group that only a newer version understands, except its deletion
+        by an operator. Raises StreamUnavailable."""
         group, stream = asked.key
         if not isinstance(asked, Remove):
             raise refusal(f"group {group} of stream {stream}")
@@ -151,8 +152,8 @@ class Groups:
         return asked
 
     def seek(self, key: GroupKey, offset: int, principal: str = "") -> Seek:
-        """Return the request that moves a group in the stream as it is now. Raises
-        StreamNotFound."""
+        """Return the request that moves a group to `offset` in the current incarnation of the
+        stream. Raises StreamNotFound."""
         log = self._find_stream(key[1]).log
         return Seek(key, offset, log.incarnation, log.leader_epoch, principal)
 
@@ -164,7 +165,8 @@ class Groups:
         """Delete groups that have had no members since `before_ns` although there were records to
         read.
 
-        Returns how many. See `service.expire`; `unread_since` returns incarnation and offset.
+        Returns the number of deleted groups. See `expiring.expire`; `unread_since` returns
+        incarnation and offset.
         """
         count = 0
         known: dict[str, tuple[str, int] | None] = {}
@@ -176,7 +178,7 @@ class Groups:
                 known[stream] = await unread_since(stream)
             found = known[stream]
             if found is None:
-                continue  # it cannot be read here
+                continue  # the stream cannot be read here
             incarnation, offset = found
             is_other = state.incarnation != incarnation if state.incarnation else not incarnation
             if not is_other and min(state.offsets) >= offset:
@@ -222,10 +224,10 @@ class Groups:
     def _landed(self, flight: Flight, error: LiftlogError | None) -> None:
         self._in_flight = False
         if self._closed is not None:
-            # Stored or not: the next coordinator reads it.
+            # It may have been stored or not: the next coordinator reads the result.
             error = self._closed
         if isinstance(error, RequestTimeout):
-            # The next leader may store it all the same, and a repeated request changes nothing.
+            # The next leader may still store the flight, and a repeated request changes nothing.
             error = NotReady(error.message, hint="try again: to store it twice changes nothing")
         self._coordinator.landed(flight, error, time.monotonic())
         if self._coordinator.has_requests:
@@ -238,7 +240,7 @@ class Groups:
         return f"{self._subject_prefix}.{stream}.{group}".encode("ascii")
 
     def _set_timer(self) -> None:
-        """Set the timer for the end of the next session, or of the longest wait."""
+        """Set the timer for the next end of a session, or of the longest wait."""
         due = self._coordinator.quiet_until
         if self._timer is not None:
             if self._timer_due <= due:
@@ -254,7 +256,7 @@ class Groups:
         self._go_on()
 
     def close(self, error: LiftlogError) -> None:
-        """Answer no more requests; waiting ones get the error."""
+        """Stop answering requests; those that wait get the error."""
         if self._closed is None:
             self._closed = error
             if self._timer is not None:
@@ -273,7 +275,7 @@ class Groups:
         return self._coordinator
 
     def keys(self) -> list[GroupKey]:
-        """Return the keys of all groups, by name."""
+        """Return the keys of all groups, sorted by name."""
         return sorted(self._coordinator.groups)
 
     def progress(self, key: GroupKey) -> Progress | None:
@@ -293,7 +295,8 @@ class Groups:
         return [max(end - max(offset, start), 0) for offset in state.offsets]
 
     def describe(self, key: GroupKey) -> GroupInfo | None:
-        """Describe a group with owner and offset of each slot; None if there is no such group."""
+        """Describe a group, with the owner and the offset of each slot; returns None if there is no
+        such group."""
         state = self._coordinator.groups.get(key)
         if self.newer and encode_key(key) in self.newer:
             raise refusal(f"group {key[0]} of stream {key[1]}")
@@ -310,8 +313,8 @@ class Groups:
         after: str | None = None,
         limit: int = PAGE_GROUPS,
     ) -> tuple[list[GroupInfo], str | None]:
-        """Return groups by name, and the `after` of the next page, or None at the end. Returns at
-        most `limit`, and fewer if they are large."""
+        """Return a page of groups, sorted by name, and the `after` of the next page, or None at the
+        end. A page has at most `limit` groups, and fewer if they are large."""
         keys = self.keys()
         first = 0
         if after is not None:
@@ -369,7 +372,7 @@ class Groups:
 
 
 def understood(stored: Mapping[bytes, bytes]) -> dict[GroupKey, GroupState]:
-    """Return the groups of these records. Logs those that it does not understand."""
+    """Return the groups of these records. Logs records that this version does not understand."""
     found: dict[GroupKey, GroupState] = {}
     for key, value in stored.items():
         try:

@@ -1,10 +1,10 @@
 """Records of `_offsets` that a newer version has stored. Pure.
 
-The key of a record names its kind: `<consumer>/<stream>` is a checkpoint, `<kind>:...` another one,
-of which this version knows `group`. The value is a JSON object whose `v` is the version of its
-form. A record of another kind, or of a higher version, is kept as it is: it is neither read nor
-replaced, and compaction keeps the newest record of each key, whatever it is. A form that an older
-version must not replace, since that would lose something, has a higher `v`.
+The key of a record names its kind: `<consumer>/<stream>` is a checkpoint, `<kind>:...` is another
+kind, of which this version knows only `group`. The value is a JSON object, in which `v` is the
+version of the form. This version keeps a record of another kind, or of a higher `v`, as it is: it
+neither reads nor replaces it, and compaction keeps the newest record of each key in any case. A new
+form gets a higher `v` if an older version would lose something by replacing the record.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ _KNOWN = {GROUP: GROUP_VERSION, CHECKPOINT: CHECKPOINT_VERSION}
 
 
 def kind_of(key: bytes) -> str:
-    """The kind of record that has this key."""
+    """Return the kind of the record that has this key."""
     kind, separator, _ = key.partition(_SEPARATOR)
     return kind.decode("ascii", "replace") if separator else CHECKPOINT
 
 
 def is_newer(key: bytes, value: bytes) -> bool:
-    """True if only a newer version can read the record."""
+    """Return True if only a newer version can read the record."""
     known = _KNOWN.get(kind_of(key))
     if known is None:
         return True
     if value.startswith(f'{{"v":{known},'.encode()):
-        return False  # true for nearly all records, without a look at the rest
+        return False  # true for nearly all records: the rest need not be examined
     try:
         content = json.loads(value)
     except (ValueError, RecursionError):
@@ -51,7 +51,7 @@ def in_words(keys: Iterable[bytes]) -> str:
 
 
 def refusal(what: str) -> StreamUnavailable:
-    """The error of a request that would read or replace such a record."""
+    """Return the error for a request that would read or replace such a record."""
     return StreamUnavailable(
         f"a newer liftlog has stored the {what}, in a form that this one does not know",
         hint="upgrade this daemon: `liftlog docs how-to/upgrade`; or delete it if it is not needed",

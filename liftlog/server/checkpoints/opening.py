@@ -36,20 +36,20 @@ class StreamsOfDaemon(Protocol):
 
 
 def subject_prefix(settings: Settings) -> str:
-    """Return the subject prefix. The nodes of a cluster share one: their checkpoints are the
-    cluster's."""
+    """Return the subject prefix of checkpoints. The nodes of a cluster share one, because
+    checkpoints belong to the cluster."""
     name = settings.name if settings.cluster is None else settings.cluster.name
     return f"liftlog.{name}.offsets"
 
 
 def offsets_settings(settings: Settings, **more: object) -> StreamSettings:
-    """Return the settings of `_offsets`. Segments are small: compaction does not touch the active
-    one, and a start has to read all remaining records."""
+    """Return the settings of `_offsets`. Segments are small, because compaction does not touch the
+    active one, and a start has to read all remaining records."""
     return parse_stream_settings(
         {
             **more,
             "subject": f"{subject_prefix(settings)}.*.*",
-            "acks": "off",  # `over_nats` answers instead
+            "acks": "off",  # `over_nats` sends the answers
             "durability": "fsync",
             "dedupe_window": 0,
             "envelope": False,
@@ -60,8 +60,8 @@ def offsets_settings(settings: Settings, **more: object) -> StreamSettings:
 
 
 def is_open_to_nats(settings: Settings) -> bool:
-    """Return True if commits may come over NATS. Core NATS does not say who publishes, so with an
-    ACL the settings must allow it."""
+    """Return True if commits may arrive over NATS. Core NATS does not report who publishes, so if
+    there is an ACL, the settings must allow it."""
     chosen = settings.checkpoints.over_nats
     return settings.acl.file is None if chosen is None else chosen
 
@@ -69,8 +69,8 @@ def is_open_to_nats(settings: Settings) -> bool:
 async def open_checkpoints(
     streams: StreamsOfDaemon, wall_clock: Callable[[], int] = time.time_ns
 ) -> Checkpoints:
-    """Open the checkpoints. Raises StreamUnavailable, StorageError and DiskFull; the files are then
-    left as they are."""
+    """Open the checkpoints. Raises StreamUnavailable, StorageError and DiskFull, without a change
+    to the files."""
     settings = streams.settings
     host = await streams.open_system_stream(OFFSETS_STREAM, offsets_settings(settings))
     started = time.monotonic()
@@ -89,7 +89,7 @@ def make_checkpoints(
     wall_clock: Callable[[], int],
     check_storable: Callable[[], None] = lambda: None,
 ) -> Checkpoints:
-    """Create `Checkpoints`; see there."""
+    """Create `Checkpoints`; its constructor describes the arguments."""
     return Checkpoints(
         find_stream,
         host,
@@ -109,7 +109,7 @@ def make_checkpoints(
 
 
 def receive_over_nats(streams: StreamsOfDaemon, checkpoints: Callable[[], Checkpoints]) -> None:
-    """Accept commits from NATS, if the settings allow that. Call it before there is a link."""
+    """Accept commits from NATS, if the settings allow that. Call this before the link exists."""
     settings = streams.settings
     if not is_open_to_nats(settings):
         return
@@ -120,7 +120,7 @@ def receive_over_nats(streams: StreamsOfDaemon, checkpoints: Callable[[], Checkp
         lambda: streams.destinations,
         owner="" if settings.acl.file is None else OVER_NATS_OWNER,
     )
-    # Unless the settings ask for it, the daemon's NATS user may lack the permission.
+    # The daemon's NATS user may lack the permission, so subscribe only if the settings ask for it.
     streams.receive_for(
         OFFSETS_STREAM,
         intake.receive,

@@ -1,8 +1,10 @@
-"""Commits that come as plain NATS messages on `liftlog.<daemon name>.offsets.<stream>.<consumer>`.
+"""Commits that arrive as plain NATS messages on `liftlog.<daemon
+name>.offsets.<stream>.<consumer>`.
 
 The payload is the offset in decimal digits, or a JSON object with `offset` and, as in the pull
-protocol's `commit`, `expected`, `metadata`, `incarnation` and `epoch`. A reply subject is answered
-when the checkpoint is durable, or with an error. No input of a publisher raises an exception here.
+protocol's `commit`, `expected`, `metadata`, `incarnation` and `epoch`. If a message has a reply
+subject, the daemon answers when the checkpoint is durable, or with an error. No input of a
+publisher raises an exception here.
 """
 
 from __future__ import annotations
@@ -27,15 +29,15 @@ _MAX_OFFSET = 2**63 - 1
 _MAX_EPOCH = 2**32 - 1
 _MAX_INCARNATION_CHARS = 256
 _MAX_SHOWN = 128
-"""Characters of a name in an answer: the length of the longest valid name."""
+"""Maximum number of characters of a name in an answer: the length of the longest valid name."""
 _MAX_DESCRIPTION = 1024
 
 OVER_NATS_OWNER = "(nats)"
-"""The owner of checkpoints that come over NATS; not a valid name of a principal in an ACL."""
+"""The owner of checkpoints that arrive over NATS; not a valid name of a principal in an ACL."""
 
 
 class CheckpointIntake:
-    """The handler of the subscription."""
+    """Handles the messages of the subscription for commits."""
 
     def __init__(
         self,
@@ -46,8 +48,8 @@ class CheckpointIntake:
         *,
         owner: str = "",
     ) -> None:
-        """`checkpoints` raises the error of a commit that cannot be judged at present. `owner` is
-        the name against whose quota the checkpoints count; if empty, against none."""
+        """`checkpoints` raises the error for commits while they cannot be accepted. The checkpoints
+        count against the quota of `owner`; if it is empty, against none."""
         self._owner = owner
         self._checkpoints = checkpoints
         self._skipped = prefix.count(".") + 1
@@ -60,7 +62,7 @@ class CheckpointIntake:
             self._take(subject, reply, payload)
 
     def _take(self, subject: bytes, reply: bytes, payload: bytes) -> None:
-        # A name that is not ASCII is refused by the check of names.
+        # A name that is not ASCII fails the check of names.
         names = subject.decode("ascii", "replace").split(".")[self._skipped :]
         stream, consumer = names if len(names) == 2 else ("", "")
         answer = partial(self._answer, reply, stream, consumer)
@@ -92,8 +94,8 @@ class CheckpointIntake:
             self._send(publish_commands([(target, text)]))
 
     def _note(self, stream: str, consumer: str, error: LiftlogError, *, answered: bool) -> None:
-        """Log refusals that no client receives, for lack of a reply subject; fewer and fewer of
-        them, so that a publisher cannot fill the log."""
+        """Log a refusal that no client receives, because the message had no reply subject. Logs
+        fewer and fewer of them, so that a publisher cannot fill the log."""
         if answered:
             return
         self._silent_refusals += 1
@@ -140,8 +142,8 @@ def parse_payload(payload: bytes) -> dict[str, Any]:
 
 
 def _is_utf8(text: str) -> bool:
-    """Return False for text with a lone surrogate, which JSON can encode and no answer of the pull
-    API can carry."""
+    """Return False if `text` has a lone surrogate, which JSON can encode but no answer of the pull
+    API can contain."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,8 +1,8 @@
 """The checkpoints of the daemon: judged one by one, stored many at a time.
 
-Belongs to the event loop. One *flight* of changes at a time is written to disk. Later changes wait
-for the next flight and are judged by the durable state of that time. So no answer depends on a
-write that may still fail, and all waiting changes share one fsync.
+Belongs to the event loop. Changes are written to disk in *flights*, one at a time. Later changes
+wait for the next flight, which judges them by the state that is durable then. So no answer depends
+on a write that may still fail, and all waiting changes share one fsync.
 """
 
 from __future__ import annotations
@@ -46,13 +46,14 @@ logger = logging.getLogger("liftlog.server.checkpoints")
 
 _MAX_WAITING = 100_000
 _MAX_WAITING_CHARS = 64 * 1024 * 1024
-"""Characters of metadata in waiting changes."""
+"""Maximum number of characters of metadata in waiting changes."""
 _MAX_OWNER_WAITING = 10_000
-"""Waiting changes per principal, so that one cannot take the room of the others."""
+"""Maximum number of waiting changes per principal, so that one principal cannot take the room of
+the others."""
 _MAX_FLIGHT = 5_000
-"""Changes per flight, since they are judged in one turn of the event loop."""
+"""Maximum number of changes per flight, because they are judged in one turn of the event loop."""
 _MAX_LOOKED_AT = 10_000
-"""Checkpoints examined for one page, since that happens on the event loop."""
+"""Maximum number of checkpoints examined for one page, because the event loop waits meanwhile."""
 
 Told = Callable[[LiftlogError | None], None]
 """Called on the event loop with None when a change is durable, else with its error."""
@@ -67,7 +68,7 @@ class Change:
     told: Told
     expected: int | None = None
     only_if: Stored | None = None
-    """Apply only if exactly this is stored."""
+    """Apply the change only if exactly this is stored."""
 
     @property
     def owner(self) -> str:
@@ -84,9 +85,9 @@ class _Verdict(NamedTuple):
 
 
 class Checkpoints:
-    """Commits, deletes, lists and expires checkpoints. See `opening.open_checkpoints`.
+    """Commits, deletes, lists and expires checkpoints. `opening.open_checkpoints` creates it.
 
-    `find_stream` raises StreamNotFound and StreamUnavailable, `offsets` is the stream `_offsets`.
+    `find_stream` raises StreamNotFound and StreamUnavailable; `offsets` is the stream `_offsets`.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class Checkpoints:
         now_ns: Callable[[], int],
         check_storable: Callable[[], None] = lambda: None,
     ) -> None:
-        """`check_storable` raises the error of a change that could not be stored at present."""
+        """`check_storable` raises the error of a change that cannot be stored at present."""
         self.table = table
         self.commits = 0
         self.refused: Counter[str] = Counter()
@@ -143,8 +144,8 @@ class Checkpoints:
         epoch: int | None = None,
         owner: str = "",
     ) -> None:
-        """Store a checkpoint. `told` is called later, never within this call. It counts against
-        the quota of `owner`, the calling principal.
+        """Store a checkpoint, which counts against the quota of `owner`, the calling principal.
+        `told` is called later, never within this call.
 
         Raises InvalidArgument, StreamNotFound, StreamUnavailable, OffsetOutOfRange,
         StaleIncarnation, Diverged, LimitExceeded; `told` may get CheckpointMoved, LimitExceeded,
@@ -158,7 +159,7 @@ class Checkpoints:
             error = why_not_storable(log, stream, offset, incarnation, epoch)
             if error is not None:
                 raise error
-            # The flight fills in the time.
+            # The flight sets the time.
             stored = Stored(
                 offset,
                 log.leader_epoch if epoch is None else epoch,
@@ -181,13 +182,13 @@ class Checkpoints:
         expected: int | None = None,
         only_if: Stored | None = None,
     ) -> None:
-        """Delete a checkpoint, also one of a stream that is gone; otherwise like `commit`."""
+        """Delete a checkpoint, even if its stream no longer exists; otherwise like `commit`."""
         check_consumer_name(consumer)
         check_stream_name(stream, may_be_system=True)
         self._add(Change((consumer, stream), None, told, expected, only_if))
 
     async def deleted(self, consumer: str, stream: str, *, only_if: Stored | None = None) -> None:
-        """Delete a checkpoint, and wait until that is durable."""
+        """Delete a checkpoint; returns when the deletion is durable."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.delete(consumer, stream, partial(complete, future), only_if=only_if)
         await future
@@ -215,7 +216,7 @@ class Checkpoints:
         self._scheduled = False
         changes = self._take_waiting()
         try:
-            self._check_storable()  # else the table may be out of date
+            self._check_storable()  # otherwise the table may be out of date
         except LiftlogError as refusal:
             self._tell([_Verdict(change, refusal) for change in changes])
             self._go_on()
@@ -252,7 +253,7 @@ class Checkpoints:
         )
 
     def _take_waiting(self) -> list[Change]:
-        """Return the oldest changes, as many as one flight takes."""
+        """Return the oldest waiting changes, as many as fit into one flight."""
         taken, self._waiting = self._waiting[:_MAX_FLIGHT], self._waiting[_MAX_FLIGHT:]
         for change in taken:
             self._waiting_chars -= change.chars
@@ -305,10 +306,10 @@ class Checkpoints:
         verdicts: list[_Verdict],
         error: LiftlogError | None,
     ) -> None:
-        """Answer the changes of a flight, which is durable, or lost as a whole.
+        """Answer the changes of a flight, which is either durable or lost as a whole.
 
-        If it is lost, even its refusals may rest on changes that were never stored, so every change
-        gets the error.
+        If the flight is lost, every change gets the error, even a refused one: the refusal may
+        depend on changes that were never stored.
         """
         self._in_flight = False
         if error is None:
@@ -329,22 +330,23 @@ class Checkpoints:
                 change.told(error)
             except (
                 Exception
-            ):  # a supervisor: one callback must not keep the answers from the others
+            ):  # a supervisor: an error in one callback must not stop the other answers
                 logger.exception("checkpoint-answer-failed")
 
     # --- look-ups ---
 
     @property
     def newer(self) -> str:
-        """The records that only a newer version understands, as text; empty if there are none."""
+        """The records that only a newer version understands, in words; empty if there are none."""
         groups = {key for key in self.table.newer if kind_of(key) == GROUP}
         return in_words((self.table.newer - groups) | self.groups.newer)
 
     def fetch(self, consumer: str, stream: str, *, check: bool) -> Checkpoint | None:
-        """Return the durable checkpoint, or None. With `check`, raises the error of its reader.
+        """Return the durable checkpoint, or None. With `check`, raises the error that a reader at
+        this checkpoint gets.
 
-        If damage may have cost the only checkpoint, that is CheckpointUncertain; without `check`
-        the result is an uncertain checkpoint at offset 0.
+        If the only checkpoint may be lost through damage, that error is CheckpointUncertain;
+        without `check` the result is an uncertain checkpoint at offset 0.
         """
         check_consumer_name(consumer)
         stored = self.table.get((consumer, stream))
@@ -375,7 +377,7 @@ class Checkpoints:
     ) -> tuple[list[Checkpoint], str | None]:
         """Return a page of checkpoints, and the `after` of the next one, or None at the end.
 
-        A page may be shorter than `limit`. Its cursor may name a checkpoint that `may_read` hides,
+        A page may be shorter than `limit`. The `after` may name a checkpoint that `may_read` hides,
         so do not show it to clients.
         """
         behind: CheckpointKey | None = None
@@ -426,8 +428,8 @@ class Checkpoints:
 
 
 def _for(change: Change, error: LiftlogError) -> LiftlogError:
-    """Return the error of a flight, for one of its changes. The next leader may still store the
-    change, so a caller that can repeat it may do so."""
+    """Return the error of a flight in the form for one of its changes. The next leader may still
+    store the change, so the error allows a retry only to callers that can repeat the change."""
     if isinstance(error, RequestTimeout) and change.expected is None and change.only_if is None:
         return NotReady(error.message, hint="try again: to store it twice changes nothing")
     return error

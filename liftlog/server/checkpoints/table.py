@@ -33,10 +33,10 @@ class CheckpointTable:
     """The checkpoints, for lookup by consumer and stream, and listing in that order. Not
     thread-safe.
 
-    Contains durable checkpoints only, none that still wait for the disk.
+    Contains only durable checkpoints, none that still wait for the disk.
 
-    `losses` counts the ranges of `_offsets` lost to damage; which keys they contained is unknown.
-    `settled` are the keys that were written after the last loss.
+    `losses` is the number of ranges of `_offsets` that were lost to damage; the keys in them are
+    unknown. `settled` are the keys that were written after the last loss.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class CheckpointTable:
         self.newer = set(newer)
         """The keys of records that only a newer version understands."""
         self.groups = dict(groups or {})
-        """The records of consumer groups as they were found; only `groups.py` understands them."""
+        """The records of consumer groups as they were read; only `groups.py` decodes them."""
         self._settled = set(settled)
         self._entries: dict[CheckpointKey, Stored] = dict(entries or {})
         self._order = sorted(self._entries)
@@ -69,11 +69,11 @@ class CheckpointTable:
         return self._entries.get(key)
 
     def apply(self, changes: Mapping[CheckpointKey, Stored | None]) -> None:
-        """Set new checkpoints; None deletes."""
+        """Store new checkpoints; None deletes one."""
         if self.losses:
             self._settled.update(changes)
             if len(self._settled) > len(self._entries) + _MAX_SETTLED:
-                self._settled &= self._entries.keys()  # too many deleted keys
+                self._settled &= self._entries.keys()  # there are too many deleted keys
         for key, stored in changes.items():
             self.newer.discard(encode_key(key))
             before = self._entries.get(key)
@@ -110,12 +110,12 @@ class CheckpointTable:
             del self._owned[owner]
 
     def is_newer(self, key: CheckpointKey) -> bool:
-        """True if the checkpoint exists in a form that only a newer version can read."""
+        """Return True if the checkpoint exists in a form that only a newer version can read."""
         return bool(self.newer) and encode_key(key) in self.newer
 
     def is_uncertain(self, key: CheckpointKey) -> bool:
-        """Return True if damage may have cost a newer checkpoint of this key, or its deletion; for
-        a key without a checkpoint, the only one."""
+        """Return True if a newer checkpoint of this key, or its deletion, may have been lost to
+        damage; for a key without a checkpoint, if its only checkpoint may have been lost."""
         return self.losses > 0 and key not in self._settled
 
     @property
@@ -129,8 +129,9 @@ class CheckpointTable:
     def after(
         self, key: CheckpointKey | None, *, consumer: str | None = None, stream: str | None = None
     ) -> Iterator[tuple[CheckpointKey, Stored]]:
-        """Yield the checkpoints after `key`, by consumer and stream; with `consumer` or `stream`,
-        only those of the consumer or on the stream. The table must not change meanwhile."""
+        """Yield the checkpoints after `key`, sorted by consumer and stream; with `consumer` or
+        `stream`, only those of the consumer or on the stream. The table must not change
+        meanwhile."""
         if stream is None:
             found = _between(self._order, key, consumer)
         else:
@@ -157,7 +158,7 @@ def _of_stream(
     consumer: str | None,
     stream: str,
 ) -> Iterator[str]:
-    """Yield the consumers of a stream, in order: `consumer` or all, after the key `after`."""
+    """Yield the sorted consumers of a stream after the key `after`: all, or only `consumer`."""
     consumers = consumers_of.get(stream, [])
     start = 0
     if after is not None:
@@ -174,10 +175,10 @@ def _of_stream(
 def load_table(log: Log) -> CheckpointTable:
     """Load all committed checkpoints of `_offsets`.
 
-    Damage costs only the records in it. If a key has an older checkpoint, that one is valid again
-    and its consumer reads some records twice; the table knows for which keys that is possible. Each
-    loss is logged as an ERROR. Raises StorageError if the files cannot be read, because this must
-    not look like "no checkpoint".
+    Damage only loses the records in it. If a key has an older checkpoint, that one becomes valid
+    again, and the consumer reads some records twice; the table stores for which keys this is
+    possible. Each loss is logged as an ERROR. Raises StorageError if the files cannot be read,
+    because a failed read must not look like "no checkpoint".
     """
     found = _Rebuilding()
     offset = log.log_start_offset
@@ -199,7 +200,7 @@ def load_table(log: Log) -> CheckpointTable:
             place = Place(piece.first_offset, piece.next_offset)
             reached = found.learn(piece.pread(), offset, place)
         if reached == offset:
-            reached = piece.next_offset  # it was damaged after `read` looked at it
+            reached = piece.next_offset  # the batch was damaged after `read` had examined it
             found.lose(offset, reached, "a damaged batch header")
         offset = reached
     if found.newer:
@@ -214,7 +215,7 @@ def load_table(log: Log) -> CheckpointTable:
 
 
 class _Rebuilding:
-    """The result so far."""
+    """The table while `load_table` reads the log."""
 
     def __init__(self) -> None:
         self.entries: dict[CheckpointKey, Stored] = {}
@@ -224,8 +225,8 @@ class _Rebuilding:
         self.newer: set[bytes] = set()
 
     def learn(self, raw: bytes, offset: int, place: Place) -> int:
-        """Add the batches in `raw` from `offset` on. Returns the offset to read next; if the
-        batches end in damage, reading from there shows how far it extends."""
+        """Add the batches in `raw` from `offset` on. Returns the offset to read next; if damage
+        follows the batches, a read from that offset shows how far the damage extends."""
         reached, position = offset, 0
         while position < len(raw):
             try:
