@@ -1,5 +1,5 @@
-"""One stream: from runs of messages to committed groups, and the calls that must not run beside a
-commit.
+"""One stream: from runs of messages to committed groups, and the log calls that must not run at the
+same time as a commit.
 
 host           the log, the settings, who writes and who waits; refuses messages (429) when too
                many bytes wait for the disk
@@ -7,11 +7,11 @@ committing     groups of judged messages: joined in one sync, answered; held unt
                that they are committed; or undone
 gate           when stored records count as committed; with followers `liftlog.cluster` decides it
 turns          one job at a time on a log: commits, flushes, exclusive calls
-writing        a group encoded, compressed and appended, for `committing`: inside the event loop
+writing        encodes, compresses and appends a group, for `committing`: inside the event loop
                within a budget, else in a thread of the pool
 waiting        readers and the daemon's own records that wait for a commit
 observations   counters, and the time that acks take
-configs        settings of a stream in the terms of its log and its sequencer
-damage         damage that a reader meets is quarantined before the reader gets the error
+configs        converts settings of a stream for its log and its sequencer
+damage         quarantines damage that a reader meets, before the reader gets the error
 subjects       the newest offset of each subject: scanned, saved, restored
 """

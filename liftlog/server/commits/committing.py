@@ -1,14 +1,16 @@
 """The commits of one stream: groups that its sequencer has judged are written, synced, answered.
 
-Messages from publishers are written this way. At most one group is being written; messages that
+This module writes the messages of publishers. It writes at most one group at a time; messages that
 arrive meanwhile form the next one. A group is written inside the event loop while syncs are fast,
 else in a writer thread. With `durability: interval` a flush commits many groups at once.
 
 The gate decides when a group that is stored here is committed. With one copy that is at once. With
-several it is *held* until the others have it, and the next group is written meanwhile.
+several copies the group is *held* until the other nodes have it, and the next group is written
+meanwhile.
 
-Another way to write a stream, such as appending batches fetched from another node, belongs beside
-this module: it shares the log, its turns and its waiters, but not the sequencer.
+Code that writes to a stream in another way, such as appending batches fetched from another node,
+belongs into a module next to this one: it shares the log, its turns and its waiters, but not the
+sequencer.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from liftlog.settings import StreamSettings
 logger = logging.getLogger("liftlog.server.stream")
 
 FOLLOWED_INLINE_BYTES = 512 * 1024
-"""A group of up to this size, of a stream with followers, is written inside the event loop while
+"""In a stream with followers, a group of up to this size is written inside the event loop while
 syncs are fast, however many messages it has. A thread needs two handovers, one to wake the
 followers and one to report the end, and under load these take longer than the write."""
 
@@ -48,7 +50,7 @@ class CommitResources(Protocol):
 
     def send(self, commands: bytes) -> None: ...
     def pending_changed(self) -> None:
-        """Note that messages that waited for the disk were answered."""
+        """Note that messages that waited for the disk have been answered."""
         ...
 
 
@@ -56,7 +58,8 @@ class GroupCommits:
     """Writes the groups of one stream. Belongs to the event loop.
 
     `fail` stops the stream: it is called with a reason if the state of the log is unknown.
-    `step_down` ends the lead: it is called if followers may hold records that are dropped here.
+    `step_down` ends this node's leadership: it is called if followers may hold records that are
+    dropped here.
 
     The high watermark moves in `_finish` and `commit_up_to`, and nowhere else.
     """
@@ -104,10 +107,10 @@ class GroupCommits:
 
     def commit(self, messages: int) -> bool:
         """Commit the next group of the waiting `messages`, or begin to. Call it while no job runs.
-        Returns True if more of them can be committed at once."""
+        Returns True if more messages can be committed at once."""
         size_bytes = self._sequencer.pending_bytes - self._sequencer.held_bytes
         if self._has_followers and size_bytes <= FOLLOWED_INLINE_BYTES:
-            messages = 1  # as few as any
+            messages = 1  # the budget then decides as for a single message
         is_small = size_bytes <= self._writer.max_inline_bytes
         if is_small and self._shared.inline.allows(messages):
             return self._commit_inline()
@@ -125,7 +128,7 @@ class GroupCommits:
                 self._writer.write(self._writer.encode(group))
                 if self._has_followers:
                     self._gate.written(self._writer.written)
-                # Before the sync, so that after it nothing is left but to send them.
+                # Before the sync: after it, the answers only have to be sent.
                 self._sequencer.prepare_answers(group)
                 if self._unsynced + count >= self._writer.syncs_at:
                     self._log.sync()
@@ -161,25 +164,25 @@ class GroupCommits:
         self._sequencer.prepare_answers(group)  # while the thread writes
 
     def _appended(self) -> None:
-        if self._sequencer.oldest_out is not None:  # or the lead has ended meanwhile
+        if self._sequencer.oldest_out is not None:  # False if the leadership has ended meanwhile
             self._gate.written(self._writer.written)
 
     def _written(self, group: CommitGroup, error: Exception | None) -> None:
         self._observe_sync()
         if group is self._sequencer.oldest_out:
             self._finish(group, error)
-        elif isinstance(error, SyncFailed):  # the lead ended: no one waits for an answer
+        elif isinstance(error, SyncFailed):  # the leadership ended: no one waits for an answer
             self._abandon_tail(error, keep_offsets=False)
 
     def _observe_sync(self) -> None:
-        """Report the duration of the newest sync to the budget; a commit without a sync says
-        nothing."""
+        """Report the duration of the newest sync to the budget. Does nothing if there was no sync
+        since the last call."""
         if self._log.writer.fsync_count != self._observed_syncs:
             self._observed_syncs = self._log.writer.fsync_count
             self._shared.inline.observe(self._log.writer.last_sync_seconds)
 
     def _finish(self, group: CommitGroup, error: Exception | None) -> None:
-        """Answer everyone who waited for this group, or hold the answers."""
+        """Answer all callers that waited for this group, or hold the answers."""
         if error is not None:
             self._take_back(group, error)
             return
@@ -212,7 +215,7 @@ class GroupCommits:
         self._release(high_watermark)
 
     def _release(self, high_watermark: int) -> None:
-        """Answer the groups up to the new high watermark."""
+        """Answer the groups below the new high watermark."""
         released = self._sequencer.release(high_watermark)
         if released is not None:
             self._held_since = time.monotonic()
@@ -224,21 +227,23 @@ class GroupCommits:
         self._own_records.committed(high_watermark)
 
     def commit_up_to(self, offset: int) -> None:
-        """Note that everything below `offset` is committed, if it is stored here."""
+        """Note that records below `offset` are committed, as far as they are stored here."""
         self._release(self._log.commit_up_to(offset))
 
     @property
     def held_seconds(self) -> float:
-        """Time since the last release while a group is held; 0.0 if there is none."""
+        """Time since the last release while a group is held; 0.0 if no group is held."""
         return time.monotonic() - self._held_since if self._sequencer.is_holding else 0.0
 
     # --- a group that failed ---
 
     def _take_back(self, group: CommitGroup | None, error: Exception) -> None:
-        """Undo everything that was judged from `group` on, see `Tail`, and nack it. None stands for
-        the records that no group has taken yet. Numbering continues where the log ends now."""
+        """Undo everything that was judged from `group` on (see `Tail`), and nack it. If `group` is
+        None, undo only messages that are in no group yet. The next offset is where the log ends
+        now."""
         if not isinstance(error, LiftlogError):
-            # A defect. Its effect on the log or on memory is unknown, so nothing more is written.
+            # This is a defect. Its effect on the log or on memory is unknown, so nothing more is
+            # written.
             self._fail(f"internal error while committing: {error!r}")
             return
         logger.error(
@@ -247,16 +252,16 @@ class GroupCommits:
         durable_end = self._log.durable_end_offset
         acked_before_sync = self._settings.durability != "fsync"
         if isinstance(error, SyncFailed):
-            # If acks have left before the sync, readers and publishers know those offsets: they
-            # stay taken, as a recorded loss. Otherwise they are used again, unless a follower may
-            # have seen them: then another epoch must come first.
+            # If acks were sent before the sync, readers and publishers know those offsets: they
+            # stay taken, as a recorded loss. Otherwise the offsets are used again. If a follower
+            # may have received them, another epoch must begin first.
             if not self._abandon_tail(error, keep_offsets=acked_before_sync):
                 return
             if self._has_followers:
                 self._step_down(f"a sync failed ({error}) that followers did not wait for")
                 return
-        # Any other error came from the append, which has rolled itself back: the log ends where it
-        # ended before, and earlier records are intact.
+        # Any other error comes from the append, which has rolled itself back: the log ends where it
+        # ended before the append, and earlier records are intact.
         self._nack(group, error)
         if isinstance(error, SyncFailed) and acked_before_sync:
             self._subjects.lost_from(durable_end)
@@ -265,14 +270,15 @@ class GroupCommits:
             and self._log.leases.may_be_void
             and not self._turns.is_closed
         ):
-            # Retention must be able to make room.
+            # Retention must be able to free disk space.
             self._turns.run_exclusive(partial(self._log.leases.void, "the disk is full"), None)
 
     def _abandon_tail(self, error: SyncFailed, *, keep_offsets: bool) -> bool:
-        """Drop all records that are not durable, and return True if writing can continue in another
+        """Drop all records that are not durable; returns True if writing can continue in another
         file.
 
-        After a failed sync the kernel may drop the pages and report success the next time.
+        After a failed sync the kernel may drop the pages and report success the next time, so the
+        same file cannot be synced again.
         """
         try:
             self._log.writer.abandon_tail(keep_offsets=keep_offsets)
@@ -293,13 +299,14 @@ class GroupCommits:
         self._waiters.wake(self._log.high_watermark)
 
     def _take_back_waiting(self, error: Exception) -> None:
-        """Handle a failed sync that no group waited for. Its records were acked by `durability:
-        interval` or `os`: the hole is recorded as lost, and waiting messages are nacked."""
+        """Handle a failed sync that no group waited for. Its records were acked early because of
+        `durability: interval` or `os`: the hole is recorded as lost, and waiting messages are
+        nacked."""
         self._take_back(None, error)
 
     def give_up(self, reason: str) -> None:
-        """Nack all waiting messages: the stream, which has no followers, has failed for good. A
-        group that a thread is writing is answered when its write ends."""
+        """Nack all waiting messages, because the stream has failed for good. Only for a stream
+        without followers. A group that a thread is writing is answered when its write ends."""
         out = None if self._turns.is_taken else self._sequencer.oldest_out
         nacks = self._sequencer.failed(out, STORE_FAILED)
         self._observed.failed(reason, self._sequencer.unanswered_messages)
@@ -308,10 +315,10 @@ class GroupCommits:
         self._shared.pending_changed()
 
     def step_down(self, refusal: RefusalReason) -> None:
-        """Stop committing: this node no longer leads the stream.
+        """Stop committing, because this node no longer leads the stream.
 
-        Messages that were only judged are nacked. Written ones get no answer: the next leader may
-        commit them, and publishers ask again with their ids.
+        Messages that were judged but not written are nacked. Written ones get no answer: the next
+        leader may commit them, and publishers send them again with their ids.
         """
         self._is_over = True
         nacks = self._sequencer.step_down(refusal)
@@ -340,16 +347,16 @@ class GroupCommits:
             self._flush_timer = None
 
     def flush_due(self) -> None:
-        """Flush: the oldest record that is not synced has waited for `flush.interval`. The timer of
-        a stream that has failed may still fire; one that is closed has none."""
+        """Flush, because the oldest record that is not synced has waited for `flush.interval`. The
+        timer may still fire after a stream has failed, but not after it was closed."""
         self._flush_timer = None
-        # Under load the current job may be followed by more without a pause: then the flush is the
+        # Under load other jobs may follow the current one without a pause, so the flush is made the
         # next job.
         self.flush_is_overdue = True
         self._turns.begin_next()
 
     def flush(self) -> None:
-        """Sync the records that were acked before. Call it while no job runs."""
+        """Sync the records that were acked before their sync. Call it while no job runs."""
         self.flush_is_overdue = False
         self._turns.begin(lambda: None, self._log.sync, self._flushed)
 
@@ -361,38 +368,38 @@ class GroupCommits:
             self._commit_durable()
 
     def _commit_durable(self) -> None:
-        """Commit records whose acks have left. Even so, if the stream moves to a copy on another
-        node, that copy must have them before they are committed."""
+        """Commit durable records, whose acks were sent earlier. If the stream is moving to another
+        node, the copy there must also have them before they are committed."""
         if not self._is_over:
             self.commit_up_to(self._gate.local(self._log.durable_end_offset))
 
     def _is_flushed(self, settings: StreamSettings) -> bool:
-        """Return True if acks leave after the write, and a flush commits.
+        """Return True if acks are sent after the write, and a flush commits.
 
-        On a node of a cluster nothing is committed before it is durable, with `durability: os` as
-        well; and where another node leads, that node decides what is committed.
+        On a node of a cluster records are committed only when they are durable, also with
+        `durability: os`; and if another node leads, that node decides which records are committed.
         """
         if not self._log.config.replicated:
             return settings.durability == "interval"
         return self._has_followers and settings.durability != "fsync"
 
-    # --- what the host tells ---
+    # --- what the host reports ---
 
     def after_exclusive(self, error: Exception | None) -> None:
-        """Continue after an exclusive call, in a thread or inline; it may have synced."""
+        """Continue after an exclusive call, in a thread or inline; the call may have synced."""
         self._observe_sync()
         if isinstance(error, SyncFailed):
             self._take_back_waiting(error)
         elif self._has_flushes:
-            self._after_interval_append(0)  # a roll has synced what waited for the next flush
+            self._after_interval_append(0)  # a roll has synced the records that waited for a flush
 
     def adopt(self, settings: StreamSettings) -> None:
-        """See `StreamHost.adopt`."""
+        """Apply new settings; see `StreamHost.adopt`."""
         self._settings = settings
         self._writer = GroupWriter(self._log, settings)
         self._has_flushes = self._is_flushed(settings)
         if self._flush_timer is not None:
-            # It runs by the old interval. Waiting records must not wait longer than the new one.
+            # The timer runs by the old interval. Records must not wait longer than the new one.
             self._stop_flush_timer()
             self._after_interval_append(0)
 

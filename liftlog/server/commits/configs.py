@@ -1,4 +1,4 @@
-"""The settings of a stream in the terms of its log and its sequencer."""
+"""Converts the settings of a stream for its log and its sequencer."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ _SECOND_NS = 1_000_000_000
 
 
 def log_config(settings: StreamSettings, *, replicated: bool = False) -> LogConfig:
-    """`replicated`: the log is a copy of a stream of a cluster, even if it is the only copy."""
+    """Return the configuration of the log. `replicated` means that the log is a copy of a stream of
+    a cluster, even if it is the only copy."""
     age, compaction = settings.segment.max_age_seconds, settings.compaction
     if compaction is not None and compaction.enabled and compaction.max_lag_seconds is not None:
-        # Only sealed segments are compacted, so a quiet stream must roll for max_lag, too.
+        # Only sealed segments are compacted, so the log must also roll after max_lag if the stream
+        # is quiet.
         age = min(compaction.max_lag_seconds, age or compaction.max_lag_seconds)
     return LogConfig(
         segment_max_bytes=settings.segment.max_bytes,
@@ -24,9 +26,9 @@ def log_config(settings: StreamSettings, *, replicated: bool = False) -> LogConf
 
 
 class NewestBytes:
-    """The size of a log without the records that newer ones of the same subject supersede.
+    """The size of a log, not counting records that newer ones of the same subject supersede.
 
-    It is only as exact as the last count; if no count is possible, all records count.
+    The size is only as exact as the last count. If no count is possible, all records count.
     """
 
     def __init__(self, log: Log) -> None:
@@ -35,18 +37,19 @@ class NewestBytes:
         self._at_bytes = 0
 
     def expect_count(self) -> None:
-        """Expect a count soon. Until then only new records count, so that no message is refused
-        because of superseded records."""
+        """Expect a call of `count` soon. Until then the size consists of new records only, so that
+        no message is refused because of superseded records."""
         self.count(0, self._log.view.size_bytes)
 
     def count(self, size_bytes: int | None, at_bytes: int = 0) -> None:
-        """Set the size of the newest records, measured when the whole log had `at_bytes`, or a
-        little later; None: not known."""
+        """Set the size of the newest records, or None if it is unknown. It was measured when the
+        whole log had `at_bytes`, or a little later."""
         self._counted, self._at_bytes = size_bytes, at_bytes
 
     @property
     def size_bytes(self) -> int:
-        """Return the size; records that came after the count are treated as new subjects."""
+        """Return the size. Records that came after the count count in full, as if they had new
+        subjects."""
         size_bytes = self._log.view.size_bytes
         if self._counted is None:
             return size_bytes
@@ -61,7 +64,8 @@ def counts_newest(settings: StreamSettings) -> bool:
 
 
 def room_of(settings: StreamSettings, log: Log, newest: NewestBytes) -> Room | None:
-    """Return None if old records give way to new ones, or nothing limits them."""
+    """Return the room that new records have, or None if nothing limits them or old records make
+    room for them."""
     limits = settings.retention
     if limits.discard == "old" or (limits.max_messages is None and limits.max_bytes is None):
         return None
@@ -75,7 +79,7 @@ def room_of(settings: StreamSettings, log: Log, newest: NewestBytes) -> Room | N
 
 
 def window_ns(settings: StreamSettings) -> int:
-    """Return how long message ids are remembered."""
+    """Return for how many nanoseconds message ids are remembered."""
     return int(settings.dedupe_window_seconds * _SECOND_NS)
 
 

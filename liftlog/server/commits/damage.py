@@ -1,7 +1,7 @@
-"""Damage that a reader finds is quarantined before the reader gets the error.
+"""Quarantines damage that a reader finds, before the reader gets the error.
 
-The scrubber would find it as well, but later. Until then every reader would run into it again, and
-neither metrics nor health would report it.
+The scrubber would also find the damage, but later. Until then every reader would run into it again,
+and neither metrics nor health would report it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ logger = logging.getLogger("liftlog.server")
 
 
 def quarantine_damage(log: Log, first_offset: int, next_offset: int) -> None:
-    """Quarantine the damage in this range, unless all of it is already known. Blocking: for
-    threads.
+    """Quarantine the damage in this range, unless all of it is already known. Blocking, so call it
+    in a thread.
 
-    Raises StorageError if the manifest cannot be written: on a disk that fails to write as well,
-    the damage may be temporary, so the reader should retry. On a full disk it is only logged, and
-    the reader gets the error about the damage.
+    Raises StorageError if the manifest cannot be written. On a disk that also fails to write, the
+    damage may be temporary, so the reader should retry. If the disk is full, this is only logged,
+    and the reader gets the error about the damage.
     """
     if log.is_quarantined(first_offset, next_offset):
         return
@@ -36,5 +36,5 @@ def quarantine_damage(log: Log, first_offset: int, next_offset: int) -> None:
 
 
 def quarantine_found(log: Log, damage: CorruptRange) -> None:
-    """`quarantine_damage` for the range of an error."""
+    """Call `quarantine_damage` for the range of an error."""
     quarantine_damage(log, damage.first_offset, damage.next_offset)

@@ -1,8 +1,8 @@
 """Decides when a group that is stored here counts as committed: with one copy at once, with several
 when the others have it too.
 
-`liftlog.cluster.leading` decides the latter. `ReplicatedGate` reports events of this node to it,
-and passes its decisions on to the stream and the followers.
+With several copies, `liftlog.cluster.leading` decides. `ReplicatedGate` reports events of this node
+to it, and passes its decisions on to the stream and the followers.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from liftlog.log import EncodedBatch
 from liftlog.sequencing.refusals import NOT_ENOUGH_REPLICAS, RefusalReason
 
 _TELL_SECONDS = 0.005
-"""A high watermark that no record carries to the followers within this time is sent by itself."""
+"""If no record carries a new high watermark to the followers within this time, it is sent alone."""
 
 
 class LedStream(Protocol):
-    """The calls of a gate to its stream, never from inside `written` and `local`: the high
-    watermark has moved, or this node leads the stream no longer."""
+    """The methods of a stream that its gate calls: the high watermark has moved, or this node no
+    longer leads the stream. The gate never calls them inside `written` and `local`."""
 
     def commit_up_to(self, offset: int) -> None: ...
     def step_down(self, reason: str) -> None: ...
@@ -33,17 +33,18 @@ class CommitGate(Protocol):
     """Decides the high watermark of one stream that this node leads. Belongs to the event loop."""
 
     has_followers: bool
-    """True if others may hold records before they are durable here, and may commit them when this
-    node no longer leads. So a failed sync ends the lead, and written records get no answer."""
+    """True if other nodes may hold records before they are durable here, and may commit them when
+    this node no longer leads. In that case a failed sync ends the leadership, and written records
+    get no answer."""
 
     @property
     def refuses(self) -> RefusalReason | None:
-        """Return why messages that want an ack of all copies must be refused now: too few copies.
-        The others are stored, and can be read later."""
+        """Why messages that want an ack of all copies must be refused now: there are too few
+        copies. None if they are accepted. Other messages are stored, and can be read later."""
         ...
 
     def bind(self, stream: LedStream) -> None:
-        """Called once, before anything else."""
+        """Set the stream. Called once, before any other method."""
         ...
 
     def written(self, batches: Sequence[EncodedBatch]) -> None:
@@ -52,13 +53,13 @@ class CommitGate(Protocol):
         ...
 
     def local(self, end: int) -> int:
-        """Note that everything below offset `end` is stored here, as the stream's durability says.
-        Returns the high watermark."""
+        """Note that everything below offset `end` is stored here, as durably as the stream
+        requires. Returns the high watermark."""
         ...
 
     def stepped_down(self, reason: str) -> None:
-        """Note that `StreamHost.step_down` was called, here or after a failed sync: this node no
-        longer leads the stream. The gate is not called again."""
+        """Note that this node no longer leads the stream: `StreamHost.step_down` was called, here
+        or after a failed sync. The gate is not called again."""
         ...
 
 
@@ -78,14 +79,14 @@ class LocalGate:
         return end
 
     def stepped_down(self, reason: str) -> None:
-        """Do nothing: no other node could lead."""
+        """Do nothing, because no other node can lead the stream."""
 
 
 class ReplicatedGate:
     """The gate of one stream that this node leads, in one epoch. Belongs to the event loop.
 
-    Events of followers and of the record come in through `fetched`, `expired`, `lost` and `adopt`.
-    Messages that they commit are answered before these return.
+    Events of followers and of the stream's metadata arrive in `fetched`, `expired`, `lost` and
+    `adopt`. If they commit messages, the messages are answered before these methods return.
     """
 
     has_followers = True
@@ -100,10 +101,11 @@ class ReplicatedGate:
         wake: Callable[[list[str]], None],
         ended: Callable[[str], None],
     ) -> None:
-        """`wake` gets the followers whose parked requests are to be answered now. Inside the event
-        loop it is called between a write and its sync, so that its answers leave before the sync.
-        Before it, `keep` gets the appended batches. `ended` gets the reason why this epoch is over
-        here, once. None of them blocks or raises. `now` is monotonic, in seconds."""
+        """`wake` gets the followers whose parked requests are to be answered now. If the write is
+        inside the event loop, `wake` is called between the write and its sync, so that the answers
+        are sent before the sync. Before that, `keep` gets the appended batches. `ended` is called
+        once, with the reason why this node's leadership in this epoch ends. None of them blocks or
+        raises. `now` is monotonic, in seconds."""
         self.leader = leader
         self._log_end = log_end
         self._keep = keep
@@ -145,11 +147,11 @@ class ReplicatedGate:
             self._telling.cancel()
         self._ended(reason)
 
-    # --- what followers and the record say ---
+    # --- events of followers and of the metadata ---
 
     def fetched(self, request: FetchRequest) -> Verdict:
-        """Return the verdict on a follower's request, which confirms the records that it has. See
-        `Leader.fetched`."""
+        """Return the verdict on a follower's request. The request confirms the records that the
+        follower has. See `Leader.fetched`."""
         before = self.leader.high_watermark
         verdict = self.leader.fetched(request, self._now())
         if self.leader.high_watermark > before:
@@ -157,20 +159,20 @@ class ReplicatedGate:
         return verdict
 
     def expired(self, node: str) -> None:
-        """Answer a request without news: it was parked for long."""
+        """Answer a request without news, because it has been parked for too long."""
         self._wake_all(self.leader.expired(node, self._now()))
 
     def tell_of_record(self) -> None:
-        """Send the record to the parked followers that acks wait for and that do not have it
-        yet."""
+        """Send the stream's metadata to those parked followers that acks wait for and that do not
+        have this version yet."""
         self._wake_all(self.leader.disagreeing(self._now()))
 
     def lost(self, node: str) -> None:
-        """Note that the connection of a follower is gone, or that it answers no ping."""
+        """Note that a follower has disconnected, or answers no ping."""
         self.leader.lost(node)
 
     def adopt(self, record: StreamMetadata) -> None:
-        """Adopt a newer record. If it ends this epoch, the stream has stepped down on return."""
+        """Adopt newer metadata. If they end this epoch, the stream has stepped down on return."""
         before = self.leader.high_watermark
         self.leader.adopt(record)
         self._moved_from(before)
@@ -180,7 +182,7 @@ class ReplicatedGate:
                 f"{record.leader_epoch}"
             )
 
-    # --- what comes of it ---
+    # --- consequences ---
 
     def _moved_from(self, before: int) -> None:
         high_watermark = self.leader.high_watermark
@@ -196,7 +198,7 @@ class ReplicatedGate:
     def _tell(self) -> None:
         self._telling = None
         if self._now() - self._was_told_at < _TELL_SECONDS:
-            self._tell_soon()  # records carry it while they arrive more often
+            self._tell_soon()  # records carry it while they arrive more often than this
             return
         self._wake_all(self.leader.untold(self._now()))
 

@@ -1,6 +1,6 @@
 """One stream inside the daemon: its log, its settings, who writes it and who waits for it.
 
-Everything here runs on the event loop, except for the log calls that `turns` hands to the writer
+Everything here runs on the event loop, except for the log calls that `turns` passes to the writer
 pool. `committing` writes the messages of publishers; this module decides whose turn it is, which
 messages are accepted, and how the stream changes and ends.
 """
@@ -47,7 +47,7 @@ from liftlog.settings.stored import stored_form
 logger = logging.getLogger("liftlog.server.stream")
 
 SYSTEM = "system"
-"""Origin of the streams that the daemon made for itself; no one else may change them."""
+"""Origin of the streams that the daemon has created for itself. No client may change them."""
 
 _STALL_SECONDS = 1.0
 """A commit that takes longer than this no longer keeps the daemon from reading for other
@@ -55,8 +55,8 @@ streams."""
 _LOOK_AGAIN_SECONDS = 0.05
 
 Overrides = dict[str, list[Any]]
-"""Settings of a stream of the configuration file that the API has overridden: [the file's value,
-the value that holds], by setting, as YAML shows them."""
+"""Settings of a stream of the configuration file that the API has overridden. Maps each setting to
+[the file's value, the value in effect], in the form that YAML shows."""
 
 _T = TypeVar("_T")
 
@@ -70,12 +70,13 @@ class Committers(CommitResources, Protocol):
     def mark_dirty(self, host: StreamHost) -> None: ...
     def now_ns(self) -> int: ...
     def steady_ns(self) -> int:
-        """Return the wall clock of the start plus the time since: it never steps."""
+        """Return nanoseconds of a clock that never steps: the wall clock at the start plus the time
+        since then."""
         ...
 
 
 class StreamHost:
-    """One stream of the daemon. Made once the log is open."""
+    """One stream of the daemon. Created once its log is open."""
 
     def __init__(
         self,
@@ -90,8 +91,9 @@ class StreamHost:
         gate: CommitGate | None = None,
         is_leading: bool = True,
     ) -> None:
-        """Without a `gate` the only copy is here. A host that is not `is_leading` copies a stream
-        that another node leads: it accepts no messages, and other code appends to its log."""
+        """Without a `gate` the only copy is here. If `is_leading` is False, the host copies a
+        stream that another node leads: it accepts no messages, and other code appends to its
+        log."""
         self.name = name
         self.settings = settings
         self.log = log
@@ -103,11 +105,11 @@ class StreamHost:
             log.view.manifest.metadata.get("possible_losses", [])
         )
         self.possible_loss_events = 0
-        """Counted since the start."""
+        """Number since the start."""
         self.recovery_point_offset = log.log_end_offset
         self.rewriting = False
-        """True while a compaction pass reads old segments; retention leaves their files for a
-        while."""
+        """True while a compaction pass reads old segments; retention does not delete their files
+        meanwhile."""
         self.observed = StreamObservations()
         self.turns = LogTurns(
             name, committers.pool, begin_next=self.kick, after_exclusive=self._after_exclusive
@@ -142,7 +144,7 @@ class StreamHost:
     # --- messages in ---
 
     def receive(self, run: MessageRun) -> None:
-        """Messages of this stream's subscription, from the parser. Never raises."""
+        """Judge messages of this stream's subscription. The parser calls this. Never raises."""
         self.observed.received_bytes += run.size_bytes
         try:
             if self._refuse_with is not None:
@@ -159,7 +161,7 @@ class StreamHost:
         except Exception as error:  # noqa: BLE001  # a supervisor: one stream must not end the others
             self.fail(f"internal error while judging messages: {error!r}")
             return
-        self._shared.dirty[self] = None  # committed at the end of the chunk
+        self._shared.dirty[self] = None  # they are committed at the end of the chunk
 
     def store(
         self,
@@ -168,9 +170,9 @@ class StreamHost:
         values: Sequence[bytes | None],
         told: Told,
     ) -> None:
-        """Commit records that the daemon itself writes. `told` is called on the loop when they are
-        committed as the stream's durability says, or with the error when they are not stored.
-        Never raises."""
+        """Commit records that the daemon itself writes. `told` is called on the loop: without an
+        error when they are committed with the stream's durability, or with the error if they are
+        not stored. Never raises."""
         refusal = self._refuse_with
         if refusal is not None and refusal not in (PAUSED, READ_ONLY):
             self._own_records.refused(refusal, told)
@@ -181,8 +183,8 @@ class StreamHost:
         self._shared.mark_dirty(self)
 
     def is_crowded(self) -> bool:
-        """True if half of the bytes that may wait for this stream's disk, and for other nodes, are
-        waiting, and neither is stuck."""
+        """Return True if at least half of the bytes that may wait for this stream's disk, and for
+        other nodes, are waiting, and neither the disk nor the other nodes are stuck."""
         if self.sequencer.pending_bytes * 2 < self.settings.max_pending_bytes:
             return False
         if self.turns.is_taken:
@@ -192,8 +194,7 @@ class StreamHost:
     # --- whose turn it is ---
 
     def kick(self) -> None:
-        """Begin the next job, unless one is running: then its end begins the next one. Never
-        raises."""
+        """Begin the next job. If one is running, its end begins the next one. Never raises."""
         turns = self.turns
         if turns.is_taken or turns.is_closed:
             return
@@ -219,8 +220,8 @@ class StreamHost:
     def fail(self, reason: str) -> None:
         """Stop this stream for good; the others continue.
 
-        Every judged message is nacked. Some of them may be on disk, but none was acked. With
-        followers it is as in `step_down`.
+        Every judged message is nacked. Some of them may be on disk, but none was acked. If the
+        stream has followers, messages are treated as in `step_down`.
         """
         self.failure = reason
         self._refuse_with = STORE_FAILED
@@ -233,10 +234,11 @@ class StreamHost:
         self._waiters.end()
         self._note_idle()
 
-    # --- what the gate says ---
+    # --- calls of the gate ---
 
     def commit_up_to(self, offset: int) -> None:
-        """Note that everything below `offset` is committed, if it is stored here. Never raises."""
+        """Note that records below `offset` are committed, as far as they are stored here. Never
+        raises."""
         try:
             self._commits.commit_up_to(offset)
         except Exception as error:  # noqa: BLE001  # a supervisor, as above
@@ -247,8 +249,9 @@ class StreamHost:
     def step_down(self, reason: str) -> None:
         """Stop leading this stream.
 
-        Messages that were only judged are nacked. Written ones that are not committed get no
-        answer: the next leader may commit them. A write in progress completes, and is not answered.
+        Messages that were judged but not written are nacked. Written ones that are not committed
+        get no answer: the next leader may commit them. A write in progress completes, and is not
+        answered.
         """
         logger.warning("stepped-down stream=%s reason=%s", self.name, reason)
         self._refuse_with = STORE_FAILED if self.failure else NOT_LEADING
@@ -261,26 +264,26 @@ class StreamHost:
     def run_exclusive(
         self, call: Callable[[], object], then: Callable[[], None] | None = None
     ) -> asyncio.Future[object]:
-        """Run a blocking log call in a writer thread while no commit of the stream is in flight.
+        """Run a blocking log call in a writer thread while no commit of the stream runs.
 
-        If it succeeds, `then` is called on the event loop before the next commit begins, also when
-        the future was cancelled meanwhile. Refused once the stream is closed: another stream may
-        have its name by then.
+        If the call succeeds, `then` is called on the event loop before the next commit begins, even
+        if the future was cancelled meanwhile. A closed stream refuses the call, because another
+        stream may have its name by then.
         """
         return self.turns.run_exclusive(call, then)
 
     def run_inline(self, call: Callable[[], object]) -> bool:
-        """Run a log call that appends little and syncs it, in the event loop and not in a thread,
-        if syncs are fast and no other job of the log runs.
+        """Run a log call that appends and syncs a little data inside the event loop, without a
+        thread, if syncs are fast and no other job of the log runs.
 
-        Returns True if it ran, and raises the error of the call.
+        Returns True if the call ran; raises its error. Returns False if it did not run.
         """
         inline = self._shared.inline
         began = time.perf_counter()
         if not inline.allows(1) or not self.turns.run_inline(call):
             return False
         inline.spent(time.perf_counter() - began)
-        # The next turn of the loop has a share of its own, whether messages come from NATS or not.
+        # The next turn of the loop has its own share, whether messages come from NATS or not.
         asyncio.get_running_loop().call_soon(inline.begin_chunk)
         return True
 
@@ -291,11 +294,12 @@ class StreamHost:
         *,
         reserve: DiskReserve | None = None,
     ) -> _T:
-        """`run_exclusive` for a caller that may be cancelled, and for a disk that may be full.
+        """Like `run_exclusive`, for a caller that may be cancelled, and for a disk that may be
+        full.
 
-        With a `reserve`, a call that finds the disk full is tried once more in the room of the
-        reserve: pass it where the call makes room, or helps to. When the caller is cancelled, the
-        call has ended before this raises, unless the disk stalls.
+        With a `reserve`, a call that finds the disk full is retried once in the room of the
+        reserve: pass it if the call frees disk space or helps to free it. If the caller is
+        cancelled, this waits for the end of the call before it raises, unless the disk stalls.
         """
         try:
             return await self.turns.uninterrupted(call, then)
@@ -310,23 +314,25 @@ class StreamHost:
 
     @contextmanager
     def compacting(self) -> Iterator[None]:
-        """Mark the time in which a compaction pass reads old segments of the stream."""
+        """Mark the stream for the time in which a compaction pass reads its old segments."""
         self.rewriting = True
         try:
             yield
         finally:
             self.rewriting = False
 
-    # --- settings, and what else the manifest says ---
+    # --- settings, and other contents of the manifest ---
 
     def adopt(self, settings: StreamSettings, overrides: Overrides | None = None) -> None:
-        """Apply these settings from the next message on; None leaves the overrides as they are.
+        """Apply these settings from the next message on. If `overrides` is None, they stay as they
+        are.
 
-        Call it as the `then` of an exclusive call that has stored them, and synced everything when
-        `durability` changes. No group is out at that moment: groups are taken only while no job is
-        under way, and the next job begins after `then`. So each group is written, synced and
-        answered by one set of settings, and those are on disk before a message is judged by them.
-        Messages that were judged before keep their outcome and are committed by the new settings.
+        Call it as the `then` of an exclusive call that has stored the settings, and that has also
+        synced everything if `durability` changes. No group is being written at that moment: groups
+        are taken only while no job runs, and the next job begins after `then`. So each group is
+        written, synced and answered by one set of settings, and the settings are on disk before a
+        message is judged by them. Messages that were judged earlier keep their outcome and are
+        committed by the new settings.
         """
         self.settings = settings
         if overrides is not None:
@@ -340,15 +346,15 @@ class StreamHost:
         self.subjects.adopt(settings)
         self.sequencer.room = room_of(settings, self.log, self.newest)
         self.log.config = log_config(settings, replicated=self.log.config.replicated)
-        # Only the standing refusals follow the settings: a stream that has failed, or whose daemon
-        # is stopping, keeps refusing.
+        # Only `PAUSED` and `READ_ONLY` depend on the settings: a stream that has failed, or whose
+        # daemon is stopping, keeps refusing.
         if self._refuse_with in (None, PAUSED, READ_ONLY):
             self._refuse_with = _standing_refusal(settings)
         self._commits.adopt(settings)
 
     def shown_settings(self) -> dict[str, Any]:
-        """The settings as YAML shows them, made once per change because they are half of the cost
-        of a description of a stream. Do not change them."""
+        """The settings in the form that YAML shows. Cached until they change, because they are half
+        of the cost of a description of a stream. Do not modify the result."""
         if self._shown_settings is None:
             self._shown_settings = self.settings.to_yaml_dict()
         return self._shown_settings
@@ -356,8 +362,8 @@ class StreamHost:
     def metadata(
         self, settings: StreamSettings | None = None, overrides: Overrides | None = None
     ) -> dict[str, Any]:
-        """Return the data of this layer in the manifest; with the new settings and overrides, if
-        they are given."""
+        """Return the part of the manifest's data that this layer writes; with the new settings and
+        overrides, if they are given."""
         overrides = self.overrides if overrides is None else overrides
         metadata = new_metadata(settings or self.settings, self.origin)
         metadata["possible_losses"] = self._own_losses
@@ -366,15 +372,16 @@ class StreamHost:
     def set_neighbours(
         self, destinations: Destinations, siblings: dict[bytes, tuple[str, ...]]
     ) -> None:
-        """Set the subjects to which acks may go, and by name the subjects of the streams that get
-        messages of their own. Applies from the next message on."""
+        """Set the subjects to which acks may be sent, and the subjects of the streams that receive
+        messages of their own, by name. Applies from the next message on."""
         self.sequencer.destinations = destinations
         self.sequencer.sibling_streams = siblings
 
     def note_possible_loss(self, reason: str, time_ns: int) -> int:
-        """Note that messages may be missing before the next one, whose offset is returned.
+        """Note that messages may be missing before the next one; returns the offset of the next
+        one.
 
-        Stored with the next `metadata`, or in the side state if there are replicas.
+        The note is stored with the next `metadata`, or in the side state if there are replicas.
         """
         self.possible_loss_events += 1
         offset = self.sequencer.next_offset
@@ -385,7 +392,8 @@ class StreamHost:
 
     @property
     def possible_losses(self) -> list[dict[str, Any]]:
-        """Return the newest possible losses, also from before a restart, and of former leaders."""
+        """Return the newest possible losses, including those from before a restart and of former
+        leaders."""
         leases = self.log.leases
         if not (self.log.config.replicated and leases.are_known):
             return self._own_losses
@@ -394,11 +402,11 @@ class StreamHost:
 
     @property
     def has_moved(self) -> bool:
-        """True if records were written since its recovery point was saved."""
+        """True if records were written since the recovery point was saved."""
         return self.log.log_end_offset != self.recovery_point_offset
 
     def recovery_point_saved(self, next_offset: int) -> None:
-        """Note the saved recovery point: recovery will scan from there."""
+        """Note that a recovery point was saved: recovery will scan from `next_offset` on."""
         self.recovery_point_offset = next_offset
 
     # --- readers ---
@@ -421,16 +429,17 @@ class StreamHost:
 
     @property
     def is_accepting(self) -> bool:
-        """True if messages are accepted, or refused only as the settings say."""
+        """True if messages are accepted, or refused only because of the settings."""
         return self._refuse_with in (None, PAUSED, READ_ONLY)
 
     def accept_again(self, refusal: RefusalReason) -> None:
-        """End what `refuse_new` began with this refusal, if nothing else has come since."""
+        """Accept messages again, unless another refusal has replaced `refusal` since
+        `refuse_new`."""
         if self._refuse_with is refusal and self.is_leading:
             self._refuse_with = _standing_refusal(self.settings)
 
     async def drained(self) -> None:
-        """Return when everything received so far is committed and answered, or has failed."""
+        """Wait until everything received so far is committed and answered, or has failed."""
         while not self._is_idle():
             if self._idle is None or self._idle.done():
                 self._idle = asyncio.get_running_loop().create_future()
@@ -447,15 +456,15 @@ class StreamHost:
             self._idle.set_result(None)
 
     def close(self) -> None:
-        """Begin no more jobs, and release all waiting callers. The broker closes the log, off the
-        loop.
+        """Begin no more jobs, and release all waiting callers. The broker closes the log later,
+        outside the loop.
 
         A commit that a thread has begun runs to its end: its messages are on disk then, so they are
-        committed and answered as usual, and only the next job does not begin. The broker closes the
-        log after that, once the stream is drained or the writer threads have ended. Messages that
-        are judged but not written get no answer, so their publishers retry. Records of the daemon's
-        own that are not committed yet are reported as failed, even if the current commit contains
-        them: as after a lost ack, the caller may store them again.
+        committed and answered as usual, but no further job begins. The broker closes the log after
+        that, once the stream is drained or the writer threads have ended. Messages that are judged
+        but not written get no answer, so their publishers retry. The daemon's own records that are
+        not committed yet are reported as failed, even if the current commit contains them: as after
+        a lost ack, the caller may store them again.
         """
         self.turns.close()
         self.subjects.close()
@@ -464,7 +473,7 @@ class StreamHost:
 
 
 def new_metadata(settings: StreamSettings, origin: str) -> dict[str, Any]:
-    """Return the metadata of a stream that is being created; see `StreamHost.metadata`."""
+    """Return the metadata for a stream that is being created; see `StreamHost.metadata`."""
     return {"settings": stored_form(settings), "origin": origin, "possible_losses": []}
 
 

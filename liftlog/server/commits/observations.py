@@ -1,4 +1,4 @@
-"""Counters and measurements of one stream: messages in, commits, the time that acks take."""
+"""Counters and measurements of one stream: messages received, commits, the time that acks take."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ _REFUSING_SECONDS = 5.0
 class StreamObservations:
     """Counters of one stream, updated once per run, commit group and answer, never per message.
 
-    Belongs to the event loop; the one thread that appends copied batches counts those.
+    Belongs to the event loop. Only the counters of copied batches are updated by the one thread
+    that appends them.
     """
 
     __slots__ = (
@@ -46,15 +47,15 @@ class StreamObservations:
         self.records = 0
         """Number of committed records."""
         self.copied_offsets = 0
-        """Number of offsets appended as they were in the log of the leader."""
+        """Number of offsets that were copied from the log of the leader."""
         self.copied_bytes = 0
         self.read_records = 0
-        """Upper bound of the records sent to consumers: batches are not opened to count."""
+        """Upper bound of the records sent to consumers, because batches are not opened to count."""
         self.read_bytes = 0
         self.repaired_ranges = 0
         """Number of damaged ranges restored from another replica."""
         self.refusing = ""
-        """Why the last commit failed; empty when it succeeded, or none was tried yet."""
+        """Why the last commit failed; empty if it succeeded or there was none yet."""
         self.refusing_since = 0.0
         """Time of the last failed commit, by the monotonic clock."""
         self.refusing_first = 0.0
@@ -62,27 +63,27 @@ class StreamObservations:
         self._arrivals: deque[tuple[float, int]] = deque()
 
     def read(self, records: int, size_bytes: int) -> None:
-        """Count an answered fetch of a consumer."""
+        """Count the answer to a fetch of a consumer."""
         self.read_records += records
         self.read_bytes += size_bytes
 
     def copied(self, offsets: int, size_bytes: int) -> None:
-        """Count an appended answer of the leader."""
+        """Count an answer of the leader that was appended."""
         self.copied_offsets += offsets
         self.copied_bytes += size_bytes
 
     def arrived(self, messages: int) -> None:
-        """Count messages that came in. They will be answered with the next groups, in this
+        """Count messages that arrived. They will be answered with the next groups, in this
         order."""
         self._arrivals.append((time.perf_counter(), messages))
 
     @property
     def wait_seconds(self) -> float:
-        """Time for which the oldest message without an answer has waited; 0.0 if there is none."""
+        """Time for which the oldest message without an answer has waited; 0.0 if none waits."""
         return time.perf_counter() - self._arrivals[0][0] if self._arrivals else 0.0
 
     def answered(self, messages: int, records: int) -> None:
-        """Count a committed group whose acks are on their way."""
+        """Count a committed group whose acks have been queued."""
         self.commits += 1
         self.refusing = ""
         self.records += records

@@ -1,9 +1,12 @@
-"""The last offset of each subject, found by scanning the log: at the start, after a change of the
-setting, and when records were removed that were not the oldest (compaction, damage, a failed sync).
+"""The last offset of each subject, found by scanning the log.
 
-A small log is scanned when it is opened. A large one is scanned by a thread beside the commits, as
-is every log later. Until that is done, a message that names the expected last offset of its subject
-is refused with a code that says so, unless a message has been written to the subject since.
+The log is scanned at the start, after a change of the setting, and after a removal of records that
+were not the oldest (by compaction, damage or a failed sync).
+
+At the start, a small log is scanned when it is opened. A thread scans a large log while commits
+continue; all later scans also run in a thread. Until a scan ends, a message that names the expected
+last offset of its subject is refused with a code for this case, unless a message has been written
+to the subject since.
 """
 
 from __future__ import annotations
@@ -31,16 +34,17 @@ logger = logging.getLogger("liftlog.server.stream")
 
 _SCAN_BYTES = 1024 * 1024
 _AT_ONCE_BYTES = 256 * 1024 * 1024
-"""A log up to this size is scanned before its stream is served; it takes a second."""
+"""A log up to this size is scanned before its stream is served; the scan takes about a second."""
 _LOOK_AGAIN_SECONDS = 0.5
 _PAUSE_SECONDS = 0.001
-"""Pause between two reads of a scan, so that commits beside it get the interpreter."""
+"""Pause between two reads of a scan, so that commits get the interpreter."""
 _SNAPSHOT_NAME = "subjects"
-_SNAPSHOT_MAX_SUBJECTS = 200_000  # beyond it a scan costs about as much
+_SNAPSHOT_MAX_SUBJECTS = 200_000  # a larger snapshot would cost about as much as a scan
 
 
 def new_table(settings: StreamSettings, log: Log, known_from: int) -> SubjectSequences | None:
-    """Return a table without the records below `known_from`; None if the settings want no table."""
+    """Return a table that knows no records below `known_from`; None if the settings want no
+    table."""
     wanted = settings.subject_sequences
     if wanted is None:
         return None
@@ -54,8 +58,8 @@ def new_table(settings: StreamSettings, log: Log, known_from: int) -> SubjectSeq
 
 
 def restore_subjects(log: Log, table: SubjectSequences) -> None:
-    """Fill the table of a log that is being opened, unless it takes too long, or a new leader has
-    to commit the end of the log first. Blocking."""
+    """Fill the table of a log that is being opened. Leaves it empty if the scan would take too
+    long, or if a new leader has to commit the end of the log first. Blocking."""
     if log.high_watermark < log.log_end_offset or restore_subject_snapshot(log, table):
         return
     if sum(segment.size_bytes for segment in log.segments) <= _AT_ONCE_BYTES:
@@ -67,9 +71,10 @@ def scan_subjects(
 ) -> SubjectScan:
     """Scan all records that are committed now; returns `scan`. Blocking.
 
-    Ends early, and leaves `scan.end` as it was, if `go_on`, called for every megabyte, returns
-    False. Damage is quarantined when it is found. Records that are lost count as deleted. Where
-    records exist but cannot be read, any subject may have its newest record among them.
+    `go_on` is called for every megabyte. If it returns False, the scan ends early and leaves
+    `scan.end` as it was. Damage is quarantined when it is found. Records that are lost count as
+    deleted. If records exist but cannot be read, `scan` notes that they may be the newest ones of
+    any subject.
     """
     offset, end, examined = log.log_start_offset, log.high_watermark, -1
     while offset < end:
@@ -88,7 +93,7 @@ def scan_subjects(
                 quarantine_damage(log, offset, found.next_offset)
                 continue
         except CorruptRange as error:
-            with suppress(LiftlogError):  # the next reader tries again
+            with suppress(LiftlogError):  # the next reader tries to quarantine again
                 quarantine_found(log, error)
             reached = error.next_offset
         except (LiftlogError, OSError) as error:
@@ -109,14 +114,14 @@ def scan_subjects(
 
 
 def _end_of_segment(log: Log, offset: int, end: int) -> int:
-    """Return the end of the segment that holds `offset`, at most `end`."""
+    """Return the end of the segment that holds `offset`, but at most `end`."""
     ends = [segment.next_offset for segment in log.segments]
     return min([stop for stop in ends if stop > offset], default=end)
 
 
 def _learn(raw: bytes, offset: int, end: int, place: Place, scan: SubjectScan) -> int:
     """Add the records in [offset, end) of the batches in `raw`; returns the offset to continue at.
-    Stops at a damaged batch, and at one that does not belong there."""
+    Stops at a damaged batch, and at a batch that does not belong at its place."""
     reached, position = offset, 0
     while position < len(raw) and reached < end:
         try:
@@ -135,8 +140,8 @@ def _learn(raw: bytes, offset: int, end: int, place: Place, scan: SubjectScan) -
 
 
 def _without_deleted(batch: RecordBatch) -> tuple[list[bytes], list[int]]:
-    """Return subjects and offsets for a scan where tombstones delete: the offset of one is
-    negative."""
+    """Return subjects and offsets for a scan in which tombstones delete subjects: the offset of a
+    tombstone is negative."""
     subjects, offsets = [], []
     columns = (batch.raw_subjects(), batch.offsets(), batch.keys(), batch.values())
     for subject, offset, key, value in zip(*columns, strict=True):
@@ -149,8 +154,8 @@ def _without_deleted(batch: RecordBatch) -> tuple[list[bytes], list[int]]:
 class SubjectUpkeep:
     """Scans one stream, one scan at a time. Belongs to the event loop.
 
-    A follower judges no messages and has no table. When it becomes the leader, the table is made
-    from the log as after a start, so all replicas would answer the same.
+    A follower judges no messages and has no table. When it becomes the leader, it creates the table
+    from the log as after a start, so all replicas would give the same answers.
     """
 
     def __init__(
@@ -187,14 +192,15 @@ class SubjectUpkeep:
             self.request()
 
     def lost_from(self, offset: int) -> None:
-        """Note that records from `offset` on are lost that were acked before."""
+        """Note that records from `offset` on are lost although they were acked."""
         table = self._sequencer.subjects
         if table is not None:
             table.lost_from(offset, self._log.log_end_offset)
             self.request()
 
     def request(self) -> None:
-        """Scan the remaining records, because some were removed. Does nothing without a table."""
+        """Request a scan of the remaining records, because some were removed. Does nothing without
+        a table."""
         if self._sequencer.subjects is None or self._closed.is_set():
             return
         self._wanted, self._is_current = True, False
@@ -206,7 +212,7 @@ class SubjectUpkeep:
             while self._wanted and not self._closed.is_set():
                 self._wanted = False
                 await self._scan()
-        except Exception:  # a supervisor: such messages are refused, and the stream continues
+        except Exception:  # a supervisor: conditional messages are refused, the stream continues
             logger.exception("subjects-scan-failed stream=%s", self._log.name)
         finally:
             self._task = None
@@ -220,7 +226,7 @@ class SubjectUpkeep:
             if self._waiters.has_ended:
                 return
             committed = self._waiters.add(table.known_from - 1)
-            # Look again from time to time: the group may fail, and its offsets be used again.
+            # Check again from time to time: the group may fail, and its offsets may be used again.
             await asyncio.wait({committed}, timeout=_LOOK_AGAIN_SECONDS)
             committed.cancel()
         began, damage = time.monotonic(), log.view.manifest.quarantined
@@ -244,12 +250,12 @@ class SubjectUpkeep:
         return not self._closed.is_set()
 
     def close(self) -> None:
-        """Stop: a running scan ends soon and changes nothing."""
+        """Stop: a running scan ends soon and has no effect."""
         self._closed.set()
 
     def save(self) -> None:
         """Write a snapshot for the next start, if the table agrees with the log. Call it when the
-        stream is closed. Blocking. Raises OSError."""
+        stream has been closed. Blocking. Raises OSError."""
         table, log = self._sequencer.subjects, self._log
         if log.high_watermark < log.log_end_offset:
             return  # records that are not committed are not in the table
@@ -265,8 +271,8 @@ class SubjectUpkeep:
 
 
 def write_subject_snapshot(log: Log, table: SubjectSequences) -> None:
-    """Save the table, so that the next start need not scan a large log. The table must include all
-    removals. Raises OSError."""
+    """Save the table, so that the next start does not have to scan a large log. The table must
+    reflect all removals. Raises OSError."""
     if not 0 < len(table) <= _SNAPSHOT_MAX_SUBJECTS:
         return
     content = table.snapshot(log.log_end_offset) | _state_of(log)
@@ -291,7 +297,7 @@ def _snapshot_path(log: Log) -> Path:
 
 
 def _state_of(log: Log) -> dict[str, Any]:
-    """Return the state that the snapshot depends on: with other files or other damage there may be
+    """Return the state that a snapshot depends on. If the files or the damage differ, there may be
     other records."""
     return {
         "lineage": log.view.manifest.lineage,

@@ -1,8 +1,8 @@
 """Decides whose turn it is to use the log of one stream: one job at a time, in a writer thread.
 
-A job is a commit, a flush, or an *exclusive call*: a log call that must not run beside a commit,
-such as a roll, retention, a lease or new settings. Exclusive calls and messages take turns, so
-neither can keep the other waiting forever.
+A job is a commit, a flush, or an *exclusive call*: a log call that must not run at the same time as
+a commit, such as a roll, retention, a lease or new settings. Exclusive calls and messages take
+turns, so neither can keep the other waiting forever.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from liftlog.server.commits.writing import CommitJob, WriterPool
 logger = logging.getLogger("liftlog.server.stream")
 
 _CANCELLED_SECONDS = 10.0
-"""Time for which a cancelled caller waits for its exclusive call on a disk that stalls."""
+"""How long a cancelled caller waits for its exclusive call if the disk stalls."""
 
 _T = TypeVar("_T")
 
 
 class ExclusiveCall(NamedTuple):
-    """A log call that must not run beside a commit; see `StreamHost.run_exclusive`."""
+    """A log call that must not run at the same time as a commit; see `StreamHost.run_exclusive`."""
 
     call: Callable[[], object]
     then: Callable[[], None] | None
@@ -45,8 +45,8 @@ class ExclusiveCall(NamedTuple):
 
 class LogTurns:
     """The turns of one log. Belongs to the event loop. Every writer of the log goes through `begin`
-    or `run_exclusive`; a commit inside the event loop instead finishes before anything else can
-    run."""
+    or `run_exclusive`. The exception is a commit inside the event loop, which finishes before any
+    other code can run."""
 
     def __init__(
         self,
@@ -56,8 +56,8 @@ class LogTurns:
         begin_next: Callable[[], None],
         after_exclusive: Callable[[Exception | None], None],
     ) -> None:
-        """`begin_next` is called after each job, to begin the one whose turn it is.
-        `after_exclusive` gets the outcome of an exclusive call before its caller does."""
+        """`begin_next` is called after each job, to begin the next one. `after_exclusive` gets the
+        outcome of an exclusive call before its caller does."""
         self.is_taken = False
         """True while a job runs."""
         self.begin_next = begin_next
@@ -72,11 +72,11 @@ class LogTurns:
 
     @property
     def taken_seconds(self) -> float:
-        """Time since the current job began; 0.0 if there is none."""
+        """Time since the current job began; 0.0 if no job runs."""
         return time.monotonic() - self._taken_since if self.is_taken else 0.0
 
     async def over(self) -> None:
-        """Return when the current job has ended."""
+        """Wait until the current job has ended."""
         while self.is_taken:
             if self._over is None:
                 self._over = asyncio.get_running_loop().create_future()
@@ -89,9 +89,9 @@ class LogTurns:
         done: Callable[[Exception | None], None],
         written: Callable[[], None] | None = None,
     ) -> None:
-        """Write and sync in a writer thread. `done` gets the error, or None, on the loop; after it
-        the next job begins. `written` is called on the loop between write and sync. Call it while
-        no job runs."""
+        """Write and sync in a writer thread. `done` gets the error, or None, on the loop; then the
+        next job begins. `written` is called on the loop between write and sync. Call this while no
+        job runs."""
         self.is_taken = True
         self._taken_since = time.monotonic()
         loop = asyncio.get_running_loop()
@@ -112,7 +112,7 @@ class LogTurns:
     def run_exclusive(
         self, call: Callable[[], object], then: Callable[[], None] | None
     ) -> asyncio.Future[object]:
-        """See `StreamHost.run_exclusive`."""
+        """Queue a log call; see `StreamHost.run_exclusive`."""
         future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
         if self.is_closed:
             future.set_exception(self._closed_error())
@@ -137,30 +137,31 @@ class LogTurns:
         return True
 
     async def uninterrupted(self, call: Callable[[], _T], then: Callable[[], None] | None) -> _T:
-        """See `StreamHost.exclusively`."""
+        """Run an exclusive call that ends before a cancelled caller continues; see
+        `StreamHost.exclusively`."""
         outcome: list[_T] = []
         future = self.run_exclusive(lambda: outcome.append(call()), then)
         try:
             # Cancelling the future would not stop the thread. The caller would continue while its
-            # change is half made, and might begin the next one on top.
+            # change is half made, and might begin the next change before that.
             await asyncio.shield(future)
         except asyncio.CancelledError:
             await asyncio.wait({future}, timeout=_CANCELLED_SECONDS)
             if future.done() and not future.cancelled():
-                future.exception()  # or asyncio would report that no one retrieved it
+                future.exception()  # otherwise asyncio would report an unretrieved error
             raise
         return outcome[0]
 
     def exclusive_comes_first(self, *, messages_wait: bool) -> bool:
-        """Return True if an exclusive call comes before the messages. If not, the messages have
-        their turn now, and the next exclusive call comes before those that arrive later."""
+        """Return True if an exclusive call comes before the messages. If it returns False, the
+        messages have their turn now, and the next exclusive call comes before later messages."""
         if self._waiting and not (self._exclusive_ran_last and messages_wait):
             return True
         self._exclusive_ran_last = False
         return False
 
     def begin_exclusive(self) -> None:
-        """Begin the next exclusive call, unless there is none or a job is running."""
+        """Begin the next exclusive call, unless no call waits or a job is running."""
         if self.is_taken or not self._waiting:
             return
         work = self._waiting.popleft()
@@ -174,10 +175,9 @@ class LogTurns:
     def _exclusive_ended(
         self, work: ExclusiveCall, outcome: list[object], error: Exception | None
     ) -> None:
-        # `then` runs before the next job begins and before the caller gets the outcome, and it also
-        # runs when the caller has cancelled its future. The durable effects of `call` and the
-        # changes of `then` in memory therefore never differ for a commit or for another exclusive
-        # call.
+        # `then` runs before the next job begins and before the caller gets the outcome, even if the
+        # caller has cancelled its future. So other jobs always see both effects: the durable one of
+        # `call`, and the changes of `then` in memory.
         self._exclusive_ran_last = True
         self._after_exclusive(error)
         if error is None and work.then is not None:
@@ -185,8 +185,8 @@ class LogTurns:
         work.finish(outcome, error)
 
     def close(self) -> None:
-        """Refuse all waiting exclusive calls, and all later ones. One that a thread has begun runs
-        to its end, and its caller gets its outcome."""
+        """Refuse all waiting exclusive calls, and all later ones. A call that a thread has begun
+        runs to its end, and its caller gets its outcome."""
         self.is_closed = True
         while self._waiting:
             self._waiting.popleft().finish([], self._closed_error())

@@ -1,5 +1,7 @@
-"""Callers that wait for the commits of one stream: for its high watermark to move, or for records
-that the daemon itself writes. Belongs to the event loop."""
+"""Callers that wait for the commits of one stream. Belongs to the event loop.
+
+They wait for the high watermark to move, or for records that the daemon itself writes.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,8 @@ class WatermarkWaiters:
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
 
     def add(self, offset: int) -> asyncio.Future[None]:
-        """Return a future that is done when the high watermark is above `offset`, or at the end.
-        Cancel it to stop waiting."""
+        """Return a future that is done when the high watermark is above `offset`, or when the
+        stream ends. Cancel the future to stop waiting."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if self.has_ended:
             future.set_result(None)
@@ -56,7 +58,7 @@ class WatermarkWaiters:
         self._waiting = still
 
     def end(self) -> None:
-        """Complete every future, also later ones."""
+        """Complete every future, including later ones."""
         self.has_ended = True
         waiting, self._waiting = self._waiting, []
         for _, future in waiting:
@@ -72,8 +74,8 @@ class OwnRecords:
         self._waiting: deque[tuple[int, Told]] = deque()
 
     def wait(self, next_offset: int, told: Told) -> None:
-        """Call `told` with None when everything below `next_offset` is committed, or with the error
-        if it is not."""
+        """Call `told` later: with None when everything below `next_offset` is committed, or with
+        the error if that fails."""
         self._waiting.append((next_offset, told))
 
     def committed(self, next_offset: int) -> None:
@@ -82,8 +84,8 @@ class OwnRecords:
             waiting.popleft()[1](None)
 
     def failed(self, error: Exception | str, from_offset: int = 0) -> None:
-        """Fail everything from `from_offset` on: it was undone, so the records there have lost
-        their offsets."""
+        """Fail all callbacks of records from `from_offset` on: the write was undone, so these
+        records have lost their offsets."""
         waiting, self._waiting = self._waiting, deque()
         for next_offset, told in waiting:
             if next_offset <= from_offset:
@@ -92,8 +94,8 @@ class OwnRecords:
                 told(self._told_about(error))
 
     def stepped_down(self) -> None:
-        """Fail all callbacks: another node leads the stream now, and may commit the records written
-        here."""
+        """Fail all callbacks, because another node leads the stream now. It may still commit the
+        records written here."""
         waiting, self._waiting = self._waiting, deque()
         for _, told in waiting:
             told(
@@ -105,7 +107,7 @@ class OwnRecords:
             )
 
     def refused(self, refusal: RefusalReason, told: Told) -> None:
-        """Fail a callback: the stream accepts no records now."""
+        """Fail a callback, because the stream accepts no records now."""
         if refusal is SHUTTING_DOWN:
             told(ShuttingDown("the daemon is stopping"))
         elif refusal in (NOT_LEADING, MOVING):

@@ -1,12 +1,12 @@
 """Writes a commit group to disk, and chooses the thread for it.
 
-`GroupWriter` lays it out as batches, compresses and appends them. That runs inside the event loop
-if `InlineBudget` allows it, and otherwise in a thread of the `WriterPool`.
+`GroupWriter` divides a group into batches, compresses and appends them. This runs inside the event
+loop if `InlineBudget` allows it, and otherwise in a thread of the `WriterPool`.
 
-A small group that is synced inline is acked without two handovers between threads, which are most
-of a lone publisher's latency. The loop must not wait for a slow disk, so this is allowed only while
-recent syncs were fast, and only for a small share of the time: at most the budget for each chunk
-that is read.
+A small group that is synced inline is acked without two handovers between threads, which would be
+most of a lone publisher's latency. The loop must not wait for a slow disk, so inline writes are
+allowed only while recent syncs were fast, and only for a small share of the time: at most the
+budget for each chunk that is read.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MAX_JOBS_AT_ONCE = 64
 def compressed(batches: list[EncodedBatch], compression: str) -> list[EncodedBatch]:
     """Return each batch compressed, or unchanged if compression would not make it smaller.
 
-    Runs at about 100 MB/s and releases the GIL.
+    Compresses about 100 MB/s and releases the GIL.
     """
     codec = codec_named(compression)
     if codec is None:
@@ -44,7 +44,7 @@ def compressed(batches: list[EncodedBatch], compression: str) -> list[EncodedBat
 
 
 class GroupWriter:
-    """Encodes and appends groups. Made again when the settings change. Its methods use only the
+    """Encodes and appends groups. Created again when the settings change. Its methods use only the
     log, so `write` may run in a thread."""
 
     def __init__(self, log: Log, settings: StreamSettings) -> None:
@@ -53,9 +53,9 @@ class GroupWriter:
         self._compression = settings.compression
         self._acks_early = settings.durability != "fsync"
         self.max_inline_bytes = math.inf if self._compression == "none" else _INLINE_BYTES
-        """Compressing more would block the event loop for too long."""
+        """A limit, because compressing more would block the event loop for too long."""
         self.syncs_at: float = 0
-        """A group is synced if it raises the number of records without a sync to this."""
+        """A group is synced if, with it, at least this number of records has no sync yet."""
         if self._acks_early:
             self.syncs_at = math.inf
             if settings.durability == "interval":
@@ -77,7 +77,8 @@ class GroupWriter:
         if self._compression != "none":
             batches = compressed(batches, self._compression)
         if self._acks_early:
-            # The acks of this group may leave before it is durable; the manifest must say so first.
+            # Acks of this group may be sent before it is durable, so the manifest must say so
+            # first.
             self._log.writer.admit_early_acks()
         self._log.append(batches)
         self.written = batches
@@ -105,8 +106,8 @@ class InlineBudget:
     def observe(self, sync_seconds: float) -> None:
         """Note the duration of a sync, inline or in a thread.
 
-        The median decides: one slow sync does not end inline commits, and one lucky sync does not
-        bring them back. A stall is the exception, as the loop has stalled with the disk: it ends
+        The median decides: one slow sync does not stop inline commits, and one lucky sync does not
+        allow them again. A stall is different, because the loop has stalled with the disk: it stops
         inline commits at once, until enough fast syncs in threads have made the median fast again.
         """
         if sync_seconds > _STALLED_SYNC_SECONDS:
@@ -118,7 +119,7 @@ class InlineBudget:
         self._recent_slow.append(slow)
 
     def spent(self, seconds: float) -> None:
-        """Note how much of the current chunk's share an inline commit took."""
+        """Note how much time an inline commit took of the current chunk's share."""
         self._left_seconds -= seconds
 
     def begin_chunk(self) -> None:
@@ -132,7 +133,7 @@ class CommitJob:
     the first error, or None, in that thread.
 
     After a failed `write` only `done` is called. `written` is called when all jobs of a batch have
-    written, and never raises.
+    been written, and never raises.
     """
 
     write: Callable[[], object]
@@ -145,8 +146,8 @@ class CommitJob:
 class WriterPool:
     """A fixed number of threads over one queue, so that a slow disk never stops the event loop.
 
-    A thread takes all waiting jobs, and does all writes before all syncs: the first sync then makes
-    the file system's journal commit what the others need as well.
+    A thread takes several waiting jobs, and does all writes before all syncs: the file system's
+    journal commits all of these writes in the first sync, so the other syncs are fast.
     """
 
     def __init__(self, threads: int) -> None:
@@ -167,7 +168,7 @@ class WriterPool:
         return self._jobs.qsize()
 
     def close(self) -> None:
-        """Finish what was submitted, then end the threads."""
+        """Finish the submitted jobs, then end the threads."""
         for _ in self._threads:
             self._jobs.put(None)
         for thread in self._threads:
@@ -180,7 +181,7 @@ class WriterPool:
             if job is None:
                 return
             batch = [job]
-            # Leave the rest to the other threads, which may be idle.
+            # Leave other jobs to the other threads, which may be idle.
             limit = max(1, min(_MAX_JOBS_AT_ONCE, self._jobs.qsize() // len(self._threads)))
             while len(batch) < limit:
                 try:
