@@ -1,4 +1,6 @@
-"""Replication: the shell around the pure `liftlog.cluster`.
+"""Replication: connects the rules of `liftlog.cluster` to the network, the logs and the clock.
+
+In these modules, `record` usually means a stream's metadata record (`StreamMetadata`).
 
 peer_link     the connection to another node
 clocks        measures the clocks of other nodes
@@ -6,10 +8,10 @@ hearing       tracks which other nodes answer, and calls back when one falls sil
 asking        asks many nodes at once about streams
 succession    this node's part in the election of leaders
 forwarding    forwards requests of clients to the node that answers them
-serving       a stream that this node leads: its followers, and what they commit
+serving       a stream that this node leads: its followers, and the commits that they allow
 fetching      a stream that this node follows
 log_start     moves the log start of a follower
-guarding      stands aside when the metadata store has lost something, and has it restored
+guarding      detects a metadata store that has lost changes, and restores them
 repair        fetches records that this node has lost from other nodes
 unclean       elects a leader for streams without a complete copy, if `cluster.unclean` says so
 """

@@ -1,4 +1,4 @@
-"""Asks many nodes at once which records of streams they have; the answers are not trusted before
+"""Asks many nodes at once which copies of streams they have. Their answers are not trusted before
 they are parsed."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_STREAMS_ASKED = 64
 async def ask_nodes(
     nodes: Iterable[str], message: Copies, link_to: Callable[[str], PeerLink]
 ) -> dict[str, CopiesAnswer]:
-    """Return the answers that arrive in time."""
+    """Ask all nodes at once; returns the answers that arrive in time."""
     asked = sorted(nodes)
     answers = await asyncio.gather(*(_ask(link_to(node), message) for node in asked))
     return {node: answer for node, answer in zip(asked, answers, strict=True) if answer is not None}
@@ -48,7 +48,8 @@ async def _ask(link: PeerLink, message: Copies) -> CopiesAnswer | None:
 
 
 def known_from(copies: Mapping[str, Any]) -> dict[str, Known]:
-    """The data of another node is not trusted: an unreadable record counts as missing there."""
+    """Parse the copies that another node has reported. A metadata record that cannot be parsed
+    counts as missing there, because the data of another node is not trusted."""
     found = {}
     for name, told in copies.items():
         try:

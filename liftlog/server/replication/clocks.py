@@ -1,11 +1,12 @@
-"""The clocks of the other nodes, measured by the pings between nodes.
+"""Measures the clocks of the other nodes by the pings between nodes.
 
-The answer to a ping contains the wall clock of the other node. It was read between sending and
-arrival, so the error is half of the time between them. The quickest of the last answers counts.
+The answer to a ping contains the wall clock of the other node, which was read at some moment
+between sending the ping and the arrival of the answer. So the error is at most half of the time
+between them. Of the last answers, the one with the smallest error counts.
 
-Answers are kept against the monotonic clock of this node, which never jumps. So a jump of this
-node's wall clock changes all differences at once, and not only with the next answers. After a jump
-of the other wall clock, the answers from before are dropped.
+Each answer is stored as a difference from this node's monotonic clock, which never jumps. So a jump
+of this node's wall clock changes all results at once, and not only with the next answers. After a
+jump of the other wall clock, earlier answers are dropped.
 """
 
 from __future__ import annotations
@@ -23,12 +24,14 @@ from liftlog.server.vitals.conditions import Condition
 _SAMPLES = 8
 _STALE_NS = 10 * 1_000_000_000
 _MEASURING_NS = 60 * 1_000_000_000
-"""Time that a node waits for clocks: older versions do not send theirs, and nodes can be down."""
+"""How long a node waits for measurements: older versions do not send their clocks, and nodes can be
+down."""
 _MAX_SKEW_NS = int(MAX_SKEW_SECONDS * 1e9)
 _JUMP_NS = 1_000_000_000
-"""Two clocks do not drift by this much while the answers are kept."""
+"""Two clocks do not drift apart by this much while answers are kept, so a larger change is a
+jump."""
 SHOWN_SECONDS = 5.0
-"""Differences above this are shown to users. No service that sets clocks leaves such a
+"""Differences above this are shown to users: a service that sets clocks would not leave such a
 difference."""
 
 
@@ -42,15 +45,17 @@ class _Sample(NamedTuple):
     is_doubted: bool
 
     def agrees(self, other: _Sample) -> bool:
-        """False if the other wall clock has jumped between these two."""
+        """Return False if the other wall clock has jumped between these two answers."""
         allowed_ns = self.error_ns + other.error_ns + _JUMP_NS
         return abs(self.ahead_ns - other.ahead_ns) <= allowed_ns
 
 
 class NodeClocks:
-    """Belongs to one event loop. `others` are the names of all other nodes of the cluster. `guard`
-    keeps the doubt about a clock that was found wrong, while the others are silent and over a
-    restart."""
+    """The differences of clocks. Belongs to one event loop.
+
+    `others` returns the names of all other nodes of the cluster. If a clock was found wrong,
+    `guard` stores this doubt, also while the others are silent and over a restart.
+    """
 
     def __init__(
         self,
@@ -66,7 +71,7 @@ class NodeClocks:
         self._right_ns: int | None = None
 
     def asked(self) -> int:
-        """Return the monotonic clock now, for `answered`."""
+        """Return the time of the monotonic clock, to be passed to `answered`."""
         return self._clock.monotonic_ns()
 
     def answered(self, node: str, asked_ns: int, their_ns: int, *, is_doubted: bool) -> None:
@@ -81,7 +86,8 @@ class NodeClocks:
         self.verdict()
 
     def offset(self, node: str) -> Offset | None:
-        """None if the node has not answered lately, or its version does not send its clock."""
+        """Return the difference between the clock of `node` and this one; None if the node has not
+        answered recently, or its version does not send its clock."""
         samples = self._samples.get(node)
         monotonic_ns = self._clock.monotonic_ns()
         if not samples or monotonic_ns - samples[-1].at_ns > _STALE_NS:
@@ -95,7 +101,8 @@ class NodeClocks:
         return {node: offset for node, offset in found.items() if offset is not None}
 
     def verdict(self) -> Verdict:
-        """A clock that was found wrong stays in doubt until a measurement finds it right."""
+        """Judge this node's clock. If it was found wrong, it stays in doubt until a measurement
+        finds it right."""
         own_ns = self._clock.now_ns() - self._clock.monotonic_ns()
         offsets = {node: self.offset(node) for node in self._others()}
         found = judge_clock(offsets)
@@ -103,7 +110,7 @@ class NodeClocks:
             self._guard.dispute = found.reason
             self._right_ns = None if found.reason else own_ns
         elif found.is_measured:
-            return found  # no other node is known, or none is known yet
+            return found  # there are no other nodes, or their names are not known yet
         elif self._right_ns is not None and own_ns - self._right_ns > _MAX_SKEW_NS:
             self._guard.dispute = "it has jumped ahead since it was last found right"
         if self._guard.dispute and not (found.reason or found.is_measured):
@@ -112,14 +119,15 @@ class NodeClocks:
         return found
 
     def may_decide(self) -> bool:
-        """Return True if this node may delete records for their age by its clock. In the first
-        minute after the start, the clocks of most nodes must have been measured."""
+        """Return True if this node may use its clock to delete old records. In the first minute
+        after the start, the clocks of most nodes must have been measured."""
         verdict = self.verdict()
         waited_ns = self._clock.monotonic_ns() - self._started_ns
         return not verdict.reason and (verdict.is_measured or waited_ns > _MEASURING_NS)
 
     def shown_seconds(self, node: str) -> float:
-        """Return its clock minus this node's; 0.0 if the difference is too small to be shown."""
+        """Return the clock of `node` minus this node's; 0.0 if the difference is too small to be
+        shown."""
         offset = self.offset(node)
         if offset is None or abs(offset.seconds) <= SHOWN_SECONDS + offset.error:
             return 0.0

@@ -1,8 +1,8 @@
 """One stream that this node follows: fetches from its leader, and applies the answers to the log.
 
-`liftlog.cluster.following` decides what is to be done. Here it is applied to the log and the
-connection: there is either one open request or one change of the log in progress, never both and
-never two. A request confirms durable records, so it is sent only after the change before it is on
+`liftlog.cluster.following` decides what to do, and this module does it to the log and the
+connection. At any time there is at most one of these: an open request, or a change of the log in
+progress. A request confirms durable records, so it is sent only after the previous change is on
 disk.
 """
 
@@ -52,8 +52,8 @@ _MAX_BYTES = 4 * 1024 * 1024
 _LEAST_BYTES = 128 * 1024
 _ALL_BYTES = 256 * 1024 * 1024
 _INLINE_BYTES = 512 * 1024
-"""Limit for an append inside the event loop, as long as syncs are fast. The copy and the checksum
-of this much take less time than two handovers between threads under load."""
+"""Limit for an append inside the event loop while syncs are fast. Copying and checking this much
+takes less time than two handovers between threads under load."""
 _MAX_REASON_CHARS = 500
 _FIRST_PAUSE_SECONDS = 0.02
 _LONGEST_PAUSE_SECONDS = 1.0
@@ -63,10 +63,10 @@ class FetchRoom:
     """Limits the bytes that the streams of a node request at a time. Received records wait in
     memory for the disk, which may be slower than the network.
 
-    A request may always be for `_LEAST_BYTES`, so no stream waits for another one. Larger requests
-    are counted, from the request until the records are stored: together they never exceed
-    `max_bytes`. Streams that lag behind share all of it, the others half of it, which they hold as
-    long as there is nothing new. Belongs to the event loop.
+    A request may always be for `_LEAST_BYTES`, so no stream waits for another one. The bytes above
+    that are counted, from the request until the records are stored: together they never exceed
+    `max_bytes`. Streams that lag behind share all of `max_bytes`. The other streams share half of
+    it, and hold their share while they wait for new records. Belongs to the event loop.
     """
 
     def __init__(self, max_bytes: int = _ALL_BYTES) -> None:
@@ -76,17 +76,17 @@ class FetchRoom:
         self._taken = 0
 
     def note(self, stream: FollowedStream, *, is_behind: bool) -> None:
-        """Note whether its leader has more records than it, as far as is known."""
+        """Note whether the leader has more records than this stream, as far as is known."""
         self._streams.add(stream)
         (self._behind.add if is_behind else self._behind.discard)(stream)
 
     def forget(self, stream: FollowedStream) -> None:
-        """The stream sends no more requests."""
+        """Note that the stream sends no more requests."""
         self._streams.discard(stream)
         self._behind.discard(stream)
 
     def take(self, stream: FollowedStream) -> int:
-        """Return how many bytes it may request. They are reserved until `give_back`."""
+        """Return how many bytes the stream may request. They are reserved until `give_back`."""
         if stream in self._behind:
             share = self._max_bytes // len(self._behind)
         else:
@@ -97,21 +97,21 @@ class FetchRoom:
         return size
 
     def hold(self, size: int) -> None:
-        """Count this many received bytes: a batch arrives as a whole, even if it is larger than
-        requested."""
+        """Count received bytes. A batch arrives as a whole, so there may be more than requested."""
         self._taken += max(0, size - _LEAST_BYTES)
 
     def give_back(self, size: int) -> None:
-        """Return the bytes of `take`, or those given to `hold`."""
+        """Release the bytes that `take` has returned, or that `hold` has counted."""
         self._taken -= max(0, size - _LEAST_BYTES)
 
 
 class FollowedStream:
-    """Belongs to the event loop.
+    """One stream that this node follows. Belongs to the event loop.
 
-    `link_to` returns the connection to a node; `learn` is called with a newer record from an
-    answer, `tell_record_is_old` if an answer only shows that there is one; `log_changed` is called
-    at the beginning, and whenever the log has changed. All streams of a node share its `room`.
+    `link_to` returns the connection to a node. `learn` is called with newer metadata from an
+    answer; `tell_record_is_old` is called if an answer only shows that newer metadata exist.
+    `log_changed` is called at the beginning, and whenever the log has changed. All streams of a
+    node share `room`.
     """
 
     def __init__(
@@ -158,7 +158,8 @@ class FollowedStream:
 
     @property
     def lag(self) -> int:
-        """Records that the leader had at its last answer, and this log does not have."""
+        """Number of records that the leader had at its last answer, and that this log does not
+        have."""
         return max(0, self.leader_end - self.host.log.log_end_offset)
 
     # --- events ---
@@ -170,7 +171,7 @@ class FollowedStream:
         self._do(self.follower.resumed())
 
     def assigned(self, record: StreamMetadata) -> None:
-        """Take a newer record of the stream."""
+        """Adopt newer metadata of the stream."""
         before = self._exchange
         if record.leader_epoch > self.follower.record.leader_epoch:
             # The leader may not be ready yet, and acks wait: retry it sooner than a dead one.
@@ -181,7 +182,7 @@ class FollowedStream:
         self._do(effect)
 
     def connected(self, node: str) -> None:
-        """Called when `node` is connected again."""
+        """Note that `node` is connected again."""
         if node == self.follower.record.leader:
             self._resume()
 
@@ -220,7 +221,7 @@ class FollowedStream:
         self.host.fail(reason)
 
     def _free(self) -> None:
-        """The records of the last answer are stored, or not needed."""
+        """Release the last answer: its records are stored, or not needed."""
         self._body = None
         held, self._held = self._held, 0
         self._room.give_back(held)
@@ -278,16 +279,16 @@ class FollowedStream:
         if effect is None and self.follower.working is None:
             self._free()
             if self.follower.outstanding is asked:
-                self.follower.lost()  # a mismatch, and no other answer will arrive
+                self.follower.lost()  # the answer did not match, and no other one will arrive
             if self.follower.waits_for_version > self.follower.record.version:
                 self._tell_record_is_old()
             self._ask_later()
         self._do(effect)
 
     def _note_record(self, answer: Replica) -> None:
-        """The leader may not count the records of this node before the node has the newer record.
-        The notice of that record may arrive late, or never while the metadata store is
-        unreachable."""
+        """Adopt or request newer metadata. The leader may not count the records of this node before
+        the node has the newer metadata. The notification of the store may arrive late, or never
+        while the metadata store is unreachable."""
         if answer.record_version <= self.follower.record.version:
             return
         if answer.record is None:
@@ -326,7 +327,7 @@ class FollowedStream:
     # --- the log ---
 
     def _follow_log_start(self, log_start: int) -> None:
-        """Delete what the leader has deleted, as far as it is committed here."""
+        """Delete the records that the leader has deleted, as far as they are committed here."""
         log = self.host.log
         reached = min(log_start, log.high_watermark)
         if reached <= log.log_start_offset or self._is_deleting:
@@ -344,8 +345,9 @@ class FollowedStream:
         self.host.run_exclusive(call).add_done_callback(done)
 
     def _store(self) -> None:
-        """Append the records of the answer. The leader's publishers wait for it, and two handovers
-        between threads take longer than a small append: it is done at once if the disk is fast."""
+        """Append the records of the answer. The leader's publishers wait for this, and two
+        handovers between threads take longer than a small append. So a small append runs inside the
+        event loop if the disk is fast."""
         body, self._body = self._body, None
         told = None if self._told is None else self._told.side_state
         append = partial(self._append, body, told)
@@ -379,11 +381,11 @@ class FollowedStream:
             self._room.note(self, is_behind=self.lag > 0)
             side = log.leases.side_state.version
             effect = self.follower.stored(log.durable_end_offset, log.view.manifest.epochs, side)
-            self._do(effect)  # first: acks wait for the confirmation in this request
+            self._do(effect)  # first of all, because acks wait for the confirmation in this request
             self.host.commit_up_to(self.follower.high_watermark)
             self._log_changed()
         elif isinstance(error, CorruptBatch):
-            # Nothing was appended. The leader's bytes are damaged, or were damaged on the way.
+            # Nothing was appended. The leader's bytes are damaged, or were damaged in transit.
             logger.warning("replica-answer-damaged stream=%s error=%s", self.host.name, error)
             self._do(self.follower.damaged())
         elif isinstance(error, UnsupportedFormat):
@@ -396,7 +398,8 @@ class FollowedStream:
             self._fail(f"internal error while following: {error!r}")
 
     def _append(self, body: memoryview | None, told: dict[str, Any] | None) -> None:
-        """The next request confirms the side state like records: it is stored first."""
+        """Append the records of an answer, and store its side state first: the next request
+        confirms both."""
         log = self.host.log
         if told is not None:
             try:
@@ -408,7 +411,7 @@ class FollowedStream:
         end = log.log_end_offset
         try:
             log.writer.append_raw(body)
-        except ValueError as error:  # whole batches, but not the next ones
+        except ValueError as error:  # the batches are whole, but do not continue the log
             raise CorruptBatch(
                 f"the leader's answer does not continue this log: {error}"
             ) from error
@@ -416,12 +419,12 @@ class FollowedStream:
         try:
             known = None if self._told is None else self._told.high_watermark
             if known is not None and known <= end < log.log_end_offset:
-                # None of it is committed, so it was written just now.
+                # None of these records is committed, so they were written just now.
                 log.arrived_now(end, parse_header(body).max_timestamp_ns)
             log.writer.note_acked(log.sync())
         except SyncFailed:
-            # Records that were not durable were not confirmed: the leader sends them again. If the
-            # disk fails this, too, the log ends where it is durable.
+            # Records that were not durable were not confirmed, so the leader sends them again. If
+            # this call fails, too, the log still ends at its durable end.
             log.writer.abandon_tail(keep_offsets=False)
             raise
 
@@ -447,8 +450,8 @@ class FollowedStream:
 
 
 def _answer_from(received: Replica) -> Answer:
-    """The message of another node is not trusted: fields that do not fit are left out, the rules
-    check the others, and the log checks the body."""
+    """Convert the message of another node, which is not trusted: values of a wrong form are left
+    out, the rules of `liftlog.cluster` check the others, and the log checks the body."""
     diverging = received.diverging
     gap = None
     if received.gap is not None and type(received.gap.get("next")) is int:

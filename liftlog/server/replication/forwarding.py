@@ -1,8 +1,8 @@
 """Forwards requests of clients to the node that answers them: the leader of their stream.
 
-A request makes one hop. The node that receives it from the client has checked it by its own ACL;
-the leader only carries it out. The number of waiting requests is limited, in total and for each
-principal, so a leader that hangs costs neither memory nor the requests of others.
+A request is forwarded at most once. The node that receives it from the client has checked it by its
+own ACL; the leader only executes it. The number of waiting requests is limited, in total and for
+each principal. So a leader that hangs neither fills the memory nor blocks the requests of others.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from liftlog.protocol.wire import Message
 from liftlog.server.replication.peer_link import PeerLink
 
 Answered = Callable[[Message | None, LiftlogError | None], None]
-"""Called once, with the leader's answer or with the error. Never within the call of `send`."""
+"""Called once, with the leader's answer or with the error. Never called within `send`."""
 
 _SECONDS = 30.0
 _MAX_WAITING = 4096
@@ -37,8 +37,8 @@ _MAX_WAITING_BYTES = 64 * 1024 * 1024
 
 
 class Forwarding:
-    """Belongs to one event loop. `link_to` returns the connection to another node, `not_leader` the
-    error that names the leader of a stream."""
+    """Forwards requests. Belongs to one event loop. `link_to` returns the connection to another
+    node, `not_leader` the error that names the leader of a stream."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Forwarding:
         seconds: float | None = None,
     ) -> Callable[[], None]:
         """Send `message` to `node`, which leads `stream`. Returns a function that cancels the
-        request; `answered` is then not called.
+        request; after that `answered` is not called.
 
         Raises LimitExceeded. `answered` gets NotLeader if the request did not reach the leader or
         may be repeated, and RequestTimeout if it may have taken effect.
@@ -136,8 +136,8 @@ class Forwarding:
         *,
         seconds: float | None = None,
     ) -> Message:
-        """Return the answer of `node`, which leads `stream`. Raises the errors that `answered` gets
-        in `send`."""
+        """Send a message like `send`, and return the answer of `node`. Raises the errors that
+        `answered` would get."""
         future: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         give_up = self.send(
             node, stream, message, principal, partial(_complete, future), seconds=seconds
@@ -150,7 +150,8 @@ class Forwarding:
     def _passed_on(
         self, error: LiftlogError, node: str, stream: str, message: Message, *, was_sent: bool
     ) -> LiftlogError:
-        """Return the client's error for an error of the leader, or of the connection to it."""
+        """Convert an error of the leader, or of the connection to it, to the error for the
+        client."""
         if not isinstance(error, ConnectionLost | ShuttingDown | UnknownRequest):
             return error
         if isinstance(error, ConnectionLost) and was_sent and not message.is_repeatable:

@@ -1,11 +1,12 @@
-"""Handles a metadata store that has lost changes: detects it, stands aside, and has them restored.
+"""Handles a metadata store that has lost changes: detects this, and restores the changes.
 
-A record that is older than one seen before, or missing, makes the mirror doubt the store. A read
-that no lagging server can answer confirms the doubt. From then on no node leads or elects by that
-record. The nodes exchange the records that they have, and when those suffice
-(`liftlog.cluster.guard`), the newest record is stored again. A node whose newer record is abandoned
-by that adopts the stored one, without its copy. Otherwise an operator decides, with `liftlog
-cluster restore-metadata`.
+If the metadata of a stream in the store are missing, or older than this node has seen before, the
+mirror marks the stream as doubtful. A read that does not depend on a lagging server of the store
+then confirms or clears the doubt. While a doubt is confirmed, no node leads the stream or elects a
+leader by the stored metadata. The nodes exchange the metadata that they have, and when these
+suffice (`liftlog.cluster.guard`), the newest version is stored again. This may abandon a version
+that only one node has seen; that node then adopts the stored version, without its copy. If the
+metadata do not suffice, an operator decides, with `liftlog cluster restore-metadata`.
 """
 
 from __future__ import annotations
@@ -37,13 +38,16 @@ logger = logging.getLogger("liftlog.server.replication")
 _LOOK_SECONDS = 0.5
 
 Heard = dict[str, dict[str, Known]]
-"""By node that has answered: the records that it has, by stream."""
+"""The metadata that each node has, by node and stream; only nodes that have answered."""
 
 
 class Guard:
-    """Belongs to one event loop. `log_end` returns the end of a copy here, `stand_aside` is called
-    with each stream whose record is confirmed to be older than one that this node has seen,
-    `give_up` with the streams that are to adopt the successors of the stored record."""
+    """Confirms doubts about stored metadata, and restores metadata. Belongs to one event loop.
+
+    `log_end` returns the end of a copy on this node. `stand_aside` is called with each stream whose
+    stored metadata are confirmed to be older than this node has seen. `give_up` is called with each
+    stream for which this node must adopt the stored metadata and drop its own newer version.
+    """
 
     def __init__(
         self,
@@ -63,7 +67,8 @@ class Guard:
         self._give_up = give_up
         self._warn = RareWarnings(logger).warn
         self._unreadable: dict[str, str] = {}
-        """The reason, by stream, why a record cannot be read: it is not known if it is old."""
+        """The streams whose metadata cannot be read, with the reason: whether they are old is
+        unknown."""
 
     async def run(self) -> None:
         """Check doubts until cancelled."""
@@ -75,7 +80,7 @@ class Guard:
                 self._warn("metadata-not-checked error=%s", error)
 
     async def look(self) -> None:
-        """Confirm doubts, and restore the records that can be restored without an operator. Raises
+        """Confirm doubts, and restore metadata that can be restored without an operator. Raises
         MetadataUnavailable."""
         confirmed = await self._confirmed(sorted(self._mirror.doubtful))
         self._mirror.regressed.intersection_update({*confirmed, *self._unreadable})
@@ -101,9 +106,9 @@ class Guard:
                 self._warn("metadata-not-restored stream=%s error=%s", name, error)
 
     def answer(self, names: Collection[str]) -> CopiesAnswer:
-        """Return this node's records of these streams; without any names, the names of all. Raises
-        MetadataUnavailable while the node cannot read the records that it has seen: it must count
-        as silent."""
+        """Return this node's metadata and log ends for these streams; if `names` is empty, the
+        names of all streams. Raises MetadataUnavailable while the node cannot read the metadata
+        that it has seen: the node must then count as silent."""
         self._mirror.check_memory()
         known = self._mirror.known
         if not names:
@@ -117,8 +122,8 @@ class Guard:
         return CopiesAnswer(found)
 
     async def restore(self, *, dry_run: bool) -> RestoreAnswer:
-        """Store the newest records that any answering node has seen, if the store has older ones or
-        none; with `dry_run`, only report them. Raises MetadataUnavailable."""
+        """Store the newest metadata that any answering node has seen, if the store has an older
+        version or none; with `dry_run`, only report them. Raises MetadataUnavailable."""
         names = set(self._mirror.known)
         for answer in (await self._ask_others(Copies([]))).values():
             names |= set(answer.names)
@@ -159,7 +164,7 @@ class Guard:
                 self._mirror.doubtful.discard(name)
                 continue
             try:
-                # Most doubts come from late notices, and a cheap read is enough to see that.
+                # Most doubts come from late notifications. A cheap read is enough to clear those.
                 stored = await self._mirror.read(name)
                 if is_regressed(known, stored):
                     stored, _ = await self._mirror.read_newest(name)
@@ -176,7 +181,7 @@ class Guard:
         return found
 
     def _others(self) -> set[str]:
-        """Return all other nodes that this one has a record of."""
+        """Return all other nodes that this node's metadata name."""
         records = self._mirror.known.values()
         named = {node for one in records if not one.deleted for node in one.members}
         return (named | self._mirror.directory.nodes.keys()) - {self._node}
@@ -196,8 +201,8 @@ class Guard:
         return True
 
     async def _ask(self, names: list[str]) -> Heard:
-        """Return the records of all nodes, including this one; a node that does not answer
-        completely is left out."""
+        """Return the metadata that all nodes have, including this one. A node whose answer is
+        incomplete is left out."""
         heard: Heard = {self._node: {}}
         for node in self._others():
             heard[node] = {}

@@ -1,9 +1,8 @@
 """Tracks which of the other nodes are in contact with this one.
 
-Nodes ping each other all the time, so a live node is never silent for long. Everything that a node
-sends counts, not only its pings. Time in which this process itself did not run, because it was
-stopped or its machine was suspended, is not counted: messages that arrived meanwhile are still
-unread.
+Nodes ping each other continuously, so a live node is never silent for long. Every message of a node
+counts, not only its pings. Time in which this process did not run, because it was stopped or its
+machine was suspended, is not counted: messages that arrived meanwhile have not been read yet.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ LOOK_SECONDS = 0.1
 """Interval of the checks for silence, and therefore the delay with which it is reported."""
 
 HUNG_SECONDS = 3.0
-"""No ack waits for a node that was silent for this time."""
+"""Acks stop waiting for a node that has been silent for this long."""
 
 ENDED_SECONDS = 0.3
-"""The same for a node whose machine reports that its process has ended."""
+"""The same limit for a node whose machine reports that its process has ended."""
 
 _LATE_SECONDS = 3 * LOOK_SECONDS
 
@@ -35,10 +34,10 @@ class _Watch:
 
 
 class Hearing:
-    """Belongs to one event loop; `run` checks until it is cancelled. `now` is monotonic, in
-    seconds.
+    """Measures how long other nodes have been silent. Belongs to one event loop; `run` checks until
+    it is cancelled. `now` is monotonic, in seconds.
 
-    Code that needs to react to a silence registers once, by `watch`, and need not poll.
+    Code that must react to a silence registers once, by `watch`, and does not have to poll.
     """
 
     def __init__(self, now: Callable[[], float]) -> None:
@@ -55,13 +54,12 @@ class Hearing:
     # --- signs of life ---
 
     def expect(self, node: str) -> None:
-        """Note that such a node exists: its silence is counted from now on, if it was not
-        before."""
+        """Note that this node exists. Its silence counts from the first of these calls on."""
         if node not in self._heard:
             self._heard[node] = self._gone_since[node] = self._time()
 
     def heard(self, node: str) -> None:
-        """Note that something has arrived from `node`."""
+        """Note that a message has arrived from `node`."""
         self._fresh.add(node)
 
     def connected(self, node: str) -> None:
@@ -73,13 +71,13 @@ class Hearing:
         self.heard(node)
 
     def refused(self, node: str) -> None:
-        """Note that the machine of `node` reports that no process listens there. Ignored for a node
-        without an earlier connection: it may be about to listen."""
+        """Note that the machine of `node` reports that no process listens there. Ignored if there
+        was no connection before, because the node may be about to listen."""
         if self._connections.get(node) == 0:
             self._refusing.add(node)
 
     def disconnected(self, node: str) -> None:
-        """Note the end of one of those connections."""
+        """Note the end of a connection to or from `node`."""
         self._connections[node] -= 1
         if not self._connections[node]:
             self._gone_since[node] = self._time()
@@ -87,14 +85,14 @@ class Hearing:
     # --- queries ---
 
     def silent_seconds(self, node: str) -> float:
-        """Return the seconds since the last message from `node`; if it never sent one, since the
-        node is known."""
+        """Return the seconds since the last message from `node`, or since `expect` if the node has
+        never sent one."""
         if node in self._fresh or node not in self._heard:
             return 0.0
         return self._time() - self._heard[node]
 
     def gone_seconds(self, node: str) -> float:
-        """Return the seconds without a connection to or from `node`; 0.0 while there is one."""
+        """Return the seconds without any connection to or from `node`; 0.0 while one exists."""
         since = self._gone_since.get(node)
         return 0.0 if since is None else self._time() - since
 
@@ -110,9 +108,10 @@ class Hearing:
         gone: float = math.inf,
         refusing: float = math.inf,
     ) -> None:
-        """Call `tell` with each node that was silent for `silent` seconds, or without a connection
-        for `gone` seconds, or for `refusing` seconds because no process listens there: once, and
-        again after a message from it and another silence."""
+        """Call `tell` with each node that has been silent for `silent` seconds, without a
+        connection for `gone` seconds, or without a listening process for `refusing` seconds. `tell`
+        is called once for such a silence, and again after a message from the node and another
+        silence."""
         self._watches.append(_Watch(tell, silent, gone, refusing))
 
     async def run(self) -> None:
@@ -121,7 +120,7 @@ class Hearing:
             self.look()
 
     def look(self) -> None:
-        """Call the watches that are due."""
+        """Call the callbacks that are due."""
         present = self._time()
         now = self._now()
         self._stood_still += max(0.0, now - self._looked_at - _LATE_SECONDS)
@@ -142,5 +141,6 @@ class Hearing:
                     watch.tell(node)
 
     def _time(self) -> float:
-        """Return seconds of this process's own time: they pass only while it runs."""
+        """Return the seconds for which this process has run, not counting time in which it was
+        stopped."""
         return min(self._now(), self._looked_at + _LATE_SECONDS) - self._stood_still

@@ -10,9 +10,10 @@ from liftlog.settings import StreamSettings
 
 
 def follow_log_start(log: Log, offset: int, settings: StreamSettings, now_ns: int) -> None:
-    """Make `offset`, at most the high watermark, the log start, as the record or the leader
-    requires. Files that are needed to recognise duplicates stay until their time is over, as at the
-    leader: this node may lead next. Blocking. Raises StorageError, DiskFull."""
+    """Make `offset`, at most the high watermark, the log start, because the metadata or the leader
+    require it. Files that are needed to recognise duplicates are kept until the dedupe window has
+    passed, as at the leader, because this node may lead next. Blocking. Raises StorageError,
+    DiskFull."""
     decision = plan_log_start(log, offset, settings, now_ns)
     if decision.delete_segments or offset > log.log_start_offset:
         log.structure.remove_before(
@@ -23,11 +24,11 @@ def follow_log_start(log: Log, offset: int, settings: StreamSettings, now_ns: in
 def plan_log_start(
     log: Log, offset: int, settings: StreamSettings, now_ns: int
 ) -> RetentionDecision:
-    """Return which files can go if `offset` becomes the log start: those that no recent message id
-    needs. Rolls the active file if it would hold nothing else. Blocking. Raises StorageError,
-    DiskFull."""
+    """Return which files can be deleted if `offset` becomes the log start: those that are not
+    needed for recent message ids. Rolls the active file if all its records would be deleted.
+    Blocking. Raises StorageError, DiskFull."""
     if offset == log.log_end_offset:
-        # Otherwise the active file would stay, with all records below the log start.
+        # Otherwise the active file would stay, with all its records below the log start.
         log.writer.roll()
     segments = log.segments
     return decide(

@@ -1,12 +1,12 @@
-"""The connection of this node to another one, which is made again whenever it is lost.
+"""The connection of this node to another one, which is opened again whenever it is lost.
 
-All followers of streams that the other node leads share it. An open request ends with
-ConnectionLost if the connection is lost; each sender chooses its next request, since it depends on
+All followers of streams that the other node leads share the connection. If it is lost, each open
+request ends with ConnectionLost. The sender then chooses its next request, because that depends on
 the end of its log at that time.
 
-The link pings the other node: its pings show there that this node is alive, and the answers show
-here that the other one is. A silent connection is closed: the route to the other node may have
-changed.
+The link pings the other node. To that node, the pings show that this node is alive; to this node,
+the answers show that the other one is. A silent connection is closed, because the route to the
+other node may have changed.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _UNKNOWN_ADDRESS_SECONDS = 0.2
 _LONGEST_PAUSE_SECONDS = 1.0
 _PING_SECONDS = 0.5
 _SILENT_INTERVALS = 10
-"""After this many intervals without a byte the connection is closed. Intervals are counted, not
-timed: this process itself may have been suspended."""
+"""After this many intervals without a byte the connection is closed. The link counts intervals and
+not seconds, because this process itself may have been suspended."""
 
 
 class Introduced(NamedTuple):
-    """The other node's description of itself on the present connection."""
+    """The other node's description of itself on the current connection."""
 
     node: str
     start: int
@@ -51,10 +51,12 @@ class Introduced(NamedTuple):
 
 
 class PeerLink:
-    """Belongs to one event loop; `run` keeps the connection until it is cancelled.
+    """The connection to one node. Belongs to one event loop; `run` keeps the connection until it is
+    cancelled.
 
-    `target` returns the present address of the node, None while it is unknown. `introduction` is
-    the message by which this node identifies itself. `on_up` is called at each new connection.
+    `target` returns the current address of the node, or None while it is unknown. `introduction`
+    returns the message by which this node identifies itself. `on_up` is called at each new
+    connection.
     """
 
     def __init__(
@@ -68,9 +70,9 @@ class PeerLink:
     ) -> None:
         self.node = node
         self.peer: Introduced | None = None
-        """None while there is no connection."""
+        """The other node; None while there is no connection."""
         self.problem = ""
-        """The reason why there is no connection, as far as is known."""
+        """Why there is no connection, as far as is known."""
         self._target = target
         self._introduction = introduction
         self._on_up = on_up
@@ -84,7 +86,7 @@ class PeerLink:
         self._is_due = asyncio.Event()
 
     def connect_soon(self) -> None:
-        """Connect without delay: another source reports that the node is up."""
+        """Connect without delay, because another source reports that the node is running."""
         self._backoff.reset()
         self._is_due.set()
 
@@ -94,7 +96,7 @@ class PeerLink:
             while True:
                 try:
                     target = self._target()
-                except LiftlogError as error:  # about a file that its connection needs
+                except LiftlogError as error:  # about a file that the connection needs
                     self._tell(f"connecting to it is not possible: {error}", "")
                     await self._pause()
                     continue
@@ -127,7 +129,7 @@ class PeerLink:
                 await self._is_due.wait()
 
     async def _use(self) -> None:
-        """Runs from the introduction to the loss of the connection."""
+        """Use the connection from the introduction until it is lost."""
         self._hearing.connected(self.node)
         try:
             self._on_up()
@@ -181,7 +183,7 @@ class PeerLink:
             self._link.give_up(exchange)
 
     def drop(self, reason: str) -> None:
-        """End the present connection; `run` makes another one."""
+        """Close the current connection; `run` opens another one."""
         self._drop(reason)
 
     async def _connect(self, target: Target) -> None:
@@ -205,15 +207,15 @@ class PeerLink:
             except BaseException:
                 link.lose("it could not be opened")
                 raise
-        # Otherwise requests that wait for new records would leave no room for those of other
-        # streams.
+        # Without this limit, requests that wait for new records would leave no room for those of
+        # other streams.
         link.connection.allow_in_flight(PEER_MAX_IN_FLIGHT)
         self._ended.clear()
         self._link = link
         link.on_lost = self._lost
         link.on_heard = self._heard
         self.peer = Introduced(answer.node, answer.start, tuple(answer.features))
-        if link.error is not None:  # lost between the answer and here
+        if link.error is not None:  # it was lost after the answer
             self._lost()
 
     def _heard(self) -> None:

@@ -23,12 +23,13 @@ from liftlog.server.replication.peer_link import PeerLink
 _FETCH_BYTES = 1024 * 1024
 _ANSWER_SECONDS = 10.0
 _NOT_LED = ("failed", "elsewhere", "follower")
-"""States of a stream on a node that does not lead it: such a node may not have found damage yet."""
+"""States of a stream on a node that does not lead it. Such a node may not have found its damage
+yet."""
 
 
 class ReplicaDonors:
-    """Fetches from the other nodes' own copies, up to their own high watermarks: committed records
-    are the same everywhere. See `liftlog.server.cleaning.mending.Donors`."""
+    """Fetches records from the other nodes' own copies, up to their own high watermarks: committed
+    records are the same everywhere. See `liftlog.server.cleaning.mending.Donors`."""
 
     def __init__(
         self,
@@ -66,7 +67,7 @@ class ReplicaDonors:
                 while first < end:
                     header, body = await self._ask(node, name, incarnation, first)
                     if (header.tombstones_removed_below or 0) > first:
-                        # A record that was deleted there may still exist in this copy.
+                        # Records that the other node has deleted may still exist in this copy.
                         raise LiftlogError("it has removed tombstones there")
                     if header.next_offset <= first:
                         raise LiftlogError(f"it has nothing from offset {first} on yet")
@@ -80,7 +81,7 @@ class ReplicaDonors:
         return "; ".join(problems) or "the stream has no other replica"
 
     def _others(self, name: str) -> list[str]:
-        """Return nodes in sync first: the others may have fewer records."""
+        """Return the other nodes, those in sync first: the others may have fewer records."""
         record = self._mirror.records.get(name)
         if record is None or record.deleted:
             return []
@@ -90,14 +91,15 @@ class ReplicaDonors:
     async def _check(
         self, node: str, name: str, incarnation: str, first: int, body: memoryview
     ) -> None:
-        """Check the copy: a damaged one is of no use; its node determines the extent of the damage,
-        and repairs it in turn. Raises CorruptBatch, UnsupportedFormat."""
+        """Check fetched records; damaged ones cannot be used. In that case the other node
+        determines the extent of its damage, and repairs it later. Raises CorruptBatch,
+        UnsupportedFormat."""
         try:
             for _ in iter_batches(body):
                 pass
         except CorruptBatch:
             with contextlib.suppress(LiftlogError):
-                # To answer this, the node has to examine the records.
+                # To answer this request, the node must examine the records.
                 await self._ask(node, name, incarnation, first, columns=["offset"])
             raise
 
@@ -125,10 +127,10 @@ class ReplicaDonors:
 
 
 async def check_whole(link: PeerLink, record: StreamMetadata) -> None:
-    """Check the leader's copy before a copy is dropped to be fetched again: the dropped copy may
-    have records that are damaged in the leader's. Raises Conflict if the leader's copy is known to
-    be damaged, or the leader of this epoch has not opened it yet; LiftlogError if the leader does
-    not answer."""
+    """Check the leader's copy, before this node drops its own copy and fetches it again: the
+    dropped copy may have records that are damaged in the leader's. Raises Conflict if the leader's
+    copy is known to be damaged, or if the leader of this epoch has not opened it yet; LiftlogError
+    if the leader does not answer."""
     answer = (await ask(link, DescribeStream(record.name))).answer
     info = answer.info if isinstance(answer, StreamAnswer) else None
     if (
@@ -142,7 +144,7 @@ async def check_whole(link: PeerLink, record: StreamMetadata) -> None:
 
 
 def check_same_leader(present: StreamMetadata, checked: StreamMetadata) -> None:
-    """Raises Conflict unless the leader whose copy was found complete still leads."""
+    """Raise Conflict unless the leader whose copy was checked still leads."""
     if any(
         getattr(present, name) != getattr(checked, name)
         for name in ("incarnation", "leader", "leader_epoch")

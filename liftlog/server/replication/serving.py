@@ -1,7 +1,7 @@
 """One stream that this node leads: its followers' requests, and the commits that they allow.
 
-`liftlog.cluster.leading` contains the rules; here they are applied to the log and the connections
-of the followers. The stream's gate makes the commits.
+`liftlog.cluster.leading` contains the rules; this module applies them to the log and to the
+connections of the followers. The stream's gate makes the commits.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ logger = logging.getLogger("liftlog.server.replication")
 
 _PARKED_SECONDS = MAX_PARKED_MS / 1000
 _TOGETHER_SECONDS = 0.25
-"""Requests of idle streams that were parked within this time are answered together. That wakes two
-nodes less often, and does not delay the others."""
+"""Requests of idle streams that were parked within this time are answered together. This wakes both
+nodes less often, and does not delay other answers."""
 _MAX_BODY_BYTES = 16 * 1024 * 1024
 MAX_KEPT_BYTES = 256 * 1024
-"""Bytes of each stream that stay in memory. Larger answers go from the files to the socket
-uncopied."""
+"""Bytes of each stream that are kept in memory. Larger answers are sent from the files to the
+socket without a copy."""
 
 
 class Reply(Protocol):
@@ -51,7 +51,7 @@ class Reply(Protocol):
 
     @property
     def may_copy(self) -> bool:
-        """False while many bytes wait to be sent there: the next answer stays in its file."""
+        """False while many bytes wait to be sent there: then the body is not copied into memory."""
         ...
 
     def replica(self, header: Replica, body: LogSlice | bytes | None) -> None:
@@ -62,8 +62,8 @@ class Reply(Protocol):
 
 
 class CatchUpPace:
-    """Limits what all replicas that are not in sync together may fetch from this node. Belongs to
-    the event loop."""
+    """Limits the rate at which all replicas that are not in sync together fetch from this node.
+    Belongs to the event loop."""
 
     def __init__(self, max_bytes_per_second: float) -> None:
         self._rate = max_bytes_per_second
@@ -79,7 +79,7 @@ class CatchUpPace:
 
 
 class _Newest:
-    """The last appended records, as bytes: a follower that keeps up gets them without an access to
+    """The last appended records, as bytes. A follower that keeps up gets them without an access to
     the files, and in one piece with the answer's header."""
 
     def __init__(self) -> None:
@@ -103,13 +103,14 @@ class _Newest:
             self._size_bytes -= groups.popleft().size_bytes
 
     def drop_below(self, high_watermark: int) -> None:
-        """Drop committed records: the in-sync replicas have them."""
+        """Drop committed records, because the in-sync replicas already have them."""
         groups = self._groups
         while groups and groups[0].next_offset <= high_watermark:
             self._size_bytes -= groups.popleft().size_bytes
 
     def read(self, offset: int, max_bytes: int) -> bytes | None:
-        """Return the groups from `offset` on, if one of them begins there and all fit."""
+        """Return the groups from `offset` on, or None if no group begins there or they do not
+        fit."""
         found: list[bytes | bytearray | memoryview] = []
         for group in reversed(self._groups):
             found[:0] = group.data
@@ -137,8 +138,8 @@ class ServedStream:
     """One stream that this node leads, and the requests of its followers. Belongs to the event
     loop.
 
-    `gate` is the gate of its commits. `ended` is called once, with the reason why the present epoch
-    has ended here.
+    `gate` is the gate of its commits. `ended` is called once, with the reason why the current epoch
+    has ended on this node.
     """
 
     def __init__(
@@ -184,7 +185,7 @@ class ServedStream:
     # --- followers ---
 
     def fetch(self, node: str, start: int, request: Replicate, reply: Reply) -> None:
-        """Serve the request of a follower, now or later."""
+        """Answer the request of a follower, now or later."""
         if request.incarnation != self._log.incarnation:
             reply.refuse(StaleIncarnation(f"stream {request.stream} was created again"))
             return
@@ -202,8 +203,8 @@ class ServedStream:
         if node in self._parked:
             self._drop_parked(node)
         if self._log.log_end_offset > self.leader.log_end:
-            # A thread has written, and the loop has not been notified yet. The read below uses the
-            # log.
+            # A writer thread has appended, and the loop has not been notified yet. The read below
+            # uses the log as it is now.
             self.gate.written(())
         verdict = self.gate.fetched(asked)
         self._newest.drop_below(self.leader.high_watermark)
@@ -224,7 +225,8 @@ class ServedStream:
             reply.refuse(_refusal(kind, request, self.leader))
 
     def _send_in_time(self, node: str, request: Replicate, reply: Reply) -> None:
-        """No ack waits for this follower; publishers and in-sync replicas come first."""
+        """Answer a follower that is not in sync, at the allowed rate. No ack waits for it, and
+        publishers and in-sync replicas come first."""
         seconds = self._pace.wait_seconds(self._loop.time())
         if seconds:
             timer = self._loop.call_later(seconds, self._send_late, node)
@@ -237,26 +239,26 @@ class ServedStream:
         self._send_in_time(node, parked.request, parked.reply)
 
     def hear_again(self) -> None:
-        """Answer the requests that wait for new records: their followers send the next request at
+        """Answer all requests that wait for new records. Their followers send the next request at
         once, which shows that they still follow."""
         for node in list(self._parked):
             self.gate.expired(node)
 
     def lost(self, node: str) -> None:
-        """The connection of `node` has been lost for longer than a reconnection takes."""
+        """Note that the connection of `node` has been lost for longer than a reconnection takes."""
         self._drop_parked(node)
         self.gate.lost(node)
 
-    # --- the record ---
+    # --- the metadata ---
 
     def propose(self, stopping: Collection[str] = ()) -> Change | None:
-        """Return a change of the in-sync set that is due. Nodes that are `stopping` do not enter
-        it."""
+        """Return a change of the in-sync set that is due, or None. Nodes that are `stopping` do not
+        enter the set."""
         return self.leader.propose(self._loop.time(), stopping)
 
     def adopt(self, record: StreamMetadata) -> None:
-        """Adopt a newer record of the stream. If it ends this epoch, the stream has stepped
-        down."""
+        """Adopt newer metadata of the stream. If they end this epoch, the stream has stepped down
+        on return."""
         before = self.leader.record
         self.gate.adopt(record)
         if record.version > before.version and not self.leader.resigned:
@@ -268,8 +270,9 @@ class ServedStream:
         self._tell_confirmed()
 
     def lead_on(self, leader: Leader, ended: Callable[[str], None]) -> None:
-        """Continue in the next epoch, that of `leader`, which the otherwise unchanged log has
-        begun. The followers' requests in this epoch commit what waits for followers."""
+        """Continue in the next epoch, that of `leader`. The log has begun this epoch and is
+        otherwise unchanged. Records that wait for followers are committed by their requests in this
+        epoch."""
         self._refuse_parked()  # they belong to the previous epoch
         self.leader.resign()
         self.leader = self.gate.leader = leader
@@ -277,7 +280,7 @@ class ServedStream:
 
     @property
     def is_quiet(self) -> bool:
-        """True if nothing has to be copied or proposed until something happens."""
+        """True if nothing has to be copied or proposed before the next event."""
         leases, leader = self._log.leases, self.leader
         is_copied = leases.are_known and leases.side_state.version == leader.side_version
         return is_copied and leader.is_settled
@@ -285,15 +288,16 @@ class ServedStream:
     # --- the side state ---
 
     def side_changed(self) -> None:
-        """The side state may have changed; it is durable here. Followers get it at once."""
+        """Send the side state to the followers at once if it has changed. It is already durable
+        here."""
         version = self._log.leases.side_state.version
         if version != self.leader.side_version:
             self._answer(self.leader.side_changed(version, self._loop.time()))
             self._tell_confirmed()
 
     async def side_confirmed(self) -> None:
-        """Return when the present side state outlives this leader. Raises NotLeader if another node
-        may lead before that."""
+        """Wait until the current side state is safe even if this node stops leading. Raises
+        NotLeader if another node may lead before that."""
         self.side_changed()
         version = self.leader.side_version
         if self.leader.resigned:
@@ -317,7 +321,7 @@ class ServedStream:
         return self.leader.confirmed_by_all(self._loop.time(), forget_after, known)
 
     def close(self) -> None:
-        """The leadership has ended: nothing more is answered."""
+        """Answer nothing more, because the leadership has ended."""
         self._refuse_parked()
         confirming, self._confirming = self._confirming, []
         for _, confirmed in confirming:
@@ -328,7 +332,7 @@ class ServedStream:
         for looking in self._looking:
             looking.cancel()
 
-    # --- inner ---
+    # --- parts ---
 
     def _answer(self, nodes: list[str]) -> None:
         for node in nodes:
@@ -371,7 +375,8 @@ class ServedStream:
                 self._look(request, reply, damage.first_offset, damage.next_offset)
             return
         except OffsetOutOfRange:
-            # Retention, or a restart of the log, has removed it: `first_stored` tells the follower.
+            # Retention or a restart of the log has removed the offset; `first_stored` tells the
+            # follower.
             reply.replica(self._header(request), None)
             return
         except LiftlogError as error:
@@ -400,8 +405,8 @@ class ServedStream:
             reply.replica(self._header(request, body_length=found.length), found)
 
     def _look(self, request: Replicate, reply: Reply, first: int, end: int) -> None:
-        """Handle damage that is met for the first time, here or by a follower that got these bytes:
-        a thread determines its extent."""
+        """Handle damage that is detected for the first time, here or by a follower that received
+        these bytes: a thread determines its extent."""
 
         def done(job: asyncio.Future[None]) -> None:
             self._looking.discard(job)
@@ -448,21 +453,22 @@ class ServedStream:
         )
 
     def _record_for(self, request: Replicate) -> bytes | None:
-        """Return the record if the answer is to contain it."""
+        """Return the metadata record if the answer must contain it, else None."""
         told = _mark_from(request.leader_record)
         leader = self.leader
         is_to_know = leader.tells_record(_mark_from(request.record), told)
         return leader.record.to_json() if is_to_know else None
 
     def _side_state(self) -> dict[str, Any]:
-        """Return the present side state, which may be newer than the one that is being
+        """Return the current side state, which may be newer than the one that is being
         confirmed."""
         side = self._log.leases.side_state
         return {**side.to_dict(), "version": side.version, "tombstone_bound": side.tombstone_bound}
 
 
 def _mark_from(value: list[int] | None) -> Mark | None:
-    """The value from another node is not trusted."""
+    """Convert a value from another node, which is not trusted; returns None if its form is
+    wrong."""
     return (value[0], value[1]) if value is not None and len(value) == 2 else None
 
 

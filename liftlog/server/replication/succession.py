@@ -1,7 +1,7 @@
 """This node's part in the elections of leaders for the streams that it has a copy of.
 
 `liftlog.cluster.election` decides. This module passes it the silences of nodes and the content of
-the store, and carries out its decisions: it asks other nodes, and commits changes of records.
+the store, and carries out its decisions: it asks other nodes, and commits changes of metadata.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ _HEAR_AGAIN_SECONDS = 0.5
 _LOOK_AT_DISK_SECONDS = 1.0
 _MAX_UNDER_WAY = 64
 ELECTION_REASONS = ("leader-lost", "no-leader")
-"""Most replicas no longer received heartbeats from the leader; or the leader had resigned."""
+"""The leader was lost: most replicas received no heartbeats from it. Or no node led: the leader had
+resigned."""
 _MAX_TOLD = 10_000
 """Maximum number of copies in an answer."""
 
@@ -48,12 +49,12 @@ class Copies(Protocol):
     def names(self) -> Collection[str]: ...
 
     def log_end(self, name: str) -> LogEnd | None:
-        """Return the end of the copy; None if it cannot be served."""
+        """Return the end of the copy; None if the copy cannot be served."""
         ...
 
     def prepare_to_lead(self, name: str) -> bool:
-        """Begin the preparations that take long before this node can lead; return True once they
-        are done. Called repeatedly while it may have to lead."""
+        """Begin preparations that take long and must end before this node can lead; returns True
+        once they are done. Called repeatedly while this node may have to lead."""
         ...
 
     def leading(self) -> Iterable[tuple[str, Leader]]:
@@ -61,12 +62,12 @@ class Copies(Protocol):
         ...
 
     def stalled(self, names: Iterable[str]) -> Iterable[tuple[StreamMetadata, float]]:
-        """Return those of these streams, all led by this node by their records, that wait for its
+        """Of these streams, which this node leads by their metadata, return those that wait for its
         disk, with the seconds of waiting."""
         ...
 
     def stop_leading(self, name: str, reason: str) -> None:
-        """Accept no more messages in this epoch."""
+        """Stop leading a stream: accept no more messages in this epoch."""
         ...
 
     def hear_again(self) -> None:
@@ -75,7 +76,7 @@ class Copies(Protocol):
 
 
 class Succession:
-    """Belongs to one event loop; `run` checks until it is cancelled."""
+    """Takes part in elections. Belongs to one event loop; `run` checks until it is cancelled."""
 
     def __init__(
         self,
@@ -103,23 +104,24 @@ class Succession:
         self._under_way: set[str] = set()
         self._heard_again_at = self._disk_looked_at = 0.0
         self._led_by: dict[str | None, list[str]] = {}
-        """The names of all streams by their leaders (None: without one), as of `_led_by_as_of`
-        changes."""
+        """The names of all streams, by leader (None: no leader), when `_mirror.changes` was
+        `_led_by_as_of`."""
         self._led_by_as_of = -1
         self.elections = dict.fromkeys(ELECTION_REASONS, 0)
         """Elections that this node has won, by reason."""
 
     def stand_down(self) -> None:
-        """This node stops: it takes over no more streams."""
+        """Take over no more streams, because this node stops."""
         self._elections.is_stopping = True
 
     def may_lead(self, leader: Leader) -> bool:
-        """Return True if this node may lead at this moment; `look` makes it stop a little later."""
+        """Return True if this node may lead at this moment. If not, `look` ends its leadership a
+        little later."""
         return not self._elections.stops(leader, self._loop.time())
 
     @property
     def is_electing(self) -> bool:
-        """True if this node may become leader by an election that has begun."""
+        """True while an election runs by which this node may become a leader."""
         return bool(self._under_way)
 
     async def run(self) -> None:
@@ -128,7 +130,7 @@ class Succession:
             self.look()
 
     def look(self) -> None:
-        """Stop, ask and elect, as far as each is due."""
+        """Stop leading, ask other nodes and elect leaders, if any of these is due."""
         now = self._loop.time()
         self._see(now)
         self._stop_leading(now)
@@ -144,18 +146,19 @@ class Succession:
                 continue
             is_prepared = self._copies.prepare_to_lead(record.name)
             claim = self._elections.decide(record, log, now)
-            # Otherwise another copy, which is next in turn, could lead sooner.
+            # Without this limit, another copy that is next in turn could lead sooner.
             if claim is not None and is_prepared and len(self._under_way) < _MAX_UNDER_WAY:
                 self._under_way.add(record.name)
                 self._spawn(self._elect(record, claim))
 
     def opinion(self, node: str) -> SuspectAnswer:
-        """Return this node's view of another one."""
+        """Return this node's view of another node: suspected or not, its silence, and the copies
+        here of the streams that it leads."""
         now = self._loop.time()
         self._see(now)
         logs: dict[str, list[int]] = {}
         for name in self._copies.names():
-            record = self._mirror.records.get(name)  # None if the stored one is not trusted
+            record = self._mirror.records.get(name)  # None if the stored metadata are not trusted
             if record is not None and record.leader == node and len(logs) < _MAX_TOLD:
                 log = self._copies.log_end(name)
                 if log is not None:
@@ -166,8 +169,8 @@ class Succession:
     async def take_over(
         self, asker: str, names: Iterable[str], *, detached: bool
     ) -> dict[str, StreamMetadata]:
-        """Take the lead of those of the streams that `asker` leads and this node can serve. Returns
-        the records of those that this node leads afterwards."""
+        """Begin to lead streams that `asker` leads now, if this node can serve them. Returns the
+        metadata of those that this node leads afterwards."""
         now = self._loop.time()
         claims: list[Coroutine[Any, Any, None]] = []
         self._see(now)
@@ -196,7 +199,7 @@ class Succession:
         elections.renewed(self._session.deadline, now)
         elections.sessions(directory.live)
         elections.stopping = directory.stopping
-        # A store that was set back may lack the record of a leader.
+        # A store that was set back may lack the entry of a leader.
         for node in {*directory.nodes, *self._leaders()}:
             if node != elections.node:
                 self._hearing.expect(node)
@@ -208,7 +211,7 @@ class Succession:
         elections.look(now)
 
     def _in_question(self, now: float) -> list[StreamMetadata]:
-        """Return the streams whose leader may have to be replaced; normally none."""
+        """Return the streams whose leader may have to be replaced; normally there are none."""
         mirror, copies = self._mirror, self._copies.names()
         records = mirror.records
         doubtful = {None, *self._elections.in_doubt(self._leaders(), now)}
@@ -220,7 +223,7 @@ class Succession:
         ]
 
     def _leaders(self) -> list[str]:
-        """Return the nodes that lead a stream, even if the store has no record of them."""
+        """Return the nodes that lead a stream, even those without an entry in the store."""
         if self._led_by_as_of != self._mirror.changes:
             self._led_by_as_of = self._mirror.changes
             self._led_by = {}
@@ -232,7 +235,8 @@ class Succession:
         if not self._elections.session_ends_soon(now):
             return
         if now - self._heard_again_at >= _HEAR_AGAIN_SECONDS:
-            # Without new records they may have been silent for long, and yet be alive.
+            # If there are no new records, followers may have been silent for long although they
+            # run.
             self._heard_again_at = now
             self._copies.hear_again()
         for name, leader in list(self._copies.leading()):
@@ -243,7 +247,7 @@ class Succession:
 
     def _yield(self, now: float) -> None:
         """Ask other nodes to take over streams that this node cannot serve."""
-        leading = self._copies.leading()  # normally not evaluated
+        leading = self._copies.leading()  # a generator, which normally is not run
         stalled: Iterable[tuple[StreamMetadata, float]] = ()
         if now - self._disk_looked_at >= _LOOK_AT_DISK_SECONDS:
             self._disk_looked_at = now
@@ -263,8 +267,8 @@ class Succession:
                 self._link_to(one.peer).request(Resign(some, one.detached), exchange)
 
     def _handed_over(self, exchange: Exchange) -> None:
-        """Adopt the records in the answer of the next leader, since the store may not notify this
-        node for long."""
+        """Adopt the metadata in the answer of the next leader, because the store may not notify
+        this node for a long time."""
         if not isinstance(exchange.answer, ResignAnswer):
             return
         for name, data in exchange.answer.streams.items():
@@ -287,7 +291,8 @@ class Succession:
         self._link_to(question.peer).request(Suspect(question.about), exchange)
 
     async def _elect(self, record: StreamMetadata, claim: Elect) -> None:
-        """Try it once; a record that has changed meanwhile is examined again."""
+        """Try the election once. If the metadata have changed meanwhile, a later `look` examines
+        the new ones."""
         try:
             after = transitions.failover(record, claim.dead, self._elections.node)
             if after is None:
@@ -310,7 +315,7 @@ class Succession:
 
 
 def _logs_from(logs: dict[str, Any]) -> dict[str, LogEnd]:
-    """The data of another node is not trusted."""
+    """Convert data from another node, which is not trusted: values of a wrong form are left out."""
     return {
         name: LogEnd(*pair)
         for name, pair in logs.items()

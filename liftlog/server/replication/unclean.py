@@ -26,13 +26,16 @@ logger = logging.getLogger("liftlog.server.replication")
 _LOOK_SECONDS = 1.0
 
 Told: TypeAlias = Mapping[str, Known | None]
-"""The state of its copy that each replica has reported."""
+"""The copy that each replica has reported; None if it has reported nothing usable."""
 
 
 class UncleanRecovery:
-    """Belongs to one event loop. `answer` returns the records that this node, `node` in the life
-    that began with `start`, has of streams; `may_lead` returns True if it can take the lead of one
-    now."""
+    """Makes this node the leader of streams for which it has the best copy. Belongs to one event
+    loop.
+
+    `start` identifies this process run of `node`. `answer` returns the metadata and the log ends
+    that this node has for streams. `may_lead` returns True if this node can lead a stream now.
+    """
 
     def __init__(
         self,
@@ -53,19 +56,19 @@ class UncleanRecovery:
         self._on_recovered = on_recovered
         self._warn = RareWarnings(logger).warn
         self._ends: dict[str, tuple[StreamMetadata, Told]] = {}
-        """The reports on each stream at the last look."""
+        """The reports on each stream at the last call of `look`."""
         self.recovered = 0
         """Number of times that this node has become the leader of a stream by unclean recovery."""
 
     async def run(self) -> None:
-        """Runs until cancelled."""
+        """Look for such streams until cancelled."""
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
             await self.look()
 
     async def look(self) -> None:
-        """Take the lead of the streams that no node can lead, and of which this one has the best
-        copy, provided that no copy has changed since the last look. Does not raise."""
+        """Begin to lead each stream that no node can lead and of which this node has the best copy,
+        provided that no copy has changed since the last call. Does not raise."""
         directory, told = self._mirror.directory, dict[str, tuple[StreamMetadata, Told]]()
         records = [one for one in self._mirror.records.values() if self._concerns(one)]
         silent: set[str] = set()
@@ -98,7 +101,8 @@ class UncleanRecovery:
     async def _ask(
         self, records: list[StreamMetadata], into: dict[str, tuple[StreamMetadata, Told]]
     ) -> set[str]:
-        """Return the nodes that have not answered."""
+        """Ask the replicas of these streams for their copies, which are stored in `into`. Returns
+        the nodes that have not answered."""
         names = [record.name for record in records]
         others = {node for record in records for node in record.replicas} - {self._node}
         answers = await ask_nodes(others, Copies(names), self._link_to) if names else {}
