@@ -1,14 +1,17 @@
 """The metadata store and this node's place in it.
 
+In these modules, a *record* is an entry of the store that describes a stream or a node; stored
+messages are called so.
+
 records_file  keys, revisions and values in one checkpoint file; blocking
 file_store    the metadata store on top of it, for one daemon or several on one machine
 kv_bucket     the metadata in a key-value bucket of JetStream: subjects, configuration, answers
 kv_link       requests to JetStream over a connection of the store's own
-kv_view       the bucket as notices and scans describe it, put together
+kv_view       this node's view of the bucket, from notices and scans
 kv_store      the metadata store on top of these, for a cluster
 sessions      a key that expires, renewed in the background, in either store
 one_cluster   rejects a store that belongs to another cluster
-records       the records of a daemon on its own, which follow the manifests of its streams
+records       the records of a daemon without a cluster, which follow the manifests of its streams
 
 membership    this node's name and start, and the names of the other nodes
 holders       the process that holds the name of a node, and whether it has ended

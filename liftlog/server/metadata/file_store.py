@@ -1,8 +1,8 @@
 """`FileMetaStore`: the metadata store in one file.
 
-It is the store of a daemon on its own (`<data_dir>/records`), and of several daemons on one machine
-that share a directory. Calls come from the event loop; one thread accesses the file, and makes all
-changes that waited while it was busy with one write.
+A daemon without a cluster uses this store (in `<data_dir>/records`), and so do several daemons on
+one machine that share a directory. Calls come from the event loop. Only one thread accesses the
+file; it makes all changes that have waited for it with one write.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ _T = TypeVar("_T")
 class FileMetaStore:
     """A MetaStore in the file `path`. Belongs to one event loop.
 
-    `shared`: other processes of this machine change the file, too. They lock `<path>.lock`, and
-    their changes are seen after 0.05 s. Otherwise the caller must exclude other processes, as the
-    lock of a data directory does.
+    With `shared`, other processes of this machine change the file, too. They lock `<path>.lock`,
+    and their changes are seen after 0.05 s. Without it the caller must exclude other processes, as
+    the lock of a data directory does.
     """
 
     def __init__(self, path: Path, *, shared: bool, fs: FileSystem | None = None) -> None:
@@ -72,7 +72,7 @@ class FileMetaStore:
         return None if found is None or found.has_expired(self._file.now_ns()) else found.entry
 
     async def get_newest(self, key: str) -> Entry | None:
-        return await self.get(key)  # the file is the store
+        return await self.get(key)  # no request is needed: the file is the store
 
     async def scan(self, prefix: str) -> dict[str, Entry]:
         content, now_ns = await self._call(self._file.read), self._file.now_ns()
@@ -125,15 +125,15 @@ class FileMetaStore:
         await session.begin(revision)
         return session
 
-    # --- inner ---
+    # --- parts ---
 
     async def put_for(self, key: str, value: bytes, revision: int, ttl_seconds: int) -> int:
-        """Like `cas`, for an entry that expires."""
+        """Write an entry that expires; otherwise like `cas`."""
         ttl_ns = ttl_seconds * 1_000_000_000
         return await self._change(Change(key, value, revision, ttl_ns))
 
     async def apply(self, changes: Sequence[Change]) -> list[int | MetaStoreError]:
-        """Many changes with one write; see `RecordsFile.apply`."""
+        """Make many changes with one write; see `RecordsFile.apply`."""
         return await self._call(partial(self._file.apply, changes))
 
     async def _call(self, work: Callable[[], _T]) -> _T:
@@ -142,8 +142,8 @@ class FileMetaStore:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     async def _change(self, change: Change) -> int:
-        """All waiting changes share one write: those that arrive while the thread writes are made
-        together with the next write."""
+        """Make a change. Changes that arrive while the thread writes are made together with the
+        next write."""
         if self._is_closed:
             raise _closed()
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()

@@ -1,9 +1,9 @@
 """Ensures that only one process at a time holds the name of a node, whichever directory it uses.
 
 The holder writes its identity into `live.<node>`, which expires if it is not renewed. Another
-process that wants the name waits for that, unless it can prove that the holder has ended: it holds
-the lock that the holder held, or both run under the same kernel, which no longer has the holder's
-process.
+process that wants the name waits until it expires, unless it can prove that the holder has ended.
+There are two proofs: the process has got the file lock that the holder had; or both run under the
+same kernel, which no longer has the holder's process.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ logger = logging.getLogger("liftlog.server.replication")
 
 _LOOK_SECONDS = 0.25
 _RENEWALS_OF_THE_LIVING = 2
-"""One renewal can arrive after its process has ended."""
+"""A holder that has renewed this often is running: a single renewal can arrive after its process
+has ended."""
 _TOLD_AGAIN_SECONDS = 60.0
 _PROCESSES = Path("/proc")
 _ENDED = -1
@@ -36,11 +37,12 @@ _ENDED = -1
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A process, and the directory that it uses. Fields that it could not determine are empty."""
+    """A process, and the directory that it uses. A field is empty if the process could not
+    determine it."""
 
     data_id: str
     life: str
-    """Drawn at random by the process: no other process has it."""
+    """A random value that the process has chosen: no other process has it."""
     host: str = ""
     data_dir: str = ""
     boot_id: str = ""
@@ -50,12 +52,13 @@ class Holder:
     """The PID namespace that `process` belongs to."""
     process: int = 0
     process_began: int = 0
-    """In clock ticks since the boot; it distinguishes processes with the same number. 0 if
-    unknown."""
+    """Clock ticks from the boot to the start of the process. Distinguishes processes with the same
+    number. 0 if unknown."""
 
     @classmethod
     def here(cls, data_id: str, data_dir: Path, lock: LockFile | None) -> Holder:
-        """Return this process, which has the lock of `data_dir`. Blocking."""
+        """Return the holder that describes this process, which has the lock of `data_dir`.
+        Blocking."""
         number = os.getpid()
         return cls(
             data_id=data_id,
@@ -71,8 +74,8 @@ class Holder:
 
     @classmethod
     def of(cls, entry: Entry) -> Holder | None:
-        """Return the process that has written `live.<node>`; None if an older version of liftlog
-        wrote it."""
+        """Return the process that has written this entry of `live.<node>`; None if an older version
+        of liftlog wrote it."""
         try:
             value = value_of(entry)
             known: Mapping[str, Any] = {one: value[one] for one in cls.__slots__ if one in value}
@@ -85,7 +88,7 @@ class Holder:
         return to_bytes(asdict(self))
 
     def has_ended(self, here: Holder) -> bool:
-        """Return True if `here` is certain that this process has ended. Blocking."""
+        """Return True if `here` can prove that this process has ended. Blocking."""
         if not self.boot_id or self.boot_id != here.boot_id:
             return False
         if self.lock == here.lock != (0, 0):
@@ -99,7 +102,8 @@ class Holder:
 
 
 def _process_space() -> int:
-    """Return 0 if it cannot be determined, or `/proc` belongs to another namespace."""
+    """Return the PID namespace of this process; 0 if it cannot be determined, or `/proc` belongs to
+    another namespace."""
     try:
         if int(str((_PROCESSES / "self").readlink())) != os.getpid():
             return 0
@@ -109,24 +113,24 @@ def _process_space() -> int:
 
 
 def _is_gone(process: int, began: int) -> bool:
-    """Return True if it is certain that this process has ended: the kernel has no process of that
-    number, or `/proc` shows another one. A process that is missing in `/proc` proves nothing, since
-    `/proc` may hide processes of other users, and opening a file may fail."""
+    """Return True if it is certain that this process has ended: the kernel has no process with that
+    number, or `/proc` shows another one. A process that is missing in `/proc` proves nothing,
+    because `/proc` may hide processes of other users, and opening a file may fail."""
     try:
         os.kill(process, 0)
     except ProcessLookupError:
         return True
     except (OverflowError, TypeError):
-        return False  # not the number of a process
+        return False  # `process` is not a valid number
     except OSError:
-        pass  # it may belong to another user
+        pass  # the process may belong to another user
     now = _began(process)
     return now == _ENDED or 0 < now != began > 0
 
 
 def _began(process: int) -> int:
-    """Return the start time of a process; 0 if unknown, _ENDED if it ended and was not waited
-    for."""
+    """Return the start time of a process; 0 if it is unknown, _ENDED if the process has ended and
+    its parent has not called `wait` yet."""
     try:
         text = (_PROCESSES / str(process) / "stat").read_text()
         # The program's name comes second, in parentheses, and may contain any characters.
@@ -145,11 +149,12 @@ async def take_name(
     same_directory: bool,
     was_displaced: bool = False,
 ) -> NodeSession:
-    """Begin the session of `node`; no other process has the name from now on.
+    """Begin the session of `node`; after that no other process has the name.
 
-    `same_directory`: a holder of an older version, which writes nothing about itself, counts as an
-    earlier process of this directory. Raises ConfigError if a running process has the name; if
-    `was_displaced`, it waits until that process has ended. Raises CasUnknown, StoreUnavailable.
+    With `same_directory`, a holder of an older version, which writes nothing about itself, counts
+    as an earlier process of this directory. Raises ConfigError if a running process has the name;
+    with `was_displaced`, waits until that process has ended instead. Raises CasUnknown,
+    StoreUnavailable.
     """
     key = f"live.{node}"
     seen, renewals, told_at = None, 0, float("-inf")

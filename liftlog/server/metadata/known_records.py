@@ -1,16 +1,17 @@
 """The newest metadata that this node has seen, in `<data_dir>/known-records`.
 
-A store can be lost, or restored from an older copy, while nodes are down. So each node keeps the
-newest records that it has seen, including those of the nodes. The parts of a record that decide the
-role of this node are on its disk before the node acts on them; the rest follows within a second.
+A store can be lost, or restored from an older copy, while nodes are down. So each node stores the
+newest metadata of streams and nodes that it has seen. If a change decides the role of this node, it
+is on the node's disk before the node acts on it; other changes follow within a second.
 
-The file also names the streams of which the directory has held a copy. If the copy of one of these
-is missing, it was lost; the copy of any other stream never existed here. The list is complete only
-if it was never lost. After damage, or after an older version, streams that it does not name are
-unknown until all streams of the node were opened.
+The file also names the streams of which the directory has held a copy. If the copy of such a stream
+is missing, it was lost. For any other stream, there was never a copy in this directory, provided
+that the list is complete. After damage of the file, or after an older version of liftlog, the list
+is incomplete until all streams of the node have been opened.
 
-A read error proves nothing about the content. The file then stays as it is, and is read again
-before anything is written. Until it can be read, this node changes no record and takes no role.
+A read error proves nothing about the content. In that case the file stays as it is, and is read
+again before anything is written. Until it can be read, this node changes no metadata and takes no
+role.
 """
 
 from __future__ import annotations
@@ -36,22 +37,22 @@ _PAUSE_SECONDS = 1.0
 
 
 class Known(NamedTuple):
-    """The content of the file, by names of streams and nodes."""
+    """The content of the file, keyed by names of streams and nodes."""
 
     streams: dict[str, StreamMetadata]
     nodes: dict[str, bytes]
-    """The records of the nodes in the store."""
+    """The store's entries of the nodes, as JSON."""
     held: dict[str, str]
-    """The incarnations of the streams of which the directory has held a copy."""
+    """The incarnations of the streams of which the directory has held a copy, by name."""
     is_held_known: bool
-    """True if `held` names all of them."""
+    """True if `held` names all of these streams."""
 
 
 _NOTHING = Known({}, {}, {}, is_held_known=False)
 
 
 def read_known_records(fs: FileSystem, data_dir: Path) -> Known:
-    """Read the metadata that the node has seen in earlier starts. Blocking. Raises CorruptMetadata
+    """Read the metadata that this node has seen in earlier starts. Blocking. Raises CorruptMetadata
     and UnsupportedFormat for the content of the file, StorageError if it cannot be read."""
     try:
         with storage_errors(f"reading {KNOWN_RECORDS_NAME}"):
@@ -77,7 +78,8 @@ def read_known_records(fs: FileSystem, data_dir: Path) -> Known:
 
 
 class KnownRecords:
-    """Belongs to the event loop, except `read`, which is called first."""
+    """The newest metadata that this node has seen. Belongs to the event loop, except `read`, which
+    is called first."""
 
     def __init__(
         self,
@@ -86,14 +88,14 @@ class KnownRecords:
         *,
         on_late: Callable[[dict[str, StreamMetadata]], None] = lambda records: None,
     ) -> None:
-        """If `read` could not read the file, `on_late` is called with its stream records as soon as
-        it can be read."""
+        """If `read` could not read the file, `on_late` is called as soon as it can be read, with
+        the metadata of streams in it."""
         self._fs = fs
         self._data_dir = data_dir
         self._on_late = on_late
         self.problem = ""
-        """The reason why the file cannot be read; nothing is written before it can."""
-        self._streams: dict[str, str] = {}  # in the form that the file has
+        """Why the file cannot be read; nothing is written until it can."""
+        self._streams: dict[str, str] = {}  # as JSON text, as in the file
         self._nodes: dict[str, str] = {}
         self._held: dict[str, str] = {}  # incarnations of streams, by name
         self._is_held_known = False
@@ -102,8 +104,8 @@ class KnownRecords:
         self._warn = RareWarnings(logger).warn
 
     def read(self) -> dict[str, StreamMetadata]:
-        """Return the records of streams. Blocking. A damaged file counts as missing. If the file
-        cannot be read, `problem` holds the reason, and it is read again later."""
+        """Return the metadata of streams. Blocking. A damaged file counts as missing. If the file
+        cannot be read, `problem` has the reason, and the file is read again later."""
         try:
             return self._take(self._read())
         except StorageError as error:
@@ -111,7 +113,7 @@ class KnownRecords:
             return {}
 
     def _read(self) -> Known:
-        """Blocking. Raises StorageError."""
+        """Read the file; a damaged one counts as empty. Blocking. Raises StorageError."""
         try:
             return read_known_records(self._fs, self._data_dir)
         except StorageError:
@@ -121,8 +123,8 @@ class KnownRecords:
             return _NOTHING
 
     def _take(self, found: Known) -> dict[str, StreamMetadata]:
-        """Add the content of the file to the records that were noted since the start, which are
-        newer."""
+        """Merge the content of the file with the metadata that were noted since the start, which
+        are newer."""
         self.problem = ""
         streams = {name: _quoted(one.to_json()) for name, one in found.streams.items()}
         nodes = {name: value.decode() for name, value in found.nodes.items()}
@@ -137,12 +139,12 @@ class KnownRecords:
         self._warn("known-records-not-read error=%s", error)
 
     def note(self, record: StreamMetadata) -> None:
-        """Note a newer record."""
+        """Note newer metadata of a stream."""
         self._streams[record.name] = _quoted(record.to_json())
         self._changes += 1
 
     def note_node(self, node: str, value: bytes | None) -> None:
-        """Note the store's record of a node, None if it was removed."""
+        """Note the store's entry of a node; None if it was removed."""
         text = None if value is None else value.decode()
         if self._nodes.get(node) == text:
             return
@@ -153,7 +155,7 @@ class KnownRecords:
             self._nodes[node] = text
 
     async def hold(self, name: str, incarnation: str) -> None:
-        """Note that the directory has a copy of that stream. Durable on return. Raises
+        """Note that the directory has a copy of this stream. Durable on return. Raises
         StorageError."""
         if self._held.get(name) != incarnation:
             self._held[name] = incarnation
@@ -161,14 +163,14 @@ class KnownRecords:
         await self.written()
 
     def has_held(self, name: str, incarnation: str) -> bool | None:
-        """Return True if the directory has had a copy of that stream, None if it is not known."""
+        """Return True if the directory has had a copy of this stream, None if this is not known."""
         if self._held.get(name) == incarnation:
             return True
         return False if self._is_held_known else None
 
     def all_held(self, streams: Iterable[StreamMetadata]) -> None:
-        """These are all streams of which the node has a copy. If each of them was noted, the
-        directory has held no other one."""
+        """Note that `streams` are all streams of which the node has a copy. If each of them was
+        noted by `hold`, the list of held streams is complete."""
         if self._is_held_known or self.problem:
             return
         if all(self._held.get(one.name) == one.incarnation for one in streams):
@@ -176,18 +178,18 @@ class KnownRecords:
             self._changes += 1
 
     def forget(self, name: str) -> None:
-        """The record of a deleted stream is not in the store any more."""
+        """Remove a deleted stream, which the store no longer contains."""
         self._held.pop(name, None)
         if self._streams.pop(name, None) is not None:
             self._changes += 1
 
     @property
     def nodes(self) -> Mapping[str, str]:
-        """The store's records of the nodes, as JSON."""
+        """The store's entries of the nodes, as JSON."""
         return self._nodes
 
     async def written(self) -> None:
-        """Return when everything that was noted until now is durable; one write serves all waiters.
+        """Wait until everything that was noted before is durable; one write serves all waiters.
         Raises StorageError, also while the file cannot be read."""
         wanted = self._changes
         while self.problem or self._written < wanted:
@@ -196,7 +198,8 @@ class KnownRecords:
             await asyncio.shield(self._writing)
 
     async def run(self) -> None:
-        """Write what no caller waits for, and read what could not be read, until cancelled."""
+        """Until cancelled, write changes that no caller waits for, and read the file again if it
+        could not be read."""
         while True:
             await asyncio.sleep(_PAUSE_SECONDS)
             try:
@@ -238,6 +241,6 @@ class KnownRecords:
 
 
 def _quoted(value: bytes) -> str:
-    """Return JSON as a text in JSON. Made once for each record: the file holds those of all
-    streams."""
+    """Return JSON encoded as a JSON string. Called once per change of an entry, because the file
+    contains those of all streams."""
     return json.dumps(value.decode())

@@ -4,8 +4,9 @@ answers about it. No I/O.
     $KV.liftlog_<cluster>.<key>     a key; JetStream keeps the newest message of each subject
     liftlog.<cluster>.meta.<key>    each change, republished as a plain message: a notice
 
-A revision is the sequence of the message in the stream under the bucket. A key that was deleted or
-has expired is a *marker*: a message without a value, which expires after a minute.
+The revision of an entry is the sequence of its message in the stream of the bucket. If a key was
+deleted or has expired, its newest message is a *marker*: a message without a value, which expires
+after a minute.
 """
 
 from __future__ import annotations
@@ -22,27 +23,28 @@ from liftlog.cluster.store import MAX_VALUE_BYTES, Entry, MetaStoreError, StoreU
 from liftlog.records.message_headers import first_value
 
 MARKER_SECONDS = 60
-_MAX_MESSAGE_BYTES = MAX_VALUE_BYTES + 2048  # JetStream counts the headers too
+_MAX_MESSAGE_BYTES = MAX_VALUE_BYTES + 2048  # JetStream also counts the headers
 _KEY = re.compile(r"[A-Za-z0-9_=/-]+(\.[A-Za-z0-9_=/-]+)*")
 _NANOSECONDS = 1_000_000_000
 
 WRONG_SEQUENCE = 10071
-"""The comparison has failed, and the description ends with the sequence that was found."""
+"""The comparison has failed; the error's description ends with the sequence that JetStream
+found."""
 IN_PROCESS = (10164, 10158)
-"""Another write of the key, or this one, is in progress."""
+"""This write, or another write of the same key, is in progress."""
 NO_MESSAGE = 10037
 NO_STREAM = 10059
 NO_JETSTREAM = (10039, 10076)
 NO_LEADER = 10008
-"""No leader is elected, or the server that answers does not reach it."""
+"""No leader is elected, or the server that answers cannot reach the leader."""
 NO_PEERS = 10005
-"""Fewer servers that can hold the bucket are known; more may be about to join."""
+"""There are too few servers for the bucket; more may be about to join."""
 NO_CLUSTER = 10074
 
 
 class Found(NamedTuple):
-    """The newest message of a key. `value` is None in a marker; without a message, `sequence` is 0,
-    too."""
+    """The newest message of a key. In a marker, `value` is None. If there is no message, `sequence`
+    is 0 and `value` None."""
 
     sequence: int
     value: bytes | None
@@ -63,7 +65,8 @@ class Notice(NamedTuple):
 
 
 class Refused(MetaStoreError):
-    """JetStream answered with an error. Callers of the store get one of the store's own errors."""
+    """JetStream answered with an error. Callers of the store get one of the store's own errors
+    instead."""
 
     def __init__(self, status: int, code: int, description: str) -> None:
         super().__init__(f"{description} ({code})")
@@ -73,32 +76,33 @@ class Refused(MetaStoreError):
 
     @property
     def found_sequence(self) -> int | None:
-        """The sequence that a comparison has found instead of the expected one."""
+        """The sequence that the comparison has found instead of the expected one."""
         last = self.description.rpartition(" ")[2]
         return int(last) if self.code == WRONG_SEQUENCE and last.isdecimal() else None
 
     @property
     def is_away(self) -> bool:
-        """True if JetStream has no leader that this server reaches, or is off there."""
+        """True if JetStream has no leader that this server can reach, or is off on this server."""
         return self.code in (NO_LEADER, *NO_JETSTREAM)
 
     @property
     def is_certain(self) -> bool:
-        """True if nothing was changed. An error of the server itself may be sent after others have
-        accepted the change."""
+        """True if certainly nothing was changed. An error of the server itself is not certain: it
+        may be sent after other servers have accepted the change."""
         return 400 <= self.status < 500
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """JetStream's description of the bucket. `messages` counts the keys, including markers."""
+    """JetStream's description of the bucket. `messages` is the number of keys, including
+    markers."""
 
     created: str
     replicas: int
     last_sequence: int
     messages: int
     problem: str
-    """The reason why liftlog cannot use the bucket as it is configured; empty if it can."""
+    """Why liftlog cannot use the bucket as it is configured; empty if it can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,17 +121,17 @@ class Bucket:
 
     @property
     def notices(self) -> str:
-        """The subject of all notices."""
+        """The subject that receives all notices."""
         return f"liftlog.{self.cluster}.meta.>"
 
     def subject(self, key: str) -> str:
-        """Raises ValueError if it cannot be a key."""
+        """Return the subject of a key. Raises ValueError if `key` cannot be a key."""
         if _KEY.fullmatch(key) is None:
             raise ValueError(f"{key!r} cannot be a key of the metadata store")
         return f"$KV.{self.name}.{key}"
 
     def subjects(self, prefix: str) -> str:
-        """Return a filter for all keys that begin with `prefix`, and perhaps others."""
+        """Return a filter for all keys that begin with `prefix`; it may also match other keys."""
         tokens, dot, _ = prefix.rpartition(".")
         return self.subject(tokens) + ".>" if dot else f"$KV.{self.name}.>"
 
@@ -155,8 +159,8 @@ class Bucket:
         }
 
     def problem(self, found: Mapping[str, Any]) -> str:
-        """Describe the problem with the configuration of an existing bucket; empty if it is
-        right."""
+        """Return the problem with the configuration of an existing bucket; empty if there is
+        none."""
         wanted = self.configuration(1)
         exact = ("subjects", "storage", "max_msgs_per_subject", "allow_msg_ttl")
         for name in exact:
@@ -207,9 +211,9 @@ class Bucket:
             raise _strange(payload) from error
 
     def revision(self, payload: bytes) -> tuple[int, bool] | None:
-        """Parse the answer to a write: its revision, and True if it was made now. Returns None if
-        another service sent the answer, such as a stream of liftlog that records the subject.
-        Raises Refused."""
+        """Parse the answer to a write. Returns its revision, and True if it was made now, not
+        earlier under the same message id. Returns None if another service sent the answer, such as
+        a stream of liftlog that records the subject. Raises Refused."""
         try:
             if json.loads(payload)["stream"] != self.stream:
                 return None
@@ -219,7 +223,7 @@ class Bucket:
             return None
 
     def notice(self, subject: bytes, headers: bytes, payload: bytes) -> Notice | None:
-        """Return None for a message that JetStream did not send."""
+        """Parse a notice; returns None if JetStream did not send the message."""
         sequence = first_value(headers, b"Nats-Sequence") or b""
         told = (first_value(headers, b"Nats-Subject") or b"").decode("utf-8", "replace")
         if not sequence.isdigit() or len(sequence) > 19:
@@ -248,7 +252,7 @@ def found_message(payload: bytes) -> Found:
 
 
 def check_created(payload: bytes) -> bool:
-    """Parse the answer to STREAM.CREATE; return True. Raises Refused, StoreUnavailable."""
+    """Parse the answer to STREAM.CREATE; returns True. Raises Refused, StoreUnavailable."""
     return bool(_answer(payload))
 
 
@@ -259,7 +263,7 @@ def _is_marker(headers: bytes) -> bool:
 
 
 def _answer(payload: bytes) -> dict[str, Any]:
-    """Raises Refused, StoreUnavailable."""
+    """Parse any answer of JetStream. Raises Refused, StoreUnavailable."""
     try:
         answer = json.loads(payload)
     except (ValueError, RecursionError) as error:

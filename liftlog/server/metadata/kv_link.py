@@ -1,9 +1,10 @@
 """Requests to JetStream over the store's own connection to NATS, and the notices of changes.
 
-One connection at a time, to one server. The connection is closed as soon as requests stay without
-an answer, because NATS itself would wait half a minute for a server that hangs, longer than a
-session lasts; and if the server has had no leader for longer than an election of NATS usually
-takes.
+There is one connection at a time, to one server. It is closed in two cases:
+
+- Requests stay without an answer. NATS itself would wait half a minute for a server that hangs, and
+  a session does not last that long.
+- The server has had no leader for longer than an election of NATS usually takes.
 """
 
 from __future__ import annotations
@@ -35,18 +36,18 @@ from liftlog.settings import NatsSettings
 logger = logging.getLogger("liftlog.server.replication")
 
 _SILENCE_SECONDS = 3.0
-"""If requests stay without an answer for this time, another server is tried."""
+"""If requests stay without an answer for this time, the link connects to another server."""
 _LEADERLESS_SECONDS = 6.0
-"""The same if it reports no leader for this time: servers that it cannot reach may have elected
-one."""
+"""If a server reports for this time that there is no leader, the link connects to another server:
+servers that this one cannot reach may have elected a leader."""
 _PING_SECONDS = 2.0
 _WATCH_SECONDS = 0.25
 _NO_RESPONDERS = b"NATS/1.0 503"
 
 _T = TypeVar("_T")
 Parse = Callable[[bytes], _T | None]
-"""Makes the result from an answer, or raises a MetaStoreError, which the caller gets; None: wait
-for another answer."""
+"""Converts an answer to the result, or raises a MetaStoreError, which the caller gets. If it
+returns None, the link waits for another answer."""
 
 
 class Unanswered(MetaStoreError):
@@ -54,11 +55,11 @@ class Unanswered(MetaStoreError):
 
 
 class NobodyAnswers(StoreUnavailable):
-    """No service in NATS takes the request. It was not delivered."""
+    """No service in NATS receives the request, so it was not delivered."""
 
 
 class NotAllowed(StoreUnavailable):
-    """NATS does not allow this user the request. It was not delivered."""
+    """NATS does not allow this user to send the request, so it was not delivered."""
 
 
 class _Question(NamedTuple):
@@ -68,8 +69,11 @@ class _Question(NamedTuple):
 
 
 class KvLink:
-    """Belongs to one event loop. `on_notices` receives the messages on the subject `notices`;
-    `on_connected` is called at each new connection: notices may have been missed before."""
+    """The connection of the store to NATS. Belongs to one event loop.
+
+    `on_notices` receives the messages on the subject `notices`. `on_connected` is called at each
+    new connection, because notices may have been missed before it.
+    """
 
     def __init__(
         self,
@@ -94,16 +98,15 @@ class KvLink:
         self._questions: dict[int, _Question] = {}
         self._last_number = 0
         self._asked_at = 0.0
-        """Time of the first request without an answer, if no later one was answered; 0 if there is
-        none."""
+        """Time of the first request after the last answer; 0 if all were answered."""
         self._leaderless_since = 0.0
-        """Time since which the server has only reported that there is no leader; 0 if it has
-        not."""
+        """Since when the server has reported only that there is no leader; 0 if it has not reported
+        this."""
         self._warn = RareWarnings(logger).warn
         self.problem = "no connection was made yet"
-        """The reason why there is no connection."""
+        """Why there is no connection."""
         self.notices_refused = ""
-        """The reason why NATS does not deliver notices; empty if it does."""
+        """Why NATS does not deliver notices; empty if it does."""
 
     # --- life cycle ---
 
@@ -112,7 +115,7 @@ class KvLink:
         self._connecting = asyncio.get_running_loop().create_task(self._supervise(), name="kv-link")
 
     async def close(self) -> None:
-        """Requests without an answer raise Unanswered."""
+        """Close the connection. Requests without an answer raise Unanswered."""
         connecting, self._connecting = self._connecting, None
         if connecting is not None:
             connecting.cancel()
@@ -124,7 +127,7 @@ class KvLink:
         return self._connection is not None and self._connection.connected
 
     async def wait_connected(self, seconds: float) -> None:
-        """Return when there is a connection, or after `seconds`."""
+        """Wait until there is a connection, but at most for `seconds`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while not self.connected:
@@ -183,7 +186,7 @@ class KvLink:
         return True
 
     async def _serve(self) -> None:
-        """Return when the connection ends."""
+        """Use the connection until it ends."""
         connection = self._connection
         assert connection is not None
         while not connection.ended.is_set():
@@ -197,7 +200,7 @@ class KvLink:
         await self._leave(str(connection.ending))
 
     def _judge(self, connection: NatsConnection) -> None:
-        """End a connection that is not usable."""
+        """End the connection if it is not usable."""
         now = time.monotonic()
         if self._asked_at and now - self._asked_at > _SILENCE_SECONDS:
             connection.end(Ending(Cause.OTHER, "JetStream does not answer through this server"))
@@ -233,8 +236,9 @@ class KvLink:
         seconds: float,
         headers: Sequence[tuple[str, str]] = (),
     ) -> _T:
-        """Return the parsed answer. Raises Unanswered if none arrived in time; StoreUnavailable if
-        the request was certainly not delivered; and the errors of `parse`."""
+        """Send a request and return the parsed answer. Raises Unanswered if no answer arrived in
+        time, StoreUnavailable if the request was certainly not delivered, and the errors of
+        `parse`."""
         connection = self._connection
         if connection is None or not connection.connected:
             raise StoreUnavailable(f"there is no connection to NATS: {self.problem}")
@@ -260,7 +264,7 @@ class KvLink:
     def _receive(self, run: MessageRun) -> None:
         headers = run.headers or (b"",) * len(run)
         for subject, payload, block in zip(run.subjects, run.payloads, headers, strict=True):
-            self._asked_at = 0.0  # also for a cancelled request: JetStream answers
+            self._asked_at = 0.0  # also if the request was cancelled: JetStream has answered
             number = subject.rpartition(b".")[2]
             question = self._questions.get(int(number)) if number.isdigit() else None
             if question is None or question.answer.done():
@@ -299,7 +303,7 @@ class KvLink:
                 )
 
     def _revoked(self, subscription: LinkSubscription, subject: str, text: str) -> None:
-        """NATS has ended a subscription after a change of its permissions."""
+        """Note that NATS has ended a subscription after a change of permissions."""
         if self._connection is not None:
             self._connection.end(Ending(Cause.AUTHORIZATION, text))
 

@@ -1,9 +1,9 @@
 """`NatsKvMetaStore`: the metadata store of a cluster in a key-value bucket of JetStream.
 
-The only operation with an authoritative result is a write with an expected sequence: it requires a
-majority of the NATS servers that hold the bucket. A read may be out of date. A NATS leader that was
-deposed continues to answer reads for some seconds, so certain facts are confirmed by a write
-(`get_newest`).
+Only a write with an expected sequence has a certain result, because it requires a majority of the
+NATS servers that hold the bucket. A read may be out of date: a NATS leader that was deposed
+continues to answer reads for some seconds. So a read whose result must be certain is confirmed by a
+write (`get_newest`).
 """
 
 from __future__ import annotations
@@ -55,13 +55,12 @@ logger = logging.getLogger("liftlog.server.replication")
 _ANSWER_SECONDS = 3.0
 _CREATE_SECONDS = 20.0
 _LOOK_SECONDS = 10.0
-"""Interval of the checks for changes without a notice. A NATS server that was deposed, and has not
-noticed it yet, answers reads for a shorter time."""
+"""Interval of the checks for changes whose notice was missed. It is longer than a deposed NATS
+server continues to answer reads."""
 _NOTICE_SECONDS = 1.0
 _RETRY_SECONDS = 0.5
 _SCANS_IN_DOUBT = 2
-"""Number of scans after notices may have been missed: the first may be answered by such a
-server."""
+"""Number of scans after notices may have been missed: a deposed server may answer the first one."""
 _FULL_SCAN_SECONDS = 300.0
 _LAG_SECONDS = 0.1
 _READS_AT_ONCE = 64
@@ -78,11 +77,12 @@ Headers = Sequence[tuple[str, str]]
 
 
 class BucketMissing(StoreUnavailable):
-    """JetStream has no such bucket. It was deleted, or never made."""
+    """JetStream has no such bucket. It was deleted, or never created."""
 
 
 class _Doubtful(MetaStoreError):
-    """A server refuses a write because of its view of a key. `found` is the sequence there."""
+    """A server refuses a write because of the sequence that it has for the key, which is
+    `found`."""
 
     def __init__(self, message: str, found: int | None) -> None:
         super().__init__(message)
@@ -90,7 +90,7 @@ class _Doubtful(MetaStoreError):
 
 
 class NoBucket(ConfigError):
-    """There is no bucket: it was lost, or never made."""
+    """There is no bucket: it was lost, or never created."""
 
 
 class NotEnoughServers(ConfigError):
@@ -100,9 +100,9 @@ class NotEnoughServers(ConfigError):
 class NatsKvMetaStore:
     """A MetaStore. Belongs to one event loop.
 
-    `node` is the node whose barrier is written; see `get_newest`. Changes are as durable as
-    JetStream is: `sync_interval: always` there makes each of them survive a power cut of all
-    servers.
+    `node` names the barrier key that this store writes; see `get_newest`. Changes are as durable as
+    JetStream's: `sync_interval: always` in nats-server makes each of them survive a power cut of
+    all servers.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class NatsKvMetaStore:
         self._written = 0
         self._warn = RareWarnings(logger).warn
         self.times_set_back = 0
-        """Number of times that the bucket was found to have gone back in time."""
+        """Number of times that the bucket was found in an older state."""
 
     async def open(self) -> None:
         """Connect, and check the bucket; waits until JetStream answers. Raises ConfigError for
@@ -144,13 +144,14 @@ class NatsKvMetaStore:
                 if time.monotonic() - began > _NO_SERVICE_SECONDS:
                     raise _no_jetstream() from error
                 self._warn("metadata-store-awaited error=%s", error)
-            except (StoreUnavailable, CasUnknown) as error:  # its result does not matter
+            except (StoreUnavailable, CasUnknown) as error:  # whether it wrote is irrelevant
                 self._warn("metadata-store-awaited error=%s", error)
             await asyncio.sleep(_RETRY_SECONDS)
             await self._link.wait_connected(_ANSWER_SECONDS)
 
     async def _check(self) -> None:
-        """Raises ConfigError, StoreUnavailable, CasUnknown."""
+        """Check once that the bucket exists and can be written. Raises ConfigError,
+        StoreUnavailable, CasUnknown."""
         bucket = self.bucket
         try:
             state = await self._state()
@@ -181,9 +182,9 @@ class NatsKvMetaStore:
             )
 
     async def create(self, replicas: int, cluster_id: str = "") -> bool:
-        """Make the bucket and the record of the cluster, for `liftlog cluster init`; return False
-        if both exist. Called instead of `open`; `cluster_id` is that of a cluster whose bucket was
-        lost. Raises ConfigError, CasUnknown, StoreUnavailable."""
+        """Create the bucket and the entry of the cluster, for `liftlog cluster init`; returns False
+        if both exist. Called instead of `open`. `cluster_id` is the id of a cluster whose bucket
+        was lost. Raises ConfigError, CasUnknown, StoreUnavailable."""
         bucket = self.bucket
         self._link.start()
         until = time.monotonic() + _CREATE_SECONDS
@@ -206,7 +207,7 @@ class NatsKvMetaStore:
             await asyncio.sleep(_RETRY_SECONDS)
 
     async def _create_bucket(self, replicas: int) -> bool:
-        """Return False if it exists with the right configuration."""
+        """Create the bucket; returns False if it exists with the right configuration."""
         bucket = self.bucket
         try:
             state = await self._state()
@@ -250,7 +251,8 @@ class NatsKvMetaStore:
         return (await self._find(key)).entry
 
     async def get_newest(self, key: str) -> Entry | None:
-        """JetStream writes the barrier only if the key is still at the sequence that was read."""
+        """Return the newest entry of a key. To confirm a read, JetStream writes the barrier, and
+        does so only if the key is still at the sequence that was read."""
         for _ in range(_ATTEMPTS):
             found = await self._find(key)
             try:
@@ -258,7 +260,7 @@ class NatsKvMetaStore:
                     return found.entry
             except CasUnknown as error:
                 raise StoreUnavailable(f"{key} was read and not confirmed: {error}") from error
-            await asyncio.sleep(_LAG_SECONDS)  # it has changed, or the answering server lags
+            await asyncio.sleep(_LAG_SECONDS)  # the key has changed, or this server lags
         raise StoreUnavailable(f"{key} changes all the time, or a NATS server that lags answers")
 
     async def scan(self, prefix: str) -> dict[str, Entry]:
@@ -270,7 +272,7 @@ class NatsKvMetaStore:
         return await self._put(key, value, revision, [])
 
     async def put_for(self, key: str, value: bytes, revision: int, ttl_seconds: int) -> int:
-        """Like `cas`, for an entry that expires."""
+        """Write an entry that expires; otherwise like `cas`."""
         return await self._put(key, value, revision, [(_TTL, str(max(1, ttl_seconds)))])
 
     async def delete(self, key: str, revision: int) -> None:
@@ -317,13 +319,14 @@ class NatsKvMetaStore:
     async def _compare_and_set(
         self, key: str, value: bytes, expected: int, headers: Headers = ()
     ) -> int:
-        """Return the new sequence. Raises CasLost, CasUnknown, StoreUnavailable.
+        """Write a key if it is at the sequence `expected`; returns the new sequence. Raises
+        CasLost, CasUnknown, StoreUnavailable.
 
-        While NATS changes its leader, the old and the new one may get the same write, and the
-        refusal of one may arrive before the ack of the other. So each write has an id, by which
-        JetStream recognises it, and a refusal counts only from a server that has a newer sequence
-        than the expected one, which then does not come from this write. Otherwise the write is sent
-        once more: it takes effect only once.
+        While NATS changes its leader, the old and the new leader may both receive the write, and
+        the refusal of one may arrive before the ack of the other. So each write has an id, by which
+        JetStream recognises a repetition. A refusal counts only if the server has a newer sequence
+        than `expected`: that sequence is of another write. Otherwise the write is sent again, and
+        takes effect only once.
         """
         conditions = [
             (_SEQUENCE, str(expected)),
@@ -362,7 +365,8 @@ class NatsKvMetaStore:
         return True
 
     async def _write(self, key: str, value: bytes, headers: Headers) -> int:
-        """Return the new sequence. Raises _Doubtful, CasUnknown, StoreUnavailable."""
+        """Write a key under the conditions in `headers`; returns the new sequence. Raises
+        _Doubtful, CasUnknown, StoreUnavailable."""
         newest = max(self._written, self._view.highest)
         try:
             revision, is_new = await self._link.ask(
@@ -409,7 +413,7 @@ class NatsKvMetaStore:
         return await self._read("STREAM.INFO", b"", self.bucket.state)
 
     async def _scan(self, prefix: str) -> tuple[dict[str, Found], State]:
-        """Return the newest message of each key, and the state of the bucket before that."""
+        """Return the newest message of each key, and the state of the bucket before these reads."""
         state = await self._state()
         keys: list[str] = []
         total = 1
@@ -440,7 +444,7 @@ class NatsKvMetaStore:
         return found, state
 
     async def _read(self, what: str, question: bytes, parse: Callable[[bytes], _T | None]) -> _T:
-        """Raises StoreUnavailable."""
+        """Send a request that reads, and return the parsed answer. Raises StoreUnavailable."""
         subject = f"$JS.API.{what}.{self.bucket.stream}"
         try:
             return await self._link.ask(subject, question, parse, seconds=_ANSWER_SECONDS)
@@ -455,10 +459,10 @@ class NatsKvMetaStore:
         except Unanswered as error:
             raise StoreUnavailable(str(error)) from error
 
-    # --- what changes ---
+    # --- changes ---
 
     def _doubt(self) -> None:
-        """Changes may have been missed: scan now."""
+        """Scan soon, because changes may have been missed."""
         self._scans_due = _SCANS_IN_DOUBT
         self._look_now.set()
 
@@ -501,7 +505,7 @@ class NatsKvMetaStore:
                     await self._look_now.wait()
 
     async def _look(self) -> None:
-        """Bring the view up to date with everything written until now. Raises StoreUnavailable."""
+        """Bring the view up to date with all writes so far. Raises StoreUnavailable."""
         state = await self._state()
         is_complete = state.messages == self._view.messages
         try:
@@ -517,7 +521,7 @@ class NatsKvMetaStore:
         self._report(self._view.scanned(found, state.last_sequence))
 
     async def _has_come(self, sequence: int) -> bool:
-        """Return True if notices cover everything until `sequence`."""
+        """Return True if notices of all changes up to `sequence` have arrived."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_NOTICE_SECONDS):
                 while self._view.highest < sequence:
@@ -529,8 +533,8 @@ class NatsKvMetaStore:
 async def make_store(
     settings: NatsSettings, cluster: str, replicas: int, cluster_id: str = ""
 ) -> bool:
-    """See `NatsKvMetaStore.create`. Raises ConfigError, and MetadataUnavailable if JetStream does
-    not answer."""
+    """Create the bucket of a cluster; see `NatsKvMetaStore.create`. Raises ConfigError, and
+    MetadataUnavailable if JetStream does not answer."""
     store = NatsKvMetaStore(settings, settings.servers, cluster, "init")
     try:
         return await store.create(replicas, cluster_id)

@@ -1,9 +1,9 @@
 """This node's view of the bucket, put together from notices and scans. No I/O.
 
 Notices may be missed, and a scan may be answered by a server that lags behind or no longer leads,
-so neither is trusted alone. Sequences only rise, so entries older than the known ones are ignored.
-Sequences fall only if the bucket was restored from an older copy or made again; a write proves
-that, and then the view starts again from nothing.
+so neither is trusted alone. Sequences normally only rise, so the view ignores entries that are
+older than those it has. Sequences fall only if the bucket was restored from an older copy or
+created again. A write proves that, and the view then starts again from nothing.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from liftlog.cluster.store import Entry
 from liftlog.server.metadata.kv_bucket import ABSENT, Found, Notice
 
 Changes = dict[str, Entry | None]
-"""The newest entry by key, None if the key is gone."""
+"""The newest entry of each changed key; None if the key was deleted or has expired."""
 
 
 class BucketView:
-    """`highest` is the newest sequence that was seen. `has_missed` is True if changes were missed,
-    or may have been."""
+    """The view of the bucket. `highest` is the newest sequence that was seen. `has_missed` is True
+    if changes were or may have been missed."""
 
     def __init__(self) -> None:
         self.highest = 0
@@ -39,7 +39,7 @@ class BucketView:
         }
 
     def note(self, notice: Notice) -> Changes:
-        """Add a notice."""
+        """Add a notice; returns the changes."""
         sequence = notice.found.sequence
         if sequence > self.highest:
             self.has_missed = self.has_missed or sequence != self.highest + 1
@@ -47,8 +47,11 @@ class BucketView:
         return self._take(notice.key, notice.found)
 
     def scanned(self, found: Mapping[str, Found], last_sequence: int) -> Changes:
-        """Add the result of a scan of all keys, with ABSENT for one that was listed and then not
-        found; `last_sequence` is the bucket's last sequence before the scan."""
+        """Add the result of a scan of all keys; returns the changes.
+
+        `found` has ABSENT for a key that was listed and then not found. `last_sequence` is the
+        bucket's last sequence before the scan.
+        """
         changes: Changes = {}
         for key, one in found.items():
             changes |= self._take(key, one)
@@ -62,8 +65,8 @@ class BucketView:
         return changes
 
     def set_back(self) -> None:
-        """The bucket has gone back in time. The result of the next scan is accepted, older or
-        not."""
+        """Note that the bucket is in an older state. The result of the next scan is accepted, even
+        if it is older than the view."""
         self.highest = 0
         self.has_missed = True
         self._found = {key: Found(0, one.value) for key, one in self._found.items()}

@@ -1,8 +1,8 @@
-"""This node's membership of its cluster: its identity, its present start, and the other nodes.
+"""This node's membership of its cluster: its identity, its current start, and the other nodes.
 
-`<data_dir>/node` names the node that the directory belongs to. The record `node.<name>` contains
-the same facts, so a directory that was set back, swapped or emptied is detected: then no earlier
-confirmation of the node counts.
+`<data_dir>/node` names the node that the directory belongs to. The store's entry `node.<name>` has
+the same facts. So a directory that was set back, swapped or emptied is detected: in that case no
+earlier confirmation of the node counts.
 """
 
 from __future__ import annotations
@@ -55,9 +55,12 @@ def to_bytes(value: Mapping[str, Any]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class NodeFile:
-    """The content of `<data_dir>/node`. `start` is the last one that the store is known to have;
-    `claimed` is the one that was about to be written there; at the start `born` the directory
-    began, or began again after it was set back."""
+    """The content of `<data_dir>/node`.
+
+    `start` is the last start number that the store is known to have; `claimed` is the one that was
+    about to be stored. `born` is the start at which the directory was first used, or first used
+    again after it was set back.
+    """
 
     cluster_id: str
     node: str
@@ -68,7 +71,8 @@ class NodeFile:
 
 
 def read_node_file(fs: FileSystem, data_dir: Path) -> NodeFile | None:
-    """Return None if the directory belongs to no node. Raises CorruptMetadata, OSError."""
+    """Return the content of the file; None if the directory belongs to no node. Raises
+    CorruptMetadata, OSError."""
     content = read_checkpoint_file(fs, data_dir / NODE_FILE_NAME, _KIND)
     if content is None:
         return None
@@ -81,14 +85,16 @@ def read_node_file(fs: FileSystem, data_dir: Path) -> NodeFile | None:
 
 
 def write_node_file(fs: FileSystem, data_dir: Path, content: NodeFile) -> None:
-    """Durable on return. Raises OSError."""
+    """Write the file. Durable on return. Raises OSError."""
     write_checkpoint_file(fs, data_dir / NODE_FILE_NAME, _KIND, asdict(content))
 
 
 def refuse_node(data_dir: DataDir) -> None:
-    """For a daemon on its own: raises ConfigError if the directory belongs to a node, since the
-    daemon would give offsets of replicas to other messages than the cluster does. Blocking. Raises
-    StorageError, CorruptMetadata."""
+    """Raise ConfigError if the directory belongs to a node; called by a daemon without a cluster.
+
+    The daemon would give offsets of replicas to other messages than the cluster does. Blocking.
+    Also raises StorageError, CorruptMetadata.
+    """
     with storage_errors("reading the node file"):
         file = read_node_file(data_dir.environment.fs, data_dir.path)
     if file is not None:
@@ -103,7 +109,7 @@ def refuse_node(data_dir: DataDir) -> None:
 
 @dataclass(frozen=True, slots=True)
 class NodeInfo:
-    """A node as its record describes it."""
+    """A node as the store describes it."""
 
     name: str
     start: int
@@ -114,13 +120,13 @@ class NodeInfo:
     web: str = ""
     draining: bool = False
     stopping: bool = False
-    """Its process has begun to stop: it gets no leads and no replicas until it has started
-    again."""
+    """True if its process has begun to stop: it gets no leadership and no replicas until it has
+    started again."""
     features: tuple[str, ...] = ()
 
     @classmethod
     def from_value(cls, name: str, value: Mapping[str, Any]) -> NodeInfo:
-        """Raises CorruptMetadata."""
+        """Parse the store's entry of a node. Raises CorruptMetadata."""
         try:
             return cls(
                 name=name,
@@ -139,7 +145,7 @@ class NodeInfo:
 
     @property
     def is_leaving(self) -> bool:
-        """True if other nodes should lead, permanently or for a while."""
+        """True if other nodes should lead instead, permanently or for a while."""
         return self.draining or self.stopping
 
 
@@ -154,7 +160,7 @@ class Directory:
 
     def note(self, key: str, entry: Entry | None) -> bool:
         """Note the store's entry of a key that begins with `node.` or `live.`. Returns True if
-        anything has changed; a renewed session is no change. Raises CorruptMetadata."""
+        anything has changed; a renewal of a session is not a change. Raises CorruptMetadata."""
         kind, _, name = key.partition(".")
         if kind == "live":
             was_live = name in self.live
@@ -173,9 +179,12 @@ class Directory:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """This node, once it has joined. `is_same`: the data directory is the one of the last start, so
-    it has all records that were confirmed then, if recovery finds them. It lacks those that were
-    confirmed before the start `born`."""
+    """This node, once it has joined.
+
+    `is_same` means that the data directory is the one of the last start. Such a directory has all
+    records that were confirmed during that start, if recovery finds them. It lacks those that were
+    confirmed before the start `born`.
+    """
 
     cluster_id: str
     name: str
@@ -183,13 +192,13 @@ class Member:
     is_same: bool
     born: int = 0
     record: Mapping[str, Any] = field(default_factory=dict)
-    """The record `node.<name>` that this start has stored."""
+    """The entry `node.<name>` that this start has stored."""
     known_start: int = 0
-    """The last start before this one that is recorded in the directory."""
+    """The last start before this one that the directory has recorded."""
 
     def had(self, start: int) -> bool:
-        """Return True if the directory has the records that this node confirmed in the life that
-        began with `start`, if recovery finds them."""
+        """Return True if the directory has the records that this node confirmed during the start
+        with this number, if recovery finds them."""
         return self.born <= start <= self.known_start or start == self.start
 
 
@@ -206,8 +215,7 @@ async def join(
     may_bring_streams: bool = False,
     identity: DirectoryIdentity | None = None,
 ) -> Member:
-    """`identify` and `register`, for a caller that has ensured that no other process has the
-    name."""
+    """Call `identify` and `register`. The caller has ensured that no other process has the name."""
     file = await identify(
         store,
         fs,
@@ -230,10 +238,11 @@ async def identify(
     may_create: bool = True,
     may_bring_streams: bool = False,
 ) -> NodeFile:
-    """Check that the directory belongs to this node of the store's cluster, or to none yet.
+    """Check that the directory belongs to this node of the store's cluster, or to no node yet.
 
-    `may_create`: an empty store becomes that of a new cluster, if the directory belongs to none.
-    `may_bring_streams`: the caller adopts the streams of a directory that belongs to none.
+    With `may_create`, an empty store becomes that of a new cluster if the directory belongs to no
+    node. With `may_bring_streams`, a directory that belongs to no node may have streams, which the
+    caller adopts.
 
     Raises ConfigError if the directory belongs to another node or cluster, or the store is
     unexpectedly empty; MetaStoreError, StorageError.
@@ -289,10 +298,10 @@ async def register(
     web: str = "",
     identity: DirectoryIdentity | None = None,
 ) -> Member:
-    """Raise the start number of the node, in the store and in its directory.
+    """Increase the start number of the node, in the store and in its directory.
 
-    After a stop at any point, the next start recognises the directory. Raises Conflict if another
-    process registers the same node; MetaStoreError, StorageError.
+    The process may stop at any point of this: the next start still recognises the directory. Raises
+    Conflict if another process registers the same node; MetaStoreError, StorageError.
     """
     cluster_id, node = file.cluster_id, file.node
     for _ in range(_ATTEMPTS):
@@ -304,8 +313,7 @@ async def register(
         is_same = _is_same_directory(file, None if entry is None else value, identity)
         known_start = max(file.start, file.claimed)
         start = max(registered, file.start, file.claimed) + 1
-        # The claim is written first: whatever the store then contains, this directory has a record
-        # of it.
+        # The claim is written first, so that this directory knows the number if the store has it.
         born = file.born if is_same else start
         stored = (file.start if entry is None else registered) if is_same else 0
         claim = NodeFile(cluster_id, node, file.data_id, stored, start, born)
@@ -348,12 +356,12 @@ async def register(
 def _is_same_directory(
     file: NodeFile, value: Mapping[str, Any] | None, identity: DirectoryIdentity | None
 ) -> bool:
-    """Return True if the directory is the one that the node used last. `value` is the store's
-    record of the node, None if there is none.
+    """Return True if the directory is the one that the node used last. `value` is the store's entry
+    of the node; None if it does not exist.
 
-    A store that was set back has fewer starts than the directory; a store with more starts was used
-    with another directory. A store without any start was made again; then the records of the
-    streams show if the directory was set back (`Member.had`).
+    If the store has more starts than the directory, the node has used another directory. If it has
+    fewer, the store was set back. If it has no start at all, it was created again; the metadata of
+    the streams then show whether the directory was set back (`Member.had`).
     """
     if value is None:
         return file.start > 0
@@ -366,7 +374,7 @@ def _is_same_directory(
 
 
 def _streams_in(fs: FileSystem, data_dir: Path) -> list[str]:
-    """Return names of some streams in a data directory; the daemon's own do not count."""
+    """Return the names of some streams in a data directory, without the daemon's own streams."""
     directory = data_dir / STREAMS_NAME
     with storage_errors("listing the streams"):
         names = fs.list_directory(directory) if fs.exists(directory) else []
@@ -374,7 +382,8 @@ def _streams_in(fs: FileSystem, data_dir: Path) -> list[str]:
 
 
 async def _cluster_id(store: MetaStore, *, may_create: bool) -> str:
-    """Return the id of the cluster, and draw one for a new store. Empty if there is none."""
+    """Return the id of the cluster; with `may_create`, choose one for a new store. Returns "" if
+    there is no id."""
     entry = await store.get_newest(CLUSTER_KEY)
     if entry is None and may_create:
         await create_cluster(store)
@@ -388,8 +397,8 @@ async def _cluster_id(store: MetaStore, *, may_create: bool) -> str:
 
 
 async def create_cluster(store: MetaStore, cluster_id: str = "") -> bool:
-    """Store the id of a cluster, drawn if none is given; return False if there is one. Raises
-    CasUnknown, StoreUnavailable."""
+    """Store the id of the cluster, or a random one if none is given. Returns False if the store
+    already has an id. Raises CasUnknown, StoreUnavailable."""
     cluster_id = cluster_id or secrets.token_hex(16)
     drawn = {"v": 1, "cluster_id": cluster_id, "created_ns": time.time_ns()}
     try:
@@ -400,8 +409,8 @@ async def create_cluster(store: MetaStore, cluster_id: str = "") -> bool:
 
 
 def another_cluster(found: str, own: str) -> ConfigError:
-    """Return the error for a store that belongs to the cluster `found`, not to that of the data
-    directory."""
+    """Return the error for a store that belongs to the cluster `found`, although the data directory
+    belongs to the cluster `own`."""
     return ConfigError(
         f"the metadata store is that of cluster {found}, and the data directory belongs to cluster "
         f"{own}",
@@ -414,9 +423,12 @@ def another_cluster(found: str, own: str) -> ConfigError:
 async def take_back(
     store: MetaStore, fs: FileSystem, data_dir: Path, own: str, entry: Entry
 ) -> None:
-    """Make a store that was founded by mistake, after that of the cluster `own` was lost, the store
-    of that cluster. Raises ConfigError if a node has used it that was not in the cluster, as far as
-    this data directory has records of it; MetaStoreError, CorruptMetadata, StorageError."""
+    """Assign a store to the cluster `own`. After the store of that cluster was lost, this one was
+    created by mistake as that of a new cluster.
+
+    Raises ConfigError if a node has used the store that was not in the cluster, as far as this data
+    directory shows; MetaStoreError, CorruptMetadata, StorageError.
+    """
     with storage_errors("reading the node file"):
         file = read_node_file(fs, data_dir)
     known = {} if file is None else {file.node: file.data_id}
@@ -443,7 +455,7 @@ async def take_back(
 
 def cluster_of(fs: FileSystem, data_dir: Path, node: str) -> str:
     """Return the id of the cluster that the directory of this node belongs to. Blocking. Raises
-    ConfigError if it belongs to none, or to another node; CorruptMetadata, StorageError."""
+    ConfigError if it belongs to no cluster, or to another node; CorruptMetadata, StorageError."""
     with storage_errors("reading the node file"):
         file = read_node_file(fs, data_dir)
     if file is None or file.node != node:

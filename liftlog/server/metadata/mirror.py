@@ -1,7 +1,8 @@
-"""This node's copy of the records in the metadata store, and its changes of them.
+"""This node's copy of the metadata in the store, and its changes of them.
 
-A read may be out of date when it arrives. So every change reads the record, applies a pure function
-to it and commits the result by compare-and-set. If another node was faster, it reads again.
+A read may already be out of date when it arrives. So every change reads a record, applies a pure
+function to it, and commits the result by compare-and-set. If another node was faster, it reads
+again.
 """
 
 from __future__ import annotations
@@ -41,14 +42,14 @@ STREAM_PREFIX = "stream."
 NODE_PREFIX = "node."
 _ATTEMPTS = 50
 _CHANGES_AT_ONCE = 64
-"""A node with many streams changes all of their records when it starts and when it stops. More
-changes at once would delay urgent requests to the store, such as those of the session."""
+"""A node with many streams changes the records of all of them when it starts and when it stops.
+More changes at once would delay urgent requests to the store, such as those of the session."""
 _LOAD_ATTEMPTS = 20
 _LOAD_PAUSE_SECONDS = 0.5
 
 
 def record_of(key: str, entry: Entry) -> StreamMetadata:
-    """Return the record under a key. Raises CorruptMetadata, UnsupportedFormat."""
+    """Parse the entry of a stream. Raises CorruptMetadata, UnsupportedFormat."""
     record = StreamMetadata.from_json(entry.value)
     if STREAM_PREFIX + record.name != key:
         raise CorruptMetadata(f"the key {key} holds the record of stream {record.name!r}")
@@ -56,8 +57,11 @@ def record_of(key: str, entry: Entry) -> StreamMetadata:
 
 
 class Mirror:
-    """Belongs to one event loop. `on_record` is called with each newer record, `on_nodes` when a
-    node was added or removed."""
+    """This node's copy of the metadata in the store. Belongs to one event loop.
+
+    `on_record` is called with each newer record of a stream, `on_nodes` when a node was added,
+    changed or removed.
+    """
 
     def __init__(
         self,
@@ -70,18 +74,18 @@ class Mirror:
         self.directory = Directory()
         self.records: dict[str, StreamMetadata] = {}
         self.changes = 0
-        """Number of times that a record has changed, or was removed."""
+        """Number of times that the record of a stream has changed or was removed."""
         self.writes = dict.fromkeys(("stored", "lost", "unknown", "unavailable"), 0)
-        """Attempts to change a record, by result."""
+        """Number of attempts to change a record, by result."""
         self.known: dict[str, StreamMetadata] = {}
-        """The newest records that this node has seen, in this start or an earlier one."""
+        """The newest records of streams that this node has seen, in this start or an earlier
+        one."""
         self.doubtful: set[str] = set()
-        """Streams whose records in the store may be older than those that this node has seen."""
+        """Streams whose stored record may be older than the one that this node has seen."""
         self.regressed: set[str] = set()
-        """Streams whose records in the store are older. No node leads or is elected by the stored
-        record."""
+        """Streams whose stored record is older. No node leads or is elected by such a record."""
         self.newer: dict[str, str] = {}
-        """Streams whose records have a form that only a newer version can read, and the reason."""
+        """Streams whose record only a newer version can read, with the reason."""
         self._kept = kept
         self._store = store
         self._turns = asyncio.Semaphore(_CHANGES_AT_ONCE)
@@ -91,8 +95,8 @@ class Mirror:
         self._is_loaded = False
 
     async def load(self) -> None:
-        """Read everything once. Raises MetadataUnavailable if the store is unreachable for too
-        long."""
+        """Read everything in the store once. Raises MetadataUnavailable if the store is unreachable
+        for too long."""
         for attempts_left in reversed(range(_LOAD_ATTEMPTS)):
             try:
                 entries = await self._store.scan("")
@@ -109,9 +113,11 @@ class Mirror:
             self._note_purged(name)
 
     def remember(self, records: Mapping[str, StreamMetadata]) -> None:
-        """Add the records that this node has seen in earlier starts. Call it before `load`, or
-        later if they could not be read before: `check_memory` has prevented this node from acting
-        meanwhile."""
+        """Add the records that this node has seen in earlier starts.
+
+        Call it before `load`. If they could not be read then, call it later: until then
+        `check_memory` prevents this node from acting.
+        """
         for name, record in records.items():
             seen = self.known.get(name)
             if seen is None:
@@ -122,7 +128,8 @@ class Mirror:
                 self._doubt(record)
 
     def _doubt(self, record: StreamMetadata) -> None:
-        """An earlier start has seen this record, and the store does not have a newer one."""
+        """Mark a stream as doubtful: an earlier start has seen this record, and the store does not
+        have a newer one."""
         self.known[record.name] = record
         self.doubtful.add(record.name)
         self.records.pop(record.name, None)
@@ -132,28 +139,28 @@ class Mirror:
             self._kept.note(record)
 
     def check_memory(self) -> None:
-        """Raises MetadataUnavailable while the records that this node has seen in earlier starts
-        cannot be read: the store may have been set back."""
+        """Raise MetadataUnavailable while the records that this node has seen in earlier starts
+        cannot be read, because the store may have been set back."""
         if self._kept is not None and self._kept.problem:
             raise MetadataUnavailable(
                 f"what this node has seen of the metadata cannot be read: {self._kept.problem}"
             )
 
     async def remembered(self) -> None:
-        """Return when the present records are durable on this node, whatever happens to the store.
-        Raises StorageError."""
+        """Wait until the current records are durable on this node, so that they survive a loss of
+        the store. Raises StorageError."""
         if self._kept is not None:
             await self._kept.written()
 
     async def hold(self, record: StreamMetadata) -> None:
-        """Note, durably on return, that this node has a copy of the stream from now on. Raises
+        """Note that this node has a copy of the stream from now on. Durable on return. Raises
         StorageError."""
         if self._kept is not None:
             await self._kept.hold(record.name, record.incarnation)
 
     def has_held(self, record: StreamMetadata) -> bool | None:
-        """Return True if this node has had a copy of the stream in its directory, None if it is not
-        known."""
+        """Return True if this node has had a copy of the stream in its directory, None if this is
+        not known."""
         if self._kept is None:
             return None
         return self._kept.has_held(record.name, record.incarnation)
@@ -180,8 +187,8 @@ class Mirror:
             logger.error("record-not-read key=%s error=%s", key, error)  # noqa: TRY400
 
     def _has_noted(self, name: str, entry: Entry) -> bool:
-        """Return True if this is the newest known record, as for the node that has stored it: then
-        it need not be examined."""
+        """Return True if this entry is the newest known record, which need not be parsed again.
+        This is so on the node that has just stored it."""
         known = self.records.get(name)
         return (
             known is not None
@@ -190,8 +197,8 @@ class Mirror:
         )
 
     def _note_record(self, record: StreamMetadata, revision: int) -> None:
-        """Take a newer version of a record; an older one is a late notice, or the store was set
-        back."""
+        """Adopt a newer version of a record. An older version means that the notice is late or that
+        the store was set back."""
         seen = self.known.get(record.name)
         if seen is not None and is_regressed(seen, record):
             self.doubtful.add(record.name)
@@ -199,7 +206,7 @@ class Mirror:
         known = self.records.get(record.name)
         is_same_stream = known is not None and known.incarnation == record.incarnation
         if is_same_stream and known is not None and record.version <= known.version:
-            if record.version == known.version:  # it may have come from another node
+            if record.version == known.version:  # the known record may have come from another node
                 self._revisions[record.name] = max(revision, self._revisions[record.name])
             return
         if not is_same_stream and revision <= self._revisions.get(record.name, 0):
@@ -216,8 +223,8 @@ class Mirror:
         self._on_record(record)
 
     def _note_purged(self, name: str) -> None:
-        """The store no longer has such a record. That of a stream that was not deleted stays valid:
-        only a loss of metadata removes it."""
+        """Note that the store no longer has the record of a stream. If the stream was not deleted,
+        its record stays valid: then only a loss of metadata can have removed it."""
         known = self.known.get(name)
         if known is None or not known.deleted:
             if known is not None:
@@ -233,9 +240,12 @@ class Mirror:
     # --- changes ---
 
     async def create(self, record: StreamMetadata, *, has_log: bool = False) -> StreamMetadata:
-        """Store the first record of a stream, in place of a deleted one; return the record that
-        exists afterwards. A stream that a daemon had on its own `has_log`, and possibly larger
-        settings. Raises InvalidArgument if it is too large, MetadataUnavailable."""
+        """Store the first record of a stream, which may replace that of a deleted one. Returns the
+        record that exists afterwards.
+
+        `has_log` means that a daemon without a cluster had the stream: its settings may be larger
+        than allowed. Raises InvalidArgument if they are too large, MetadataUnavailable.
+        """
         async with self._turns:
             for _ in range(_ATTEMPTS):
                 entry, first = await self._get(record.name), record
@@ -254,12 +264,14 @@ class Mirror:
     async def change(
         self, name: str, step: Callable[[StreamMetadata], StreamMetadata | None]
     ) -> StreamMetadata | None:
-        """Apply `step`, which returns None if nothing is to be changed. Returns the record
-        afterwards, None if there is none. Raises the errors of `step`, MetadataUnavailable.
+        """Apply `step` to the record of a stream; `step` returns None if nothing has to be changed.
+        Returns the record afterwards; None if the store has no record. Raises the errors of `step`,
+        MetadataUnavailable.
 
-        It reads first, even a record that is known here: a store that was set back may have given
-        its revision to a record that another node has stored since, which would be overwritten
-        unread."""
+        This always reads the record first, even a known one. If the store was set back, another
+        node may since have stored another record with the same revision, which would be overwritten
+        unread.
+        """
         async with self._turns:
             for _ in range(_ATTEMPTS):
                 entry = await self._get(name)
@@ -275,8 +287,8 @@ class Mirror:
         raise _busy(f"stream {name}")
 
     async def purge(self, name: str) -> None:
-        """Remove the record of a deleted stream that no node has a copy of. If it has changed
-        meanwhile, or the store does not answer, it stays. Raises CorruptMetadata."""
+        """Remove the record of a deleted stream that no node has a copy of. The record stays if it
+        has changed meanwhile, or if the store does not answer. Raises CorruptMetadata."""
         try:
             entry = await self._store.get(STREAM_PREFIX + name)
             if entry is None:
@@ -293,8 +305,8 @@ class Mirror:
     async def update(
         self, name: str, step: Callable[[StreamMetadata], StreamMetadata | None]
     ) -> StreamMetadata | None:
-        """`change` of the settings. Raises InvalidArgument, too, if they would become too large;
-        existing larger ones may become smaller."""
+        """Change the settings of a stream like `change`. Also raises InvalidArgument if the
+        settings would become too large; settings that already are too large may become smaller."""
 
         def checked(present: StreamMetadata) -> StreamMetadata | None:
             after = step(present)
@@ -307,8 +319,8 @@ class Mirror:
         return await self.change(name, checked)
 
     def told(self, record: StreamMetadata) -> None:
-        """Take a record from another node, since the store may not notify this one for long. Its
-        revision is not known here."""
+        """Adopt a record from another node, because the store may not notify this node for a long
+        time. The record's revision is not known here."""
         known = self.records.get(record.name)
         if (
             known is not None
@@ -318,14 +330,14 @@ class Mirror:
             self._note_record(record, 0)
 
     async def commit(self, change: Change) -> None:
-        """Try a leader's change of the in-sync set once, after a read like `change`. A newer record
-        shows the result, or the leader asks for it again. Raises MetadataUnavailable,
-        CorruptMetadata."""
+        """Try a leader's change of the in-sync set once, after a read as in `change`. A newer
+        record shows the result; otherwise the leader requests the change again. Raises
+        MetadataUnavailable, CorruptMetadata."""
         name = change.after.name
         known = self.records.get(name)
         if known is None or known.version != change.before.version:
             return
-        for _ in range(2):  # the faster change is known then
+        for _ in range(2):  # if another change was faster, it is known now
             entry = await self._get(name)
             record = self._believed(name, entry)
             if entry is None or record is None:
@@ -337,12 +349,12 @@ class Mirror:
                 return
 
     def _believed(self, name: str, entry: Entry | None) -> StreamMetadata | None:
-        """Return the record in the store. Raises MetadataUnavailable if this node has seen a newer
-        one: no change is based on an outdated record; CorruptMetadata."""
+        """Parse the stored record and return it. Raises MetadataUnavailable if this node has seen a
+        newer one, because no change may be based on an outdated record; CorruptMetadata."""
         self.check_memory()
         known = self.known.get(name)
         if entry is not None and known is not None and known.to_json() == entry.value:
-            return known  # the usual case: it need not be examined
+            return known  # the usual case: it need not be parsed
         record = None if entry is None else record_of(STREAM_PREFIX + name, entry)
         if known is not None and is_regressed(known, record):
             self.doubtful.add(name)
@@ -355,8 +367,8 @@ class Mirror:
         return record
 
     async def confirmed(self, name: str) -> StreamMetadata | None:
-        """Return the record in the store, confirmed at this moment, and take it over here. It may
-        cost a write. Raises MetadataUnavailable, also if this node has seen a newer one;
+        """Read the stored record, confirmed at this moment, and adopt and return it. May cost a
+        write. Raises MetadataUnavailable, also if this node has seen a newer record;
         CorruptMetadata."""
         entry = await self._get_newest(name)
         record = self._believed(name, entry)
@@ -367,21 +379,20 @@ class Mirror:
     # --- records that the store has lost ---
 
     async def read(self, name: str) -> StreamMetadata | None:
-        """Return the record in the store, trusted or not. Raises MetadataUnavailable,
-        CorruptMetadata."""
+        """Return the stored record, trusted or not. Raises MetadataUnavailable, CorruptMetadata."""
         entry = await self._get(name)
         return None if entry is None else record_of(STREAM_PREFIX + name, entry)
 
     async def read_newest(self, name: str) -> tuple[StreamMetadata | None, int]:
-        """Return the record and its revision, confirmed at this moment; it may cost a write."""
+        """Return the stored record and its revision, confirmed at this moment. May cost a write."""
         entry = await self._get_newest(name)
         if entry is None:
             return None, 0
         return record_of(STREAM_PREFIX + name, entry), entry.revision
 
     async def read_newest_or_damaged(self, name: str) -> tuple[StreamMetadata | None, int]:
-        """The same; a damaged record counts as missing, but has a revision. Raises
-        UnsupportedFormat, MetadataUnavailable."""
+        """Like `read_newest`, but a damaged record counts as missing: the result is None and the
+        revision. Raises UnsupportedFormat, MetadataUnavailable."""
         entry = await self._get_newest(name)
         if entry is None:
             return None, 0
@@ -391,15 +402,16 @@ class Mirror:
             return None, entry.revision
 
     async def put(self, record: StreamMetadata, revision: int) -> bool:
-        """Store a record in place of the one with this revision (0: none). Returns False if another
-        change came first. Raises MetadataUnavailable."""
+        """Replace the record that has this revision (0: create it). Returns False if another change
+        came first. Raises MetadataUnavailable."""
         self.check_memory()
         return await self._cas(record, revision)
 
     async def go_over(self, name: str, node: str, checked: StreamMetadata) -> StreamMetadata | None:
-        """Adopt the stored record, which is not a successor of the one that this node has seen, if
-        it is one of `checked`. The copy of `node` no longer counts in it. Returns the record; None
-        if the store has changed. Raises Conflict, MetadataUnavailable, CorruptMetadata."""
+        """Adopt the stored record although it is not a successor of the one that this node has
+        seen, provided that it is `checked` or follows it. The copy of `node` no longer counts in
+        it. Returns the adopted record; None if the store has changed. Raises Conflict,
+        MetadataUnavailable, CorruptMetadata."""
         stored, revision = await self.read_newest(name)
         known = self.known.get(name)
         if stored is None or known is None or not is_regressed(known, stored):
@@ -422,8 +434,9 @@ class Mirror:
     async def change_node(
         self, node: str, step: Callable[[Mapping[str, Any]], dict[str, Any] | None]
     ) -> None:
-        """Apply `step` to the store's record of a node; None: nothing is to be changed. Raises
-        Conflict if there is no such node any more, MetadataUnavailable, CorruptMetadata."""
+        """Apply `step` to the store's entry of a node; `step` returns None if nothing has to be
+        changed. Raises Conflict if the store no longer has the node, MetadataUnavailable,
+        CorruptMetadata."""
         key = NODE_PREFIX + node
         for _ in range(_ATTEMPTS):
             entry = await self._read(key)
@@ -440,8 +453,8 @@ class Mirror:
         raise _busy(f"node {node}")
 
     async def restore_node(self, node: str, value: Mapping[str, Any]) -> None:
-        """Store a node's description of itself, if the store has lost the record of this start.
-        Raises MetadataUnavailable, CorruptMetadata."""
+        """Store a node's description of itself again, if the store has lost the entry of this
+        start. Raises MetadataUnavailable, CorruptMetadata."""
         key = NODE_PREFIX + node
         for _ in range(_ATTEMPTS):
             try:
@@ -460,8 +473,8 @@ class Mirror:
         raise _busy(f"node {node}")
 
     async def remove_node(self, node: str) -> None:
-        """Remove the store's record of a node that does not run. Raises Conflict if it has started
-        meanwhile, MetadataUnavailable, CorruptMetadata."""
+        """Remove the store's entry of a node that does not run. Raises Conflict if the node has
+        started meanwhile, MetadataUnavailable, CorruptMetadata."""
         key = NODE_PREFIX + node
         entry = await self._read(key)
         if entry is None:
@@ -495,7 +508,8 @@ class Mirror:
             raise MetadataUnavailable(str(error)) from error
 
     async def _cas(self, record: StreamMetadata, revision: int) -> bool:
-        """Return False if another change came first."""
+        """Store a record if the stored one has this revision. Returns False if another change came
+        first."""
         stored = await self._write(STREAM_PREFIX + record.name, record.to_json(), revision)
         if stored is None:
             return False
@@ -503,7 +517,8 @@ class Mirror:
         return True
 
     async def _write(self, key: str, value: bytes, revision: int) -> int | None:
-        """Return the new revision; None if another change came first."""
+        """Store a value if the stored one has this revision. Returns the new revision; None if
+        another change came first."""
         try:
             stored = await self._store.cas(key, value, revision)
         except CasLost:

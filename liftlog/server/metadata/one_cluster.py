@@ -1,9 +1,9 @@
 """Prevents a node from using the metadata store of another cluster.
 
-A bucket that was lost, and made again by a plain `cluster init`, belongs to another cluster. Nodes
-that continued with it would mix the two clusters, and could not start again. So they treat it as
-unreachable, like the lost one, until it has the id of their cluster. After `cluster init --again`
-they store the metadata that they have.
+If a bucket was lost, and a plain `cluster init` created it again, it belongs to another cluster.
+Nodes that continued with it would mix the two clusters, and could not start again. So they treat it
+as unreachable, like the lost one, until it has the id of their own cluster. After `cluster init
+--again` they store the metadata that they have.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ _RETRY_SECONDS = 0.5
 
 
 class Store(MetaStore, ExpiringKeys, Protocol):
-    """The interface of both stores."""
+    """The methods that both stores have."""
 
 
 class OneClusterStore:
-    """A MetaStore. Belongs to one event loop. It passes on all calls until `expect` was called."""
+    """A MetaStore that passes calls on to another store while that store belongs to the expected
+    cluster. Until `expect` is called, it passes on all calls. Belongs to one event loop."""
 
     def __init__(self, store: Store, close: Callable[[], Awaitable[None]]) -> None:
         self._store = store
@@ -38,12 +39,12 @@ class OneClusterStore:
         self._is_ours = asyncio.Event()
         self._is_ours.set()
         self._turned = asyncio.Event()
-        """Set when the store becomes that of another cluster, and then replaced."""
+        """Set when the store becomes that of another cluster, and then replaced by a new event."""
         self._watching: asyncio.Task[None] | None = None
 
     @property
     def problem(self) -> str:
-        """The reason why the store is not used; empty if it is."""
+        """Why the store is not used; empty if it is used."""
         if self._is_ours.is_set():
             return ""
         whose = f"that of cluster {self._found}" if self._found else "empty"
@@ -53,7 +54,7 @@ class OneClusterStore:
         )
 
     def expect(self, cluster_id: str) -> None:
-        """From now on the store is used only while it is that of this cluster."""
+        """From now on, use the store only while it belongs to this cluster."""
         self._expected = cluster_id
         if self._watching is None:
             watch = self._store.watch(CLUSTER_KEY, self._note)
@@ -80,7 +81,7 @@ class OneClusterStore:
             raise StoreUnavailable(self.problem)
 
     async def close(self) -> None:
-        """See the store."""
+        """Close the store."""
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.wait({self._watching})
@@ -101,7 +102,7 @@ class OneClusterStore:
         return await self._store.cas(key, value, revision)
 
     async def put_for(self, key: str, value: bytes, revision: int, ttl_seconds: int) -> int:
-        """See `ExpiringKeys`."""
+        """Write an entry that expires; see `ExpiringKeys`."""
         self._check()
         return await self._store.put_for(key, value, revision, ttl_seconds)
 
@@ -145,8 +146,8 @@ class OneClusterStore:
         await self._store.watch(prefix, note)
 
     async def _report_gone(self, prefix: str, known: set[str], note: OnChange) -> None:
-        """Report keys that have disappeared since the store belonged to another cluster. The next
-        watch reports the rest."""
+        """Report keys that have disappeared while the store belonged to another cluster. The next
+        watch reports all other changes."""
         while known:
             try:
                 there = await self.scan(prefix)

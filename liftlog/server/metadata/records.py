@@ -1,20 +1,20 @@
-"""The records of a daemon on its own, in `<data_dir>/records`.
+"""The metadata records of a daemon without a cluster, in `<data_dir>/records`.
 
 Without a cluster the directories of the streams are authoritative, and the records are derived from
-them: changes of a manifest reach the record at the next start at the latest. So older versions of
-liftlog, which do not have the file, may create, change and delete streams; and a stop between a
-manifest and its record does no harm.
+them: a change of a manifest reaches the record at the next start at the latest. So older versions
+of liftlog, which do not have the file, may create, change and delete streams; and a stop between
+the write of a manifest and that of its record does no harm.
 
-A record gives a new stream its incarnation. An unclean start raises the leader epoch in the
-manifest, which happens while the log is opened, and then in the record; all records that a start
-changes are stored with one write. If a log has an older epoch than its record, its directory was
-set back: it continues in an epoch above both, so that readers that saw more are informed.
+A new stream gets its incarnation from its record. An unclean start raises the leader epoch in the
+manifest while it opens the log, and then in the record; all records that a start changes are stored
+with one write. If a log has an older epoch than its record, its directory was set back. The log
+then continues in an epoch above both, so that readers that have read more are informed.
 
 In addition to the records, the file names the streams that the directory has held. If the directory
-of one is missing, it was lost, for example because of a forgotten mount: its offsets must not be
-given again. Only the file contains that fact. While it cannot be read, no stream is created, and
-the file is left unchanged, until an operator puts it back, or removes it and so confirms that no
-stream is missing.
+of such a stream is missing, it was lost, for example because of a forgotten mount, and its offsets
+must not be used again. Only the file contains this list. While it cannot be read, no stream is
+created, and the file is left unchanged, until an operator puts it back, or removes it and so
+confirms that no stream is missing.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _TRIES = 5
 
 
 class ManifestFacts(NamedTuple):
-    """The facts about a stream in the manifest of its open log."""
+    """The facts about a stream that the manifest of its open log contains."""
 
     name: str
     incarnation: str
@@ -93,9 +93,9 @@ def following(
     """Return the record that matches the manifest: `record` itself if it does, else its next
     version.
 
-    `closed`: nothing was added to the log after the state in the manifest, as after a clean stop,
-    or while it is open. Otherwise a new life begins. The leader epoch is that of the manifest or
-    higher; if it is higher, the log has to begin it.
+    `closed` means that nothing was added to the log after the state in the manifest, as after a
+    clean stop, or while the log is open. Otherwise a new start is counted. The leader epoch of the
+    result is that of the manifest or higher; if it is higher, the log must begin that epoch.
     """
     if record is None or record.incarnation != facts.incarnation or record.members != (LOCAL,):
         made = create(
@@ -128,8 +128,8 @@ def following(
 
 
 def _certainly_follows(value: bytes, facts: ManifestFacts) -> bool:
-    """Return True if a stored record certainly matches the manifest, at a quarter of the cost of
-    `following`: a start checks each stream."""
+    """Return True if a stored record certainly matches the manifest. This costs a quarter of
+    `following`, and a start checks each stream."""
     try:
         record = json.loads(value)
         return bool(
@@ -145,25 +145,26 @@ def _certainly_follows(value: bytes, facts: ManifestFacts) -> bool:
 
 
 class StreamRecords:
-    """Belongs to the event loop."""
+    """The records of a daemon without a cluster. Belongs to the event loop."""
 
     def __init__(self, store: FileMetaStore) -> None:
         self._store = store
         self._entries: dict[str, Entry] = {}
         """The stored entries, by stream."""
         self._held: dict[str, int] = {}
-        """Revisions of the entries which note that the directory has held a stream, by its name."""
+        """The streams that the directory has held, with the revisions of the entries that note
+        this."""
         self._due: dict[str, StreamMetadata | None] = {}
-        """Changes found at the start that are not stored yet; None: to be deleted."""
+        """Changes that the start has found and that are not stored yet; None deletes a record."""
         self.problem = ""
-        """The reason why the file could not be read; empty if it could, or does not exist."""
+        """Why the file could not be read; empty if it could be read, or does not exist."""
 
     def close(self) -> None:
-        """Wait for the current write. Nothing is stored after this."""
+        """Wait for the current write. Nothing is stored afterwards."""
         self._store.close()
 
     def record(self, name: str) -> StreamMetadata | None:
-        """Return the stored record; an unreadable one counts as missing."""
+        """Return the stored record of a stream; an unreadable one counts as missing."""
         entry = self._entries.get(name)
         if entry is None:
             return None
@@ -176,10 +177,13 @@ class StreamRecords:
     # --- the start ---
 
     async def load(self, present: Collection[str]) -> list[str]:
-        """Read the records; those of streams that are not among `present`, the directories on disk,
-        will be deleted. Without the file every stream gets a new record. Returns the streams that
-        the directory has held, but whose directories are missing: their records are kept. If the
-        file cannot be read, `problem` holds the reason, and no stream must be created."""
+        """Read the records, and return the streams that the directory has held but whose
+        directories are missing: their records are kept.
+
+        `present` are the directories on disk; `store` deletes the records of other streams. Without
+        the file every stream gets a new record. If the file cannot be read, `problem` has the
+        reason, and no stream may be created.
+        """
         try:
             entries = await self._store.scan(_PREFIX)
             held = await self._store.scan(_HELD_PREFIX)
@@ -196,7 +200,7 @@ class StreamRecords:
 
     async def hold(self, names: Iterable[str]) -> None:
         """Note that the directory has these streams, with one write. Call it before any message of
-        them is acked. A failure is only logged: the next start notes them."""
+        these streams is acked. A failure is only logged: the next start notes the streams."""
         new = [name for name in names if name not in self._held]
         if not new:
             return
@@ -211,8 +215,8 @@ class StreamRecords:
                 self._held[name] = result
 
     def opened(self, log: Log, *, clean: bool) -> int:
-        """Note that a stream of the data directory was opened; its record is stored with the next
-        `store`. Returns the leader epoch in which the log has to continue."""
+        """Note that a stream of the data directory was opened; `store` then stores its record.
+        Returns the leader epoch in which the log must continue."""
         facts = ManifestFacts.of(log)
         entry = self._entries.get(log.name)
         if clean and entry is not None and _certainly_follows(entry.value, facts):
@@ -220,7 +224,7 @@ class StreamRecords:
         record = self.record(log.name)
         try:
             after = following(record, facts, closed=clean)
-        except LiftlogError as error:  # settings that could not be stored in the manifest
+        except LiftlogError as error:  # settings could not be stored in the manifest
             logger.warning("record-not-made stream=%s error=%s", log.name, error)
             return facts.leader_epoch
         if after is not record:
@@ -228,8 +232,8 @@ class StreamRecords:
         return after.leader_epoch
 
     async def store(self) -> None:
-        """Store the changes of the start, with one write. A failure is only logged: the manifests
-        contain everything, and the next change or start stores it."""
+        """Store the changes that the start has found, with one write. A failure is only logged: the
+        manifests contain everything, and the next change or start stores it."""
         due, self._due = self._due, {}
         try:
             await self._store_all(due)
@@ -241,9 +245,12 @@ class StreamRecords:
     async def create(
         self, settings: Mapping[str, Mapping[str, Any]], *, is_system: bool = False
     ) -> dict[str, StreamMetadata]:
-        """Return the records of streams that are about to be made, from their settings, by name.
-        Durable on return, with one write. Raises StorageError, DiskFull; then records may have been
-        stored, which the next start deletes."""
+        """Store and return the records of streams that are about to be created. `settings` has the
+        settings of each, by name.
+
+        Durable on return, with one write. Raises StorageError, DiskFull; in that case some records
+        may have been stored, which the next start deletes.
+        """
         made = {
             name: create(name, uuid.uuid4().hex, one, [LOCAL], starts={LOCAL: 1}, system=is_system)
             for name, one in settings.items()
@@ -255,17 +262,17 @@ class StreamRecords:
         return made
 
     async def changed(self, log: Log) -> None:
-        """Called after a change of the settings in the manifest. Durable on return, or logged; see
-        `store`."""
+        """Update the record after a change of the settings in the manifest. Durable on return; a
+        failure is only logged, see `store`."""
         await self._follow(log, log_start=0)
 
     async def truncated(self, log: Log, offset: int) -> None:
-        """Called after an administrator has made `offset` the log start. Otherwise like
+        """Update the record after an administrator has made `offset` the log start; otherwise like
         `changed`."""
         await self._follow(log, log_start=offset)
 
     async def removed(self, name: str) -> None:
-        """Called before the stream is deleted. Otherwise like `changed`."""
+        """Note that the stream is about to be deleted; otherwise like `changed`."""
         try:
             revision = self._held.pop(name, 0)
             if revision:
@@ -286,7 +293,7 @@ class StreamRecords:
             logger.warning("record-not-stored stream=%s error=%s", log.name, error)
 
     async def _store_all(self, records: Mapping[str, StreamMetadata | None]) -> None:
-        """Store or delete these records, whatever is stored now, with one write. Raises
+        """Store or delete these records with one write, whatever is stored now. Raises
         MetaStoreError."""
         changes: dict[str, Change] = {}
         for name, record in records.items():
@@ -308,7 +315,7 @@ class StreamRecords:
                 self._entries[name] = Entry(result, change.value)
 
     async def _commit(self, name: str, change: NextRecord) -> None:
-        """Store the result of `change` for the stored record. Raises MetaStoreError."""
+        """Apply `change` to the stored record and store the result. Raises MetaStoreError."""
         key = _PREFIX + name
         for tries_left in reversed(range(_TRIES)):
             entry = self._entries.get(name)
@@ -340,11 +347,11 @@ class StreamRecords:
 
 
 NextRecord = Callable[[StreamMetadata | None], StreamMetadata | None]
-"""Maps the stored record to the one to store; None to delete it."""
+"""Maps the stored record to the new one; returns None to delete the record."""
 
 
 def _instead(record: StreamMetadata | None, before: StreamMetadata | None) -> StreamMetadata | None:
-    """Return `record`, to replace whatever is stored."""
+    """Return `record` with a version that lets it replace the stored one, `before`."""
     if record is None or before is None or record.version > before.version:
         return record
     return replace(record, version=before.version + 1)

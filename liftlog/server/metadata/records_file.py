@@ -3,14 +3,14 @@
     liftlog records 1 crc32c=<8 hex digits>
     {"entries": {"stream.orders": {"revision": 7, "value": "<JSON>"}, ...}, "revision": 9}
 
-Each change replaces the file. The new file is complete and fsynced before it gets its name, and a
+Each change replaces the file. The new file is complete and fsynced before it is renamed, and a
 change is answered after the fsync of the directory, so an answered change survives a power cut. A
-reader fsyncs the directory, too, before it uses a file that another process wrote: a power cut
-cannot undo content that was read once.
+reader also fsyncs the directory before it uses a file that another process wrote: after that, a
+power cut cannot undo the content that was read.
 
 An entry with `expires_ns` ends at that time of the machine's monotonic clock, which all processes
-of a machine share. After a reboot that clock starts again at 0, so an entry whose end is further
-away than its `ttl_ns` dates from before the reboot, and has expired, too.
+of a machine share. After a reboot that clock starts again at 0. So if the end of an entry is
+further away than its `ttl_ns`, the entry dates from before the reboot, and has also expired.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ _LOCK_PAUSE_SECONDS = 0.002
 
 
 class Change(NamedTuple):
-    """One compare-and-set. `value` is None to delete; `revision` is the expected one."""
+    """One compare-and-set. `value` None deletes the key; `revision` is the expected one."""
 
     key: str
     value: bytes | None
     revision: int
     ttl_ns: int = 0
-    """0: the entry does not expire."""
+    """Time to live; 0 if the entry does not expire."""
 
 
 @dataclass(slots=True)
 class Stored:
-    """An entry in the form that the file holds. Not changed, only replaced."""
+    """An entry in the form of the file. It is never modified, only replaced."""
 
     entry: Entry
     expires_ns: int = 0
@@ -68,7 +68,8 @@ class Stored:
         return bool(self.ttl_ns) and not now_ns < self.expires_ns <= now_ns + self.ttl_ns
 
     def to_json(self) -> str:
-        """Made once, at the first write: a start may write nothing."""
+        """Return the entry as JSON. It is encoded at the first write only, because a start may
+        write nothing."""
         if not self._text:
             revision, value = self.entry.revision, self.entry.value.decode()
             content: dict[str, Any] = {"revision": revision, "value": value}
@@ -80,7 +81,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """The whole file at one moment. `entries` may contain expired ones."""
+    """The content of the file at one moment. `entries` may include expired ones."""
 
     entries: Mapping[str, Stored]
     revision: int = 0
@@ -112,9 +113,9 @@ def parse_records(raw: bytes, name: str) -> Content:
 
 @contextlib.contextmanager
 def locked_file(path: Path, *, wait_seconds: float = _LOCK_SECONDS) -> Iterator[None]:
-    """Hold the lock that all processes on the machine take before they change the records; the
-    operating system releases it when its holder ends. Raises StoreUnavailable if another process
-    keeps it for too long (it may be stopped), OSError."""
+    """Hold the lock that every process on the machine takes before it changes the records; the
+    operating system releases the lock when its holder ends. Raises StoreUnavailable if another
+    process holds it for too long (that process may be stopped), OSError."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
     try:
         until = time.monotonic() + wait_seconds
@@ -135,11 +136,11 @@ def locked_file(path: Path, *, wait_seconds: float = _LOCK_SECONDS) -> Iterator[
 
 
 class RecordsFile:
-    """Blocking; used by one thread at a time, except `content`.
+    """Reads and replaces the file. Blocking; used by one thread at a time, except `content`.
 
-    `lock` prevents other processes from changing the file at the same time. Without it no other
-    process may use the file, and it is read once. A file that cannot be read is never replaced:
-    only it names the streams whose directories are missing.
+    `lock` prevents other processes from changing the file at the same time. Without it, the file is
+    read only once, and no other process may use it. A file that cannot be read is never replaced,
+    because only it names the streams whose directories are missing.
     """
 
     def __init__(
@@ -155,12 +156,12 @@ class RecordsFile:
         self._lock = lock
         self.now_ns = now_ns
         self.content = Content({})
-        """The content of the file when it was last read or written; durable. May be read from any
-        thread."""
+        """The content of the file when it was last read or written; durable. Any thread may read
+        it."""
         self._raw: bytes | None = None
-        """The bytes of `content`; None without a file."""
+        """The bytes of `content`; None if there is no file."""
         self._is_current = False
-        """True if `content` is known to be current without a look at the file."""
+        """True if `content` is known to be current without a check of the file."""
 
     def read(self) -> Content:
         """Return the newest content. Raises StoreUnavailable."""
@@ -169,8 +170,8 @@ class RecordsFile:
         return self.content
 
     def apply(self, changes: Sequence[Change]) -> list[int | MetaStoreError]:
-        """Make the changes, in order, with one write for all; return for each the new revision, or
-        its error. Durable on return. Raises StoreUnavailable; then none was made."""
+        """Make the changes, in order, with one write. Returns for each change the new revision, or
+        its error. Durable on return. Raises StoreUnavailable if none was made."""
         try:
             with contextlib.nullcontext() if self._lock is None else self._lock():
                 if not self._is_current or self._lock is not None:
@@ -208,7 +209,7 @@ class RecordsFile:
     # --- the file ---
 
     def _write(self, content: Content) -> MetaStoreError | None:
-        """Replace the file; return the error to answer with if that failed."""
+        """Replace the file. Returns the error for the callers if this failed, else None."""
         text = content.to_json()
         self._is_current = False
         try:
@@ -219,8 +220,8 @@ class RecordsFile:
         return None
 
     def _outcome(self, error: OSError) -> MetaStoreError:
-        """Until the file gets its new name, nothing has changed. From then on other processes may
-        see the change, and only a power cut can undo it."""
+        """Return the error for the callers. Until the file is renamed, nothing has changed; after
+        that other processes may see the change, and only a power cut can undo it."""
         with contextlib.suppress(OSError):
             if self._read_raw() == self._raw:
                 self._is_current = True
@@ -236,7 +237,7 @@ class RecordsFile:
             if self._is_current and raw == self._raw:
                 return
             content = self._parse(raw)
-            # Another process may have stopped before the rename was durable.
+            # Another process may have stopped before its rename was durable.
             self._fs.fsync_directory(self.path.parent)
         except OSError as error:
             raise self._unavailable(error) from error
@@ -245,8 +246,8 @@ class RecordsFile:
     def _parse(self, raw: bytes | None) -> Content:
         if raw is None:
             if self._lock is not None and self.content.revision:
-                # The file is not created again empty: it contains the records of the streams of all
-                # nodes.
+                # The file is not created again as an empty one, because it contains the records of
+                # the streams of all nodes.
                 raise StoreUnavailable(
                     f"{self.path} has been removed while liftlog was using it: put it back, from a "
                     "backup if need be, or restart every daemon that uses it"
@@ -267,7 +268,7 @@ class RecordsFile:
         raise raw
 
     def _is_replaced(self) -> bool:
-        """Return True if the file seems to be another one, by its size and first line. Raises
+        """Return True if, by its size and first line, the file seems to be another one. Raises
         StoreUnavailable."""
         try:
             if not self._fs.exists(self.path):

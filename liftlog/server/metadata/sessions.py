@@ -22,21 +22,22 @@ class ExpiringKeys(Protocol):
     """The methods of a store that a session needs."""
 
     async def get(self, key: str) -> Entry | None:
-        """See `MetaStore`."""
+        """Read an entry; see `MetaStore`."""
         ...
 
     async def delete(self, key: str, revision: int) -> None:
-        """See `MetaStore`."""
+        """Delete an entry; see `MetaStore`."""
         ...
 
     async def put_for(self, key: str, value: bytes, revision: int, ttl_seconds: int) -> int:
-        """Like `cas`, for an entry that expires."""
+        """Write an entry that expires; otherwise like `MetaStore.cas`."""
         ...
 
 
 class RenewedKey:
-    """See `liftlog.cluster.store.NodeSession`. The value identifies the holder, so no other holder
-    may write the same."""
+    """A session: a key that this process renews until it is closed. See
+    `liftlog.cluster.store.NodeSession`. The value identifies the holder, so no other holder may
+    write the same value."""
 
     def __init__(self, store: ExpiringKeys, key: str, value: bytes, ttl_seconds: int) -> None:
         self._store = store
@@ -59,7 +60,7 @@ class RenewedKey:
         return self._renewed_at + _SAFE_PART_OF_TTL * self._ttl_seconds
 
     async def begin(self, revision: int) -> None:
-        """Take the key if it is at `revision`, and renew it from now on. Raises the errors of
+        """Write the key if it is at `revision`, and renew it from now on. Raises the errors of
         `MetaStore.cas`."""
         self._revision = revision
         await self._put()
@@ -80,7 +81,7 @@ class RenewedKey:
         with contextlib.suppress(MetaStoreError):
             try:
                 await self._store.delete(self._key, self._revision)
-            except CasLost:  # perhaps by the renewal that was just cancelled
+            except CasLost:  # perhaps because of the renewal that was just cancelled
                 if await self._is_found_again() and self._revision:
                     await self._store.delete(self._key, self._revision)
 
@@ -108,8 +109,8 @@ class RenewedKey:
                     self._is_taken_over.set()
                     return
             except (CasUnknown, StoreUnavailable) as error:
-                # If this renewal takes effect, now or later, the next one fails, and checks the
-                # key.
+                # If this renewal takes effect, now or later, the next one fails, and then checks
+                # the key.
                 if time.monotonic() - told_at >= _TOLD_AGAIN_SECONDS:
                     told_at = time.monotonic()
                     logger.warning("session-not-renewed key=%s error=%s", self._key, error)
@@ -117,16 +118,16 @@ class RenewedKey:
                 wait, told_at = pause, -_TOLD_AGAIN_SECONDS
 
     async def _is_found_again(self) -> bool:
-        """After a renewal that failed: return True if the next one may be made. It may not once
-        another holder has written the key.
+        """After a failed renewal, return True if this process may try again. It may not try again
+        once another holder has written the key.
 
-        Revisions only grow, unless the store was set back. Then the key may have the value of an
-        earlier start of this node, which no process renews.
+        Revisions only grow, unless the store was set back. In that case the key may have the value
+        of an earlier start of this node, which no process renews.
         """
         try:
             found = await self._store.get(self._key)
         except StoreUnavailable:
-            return True  # the next renewal shows it
+            return True  # the next renewal will find out
         if found is not None:
             if found.value == self._value:
                 self._own_revision = found.revision
