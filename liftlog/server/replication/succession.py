@@ -62,8 +62,8 @@ class Copies(Protocol):
         ...
 
     def stalled(self, names: Iterable[str]) -> Iterable[tuple[StreamMetadata, float]]:
-        """Of these streams, which this node leads by their metadata, return those that wait for its
-        disk, with the seconds of waiting."""
+        """Return those of these streams that wait for this node's disk, with the seconds of waiting.
+        This node leads all of them by their metadata."""
         ...
 
     def stop_leading(self, name: str, reason: str) -> None:
