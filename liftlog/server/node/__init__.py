@@ -1,20 +1,22 @@
 """This daemon as a node of a cluster: its replicas, and where replicas and leaders should be.
 
-adopting         turns a daemon on its own, with its streams, into the first node of a cluster
+In these modules, a *record* is usually a stream's metadata record in the metadata store.
+
+adopting         makes a daemon with streams of its own the first node of a cluster
 clustered        joins the cluster, and starts and stops everything that a node runs
 offsets          the cluster's checkpoints: their stream, and the node that serves them
 own_offsets      checkpoints from the time before a daemon shared those of a cluster
 cluster_catalog  the catalog of a node: finds, creates, changes and deletes streams by their records
-replicated       the life of a node: its replicas, from the start to the stop
-election_copies  the copies here as elections see them: where each ends, and what it can do
+replicated       the replicas of a node, from its start to its stop
+election_copies  the copies here as elections use them: where each ends, and what it can do
 peer_service     serves the followers on other nodes, and answers the questions of those nodes
 upkeep           periodic work: in-sync sets, moves, records of deleted streams, tombstones
 replica          one replica: follows the stream's record, one version at a time
-role             what a replica does: it leads, or it follows
-copy_on_disk     a replica's log between two roles: opened, judged by the record, dropped
+role             the role of a replica: leader or follower
+copy_on_disk     a replica's log between two roles: opened, checked against the record, dropped
 leadership       decides which node should lead the streams of this one
-handing_over     moves the lead of a stream to another node, or to this one
-successors       followers that may take over the lead
+handing_over     moves the leadership of a stream to another node, or to this one
+successors       handles clients that have read from a newer leader than this one
 local_node       the services of its node that each replica uses
 copies           a replica's directory: opens, creates and removes it
 placing          chooses the nodes for a new stream

@@ -1,14 +1,15 @@
-"""Makes streams that belonged to no cluster streams of a cluster, with all their state: those of a
-daemon on its own that becomes the first node of a new cluster, or streams that were restored from a
-backup into the data directory of a node.
+"""Adds existing streams to a cluster, with all their state.
 
-They get records with this node as their only replica, and their logs become copies that other nodes
-can follow. Nothing is copied: offsets, incarnations and epochs stay, so readers, leases and
-checkpoints continue. Each step can be repeated, so after a stop in between, the command is run
-again; the node ignores a stream until its last step is done.
+These are the streams of a daemon without a cluster that becomes the first node of a new cluster, or
+streams that were restored from a backup into the data directory of a node.
 
-The record of a stream decides if the cluster has it. A manifest that calls it a replica does not:
-it may come from another cluster, or from a record that was deleted.
+The streams get metadata records with this node as their only replica, and their logs become copies
+that other nodes can follow. No data are copied: offsets, incarnations and epochs stay, so readers,
+leases and checkpoints continue. Each step can be repeated, so after an interruption the operator
+runs the command again; the node ignores a stream until its last step is done.
+
+Only the record of a stream shows that the cluster has the stream. A manifest that marks its log as
+a replica does not: it may come from another cluster, or from a record that was deleted.
 """
 
 from __future__ import annotations
@@ -55,12 +56,12 @@ class Adopted:
     log_start_offset: int
     log_end_offset: int
     is_new: bool
-    """False if it already belonged to the cluster."""
+    """False if the stream already belonged to the cluster."""
 
 
 async def adopt(settings: Settings, cluster: ClusterSettings) -> list[Adopted]:
     """Make the data directory of a stopped daemon that of the first node. The metadata store must
-    be ready. Durable on return.
+    already exist. Durable on return.
 
     Raises ConfigError if the cluster has other nodes, Conflict if a stream cannot be adopted,
     DataDirLocked while a daemon runs, StorageError, MetadataUnavailable.
@@ -84,8 +85,8 @@ async def adopt(settings: Settings, cluster: ClusterSettings) -> list[Adopted]:
 async def adopt_more(
     settings: Settings, cluster: ClusterSettings, names: Collection[str]
 ) -> list[Adopted]:
-    """Make streams in the data directory of a stopped node streams of its cluster: `names`, or if
-    it is empty, all that belonged to no cluster. Durable on return.
+    """Add streams in the data directory of a stopped node to its cluster: those in `names`, or if
+    `names` is empty, all that belonged to no cluster. Durable on return.
 
     Raises ConfigError if the directory belongs to no node, and the errors of `adopt`.
     """
@@ -130,8 +131,8 @@ async def _adopt(
     states: dict[str, ActiveState],
     names: Collection[str] | None,
 ) -> list[Adopted]:
-    """Adopt all streams of the directory if `names` is None; if it is empty, those that belonged to
-    no cluster."""
+    """Adopt streams of the directory: all if `names` is None, those that belonged to no cluster if
+    `names` is empty, else those in `names`."""
     member = await join(
         store,
         data_dir.environment.fs,
@@ -166,7 +167,8 @@ def _is_replica(data_dir: DataDir, name: str) -> bool:
 def _check_free(
     name: str, manifest: Manifest, record: StreamMetadata | None, member: Member, data_dir: DataDir
 ) -> bool:
-    """True if the stream must be adopted; False if the cluster has it already. Raises Conflict."""
+    """Return True if the stream must be adopted, False if the cluster already has it. Raises
+    Conflict."""
     is_known = record is not None and not record.deleted
     is_same = record is not None and record.incarnation == manifest.incarnation
     if record is not None and is_known:
@@ -214,7 +216,8 @@ async def _adopt_stream(
     if not _check_free(name, manifest, present, member, data_dir):
         end = manifest.high_watermark
         return Adopted(name, manifest.log_start_offset, end, is_new=False)
-    # Open it as the daemon does: recovery after a power cut is done before other nodes copy it.
+    # Open the log as the daemon does: recovery after a power cut must end before other nodes copy
+    # it.
     try:
         loaded = await asyncio.to_thread(load_stream, data_dir, name, configured)
     except LiftlogError as error:
@@ -245,7 +248,7 @@ async def _adopt_stream(
 
 
 async def _store(mirror: Mirror, copy: StreamMetadata) -> StreamMetadata:
-    """Store the record of an adopted stream, or let its existing record continue with it. Raises
+    """Store the record of an adopted stream, or a next version of its existing record. Raises
     Conflict, MetadataUnavailable."""
 
     def step(present: StreamMetadata) -> StreamMetadata | None:
@@ -265,7 +268,7 @@ async def _store(mirror: Mirror, copy: StreamMetadata) -> StreamMetadata:
 
 
 def _make_copy(data_dir: DataDir, name: str, end: int) -> None:
-    """Mark all records of the log as committed. With this write the directory belongs to the
+    """Mark all records of the log as committed. After this write the directory belongs to the
     cluster."""
     fs, path = data_dir.environment.fs, data_dir.stream_path(name)
     with storage_errors(f"writing the manifest of {name}"):

@@ -1,6 +1,6 @@
-"""The catalog of a node: the records in the metadata store define the streams.
+"""The catalog of a node: the metadata records in the store define the streams.
 
-A change is stored in the record first; each node with a copy then follows it.
+A change is stored in a stream's record first; each node with a copy then applies it.
 """
 
 from __future__ import annotations
@@ -46,12 +46,13 @@ _CONFIRM_SECONDS = 10.0
 
 
 class ClusterCatalog:
-    """See `Catalog`. Belongs to the event loop; `node` is this daemon as a node."""
+    """A `Catalog` of the cluster's streams. Belongs to the event loop; `node` is this daemon as a
+    node."""
 
     in_cluster = True
 
     def __init__(self, node: ReplicatedStreams, own: OwnCatalog) -> None:
-        """`own` deletes copies without a record."""
+        """`own` deletes copies that have no record."""
         self.node = node
         self._view = node.view
         self._own = own
@@ -68,7 +69,7 @@ class ClusterCatalog:
     # --- from the start to the end ---
 
     async def open(self, *, assume_yes: bool, is_stopping: Callable[[], bool]) -> None:
-        """The records decide; the configuration only adds streams, later."""
+        """Open the streams by their records. The configuration only adds streams, later."""
         await self.node.open_streams()
 
     async def stop(self, hurry: asyncio.Event, seconds: float) -> None:
@@ -88,7 +89,7 @@ class ClusterCatalog:
     async def leave(self) -> None:
         await self.node.leave()
 
-    # --- which there are ---
+    # --- the streams ---
 
     def names(self) -> Iterable[str]:
         return self._view.stream_names()
@@ -118,7 +119,7 @@ class ClusterCatalog:
         session, now = node.session, time.monotonic()
         return replace(found, is_store_lost=session is not None and now >= session.deadline)
 
-    # --- who answers ---
+    # --- the nodes that answer ---
 
     def leads(self, name: str) -> bool:
         return self._view.leads(name)
@@ -127,7 +128,8 @@ class ClusterCatalog:
         return self._view.leads_elsewhere(name)
 
     def may_answer(self, name: str) -> bool:
-        """Based on sessions: a newer record that names another leader may be on its way."""
+        """Return True if this node leads, as far as sessions show. A newer record that names
+        another leader may not have arrived yet."""
         return self.node.may_answer(name)
 
     def answerer(self, name: str) -> str | None:
@@ -143,9 +145,10 @@ class ClusterCatalog:
         return NotReady("this node does not lead the checkpoints at present", hint="try again")
 
     def check_leads(self, name: str) -> None:
-        """Does not raise for a stream without a record."""
-        # Until the followers have fetched once, its high watermark may be lower than what clients
-        # saw.
+        """Raise an error unless this node leads the stream and is ready. Raises nothing for a
+        stream without a record."""
+        # Until the followers have fetched once, the high watermark may be lower than what clients
+        # have seen.
         if self._view.knows(name) and not self._led(name).leader.is_ready:
             raise self._view.begins_to_lead(name)
 
@@ -161,7 +164,8 @@ class ClusterCatalog:
         return not is_ready and self._view.leads(name)
 
     def check_end_is_known(self, name: str) -> None:
-        """The end of a failed stream is known: nothing changes it any more."""
+        """Raise NotReady if this node begins to lead and does not know the end yet. The end of a
+        failed stream is known, because nothing changes it any more."""
         if self.begins_to_lead(name) and not self.node.has_failed(name):
             raise self._view.begins_to_lead(name)
 
@@ -210,8 +214,9 @@ class ClusterCatalog:
     # --- changes ---
 
     async def create(self, name: str, settings: StreamSettings) -> StreamHost:
-        """The nodes that hold a replica open it as soon as they see the record. Here it changes
-        nothing else, so many creations can wait for their streams at once."""
+        """Create the record of a stream and wait for the stream. The nodes that hold a replica open
+        it when they receive the record. Nothing else changes here, so many creations can wait at
+        once."""
         self._hosted.check_creatable(name)
         record = await self.node.new_streams.create_for_client(name, settings)
         check_same(name, origin_of(record), settings_of(record), settings)
@@ -221,8 +226,8 @@ class ClusterCatalog:
         host = self._hosted.hosts.get(name)
         if host is None or not host.is_leading:
             raise self.not_leader(name)
-        # Without a connection, or if NATS refuses, the description reports it: other nodes have the
-        # stream.
+        # If there is no connection, or NATS refuses, the description of the stream reports it:
+        # other nodes have the stream.
         with contextlib.suppress(NatsRefused, NatsUnavailable):
             await self._hosted.attachments.attach(host)
         return host
@@ -230,8 +235,8 @@ class ClusterCatalog:
     async def update(
         self, host: StreamHost, settings: StreamSettings, apply: Callable[[], Awaitable[object]]
     ) -> None:
-        """The record is changed first, so that no other leader returns to the old settings.
-        Followers adopt them, too."""
+        """Change the record first, so that no other leader returns to the old settings; then call
+        `apply`. Followers adopt the settings, too."""
 
         def step(record: StreamMetadata) -> StreamMetadata | None:
             return transitions.update(record, record_settings(settings, origin_of(record)))
@@ -243,8 +248,8 @@ class ClusterCatalog:
     async def truncate(
         self, host: StreamHost, offset: int, apply: Callable[[], Awaitable[int]]
     ) -> int:
-        """Changes that would be refused here are refused before the record is changed, since that
-        cannot be undone."""
+        """Change the record, then call `apply`. Because a change of the record cannot be undone,
+        the change is checked first against the log here."""
         name, log = host.name, host.log
         if self._view.knows(name):
             check_truncation(log, offset, log.environment.age_clock_ns())
@@ -252,7 +257,7 @@ class ClusterCatalog:
         return await apply()
 
     async def delete(self, name: str) -> None:
-        """The record instructs each node to remove its copy."""
+        """Mark the record as deleted, which makes each node remove its copy."""
         if not self._view.knows(name):
             await self._own.delete(name)
             return
@@ -262,7 +267,7 @@ class ClusterCatalog:
         logger.info("stream-deleted stream=%s", name)
 
     async def side_confirmed(self, name: str) -> None:
-        """Returns at once if the stream has no record."""
+        """Wait until the side state is confirmed. Returns at once if the stream has no record."""
         if not self._view.knows(name):
             return
         try:
@@ -281,7 +286,7 @@ def node_of(broker: Broker) -> ReplicatedStreams | None:
 
 
 def needed_node_of(broker: Broker) -> ReplicatedStreams:
-    """Like `node_of`. Raises Conflict if the daemon belongs to no cluster."""
+    """Return this daemon as a node. Raises Conflict if the daemon belongs to no cluster."""
     node = node_of(broker)
     if node is None:
         raise Conflict("this daemon belongs to no cluster", hint="it has no section cluster")

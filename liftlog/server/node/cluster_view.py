@@ -1,7 +1,7 @@
 """The cluster as this node sees it: its streams, their leaders, and the nodes that it receives
 heartbeats from.
 
-Answers clients, and names the node that can answer them better.
+Answers clients, and finds the node that can answer a request instead.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SILENT_SECONDS = 2.0
 
 
 class ClusterView:
-    """Reads the newest records that this node has received; changes nothing. Belongs to the event
+    """Reads the newest metadata that this node has received; changes nothing. Belongs to the event
     loop."""
 
     def __init__(self, member: Member, mirror: Mirror, hearing: Hearing) -> None:
@@ -33,7 +33,7 @@ class ClusterView:
     # --- streams ---
 
     def known(self, name: str) -> StreamMetadata | None:
-        """Return the record of a stream; None if the cluster has no such stream."""
+        """Return the metadata record of a stream; None if the cluster has no such stream."""
         record = self._mirror.records.get(name)
         return None if record is None or record.deleted else record
 
@@ -46,29 +46,30 @@ class ClusterView:
         return [name for name in filter(is_stream_name, self._mirror.records) if self.knows(name)]
 
     def leads(self, name: str) -> bool:
-        """Return True if this node leads the stream, by its record."""
+        """Return True if this node leads the stream according to its metadata."""
         record = self.known(name)
         return record is not None and record.leader == self._member.name
 
     def leads_elsewhere(self, name: str) -> bool:
-        """Return True if another node leads the stream, by its record."""
+        """Return True if another node leads the stream according to its metadata."""
         record = self.known(name)
         return record is not None and record.leader not in (None, self._member.name)
 
     def is_in_sync(self, name: str) -> bool:
-        """Return True if the copy of a stream here is in sync, and another node leads it, by the
-        newest record here."""
+        """Return True if another node leads the stream and the copy here is in sync, according to
+        the newest metadata that this node has."""
         record, me = self._mirror.records.get(name), self._member.name
         return record is not None and me in record.isr and record.leader != me
 
     def leader_of(self, record: StreamMetadata) -> str | None:
-        """Return the node that leads the stream. A node that is down leads no stream, even if a
-        record names it: the record does so until another replica can take over."""
+        """Return the node that leads the stream; None if there is none or it is down. A record
+        still names a leader that is down until another replica has taken over."""
         return None if record.leader is None or self.is_down(record.leader) else record.leader
 
     def answerer(self, name: str) -> str | None:
-        """Return the other node that answers requests about a stream; None if this one does, also
-        for a stream that does not exist. Raises NotLeader if the stream has no leader."""
+        """Return the other node that answers requests about a stream; None if this node answers
+        them, which it also does for a stream that does not exist. Raises NotLeader if the stream
+        has no leader."""
         record = self.known(name)
         if record is None or record.leader == self._member.name:
             return None
@@ -93,7 +94,7 @@ class ClusterView:
         return [one for one in records if one.leader not in leading]
 
     def why_without_leader(self, record: StreamMetadata) -> tuple[str, str]:
-        """Return the reason why the stream has no leader, and the remedy."""
+        """Return why the stream has no leader, and the remedy."""
         whole = record.isr or record.eligible
         if not whole:
             return (
@@ -110,13 +111,13 @@ class ClusterView:
     # --- nodes ---
 
     def is_down(self, node: str) -> bool:
-        """True if a node has no session and this node receives nothing from it."""
+        """Return True if a node has no session and this node receives nothing from it."""
         is_live = node == self._member.name or node in self._mirror.directory.live
         return not is_live and self.silent_seconds(node) > 0
 
     def silent_seconds(self, node: str) -> float:
-        """Return the seconds since this node last received a heartbeat from another one, if they
-        are enough to be significant; else 0.0."""
+        """Return for how long this node has received no heartbeat from another one; 0.0 if the time
+        is too short to mean anything."""
         seconds = 0.0 if node == self._member.name else self._hearing.silent_seconds(node)
         enough = ENDED_SECONDS if self._hearing.is_refusing(node) else _SILENT_SECONDS
         return round(seconds, 1) if seconds >= enough else 0.0
@@ -158,15 +159,15 @@ class ClusterView:
         )
 
     def begins_to_lead(self, name: str) -> NotReady:
-        """Return the error while this node has not yet determined the high watermark of a
-        stream."""
+        """Return the error for requests that arrive before this node, as the new leader, has
+        determined the high watermark of a stream."""
         return NotReady(
             f"node {self._member.name} begins to lead stream {name}",
             hint="try again; `liftlog cluster status` shows whether enough replicas are there",
         )
 
     def check_is_here(self, node: str) -> None:
-        """Raises NotLeader unless `node` is this one."""
+        """Raise NotLeader unless `node` is this one."""
         if node != self._member.name:
             info = self._mirror.directory.nodes.get(node)
             raise NotLeader(
@@ -175,7 +176,7 @@ class ClusterView:
                 address=info.address if info else "",
             )
 
-    # --- the whole ---
+    # --- the whole cluster ---
 
     def describe(
         self,

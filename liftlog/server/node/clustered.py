@@ -57,7 +57,8 @@ _MAX_TOKEN_BYTES = 4096
 
 
 class ClusterNode:
-    """Joins before the streams are opened, and leaves after they are drained."""
+    """This daemon as a node. It joins the cluster before the streams are opened, and leaves it
+    after they are drained."""
 
     def __init__(
         self,
@@ -68,8 +69,8 @@ class ClusterNode:
         was_displaced: bool = False,
         on_displaced: Callable[[], None],
     ) -> None:
-        """`on_displaced` is called when another process has become this node, with whatever data
-        directory. A process that `was_displaced` waits until that process has ended."""
+        """`on_displaced` is called when another process has become this node, with any data
+        directory. If this process `was_displaced` before, it waits until that process has ended."""
         self._was_displaced = was_displaced
         self._on_displaced = on_displaced
         self._settings = settings
@@ -85,8 +86,8 @@ class ClusterNode:
         self._token: str | None = None
 
     async def join(self, broker: Broker) -> None:
-        """Register this start; from then on, the records define the broker's streams. Raises
-        ConfigError, StorageError."""
+        """Register this start of the node; from then on, the metadata records define the broker's
+        streams. Raises ConfigError, StorageError."""
         cluster = self._cluster
         if cluster.token_file is not None:
             self._token = await asyncio.to_thread(_read_token, cluster.token_file)
@@ -147,7 +148,8 @@ class ClusterNode:
     async def _watch_name(
         self, store: MetaStore, session: NodeSession, streams: ReplicatedStreams
     ) -> None:
-        """Return when another process has become this node."""
+        """Wait until another process has become this node; then stop acting as it and call
+        `on_displaced`."""
         signs = [asyncio.ensure_future(one()) for one in (session.taken_over, streams.displaced)]
         try:
             await asyncio.wait(signs, return_when=asyncio.FIRST_COMPLETED)
@@ -168,8 +170,9 @@ class ClusterNode:
         self._on_displaced()
 
     async def _register(self, store: OneClusterStore) -> tuple[Member, NodeSession]:
-        """Take the name of the node, then register this start. JetStream may have no leader for
-        some seconds, so it is retried; a file store is not. Raises ConfigError, StorageError."""
+        """Take the name of the node, then register this start. With JetStream this is retried,
+        because JetStream may have no leader for some seconds; with a file store it is not. Raises
+        ConfigError, StorageError."""
         while True:
             try:
                 return await self._try_to_register(store)
@@ -221,7 +224,8 @@ class ClusterNode:
         self._spawn(self._streams.new_streams.create_configured(self._settings.streams))
 
     def serve_checkpoints(self, broker: Broker, wall_clock: Callable[[], int]) -> None:
-        """Call it before the broker has a link to NATS. `wall_clock` returns nanoseconds."""
+        """Serve the cluster's checkpoints. Call this before the broker has a link to NATS.
+        `wall_clock` returns nanoseconds."""
         assert self._streams is not None
         own = own_offsets.OwnCheckpoints(self._data_dir)
         self._spawn(ReplicatedOffsets(broker, self._streams, wall_clock, own).run())
@@ -283,8 +287,8 @@ class ClusterNode:
 
 
 async def kept_up(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run this until it returns. If it fails by a defect, the defect is logged, and it is started
-    again: without one of these tasks, a node would keep its session but not do its work."""
+    """Run this until it returns. If a defect makes it fail, log the defect and start it again:
+    without one of these tasks, a node would keep its session but not do its work."""
     while True:
         try:
             return await work()
@@ -315,9 +319,9 @@ async def open_store(
 
 
 async def make_bucket(settings: Settings, cluster: ClusterSettings, replicas: int) -> bool:
-    """Make the bucket of a new cluster; return False if it exists. A bucket that was lost is not
-    made again: that would be another cluster, which no node with a data directory can join. Raises
-    ConfigError, MetadataUnavailable, StorageError."""
+    """Create the bucket of a new cluster; returns False if it exists. Does not create a bucket that
+    was lost: the new one would be of another cluster, which no node with a data directory can join.
+    Raises ConfigError, MetadataUnavailable, StorageError."""
     fs, path = OsFileSystem(), Path(settings.data_dir)
     with storage_errors("reading the node file"):
         file = await asyncio.to_thread(read_node_file, fs, path)
@@ -351,9 +355,9 @@ def _lost(file: NodeFile, data_dir: Path) -> ConfigError:
 
 
 async def make_again(settings: Settings, cluster: ClusterSettings, replicas: int) -> bool:
-    """Make a new metadata store for the cluster of this node's data directory; return False if it
-    has one. A cluster that was founded in its place, by mistake, becomes this cluster. Raises
-    ConfigError, MetadataUnavailable, StorageError."""
+    """Create a new metadata store for the cluster of this node's data directory; returns False if
+    the cluster has one. If a new cluster was created in its place by mistake, its store is assigned
+    to this cluster. Raises ConfigError, MetadataUnavailable, StorageError."""
     fs, path = OsFileSystem(), Path(settings.data_dir)
     cluster_id = await asyncio.to_thread(cluster_of, fs, path, cluster.node)
     made = False
@@ -375,7 +379,8 @@ async def make_again(settings: Settings, cluster: ClusterSettings, replicas: int
 
 
 def _read_token(path: Path) -> str:
-    """Raises ConfigError, which never contains the content of the file."""
+    """Return the token in the file. Raises ConfigError, which never contains the content of the
+    file."""
     try:
         with path.open("rb") as file:
             token = file.read(_MAX_TOKEN_BYTES).decode("ascii").strip()

@@ -1,7 +1,7 @@
-"""The directories of replicated streams on this node: opened, created, and removed if a record says
-that the stream was deleted. A directory without a record is left alone, and reported.
+"""The directories of replicated streams on this node: opened, created, and removed if the metadata
+show that the stream was deleted. A directory of a stream without metadata is kept, and reported.
 
-Blocking; for threads.
+Blocking, so call these functions in a thread.
 """
 
 from __future__ import annotations
@@ -20,19 +20,21 @@ from liftlog.server.commits.host import new_metadata
 from liftlog.server.streams.settings import origin_of, settings_of
 
 GIVEN_UP = "it was written by metadata that were given up"
-"""Mark of an incomplete copy that is to be dropped as soon as acks do not need it."""
+"""Marks an incomplete copy that must be dropped as soon as acks do not need it."""
 
 logger = logging.getLogger("liftlog.server.replication")
 
 
 def open_copy(data_dir: DataDir, record: StreamMetadata) -> tuple[Log, bool]:
-    """Return the copy of a stream, and True if it was created just now. If a copy of an earlier
-    stream of the name is in its place, it is removed, provided that the record says that the
-    earlier stream was deleted. Raises Conflict if it does not, StorageError and the errors of
-    opening a log."""
+    """Return the log of a stream's copy, and True if it was created just now.
+
+    If the directory has a copy of an earlier stream of the same name, it is removed, provided that
+    the metadata show that the earlier stream was deleted. Raises Conflict if they do not,
+    StorageError and the errors of opening a log.
+    """
     name, settings = record.name, settings_of(record)
     config = log_config(settings, replicated=True)
-    data_dir.remove_unfinished(name)  # an earlier attempt failed: the disk was full
+    data_dir.remove_unfinished(name)  # an earlier attempt failed because the disk was full
     found = _incarnation_of_copy(data_dir, name)
     if found == record.incarnation:
         log, report = data_dir.open_log(name, config)
@@ -59,8 +61,8 @@ def open_copy(data_dir: DataDir, record: StreamMetadata) -> tuple[Log, bool]:
 
 
 def check_is_there(data_dir: DataDir, record: StreamMetadata) -> None:
-    """Raises StorageError if the copy existed in this start of the node, and is gone: it may have
-    been the only one with some acked records."""
+    """Raise StorageError if the copy existed earlier in this start of the node and is missing now:
+    it may have been the only one with some acked records."""
     if _incarnation_of_copy(data_dir, record.name) is None:
         raise StorageError(
             f"the directory {data_dir.stream_path(record.name)} has disappeared while the daemon "
@@ -71,8 +73,8 @@ def check_is_there(data_dir: DataDir, record: StreamMetadata) -> None:
 
 
 def remove_copy(data_dir: DataDir, record: StreamMetadata) -> None:
-    """Remove the copy of a stream that was deleted, or has moved to other nodes. Durable on return;
-    without a copy it does nothing. Raises Conflict, StorageError."""
+    """Remove the copy of a stream that was deleted, or that has moved to other nodes. Durable on
+    return. Does nothing if there is no copy. Raises Conflict, StorageError."""
     found = _incarnation_of_copy(data_dir, record.name)
     if found is not None:
         _remove(data_dir, record, found)
@@ -92,8 +94,8 @@ def _remove(data_dir: DataDir, record: StreamMetadata, incarnation: str) -> None
 def unknown_streams(
     data_dir: DataDir, names: Iterable[str], records: Mapping[str, StreamMetadata], node: str
 ) -> dict[str, str]:
-    """Return the streams `names` on disk of which `node` has no copy by the records, with the
-    reason why each is not served."""
+    """Return those streams of `names`, which are on disk, that have no copy on `node` according to
+    the metadata; each with the reason why it is not served."""
     found = {}
     for name in filter(is_stream_name, names):
         record = records.get(name)
@@ -105,7 +107,7 @@ def unknown_streams(
 
 
 def _why_unknown(data_dir: DataDir, name: str) -> str:
-    """Empty if it was removed in the meantime."""
+    """Return why a stream on disk is not served; empty if it was removed in the meantime."""
     try:
         if _incarnation_of_copy(data_dir, name) is None:
             return ""
@@ -118,8 +120,9 @@ def _why_unknown(data_dir: DataDir, name: str) -> str:
 
 
 def _incarnation_of_copy(data_dir: DataDir, name: str) -> str | None:
-    """Returns None if there is no directory. Raises Conflict for a stream that is not a replica: it
-    never had a record, so none can say that it was deleted."""
+    """Return the incarnation of the copy on disk; None if there is no directory. Raises Conflict
+    for a stream that is not a replica: it was never in the metadata, so these cannot show that it
+    was deleted."""
     path, fs = data_dir.stream_path(name), data_dir.environment.fs
     with storage_errors(f"reading the manifest of {name}"):
         if not fs.exists(path):

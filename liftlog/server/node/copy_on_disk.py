@@ -1,5 +1,5 @@
-"""The copy of one replicated stream on this node's disk: opens it, judges it by its record, drops
-it."""
+"""The copy of one replicated stream on this node's disk: opens it, checks it against the stream's
+metadata record, drops it."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ logger = logging.getLogger("liftlog.server.replication")
 
 
 class CopyOnDisk:
-    """Belongs to the event loop. While the stream has a role, its host holds the log."""
+    """One copy. Belongs to the event loop. While the stream has a role, its host has the log."""
 
     def __init__(self, name: str, node: LocalNode) -> None:
         self._name = name
         self._node = node
         self._me = node.member.name
         self._log: Log | None = None
-        """The log while it is open and without a role."""
+        """The log while it is open and no role uses it."""
         self._is_whole = False
         """True if the log, when it was opened, could have all records that this node confirmed."""
 
     @property
     def log_end(self) -> LogEnd | None:
-        """The end of the copy; None if it cannot be served."""
+        """The end of the copy; None if the copy cannot be served."""
         host, log = self._node.hosts.hosts.get(self._name), self._present
         if log is None or (host is not None and host.failure):
             return None
@@ -41,7 +41,8 @@ class CopyOnDisk:
 
     @property
     def is_given_up(self) -> bool:
-        """True if the copy is to be dropped: its records belong to metadata that were abandoned."""
+        """True if the copy must be dropped, because its records belong to metadata that were
+        abandoned."""
         return (
             self._present is not None and self._present.view.manifest.incomplete == copies.GIVEN_UP
         )
@@ -55,7 +56,7 @@ class CopyOnDisk:
 
     async def open(self, record: StreamMetadata) -> tuple[Log, bool]:
         """Open or create the log. Returns it, and True if it can have all records that this node
-        confirmed."""
+        has confirmed."""
         if self._log is not None and self._log.incarnation != record.incarnation:
             await self.close()
         if self._log is None:
@@ -72,36 +73,36 @@ class CopyOnDisk:
         log, is_new = await asyncio.to_thread(copies.open_copy, data_dir, record)
         if not is_new:
             return log, member.is_same
-        # It has all if there was no copy here before; a copy that was here is lost.
+        # A new copy has all records if there was no copy here before; otherwise the earlier one is
+        # lost.
         is_whole = is_of_this_start or (member.is_same and has_held is False)
         if not is_whole and record.must_keep(self._me):
             logger.warning("replica-lost stream=%s path=%s", self._name, log.directory)
         return log, is_whole
 
     async def close(self) -> None:
-        """Close the log if it is open and without a role."""
+        """Close the log if it is open and no role uses it."""
         if self._log is not None:
             log, self._log = self._log, None
             await asyncio.to_thread(log.close)
 
     def hand_out(self) -> None:
-        """A role holds the log from now on, and closes it at its end."""
+        """Note that a role uses the log from now on, and closes it at its end."""
         self._log = None
 
     async def open_for_role(self, record: StreamMetadata) -> Log:
-        """Open the log for a role that begins."""
+        """Open the log for a role that begins, after acting on a mark of an incomplete copy."""
         log, _ = await self.open(record)
-        if (
-            log.view.manifest.incomplete
-        ):  # an earlier attempt to act on the changed record has failed
+        if log.view.manifest.incomplete:  # an earlier attempt to act on the new record has failed
             await self._judge_mark(log, record)
             log, _ = await self.open(record)
         return log
 
-    # --- what it is worth ---
+    # --- which records it has ---
 
     async def register(self, record: StreamMetadata) -> None:
-        """Register in the record what the copy has, in this start of the node."""
+        """Register in the record, for this start of the node, whether the copy has all records that
+        this node has confirmed."""
         log, is_whole = await self.open(record)
         member = self._node.member
 
@@ -117,7 +118,7 @@ class CopyOnDisk:
             await self._judge_mark(log, after)
 
     async def _judge_mark(self, log: Log, record: StreamMetadata) -> None:
-        """Act on the mark of an incomplete copy, which is already registered as such. A copy of
+        """Act on the mark of an incomplete copy, after the record shows it as incomplete. A copy of
         abandoned metadata is dropped. Raises Conflict if no other copy is complete."""
         if log.view.manifest.incomplete != copies.GIVEN_UP or record.must_keep(self._me):
             if log.view.manifest.incomplete:
@@ -141,9 +142,9 @@ class CopyOnDisk:
         return True
 
     async def drop(self, checked: StreamMetadata) -> None:
-        """Leave the in-sync set, store that, and only then remove the copy; the new one starts
+        """Leave the in-sync set, store that, and only then remove the copy; the new copy starts
         empty. After a stop in between, the node has one of the two copies, and is not in sync.
-        `checked` names the leader whose copy is complete: that of another leader may not be."""
+        `checked` names the leader whose copy is complete; another leader's copy may not be."""
 
         def left(present: StreamMetadata) -> StreamMetadata | None:
             check_same_leader(present, checked)
@@ -161,8 +162,9 @@ class CopyOnDisk:
             await asyncio.to_thread(copies.remove_copy, self._node.data_dir, after)
 
     async def go_over(self, stored: StreamMetadata) -> None:
-        """Drop the copy after the record says that it does not count, and this node has stored that
-        record. The copy is marked first: a restart in between drops it as well."""
+        """Drop the copy after the record shows that it does not count, and after this node has
+        stored that record. The copy is marked first, so that it is also dropped after a restart in
+        between."""
         log, _ = await self.open(self._node.mirror.known[self._name])
         before = log.view.manifest.incomplete
         await asyncio.to_thread(log.structure.note_incomplete, copies.GIVEN_UP)
@@ -171,15 +173,15 @@ class CopyOnDisk:
             after = await self._node.mirror.go_over(self._name, self._me, stored)
         except Conflict as error:
             logger.warning("copy-kept stream=%s reason=%s", self._name, error)
-        finally:  # the guard retries it: until then the copy counts by the records here
+        finally:  # the guard retries; until then the known record decides about the copy
             if after is None:
                 await asyncio.to_thread(log.structure.note_incomplete, before)
         if after is not None:
             await self._remove_given_up(after)
 
     async def _remove_given_up(self, record: StreamMetadata) -> None:
-        """Remove the copy: records from epochs that the stream has repeated since could be mistaken
-        for those of the new epochs."""
+        """Remove the copy. The stream has used some epochs again, and records of this copy could be
+        mistaken for those of the new epochs."""
         await self._node.mirror.remembered()
         await self.close()
         await asyncio.to_thread(copies.remove_copy, self._node.data_dir, record)
@@ -191,7 +193,7 @@ class CopyOnDisk:
         )
 
     async def leave(self, record: StreamMetadata) -> None:
-        """Remove the copy: the stream was deleted, or has moved to other nodes."""
+        """Remove the copy, because the stream was deleted or has moved to other nodes."""
         await self.close()
         await asyncio.to_thread(copies.remove_copy, self._node.data_dir, record)
         await self._node.mirror.change(

@@ -1,4 +1,4 @@
-"""The copies of this node as its elections use them: their ends, and their abilities."""
+"""The copies of this node as its elections use them: where they end, and what they can do."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from liftlog.server.node.local_node import LocalNode
 from liftlog.server.node.replica import Replica
 
 _BUSY_SECONDS = 1.0
-"""If a copy has waited for the disk for this time, it does not take the lead."""
+"""If a copy has waited for the disk for this time, this node does not begin to lead with it."""
 
 
 class ElectionCopies:
-    """See `Copies` of `replication.succession`. Belongs to the event loop. `replicas` are those of
-    this node, by stream."""
+    """Implements `Copies` of `replication.succession`. Belongs to the event loop. `replicas` are
+    those of this node, by stream."""
 
     def __init__(self, node: LocalNode, replicas: Mapping[str, Replica]) -> None:
         self._node = node
         self._replicas = replicas
 
     def names(self) -> Collection[str]:
-        """See `Copies`."""
+        """Return the streams of this node; see `Copies`."""
         return self._replicas.keys()
 
     def log_end(self, name: str) -> LogEnd | None:
-        """See `Copies`."""
+        """Return the end of a copy; see `Copies`."""
         replica = self._replicas.get(name)
         return None if replica is None else replica.copy.log_end
 
     def leading(self) -> Iterable[tuple[str, Leader]]:
-        """See `Copies`."""
+        """Return the streams that this node leads; see `Copies`."""
         return ((name, led.leader) for name, led in self._node.led.items())
 
     def stalled(self, names: Iterable[str]) -> Iterable[tuple[StreamMetadata, float]]:
-        """See `Copies`."""
+        """Return streams that wait for the disk; see `Copies`."""
         me = self._node.member.name
         for name in names:
             replica = self._replicas.get(name)
@@ -46,28 +46,29 @@ class ElectionCopies:
                 yield record, seconds
 
     def hear_again(self) -> None:
-        """See `Copies`."""
+        """Make followers send a request now; see `Copies`."""
         for led in list(self._node.led.values()):
             led.hear_again()
 
     def prepare_to_lead(self, name: str) -> bool:
-        """See `Copies`."""
+        """Begin slow preparations to lead; see `Copies`."""
         host, replica = self._node.hosts.hosts.get(name), self._replicas.get(name)
         if replica is None or replica.waits_for_disk_seconds >= _BUSY_SECONDS:
             return False
         return host is None or host.is_leading or self._node.ids.prepare(host)
 
     def stop_leading(self, name: str, reason: str) -> None:
-        """See `Copies`."""
+        """Stop leading a stream; see `Copies`."""
         self._replicas[name].role.stop_leading(reason)
 
     def stand_aside(self, name: str) -> None:
-        """The metadata store has lost changes of the stream that this node has seen."""
+        """Stop leading a stream for which the metadata store has lost changes that this node has
+        seen."""
         if name in self._replicas:
             self.stop_leading(name, "the metadata store was set back")
 
     def may_recover(self, name: str) -> bool:
-        """Return True if this node can lead a stream of which no complete copy is left. A copy that
-        is to be dropped holds records that were abandoned before."""
+        """Return True if this node can lead a stream of which no complete copy is left. It cannot
+        if its copy must be dropped: such a copy has records that were abandoned earlier."""
         replica = self._replicas.get(name)
         return replica is not None and not replica.copy.is_given_up and self.prepare_to_lead(name)

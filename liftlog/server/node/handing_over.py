@@ -1,8 +1,8 @@
-"""Hands the lead of a stream over to another node, or takes it, by the rules of
+"""Hands the leadership of a stream over to another node, or takes it over, by the rules of
 `liftlog.cluster.handover`.
 
-The leader performs the steps one after the other, and asks the other node for its part in each. A
-failed handover is undone, and this node goes on leading the stream.
+The leader performs the steps one after the other, and asks the other node for its part in each. If
+a handover fails, it is undone, and this node continues to lead the stream.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ from liftlog.server.streams.ids_ahead import IdsAhead
 logger = logging.getLogger("liftlog.server.replication")
 
 LOOK_SECONDS = 2.0
-"""Time limit for another node to act on a new record."""
+"""Time limit for another node to act on new metadata."""
 _PAUSE_SECONDS = 0.05
 
 
 @dataclass(slots=True)
 class _Taking:
-    """A stream whose lead is about to move here."""
+    """A stream that this node is about to take over."""
 
     taker: Taker[MessageRun]
     host: StreamHost
@@ -81,9 +81,10 @@ class Handovers:
         self.is_stopping = False
         """True once this node takes over no more streams."""
         self.given = 0
-        """Streams that were handed over."""
+        """Number of streams that were handed over."""
         self.failed = 0
-        """Failed attempts; this node went on leading the stream, or left it to an election."""
+        """Number of failed attempts; after each, this node still led the stream, or left it to an
+        election."""
         self.node = node
         self._mirror = mirror
         self._streams = streams
@@ -92,15 +93,18 @@ class Handovers:
         self._spawn = spawn
         self._taking: dict[str, _Taking] = {}
         self._giving: dict[str, asyncio.Event] = {}
-        """Set when the handover of that stream has ended."""
+        """By stream: the event that is set when the handover of the stream has ended."""
         self._loop = asyncio.get_running_loop()
 
     # --- this node gives a stream away ---
 
     async def hand_over(self, name: str, to: str) -> None:
         """Make `to`, a node in the ISR, the leader of a stream that this node leads, without an
-        interruption for publishers. Raises Conflict if that is not possible; StreamUnavailable if
-        it failed: then this node still leads the stream, or another node was elected meanwhile."""
+        interruption for publishers.
+
+        Raises Conflict if that is not possible. Raises StreamUnavailable if it failed: this node
+        then still leads the stream, or another node was elected meanwhile.
+        """
         record, host = self._mirror.records.get(name), self._streams.hosts.get(name)
         if record is None or host is None or record.leader != self.node or not host.is_leading:
             raise Conflict(f"node {self.node} does not lead stream {name}")
@@ -145,26 +149,27 @@ class Handovers:
         return name in self._giving
 
     async def finished(self, name: str) -> None:
-        """Return when no handover of this stream is in progress."""
+        """Wait until no handover of this stream is in progress."""
         while (ended := self._giving.get(name)) is not None:
             await ended.wait()
 
     async def have_look(self, node: str, record: StreamMetadata) -> None:
-        """Return when `node` acts on this record, or after a while. Does not raise."""
+        """Ask `node` to read this record, and wait until it acts on it or a time limit has passed.
+        Does not raise."""
         try:
             await self.ask(node, LookAgain(record.name, record.version), LOOK_SECONDS)
-        except LiftlogError as error:  # it receives the record anyway
+        except LiftlogError as error:  # the node receives the record in any case
             logger.info("not-looked stream=%s node=%s reason=%s", record.name, node, error)
 
     def tell(self, record: StreamMetadata) -> None:
-        """Ask all other nodes with a copy to look at this record at once."""
+        """Ask all other nodes with a copy to read this record at once."""
         for node in record.members:
             if node != self.node:
                 self._spawn(self.have_look(node, record))
 
     async def ask(self, node: str, message: Message, seconds: float) -> None:
-        """Send a request; returns when the node has carried it out. Raises StreamUnavailable if it
-        does not answer in time, ConnectionLost, and the node's error."""
+        """Send a request; returns when the node has carried it out. Raises StreamUnavailable if the
+        node does not answer in time, ConnectionLost, and the node's error."""
         answered: asyncio.Future[None] = self._loop.create_future()
 
         def done(_: Exchange) -> None:
@@ -209,7 +214,7 @@ class Handovers:
 
     @property
     def is_taking(self) -> bool:
-        """Return True if a handover that has begun may still bring the lead of a stream."""
+        """True if a handover that has begun may still make this node the leader of a stream."""
         now = self._loop.time()
         return any(
             one.taker.is_needed(now) and self._is_led_by_giver(one.taker.offer)
@@ -224,7 +229,8 @@ class Handovers:
         )
 
     def leads(self, name: str) -> None:
-        """Called when this node leads the stream, and has stored the messages that it could."""
+        """Note that this node leads the stream, and has stored the held messages that it could
+        use."""
         taking = self._taking.pop(name, None)
         if taking is not None and taking.watch is not None:
             taking.watch.cancel()
@@ -260,19 +266,19 @@ class Handovers:
             is_attached=attachments.is_recorded(host),
             is_shared=settings.queue_group is not None,
         )
-        # The held messages all enter at once when this node leads: their number must be limited for
-        # that.
+        # All held messages enter at once when this node begins to lead, so their number must be
+        # limited.
         taker = Taker[MessageRun](offer, min(MAX_HELD_BYTES, settings.max_pending_bytes // 2))
         taking = self._taking[name] = _Taking(taker, host, Relay(self._loop.time))
         await self._ids.catch_up(host)
         await self._decline_if_it_stops(taking)
-        if not offer.is_attached:  # the next message about it may be that it is led here
+        if not offer.is_attached:  # the next message about it may be that this node leads it
             taker.subscribes()
             taker.subscribed(self._loop.time())
 
     async def _record_of(self, message: HandOver) -> StreamMetadata | None:
-        """Return the record on which the leader's request is based, read from the store if this
-        node has an older one: the leader may just have begun its epoch, or added this node."""
+        """Return the record on which the leader's request is based. It is read from the store if
+        this node has an older one: the leader may just have begun its epoch, or added this node."""
         record = self._mirror.records.get(message.stream)
         if record is not None and (
             record.leader_epoch < message.epoch or self.node not in record.isr
@@ -282,7 +288,8 @@ class Handovers:
         return self._mirror.records.get(message.stream)
 
     async def _decline_if_it_stops(self, taking: _Taking) -> None:
-        """Called before the giver relies on this node. Raises Conflict."""
+        """Raise Conflict and drop the handover if this node stops. Called before the giver relies
+        on this node."""
         if self.is_stopping:
             await self._drop(taking, "this node stops")
             raise Conflict(f"node {self.node} stops, and takes over nothing more")
@@ -310,7 +317,7 @@ class Handovers:
             raise Conflict(f"node {self.node} cannot take over stream {host.name}: {taker.problem}")
 
     def _look(self, taking: _Taking) -> None:
-        """Drop the handover if the leader has not been in contact for long."""
+        """Drop the handover if it has taken too long."""
         if taking.taker.is_over(self._loop.time()):
             self._spawn(self._drop(taking, "it took too long"))
 
@@ -386,7 +393,7 @@ class _Giving:
         elif step is Step.COMMIT:
             host.refuse_new(MOVING)
             await host.drained()
-            if host.settings.durability != "fsync":  # then acks do not wait for the next leader
+            if host.settings.durability != "fsync":  # acks have not waited for the next leader
                 await host.exclusively(host.log.sync)
                 await host.wait_high_watermark(host.log.log_end_offset - 1)
             if host.failure or host.log.high_watermark < host.log.log_end_offset:
@@ -435,7 +442,8 @@ class _Giving:
             self._handovers.tell(record)
 
     async def _undo(self, *, is_ending: bool = False, is_declined: bool = False) -> None:
-        """This node keeps the stream; if it `is_ending`, an election follows. Does not raise."""
+        """Undo the handover, so that this node keeps the stream. If this node `is_ending`, an
+        election follows. Does not raise."""
         undo = self._giver.failed(is_declined=is_declined, is_ending=is_ending)
         host = self._host
         host.accept_again(MOVING)

@@ -21,9 +21,9 @@ logger = logging.getLogger("liftlog.server.replication")
 _AT_ONCE = 8
 _TURNS = 6
 _MOST_AT_ONCE = 64
-"""A handover mostly waits. So a node that leads many streams hands over many of them at once when
-it stops: all should be done in a few seconds. The other nodes hold the messages that NATS delivers
-during one handover, and that amount does not grow with the number of handovers at once."""
+"""Limit of concurrent handovers. A handover mostly waits, so a node that stops hands over many of
+its streams at once, to be done in a few seconds. The other nodes hold the messages that NATS
+delivers during one handover; their amount does not grow with the number of concurrent handovers."""
 _TELL_SECONDS = 2.0
 """A node that stops logs at this interval how many streams it still has to hand over."""
 _HEIRS_TRIED = 2
@@ -32,15 +32,17 @@ _REFUSES_SECONDS = 1.0
 """A leader that could store nothing for this long hands over to another node."""
 _STOP_LOOK_SECONDS = 0.05
 _ROUNDS = 2
-"""Attempts per stream during a stop: a candidate may not have received yet that it is in sync."""
+"""Attempts per stream during a stop: a candidate may not have been notified yet that it is in
+sync."""
 _COMING_SECONDS = 5.0
-"""During a stop, the maximum time to wait for a lead that the record gives to this node, but that
-it has not taken yet."""
+"""Maximum time that a stop waits for a stream that this node leads by its metadata but has not
+begun to lead."""
 
 
 class Leadership:
-    """Belongs to the event loop. `led` are the streams that this node leads; `is_coming` returns
-    True if a handover that has begun may bring it another one."""
+    """Hands streams over to other nodes. Belongs to the event loop. `led` returns the streams that
+    this node leads; `is_coming` returns True if a handover that has begun may make it lead another
+    one."""
 
     def __init__(
         self,
@@ -51,7 +53,7 @@ class Leadership:
         is_coming: Callable[[], bool],
         refuses_seconds: Callable[[str], float] = lambda name: 0.0,
     ) -> None:
-        """`refuses_seconds` returns for how long each commit of a stream has failed here."""
+        """`refuses_seconds` returns for how long all commits of a stream have failed here."""
         self._mirror = mirror
         self._handovers = handovers
         self._link_to = link_to
@@ -60,10 +62,10 @@ class Leadership:
         self._refuses_seconds = refuses_seconds
         self._again_at: dict[str, float] = {}
         self._first_since: dict[str, float] = {}
-        """By stream: the time since which its first replica, another node, could lead it."""
+        """By stream: since when its first replica, on another node, could have led it."""
         self._moving: list[str] = []
-        """The streams that a move takes replicas from, as of `_moving_as_of` changes; normally
-        empty."""
+        """The streams that a move takes replicas from, when `_mirror.changes` was `_moving_as_of`;
+        normally none."""
         self._moving_as_of = -1
 
     async def elect(self, name: str, to: str | None = None) -> str:
@@ -79,10 +81,10 @@ class Leadership:
         return chosen
 
     async def recover(self, name: str, to: str, lost: Collection[str]) -> str:
-        """Make `to` the leader of a stream that no node can lead: all complete copies were on the
-        nodes `lost`, and are gone for good. Records that only they had are abandoned. Returns `to`.
-        Raises StreamNotFound, Conflict while a node leads or other copies are complete,
-        MetadataUnavailable."""
+        """Make `to` the leader of a stream that no node can lead, because all complete copies were
+        on the nodes `lost` and will not come back. Abandons records that only those nodes had.
+        Returns `to`. Raises StreamNotFound, Conflict while a node leads or other copies are
+        complete, MetadataUnavailable."""
         directory = self._mirror.directory
 
         def step(record: StreamMetadata) -> StreamMetadata | None:
@@ -129,9 +131,8 @@ class Leadership:
             logger.warning("not-handed-over stream=%s error=%s", name, error)
 
     async def hand_over_all(self) -> None:
-        """Before a planned stop: hand over all streams of this node, also those whose lead it was
-        just taking over. Streams that cannot be handed over are left to an election. Does not
-        raise."""
+        """Hand over all streams of this node before a planned stop, including those that it is just
+        taking over. Streams that cannot be handed over are left to an election. Does not raise."""
         self._handovers.is_stopping = True
         loop = asyncio.get_running_loop()
         until = loop.time() + _COMING_SECONDS
@@ -148,7 +149,7 @@ class Leadership:
             await asyncio.sleep(_STOP_LOOK_SECONDS)
 
     def _to_be_led(self) -> bool:
-        """Return True if the record of a stream makes this node its leader, and it does not lead it
+        """Return True if this node should lead a stream, by its metadata, and does not lead it
         yet."""
         led, me = self._led(), self._handovers.node
         return any(
@@ -174,7 +175,7 @@ class Leadership:
             async with gate:
                 await self._handovers.finished(name)
                 if self._mirror.records[name].leader != self._handovers.node:
-                    return  # another handover of it was in progress
+                    return  # another handover of this stream was in progress
                 heirs = sorted(self._heirs(name), key=lambda node: leads[node])
                 for to in heirs[:_HEIRS_TRIED]:
                     leads[to] += 1
@@ -187,8 +188,8 @@ class Leadership:
         await asyncio.gather(*map(give_one, names))
 
     async def hand_over_moved(self) -> None:
-        """Hand over the streams whose replica here is being moved away, if the move only waits for
-        that. Failed handovers are retried a little later. Does not raise."""
+        """Hand over the streams whose replica on this node is being moved away, if only this node's
+        leadership delays the move. Retries failed handovers a little later. Does not raise."""
         now, gate = asyncio.get_running_loop().time(), asyncio.Semaphore(_AT_ONCE)
 
         async def give(name: str) -> None:
@@ -217,8 +218,9 @@ class Leadership:
             await asyncio.gather(*map(give, due))
 
     async def hand_over_refusing(self) -> None:
-        """Hand over the streams that cannot store anything here, as on a full disk, to a node that
-        can. Failed handovers are retried a little later. Does not raise."""
+        """Hand over the streams that cannot be written on this node, for example because the disk
+        is full, to a node that can write them. Retries failed handovers a little later. Does not
+        raise."""
         now, gate = asyncio.get_running_loop().time(), asyncio.Semaphore(_AT_ONCE)
 
         async def give(name: str) -> None:
@@ -243,7 +245,7 @@ class Leadership:
 
     async def balance(self, interval_seconds: float, settled_seconds: float) -> None:
         """Hand streams over to their first replica, one at a time, once it has been live and in
-        sync for `settled_seconds`; until it is cancelled or the node stops."""
+        sync for `settled_seconds`. Runs until it is cancelled or the node stops."""
         while True:
             await asyncio.sleep(interval_seconds)
             for name in self._misplaced(settled_seconds):
@@ -255,7 +257,7 @@ class Leadership:
                     logger.warning("not-balanced stream=%s error=%s", name, error)
 
     def _misplaced(self, settled_seconds: float) -> list[str]:
-        """Return the streams that their first replica should lead instead of this node."""
+        """Return the streams that should be led by their first replica instead of this node."""
         now, since = asyncio.get_running_loop().time(), {}
         for name in self._led():
             if self._mirror.records[name].replicas[0] in self._heirs(name):

@@ -1,5 +1,5 @@
-"""The services of its node, and of the objects that make hosts of streams, that each replica
-needs."""
+"""The services that each replica needs: those of its node, and of the objects that create hosts of
+streams."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ logger = logging.getLogger("liftlog.server.replication")
 @dataclass(frozen=True, slots=True)
 class LocalNode:
     """This node, from the point of view of its replicas. `link_to` returns the connection to
-    another node; `pace` is shared by all followers that catch up with streams led here."""
+    another node; `pace` limits all followers together that catch up with streams led here."""
 
     member: Member
     mirror: Mirror
@@ -40,12 +40,12 @@ class LocalNode:
     link_to: Callable[[str], PeerLink]
     lag_max_seconds: float
     spawn: Callable[[Coroutine[Any, Any, None]], None]
-    """Start a task in the event loop; it is cancelled when the node stops."""
+    """Starts a task in the event loop; it is cancelled when the node stops."""
     led: dict[str, ServedStream] = field(default_factory=dict)
     followed: dict[str, FollowedStream] = field(default_factory=dict)
-    """The streams in these roles, by name. Each replica keeps its own entry."""
+    """The streams that this node follows, by name. Each replica keeps its own entry."""
     stirred: set[str] = field(default_factory=set)
-    """The streams led here whose leaders may propose a change."""
+    """The streams led here whose leaders may propose a change of the in-sync set."""
     room: FetchRoom = field(default_factory=FetchRoom)
     """Memory for fetches, shared by all streams that are followed here."""
     warnings: RareWarnings = field(default_factory=partial(RareWarnings, logger))

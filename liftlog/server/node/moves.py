@@ -1,9 +1,9 @@
 """Moves replicas between nodes: moves a stream, drains a node, removes a node for good.
 
-A move is a state of the stream's record, and draining is a state of the node's record. So no node
-has to stay up until it is complete: whichever node leads a stream continues its moves, and begins
-those that a drained node needs. New replicas catch up outside the in-sync set; a leader whose own
-replica moves away hands over first.
+A move is stored in the stream's record, and draining in the node's record, so they do not depend on
+a running node: whichever node leads a stream continues its moves, and begins the moves that a
+drained node needs. New replicas catch up outside the in-sync set. A leader whose own replica moves
+away hands over first.
 """
 
 from __future__ import annotations
@@ -23,22 +23,23 @@ logger = logging.getLogger("liftlog.server.replication")
 
 _AT_ONCE = 8
 """Number of streams of one leader that copy to new replicas at once because nodes are drained.
-`cluster.catch_up_rate` limits what they fetch together."""
+`cluster.catch_up_rate` limits the rate of all of them together."""
 _MAX_NAMED = 5
 
 
 class Moves:
-    """Belongs to the event loop. Each change is durable on return, and may be requested again."""
+    """Moves replicas. Belongs to the event loop. Each change is durable on return, and may be
+    requested again."""
 
     def __init__(self, mirror: Mirror) -> None:
         self._mirror = mirror
         self._stuck: dict[str, str] = {}
-        """The reasons why streams stay on a drained node."""
+        """By stream: why it stays on a drained node."""
 
     async def move(self, name: str, target: Sequence[str]) -> None:
         """Begin to move a stream to the nodes `target`, the preferred leader first. Raises
-        StreamNotFound, InvalidArgument, Conflict if it is being moved elsewhere or a new node
-        cannot take it, MetadataUnavailable."""
+        StreamNotFound, InvalidArgument, Conflict if the stream is being moved elsewhere or a new
+        node cannot take it, MetadataUnavailable."""
         await self._check_nodes(target)
 
         def step(record: StreamMetadata) -> StreamMetadata | None:
@@ -52,20 +53,21 @@ class Moves:
 
     async def cancel(self, name: str) -> None:
         """Cancel a move, and return to the replicas before it. Raises StreamNotFound,
-        InvalidArgument as `move`, Conflict if the new replicas are needed, MetadataUnavailable."""
+        InvalidArgument like `move`, Conflict if the new replicas are needed,
+        MetadataUnavailable."""
         await self._change(name, lambda record: _allowed(transitions.cancel(record)))
         logger.info("move-cancelled stream=%s", name)
 
     async def drain(self, node: str) -> None:
-        """Place nothing more on `node`, and move its replicas to other nodes. Raises Conflict if
-        these are too few, MetadataUnavailable."""
+        """Place no more replicas on `node`, and move its replicas to other nodes. Raises Conflict
+        if there are too few other nodes, MetadataUnavailable."""
         await self._check_nodes([node])
         self._check_leavable(node)
         await self._mirror.change_node(node, _draining(True))
         logger.info("drain-begun node=%s", node)
 
     async def undrain(self, node: str) -> None:
-        """Place replicas on `node` again. Replicas that have moved do not come back. Raises
+        """Place replicas on `node` again. Replicas that have moved away do not come back. Raises
         Conflict, MetadataUnavailable."""
         await self._check_nodes([node])
         await self._mirror.change_node(node, _draining(False))
@@ -93,10 +95,10 @@ class Moves:
         await self._mirror.remove_node(node)
         logger.info("node-forgotten node=%s", node)
 
-    # --- what the leader of a stream does ---
+    # --- the leader of a stream ---
 
     async def leave_drained(self, led: Iterable[str]) -> None:
-        """Begin to move those of the streams `led` here that have replicas on drained nodes, a few
+        """Begin to move replicas of the streams `led` here away from drained nodes, a few streams
         at a time. Does not raise: failed moves are retried."""
         drained = {one.name for one in self._mirror.directory.nodes.values() if one.draining}
         if not drained:
@@ -115,7 +117,8 @@ class Moves:
     async def _leave_node(self, record: StreamMetadata, drained: set[str]) -> bool:
         name = record.name
         try:
-            # Based on the record at that moment: an operator may have moved the stream meanwhile.
+            # The step uses the record of that moment: an operator may have moved the stream
+            # meanwhile.
             after = await self._mirror.change(
                 name, lambda one: transitions.reassign(one, self._without(one, drained))
             )
@@ -141,8 +144,8 @@ class Moves:
         return record
 
     async def _check_nodes(self, nodes: Sequence[str]) -> None:
-        """Raises InvalidArgument if one of them does not exist. This node may not have received the
-        record of a new node yet."""
+        """Raise InvalidArgument if one of them does not exist. Reads the store if necessary,
+        because this node may not have received the record of a new node yet."""
         known = self._mirror.directory.nodes
         if not known.keys() >= set(nodes):
             await self._mirror.load()
@@ -164,7 +167,7 @@ class Moves:
             )
 
     def _check_leavable(self, node: str) -> None:
-        """Raises Conflict if a stream cannot leave the node."""
+        """Raise Conflict if a stream cannot leave the node."""
         left_by = {one.name for one in self._mirror.directory.nodes.values() if one.draining}
         stuck = []
         for name in self._held(node):
@@ -182,8 +185,9 @@ class Moves:
             )
 
     def _without(self, record: StreamMetadata, leaving: set[str]) -> tuple[str, ...]:
-        """Return the nodes of the stream after these have left. A stream of the cluster itself has
-        up to as many replicas as there are nodes; it grows again later. Raises Conflict."""
+        """Return the nodes of the stream after the nodes `leaving` have left. If there are too few
+        other nodes, a system stream may have fewer replicas, and gets more again later. Raises
+        Conflict."""
         try:
             return replace_nodes(candidates(self._mirror), record.target, leaving)
         except Conflict:
@@ -193,7 +197,7 @@ class Moves:
             return left
 
     def _held(self, node: str) -> list[str]:
-        """Return the streams that have a replica there, and are not about to leave it."""
+        """Return the streams that have a replica on the node, and are not about to leave it."""
         return sorted(
             name
             for name, record in self._mirror.records.items()
@@ -202,8 +206,8 @@ class Moves:
 
 
 def _allowed(after: StreamMetadata | None) -> StreamMetadata | None:
-    """Return a change of the replicas if the durability permits it, by the same rules as at the
-    creation of a stream. Raises InvalidArgument."""
+    """Return a changed record if the durability permits its number of replicas, by the same rules
+    as at the creation of a stream. Raises InvalidArgument."""
     durability = "fsync" if after is None else after.settings.get("durability", "fsync")
     if after is not None and durability != "fsync" and len(after.target) > 1:
         raise InvalidArgument(

@@ -1,8 +1,8 @@
 """The checkpoints of a cluster: the stream `_offsets`, and its table on the node that leads it.
 
-The first node creates the stream, and it grows to three replicas as nodes join. Its leader has the
-checkpoints in memory, once everything that was committed before is known to be committed: the other
-nodes forward requests to it.
+The first node creates the stream, and it grows to three replicas as nodes join. Its leader loads
+the checkpoints into memory once everything that was committed before is known to be committed; the
+other nodes forward requests to it.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ _MOST_REPLICAS = 3
 
 
 class ReplicatedOffsets:
-    """Belongs to the event loop; `run` follows the record until it is cancelled. Make it before the
-    broker has a link to NATS."""
+    """Serves the checkpoints while this node leads them. Belongs to the event loop; `run` checks
+    until it is cancelled. Create it before the broker has a link to NATS."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class ReplicatedOffsets:
         self._loading: ServedStream | None = None
         self._grow_at = self._ask_at = self._own_until = 0.0
         self._fitting: StreamMetadata | None = None
-        """The last record whose settings were found to be right."""
+        """The last record whose settings needed no change."""
         self._problem = ""
         receive_over_nats(broker, lambda: broker.checkpoints)
 
@@ -107,8 +107,8 @@ class ReplicatedOffsets:
     # --- the table ---
 
     async def _load(self, led: ServedStream) -> None:
-        """Serve the checkpoints once everything that a previous leader may have shown is committed
-        here."""
+        """Serve the checkpoints once all records that a previous leader may have returned are
+        committed here."""
         host = self._broker.hosts.get(OFFSETS_STREAM)
         if host is None or not host.is_leading or not led.leader.is_ready:
             return
@@ -117,8 +117,8 @@ class ReplicatedOffsets:
         if self._loading is not led:
             self._loading, self._own_until = led, now + _OWN_SECONDS
         if now < self._own_until:
-            # If it raises or times out before, it is retried. Other consumers wait no longer than
-            # that.
+            # If this raises or times out, it is retried. Other consumers wait until `_own_until` at
+            # most.
             async with asyncio.timeout(self._own_until - now):
                 await self._own.store_groups(host, table, subject_prefix(self._broker.settings))
         checkpoints = make_checkpoints(
@@ -134,8 +134,8 @@ class ReplicatedOffsets:
             async with asyncio.timeout(self._own_until - now):
                 await self._own.store_at(checkpoints)
         if self._streams.led.get(OFFSETS_STREAM) is not led:
-            return  # another node leads it now
-        if self._last is not None:  # the counters of this process continue
+            return  # another node leads the stream now
+        if self._last is not None:  # keep the counters of this process
             checkpoints.commits, checkpoints.refused = self._last.commits, self._last.refused
         self._serving, self._last = (led, checkpoints), checkpoints
         self._ask_at = 0.0
@@ -143,8 +143,8 @@ class ReplicatedOffsets:
         logger.info("checkpoints-opened count=%d epoch=%d", len(table), led.leader.epoch)
 
     def _find(self, name: str) -> StreamHost | StreamBounds:
-        """Return the bounds that a checkpoint in the stream is checked against: its log if it is
-        led here, else its record. Raises StreamNotFound, StreamUnavailable, NotReady."""
+        """Return the bounds that a checkpoint in the stream is checked against: from its log if it
+        is led here, else from its metadata. Raises StreamNotFound, StreamUnavailable, NotReady."""
         record = self._streams.view.known(name)
         if record is None or record.leader == self._streams.member.name:
             return self._broker.led_stream(name)
@@ -205,7 +205,8 @@ class ReplicatedOffsets:
                 await streams.mirror.change(OFFSETS_STREAM, self._updated)
 
     def _grown(self, record: StreamMetadata) -> StreamMetadata | None:
-        """Return the record with more replicas, up to the number of nodes."""
+        """Return the record with more replicas, up to the number of nodes; None if no change is
+        possible."""
         present = record.replicas
         if record.adding or record.removing or len(present) >= _MOST_REPLICAS:
             return None
@@ -221,7 +222,7 @@ class ReplicatedOffsets:
 
     def _updated(self, record: StreamMetadata) -> StreamMetadata | None:
         """Return the record with the settings that this number of replicas, and this version of
-        liftlog, require."""
+        liftlog, require; None if it has them."""
         if record.leader != self._streams.member.name or record.adding or record.removing:
             return None
         if record is self._fitting:

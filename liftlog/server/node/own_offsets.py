@@ -1,8 +1,9 @@
 """A node's own checkpoints and consumer groups, from the time before it was a node, or from
 versions in which each node had its own.
 
-At the first start they are set aside, and then stored among those of the cluster. A checkpoint that
-a consumer has committed there since is kept, and so is a group that has begun there.
+The first start renames their stream; later they are stored among those of the cluster. If a
+consumer has committed in the cluster since, its checkpoint there is kept; so is a group that has
+begun there.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _PAUSE_SECONDS = 1.0
 
 def set_aside(data_dir: DataDir) -> None:
     """Rename a stream `_offsets` that is not a replica, so that the node can have a replica of the
-    cluster's. Blocking; durable on return. Raises StorageError."""
+    cluster's `_offsets`. Blocking; durable on return. Raises StorageError."""
     fs = data_dir.environment.fs
     path, aside = data_dir.stream_path(OFFSETS_STREAM), data_dir.stream_path(_SET_ASIDE)
     with storage_errors(f"reading the manifest of {OFFSETS_STREAM}"):
@@ -56,7 +57,7 @@ class OwnCheckpoints:
 
     async def store_groups(self, offsets: StreamHost, table: CheckpointTable, prefix: str) -> None:
         """Store the groups in `offsets`, which this node leads, and add them to its `table`, before
-        either is used. Raises the errors of storing them; the next call starts from the
+        the groups in either are used. Raises the errors of the write; the next call starts from the
         beginning."""
         await self._load()
         own = {} if self._table is None else self._table.groups
@@ -71,9 +72,10 @@ class OwnCheckpoints:
         self._groups_stored.set()
 
     async def store_at(self, checkpoints: Checkpoints) -> None:
-        """Store them before consumers are answered, on a node that begins to lead the checkpoints:
-        a consumer that asked too early would get the answer that it has no position. Raises errors
-        that may pass; the next attempt finds those that were stored."""
+        """Store the checkpoints here, because this node begins to lead the checkpoints, and before
+        any consumer is answered: a consumer that asked earlier would be told that it has no
+        position. Raises errors that can be retried; the next attempt finds the checkpoints that
+        were stored."""
         for request, owner in await self._requests():
             try:
                 await _commit_here(checkpoints, request, owner)
@@ -82,8 +84,8 @@ class OwnCheckpoints:
                     raise
 
     async def take_over(self, broker: Broker, streams: ReplicatedStreams) -> None:
-        """Store them among the checkpoints of the cluster, wherever these are led, then remove
-        them. After a stop in between, the next start continues."""
+        """Store the checkpoints among those of the cluster, on whichever node leads these, then
+        remove the renamed stream. After a stop in between, the next start continues."""
         try:
             requests = await self._requests()
             if self._table is None:
@@ -105,7 +107,7 @@ class OwnCheckpoints:
                 self._is_loaded = True
 
     async def _requests(self) -> list[tuple[CommitCheckpoint, str]]:
-        """Return the requests, each with its owner."""
+        """Return the requests that store the checkpoints, each with the owner of the checkpoint."""
         await self._load()
         return [
             (

@@ -21,8 +21,8 @@ _RECONNECT_SECONDS = 1.0
 
 
 class PeerService:
-    """Belongs to the event loop. `replicas` are those of this node, by stream; `succession` returns
-    its elections, None before it takes part in any."""
+    """Answers other nodes. Belongs to the event loop. `replicas` are those of this node, by stream;
+    `succession` returns its elections, or None before it takes part in any."""
 
     def __init__(
         self,
@@ -41,14 +41,15 @@ class PeerService:
     # --- connections ---
 
     def peer_came(self, node: str) -> None:
-        """A new connection of another node has identified itself."""
+        """Note that a new connection of another node has identified itself."""
         self._connections[node] = self._connections.get(node, 0) + 1
         self._node.hearing.connected(node)
         if node in self._node.mirror.directory.nodes:
             self._node.link_to(node).connect_soon()
 
     def peer_went(self, node: str) -> None:
-        """A connection has ended. Acks do not wait for a node that does not reconnect soon."""
+        """Note that a connection has ended. If the node does not reconnect soon, acks stop waiting
+        for it."""
         self._connections[node] -= 1
         self._node.hearing.disconnected(node)
         asyncio.get_running_loop().call_later(_RECONNECT_SECONDS, self._not_back, node)
@@ -58,12 +59,12 @@ class PeerService:
             self.lost(node)
 
     def lost(self, node: str) -> None:
-        """Acks no longer wait for `node`, until it fetches again."""
+        """Make acks stop waiting for `node`, until it fetches again."""
         for led in list(self._node.led.values()):
             led.lost(node)
 
     def connected(self, node: str) -> None:
-        """Notify the replicas that follow: this node has reconnected to `node`."""
+        """Notify the replicas that follow, because this node has reconnected to `node`."""
         for followed in list(self._node.followed.values()):
             followed.connected(node)
 
@@ -88,8 +89,8 @@ class PeerService:
         return found
 
     async def look_again(self, name: str, version: int) -> None:
-        """Return when this node acts on that version of a record, or after a while. Raises
-        MetadataUnavailable."""
+        """Wait until this node acts on this version of a record, but only for a limited time.
+        Raises MetadataUnavailable."""
         known = self._node.mirror.records.get(name)
         if known is None or known.version < version:
             await self._node.mirror.change(name, lambda present: None)
@@ -111,7 +112,7 @@ class PeerService:
     async def take_over(
         self, asker: str, names: Iterable[str], *, detached: bool
     ) -> dict[str, StreamMetadata]:
-        """Take the lead of streams that `asker` leads and cannot serve, as far as this node can.
+        """Begin to lead streams that `asker` leads and cannot serve, if this node can serve them.
         Returns the records of those that this node leads afterwards."""
         succession = self._succession()
         if succession is None:
@@ -119,7 +120,8 @@ class PeerService:
         return await succession.take_over(asker, names, detached=detached)
 
     def told_time(self) -> tuple[int, bool]:
-        """Return the wall clock for another node, and True if this node doubts it."""
+        """Return the wall clock for another node, and True if this node does not trust its
+        clock."""
         environment = self._node.data_dir.environment
         now_ns = environment.clock.now_ns()
         return now_ns, now_ns - environment.age_clock_ns() > STEP_NS

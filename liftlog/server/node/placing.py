@@ -1,4 +1,4 @@
-"""New replicated streams: chooses their nodes, and makes their first records."""
+"""New replicated streams: chooses their nodes, and stores their first metadata records."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _AT_ONCE = 64
 
 
 def candidates(mirror: Mirror, coming: Iterable[Sequence[str]] = ()) -> list[Candidate]:
-    """Return the nodes, with the replicas of each by the newest records here. A stream that is
-    moving counts at its target; `coming` are the replicas of streams whose records are being
+    """Return the nodes, each with its number of replicas by the newest records here. A stream that
+    is moving counts at its target; `coming` are the replicas of streams whose records are being
     stored."""
     directory = mirror.directory
     held, led = Counter[str](), Counter[str]()
@@ -48,18 +48,19 @@ def candidates(mirror: Mirror, coming: Iterable[Sequence[str]] = ()) -> list[Can
 
 
 class NewStreams:
-    """Belongs to the event loop. Many streams may be created at once."""
+    """Creates replicated streams. Belongs to the event loop. Many streams may be created at
+    once."""
 
     def __init__(self, mirror: Mirror) -> None:
         self._mirror = mirror
         self._coming: dict[str, tuple[str, ...]] = {}
-        """Replicas of streams whose records are being stored, by their incarnations."""
+        """Replicas of streams whose records are being stored, by incarnation."""
 
     async def create(
         self, name: str, settings: StreamSettings, *, origin: str, is_system: bool = False
     ) -> StreamMetadata:
-        """Return the record of a new stream, on nodes that are live and not drained; or the
-        existing record. Raises Conflict if there are too few nodes, MetadataUnavailable."""
+        """Create a stream on nodes that are live and not drained; returns its record, or the record
+        that already exists. Raises Conflict if there are too few nodes, MetadataUnavailable."""
         directory = self._mirror.directory
         nodes = candidates(self._mirror, self._coming.values())
         try:
@@ -85,8 +86,8 @@ class NewStreams:
             del self._coming[record.incarnation]
 
     async def create_for_client(self, name: str, settings: StreamSettings) -> StreamMetadata:
-        """Like `create`. This node may not have received the record of a new node yet, so if there
-        are too few nodes, the store is read."""
+        """Create a stream like `create`. If there are too few nodes, the store is read first,
+        because this node may not have received the record of a new node yet."""
         try:
             return await self.create(name, settings, origin="api")
         except Conflict:
@@ -95,8 +96,8 @@ class NewStreams:
 
     async def create_configured(self, streams: Mapping[str, StreamSettings]) -> None:
         """Create the missing streams of the configuration file as soon as there are enough nodes
-        and the metadata can be read. Each node does so; the first one creates the stream. Existing
-        streams are not changed."""
+        and the metadata can be read. All nodes try this, and the first one creates a stream.
+        Existing streams are not changed."""
         missing = dict(streams)
         told: set[str] = set()
         while True:
@@ -117,10 +118,10 @@ class NewStreams:
                 elif not isinstance(result, LiftlogError):
                     raise result
                 elif isinstance(result, InvalidArgument):
-                    del missing[name]  # a permanent error
+                    del missing[name]  # this error is permanent
                     logger.error("stream-not-created stream=%s error=%s", name, result)
                 else:
-                    missing[name] = missing.pop(name)  # try the others first
+                    missing[name] = missing.pop(name)  # try the other streams first
                     if name not in told:
                         logger.warning("stream-waits stream=%s reason=%s", name, result)
                         told.add(name)

@@ -1,4 +1,4 @@
-"""One replicated stream on this node, in the role that its newest record gives it.
+"""One replicated stream on this node, in the role that its newest metadata record gives it.
 
 One task follows the record, one version at a time: it changes the `Role` and the `CopyOnDisk`.
 """
@@ -26,11 +26,13 @@ _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 5.0
 _LEAVE_SECONDS = 5.0
 _STALLED_SECONDS = 1.0
-"""If a task has been blocked on the disk for longer than this, it can no longer end its role."""
+"""If a task has been blocked on the disk for longer than this, it can no longer end its role in
+time."""
 
 
 class Replica:
-    """Belongs to the event loop. `run` follows the record until the stream has left this node."""
+    """One replica. Belongs to the event loop. `run` follows the record until the stream has left
+    this node."""
 
     def __init__(self, name: str, node: LocalNode) -> None:
         self.name = name
@@ -41,10 +43,10 @@ class Replica:
         self._remembered: tuple[object, ...] = ()
         """Leader, replicas and in-sync set, as they are on this node's disk."""
         self._remembers_since: float | None = None
-        """The time at which the present write of these values to the disk began."""
+        """When the current write of these values to the disk began; None if none runs."""
         self._wake = asyncio.Event()
         self.opened = asyncio.Event()
-        """Set once the log of the newest stream of the name was opened, or could not be opened."""
+        """Set once the log of the newest stream of this name was opened, or could not be opened."""
         self._newest = self._looked_at = ""  # incarnations
         self._done_version = 0
         self._doing: list[tuple[int, asyncio.Future[None]]] = []
@@ -53,7 +55,7 @@ class Replica:
         self._goes_over_to: StreamMetadata | None = None
 
     def record_changed(self, record: StreamMetadata) -> None:
-        """Called with a newer record, perhaps of another stream of the name."""
+        """Note a newer record, which may be of another stream of the same name."""
         if record.incarnation != self._newest:
             self._newest = record.incarnation
             self.opened.clear()
@@ -64,17 +66,17 @@ class Replica:
     @property
     def waits_for_disk_seconds(self) -> float:
         """The time that the disk has taken so far for the next step of the role; 0.0 if no step
-        waits for it."""
+        waits for the disk."""
         host, since = self._node.hosts.hosts.get(self.name), self._remembers_since
         if since is None and (host is None or not host.turns.is_taken):
-            return 0.0  # called for a thousand streams, once a second
+            return 0.0  # this is called for a thousand streams, once a second
         seconds = 0.0 if host is None else host.turns.taken_seconds
         return seconds if since is None else max(seconds, time.monotonic() - since)
 
     def _stop_taking_messages(self) -> None:
-        """Stop receiving: another node leads, and the disk here hangs, so the role can only end
-        when the disk responds again. Until then this node would take messages from the members of
-        the queue group, and never answer them."""
+        """Stop receiving messages, because another node leads and the disk here hangs. The role can
+        end only when the disk responds again. Until then this node would take messages from the
+        members of the queue group, and never answer them."""
         host = self._node.hosts.hosts.get(self.name)
         if self.role.led is not None and host is not None:
             self.role.stop_leading("another node leads")
@@ -84,7 +86,7 @@ class Replica:
         await self._node.hosts.attachments.detach(host)
 
     def wake(self) -> None:
-        """Look again: an event that the stream may wait for has happened."""
+        """Check the record again, because an event has happened that the stream may wait for."""
         self._wake.set()
 
     def copy_again(self) -> None:
@@ -94,7 +96,7 @@ class Replica:
         self._wake.set()
 
     def give_up(self, stored: StreamMetadata) -> None:
-        """Discard this node's record of the stream, and go over to the successors of `stored`, with
+        """Discard this node's record of the stream, and adopt `stored` or a successor of it, with
         an empty copy."""
         self._goes_over_to = stored
         self._wake.set()
@@ -104,7 +106,7 @@ class Replica:
             self.opened.set()
 
     async def does(self, version: int) -> None:
-        """Return when this node acts on that version of the record, or a newer one."""
+        """Wait until this node acts on this version of the record, or a newer one."""
         if self._done_version < version:
             done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._doing.append((version, done))
@@ -120,8 +122,8 @@ class Replica:
                 done.set_result(None)
 
     async def run(self) -> bool:
-        """Follow the record. Returns True when the stream has left this node; False when the node
-        leaves its streams, or after a defect, which is then in `hosts.broken`."""
+        """Follow the record. Returns True when the stream has left this node. Returns False when
+        the node stops, or after a defect, which is then in `hosts.broken`."""
         pause, broken, told = _FIRST_PAUSE_SECONDS, self._node.hosts.broken, ""
         while not self._is_leaving:
             self._wake.clear()
@@ -152,20 +154,20 @@ class Replica:
         return False
 
     async def _follow_record(self) -> bool:
-        """Look at the record once; return True when the stream has left this node."""
+        """Act on the record once; returns True if the stream has left this node."""
         if self._goes_over_to is not None:
             stored, self._goes_over_to = self._goes_over_to, None
-            self.wake()  # then look at the record again, whatever the result
+            self.wake()  # then act on the record again, whatever the result
             await self.role.end()
             await self.copy.go_over(stored)
             return False
         record = self._node.mirror.records.get(self.name)
         if record is None:
-            return False  # the store has only returned records that are not accepted
+            return False  # this node does not accept the records that the store has returned
         self._looked_at = record.incarnation
         host = self._node.hosts.hosts.get(self.name)
         if host is not None and host.log.incarnation != record.incarnation:
-            await self.role.end()  # deleted and created again
+            await self.role.end()  # it was deleted and created again
         resigned = self.role.resigned_epoch(record.incarnation)
         wanted = role_of(record, self._me, self._node.member.start, resigned_epoch=resigned)
         await self._remember(record)
@@ -179,7 +181,7 @@ class Replica:
         elif isinstance(wanted, Lead):
             await self.role.lead(record, wanted.epoch)
         elif isinstance(wanted, Follow) and await self._may_drop_copy(record):
-            self.wake()  # then look at the record again, whatever the result
+            self.wake()  # then act on the record again, whatever the result
             await self.role.end()
             await self.copy.drop(record)
             return False
@@ -190,15 +192,16 @@ class Replica:
         return False
 
     async def _may_drop_copy(self, record: StreamMetadata) -> bool:
-        """Return True if the copy is to be dropped, and can be."""
+        """Return True if the copy must be dropped, and can be dropped."""
         if not self._is_to_copy_again:
             return False
-        self._is_to_copy_again = False  # a caller that still needs it asks again
+        self._is_to_copy_again = False  # a caller that still needs this asks again
         return await self.copy.may_drop(record)
 
     async def _remember(self, record: StreamMetadata) -> None:
-        """Store the record before this node acts on another leader, other replicas or another
-        in-sync set: if the metadata store loses them, this node does not, even after a restart."""
+        """Store the record on this node before it acts on another leader, other replicas or another
+        in-sync set. So this node has them if the metadata store loses them, even after a
+        restart."""
         place = (
             *(record.incarnation, record.leader_epoch, record.leader, record.replicas),
             *(record.isr, record.eligible),
@@ -212,12 +215,12 @@ class Replica:
             self._remembered = place
 
     async def leave(self) -> None:
-        """Before a planned stop: leave the in-sync set, and give up the lead. On return the leader
-        no longer waits for this node, unless the change could not be stored. Does not raise."""
+        """Leave the in-sync set and stop leading, before a planned stop. On return the leader no
+        longer waits for this node, unless the change could not be stored. Does not raise."""
         known = self._node.mirror.records.get(self.name)
         if known is not None and not known.deleted:
-            # First follow a stream that was handed over: otherwise its acks would wait for this
-            # node.
+            # First act on a newest record that makes this node a follower: otherwise acks of the
+            # stream would wait for this node.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_SECONDS):
                     await self.does(known.version)
@@ -237,7 +240,7 @@ class Replica:
             return
         followed = self.role.followed
         if followed is not None:
-            followed.close()  # a fetch would put it back into the in-sync set
+            followed.close()  # a fetch would put this node back into the in-sync set
         # Acks wait for this node until the leader has received that.
         if record is not None and record.leader not in (None, self._me):
             await self._node.handovers.have_look(str(record.leader), record)

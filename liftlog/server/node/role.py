@@ -1,8 +1,8 @@
 """The role of one replicated stream on this node: leader or follower.
 
-A role ends when nothing that it began uses the log any more. The next one continues with the same
-open log, and a host of its own. A log whose state is uncertain is closed between the two, and
-opened again.
+A role ends when none of its operations uses the log any more. The next role continues with the same
+open log, and a host of its own. If the state of the log is uncertain, the log is closed between the
+two roles, and opened again.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ _DRAIN_SECONDS = 10.0
 
 
 class Role:
-    """Belongs to the event loop. `wake` triggers another look at the record."""
+    """The role of one replica. Belongs to the event loop. `wake` makes the replica check the record
+    again."""
 
     def __init__(
         self, name: str, node: LocalNode, copy: CopyOnDisk, wake: Callable[[], None]
@@ -47,9 +48,9 @@ class Role:
         self._copy = copy
         self._wake = wake
         self.isr_changes = 0
-        """Changes of the in-sync set while this node led."""
+        """Number of changes of the in-sync set while this node led."""
         self._settings: tuple[Mapping[str, object], StreamSettings] | None = None
-        """The settings of the last record, unparsed and parsed."""
+        """The settings of the last record, raw and parsed."""
         self._resigned = ("", 0)
         """Incarnation and epoch of the leadership that this process resigned last."""
         self._is_reading = False
@@ -65,7 +66,7 @@ class Role:
     # --- leading ---
 
     async def lead(self, record: StreamMetadata, epoch: int) -> None:
-        """Lead in the epoch of the record, or continue leading. Raises LiftlogError."""
+        """Lead in the epoch of the record, or continue to lead in it. Raises LiftlogError."""
         if self.led is not None and self.led.leader.epoch == epoch:
             self.isr_changes += set(record.isr) != set(self.led.leader.record.isr)
             self.led.adopt(record)
@@ -81,8 +82,8 @@ class Role:
 
         def begin() -> None:
             if log.log_end_offset < record.log_start:
-                # The copies with more records are lost. New messages must not get offsets that an
-                # administrator has deleted.
+                # The copies with more records are lost. New messages must not get offsets below a
+                # log start that an administrator has set.
                 log.truncate_prefix(record.log_start)
             log.writer.begin_epoch(epoch)
 
@@ -111,7 +112,7 @@ class Role:
         host.commit_up_to(leader.local(log.durable_end_offset))
         has_all = await self._node.hosts.attach_replica(host)
         self._node.handovers.leads(self.name)
-        # A node that was elected uncleanly may have stopped before it led.
+        # A node that was elected uncleanly may have stopped before it began to lead.
         if record.unclean_epoch == epoch or (
             before < record.unclean_epoch and record.isr == (self._me,)
         ):
@@ -125,9 +126,9 @@ class Role:
         logger.info("leading stream=%s epoch=%d", self.name, epoch)
 
     def _leader_of(self, record: StreamMetadata, log: Log) -> Leader:
-        """Make the leader for the epoch of the record, which the log has begun."""
+        """Create the leader for the epoch of the record, which the log has begun."""
         epoch = record.leader_epoch
-        # Every change until the next role belongs to this epoch.
+        # Every change of the side state until the next role belongs to this epoch.
         log.leases.number(partial(side_state.begin, epoch), partial(side_state.following, epoch))
         return Leader(
             record,
@@ -149,7 +150,7 @@ class Role:
 
     def _may_lead_on(self, epoch: int) -> bool:
         """Return True if this node leads in the immediately preceding epoch, and still accepts
-        messages. A handover belongs to one epoch: during one, it returns False."""
+        messages. During a handover it returns False, because a handover belongs to one epoch."""
         host = self._node.hosts.hosts.get(self.name)
         return (
             self.led is not None
@@ -162,8 +163,8 @@ class Role:
 
     async def _lead_on(self, record: StreamMetadata) -> None:
         """Continue as leader after replicas were added or removed, without an interruption for
-        publishers. The log, the subscription and everything that waits for followers stay as they
-        are."""
+        publishers. The log and the subscription stay, and so do the messages that wait for
+        followers."""
         led, host = self.led, self._node.hosts.hosts[self.name]
         assert led is not None
         log, epoch = host.log, record.leader_epoch
@@ -181,7 +182,7 @@ class Role:
         try:
             await host.exclusively(lambda: log.writer.begin_epoch(epoch), begin)
         except LiftlogError:
-            self.stop()  # the next look ends the role, and begins a new one
+            self.stop()  # the replica then ends the role, and begins a new one
             raise
         if led.leader.epoch != epoch:  # it stepped down in the meantime
             await self._begin_to_lead(record)
@@ -189,8 +190,8 @@ class Role:
         logger.info("leading stream=%s epoch=%d", self.name, epoch)
 
     def _ended(self, incarnation: str, epoch: int, reason: str) -> None:
-        """This node has stopped leading in this epoch, and does not lead in it again, whatever the
-        record says. A stream that is created again has epochs of its own."""
+        """Note that this node has stopped leading in this epoch. It does not lead in this epoch
+        again, whatever the record says. A stream that is created again has epochs of its own."""
         self._resigned = (incarnation, max(self.resigned_epoch(incarnation), epoch))
         record = self._node.mirror.records[self.name]
         present = (record.incarnation, record.leader, record.leader_epoch)
@@ -200,20 +201,21 @@ class Role:
         self._wake()
 
     def resigned_epoch(self, incarnation: str) -> int:
-        """The last epoch in which this process resigned from leading the stream; 0: in none."""
+        """Return the last epoch in which this process resigned from leading the stream; 0 if it has
+        not resigned."""
         resigned, epoch = self._resigned
         return epoch if resigned == incarnation else 0
 
     async def _resign(self, incarnation: str, epoch: int) -> None:
-        """Notify the other replicas, one of which may lead in another epoch; until the record names
-        one."""
+        """Resign in the record, so that another replica may lead in another epoch. Retried until
+        the store answers."""
 
         def step(present: StreamMetadata) -> StreamMetadata | None:
             if (present.incarnation, present.leader_epoch) != (incarnation, epoch):
                 return None
             return transitions.resign(present, self._me)
 
-        with contextlib.suppress(Conflict):  # deleted
+        with contextlib.suppress(Conflict):  # the stream was deleted
             await self.change_until_known(step)
 
     def stop_leading(self, reason: str) -> None:
@@ -225,7 +227,7 @@ class Role:
     # --- following ---
 
     async def follow(self, record: StreamMetadata) -> None:
-        """Follow the leader of the record, or continue following. Raises LiftlogError."""
+        """Follow the leader of the record, or continue to follow. Raises LiftlogError."""
         if self.followed is not None:
             self.followed.assigned(record)
         else:
@@ -257,13 +259,13 @@ class Role:
         )
 
     def look_again(self) -> None:
-        """Called on each sign of a newer record; one read runs at a time."""
+        """Read the record, because there is a sign of a newer one; one read runs at a time."""
         if not self._is_reading:
             self._is_reading = True
             self._node.spawn(self._read_record())
 
     async def _read_record(self) -> None:
-        """Read the record; retried until the store answers, since nothing else triggers the
+        """Read the record. Retried until the store answers, because nothing else triggers the
         read."""
         pause = _FIRST_PAUSE_SECONDS
         try:
@@ -280,8 +282,8 @@ class Role:
     # --- from one role to the next ---
 
     async def _log_between_roles(self, record: StreamMetadata) -> Log:
-        """Return the log, which no role uses. Until the next role has begun, it can be read
-        here."""
+        """End the current role and return the log, which no role uses then. Until the next role has
+        begun, it can be read here."""
         host = self._node.hosts.hosts.get(self.name)
         if host is not None:
             self.stop()
@@ -311,7 +313,7 @@ class Role:
         self._node.hosts.broken.pop(self.name, None)
 
     def stop(self) -> None:
-        """Serve no follower and fetch nothing any more; the host stays."""
+        """Stop serving followers and stop fetching; the host stays."""
         led = self._node.led.pop(self.name, None)
         if led is not None:
             led.close()
@@ -322,14 +324,14 @@ class Role:
     # --- settings ---
 
     async def adopt_settings(self, record: StreamMetadata) -> None:
-        """Adopt settings that an operator has changed in the record, here or through another
-        node."""
+        """Adopt settings that an operator has changed in the record, here or through another node.
+        Also truncate the log if an administrator has set its log start."""
         host = self._node.hosts.hosts.get(self.name)
         if host is None or host.failure:
             return
         newest = self._node.mirror.records.get(self.name, record)
         if newest.incarnation == record.incarnation:
-            record = newest  # returning to older subjects for a moment would lose messages
+            record = newest  # older subjects, even for a moment, would lose messages
         wanted = self._settings_of(record)
         if wanted != host.settings:
             await host.exclusively(
@@ -343,8 +345,8 @@ class Role:
             await host.exclusively(lambda: follow_log_start(host.log, start, wanted, now_ns))
 
     def _settings_of(self, record: StreamMetadata) -> StreamSettings:
-        """Return the settings in the record; most versions of the record do not change them. Raises
-        InvalidArgument."""
+        """Return the parsed settings of the record. They are cached, because most versions of the
+        record do not change them. Raises InvalidArgument."""
         if self._settings is None or self._settings[0] != record.settings:
             self._settings = (record.settings, settings_of(record))
         return self._settings[1]
@@ -352,7 +354,7 @@ class Role:
     # --- the in-sync set ---
 
     def change_due(self) -> Change | None:
-        """Return a change of the in-sync set that is due."""
+        """Return a change of the in-sync set that is due, or None."""
         led = self.led
         if led is None:
             return None
@@ -366,9 +368,9 @@ class Role:
             return None
 
     def _is_to_truncate(self, led: ServedStream) -> bool:
-        """Return True if committed records here are below the log start that an administrator has
-        set: a new leader may not have had enough of the log to truncate it when it read the
-        record."""
+        """Return True if there are committed records here below the log start that an administrator
+        has set. This happens if a new leader did not have enough of the log to truncate it when it
+        read the record."""
         host = self._node.hosts.hosts.get(self.name)
         if host is None or host.failure:
             return False
@@ -383,7 +385,7 @@ class Role:
             self._node.warnings.warn("in-sync-set-unchanged stream=%s error=%s", self.name, error)
 
     async def let_tombstones_go(self, forget_after_seconds: float) -> None:
-        """Allow compaction to remove the tombstones that every replica has, here and on the
+        """Allow compaction to remove the tombstones that every replica has, on this node and on the
         others."""
         led, host = self.led, self._node.hosts.hosts.get(self.name)
         if led is None or host is None or compaction_of(host.settings) is None:
@@ -399,7 +401,7 @@ class Role:
     async def change_until_known(
         self, step: Callable[[StreamMetadata], StreamMetadata | None]
     ) -> StreamMetadata | None:
-        """Like `Mirror.change`, retried while the store does not answer."""
+        """Change the record like `Mirror.change`, retried while the store does not answer."""
         pause = _FIRST_PAUSE_SECONDS
         while True:
             try:
@@ -411,6 +413,7 @@ class Role:
 
 
 def _end_lead(log: Log) -> None:
-    """A follower has confirmed everything that it has: all of it must be durable. Blocking."""
+    """End the leadership in the log. A follower has confirmed all of its records, so all of them
+    must be durable. Blocking."""
     log.writer.note_acked(log.sync())
     log.leases.follow()

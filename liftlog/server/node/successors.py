@@ -1,5 +1,5 @@
-"""Handles clients that have read from a leader that is newer than this one: of the same stream, or
-of one that was created in its place."""
+"""Handles clients that have read from a newer leader than this one: a leader of the same stream, or
+of a stream that was created in its place."""
 
 from __future__ import annotations
 
@@ -17,24 +17,25 @@ _MOST_INCARNATIONS = 16
 
 
 class _Gone(NamedTuple):
-    """Epochs and incarnations that the store did not have, as of this record."""
+    """Epochs and incarnations that the store did not have, when the stream's record had this
+    `incarnation` and `leader_epoch`."""
 
     incarnation: str = ""
     leader_epoch: int = 0
     epoch: int = 0
-    """This epoch and all before it, down to `leader_epoch`, do not exist."""
+    """All epochs above `leader_epoch`, up to this one, do not exist."""
     incarnations: tuple[str, ...] = ()
 
 
 class Successors:
-    """Belongs to the event loop; `spawn` starts a task.
+    """Checks such clients. Belongs to the event loop; `spawn` starts a task.
 
-    A leader that was cut off from the others may not have received that it was replaced, or that
-    its stream was deleted and created again. If it answered such a client that its records are
-    gone, the client would discard what it has read. That answer is right only if the metadata
-    store, which always has the newest record, has another incarnation, or no such epoch: then the
-    client has read before the stream was created, or an operator has restored the metadata without
-    the nodes that had the newer ones.
+    A leader that was cut off from the others may not know that it was replaced, or that its stream
+    was deleted and created again. If it answered such a client that the client's records do not
+    exist, the client would discard what it has read. That answer is right only if the metadata
+    store, which always has the newest record, has another incarnation or does not have the client's
+    epoch. In that case the client has read before the stream was created, or an operator has
+    restored the metadata without the nodes that had newer ones.
     """
 
     def __init__(self, mirror: Mirror, spawn: Callable[[Coroutine[Any, Any, None]], None]) -> None:
@@ -44,9 +45,8 @@ class Successors:
         self._gone: dict[str, _Gone] = {}
 
     def check_epoch(self, name: str, epoch: int) -> None:
-        """Check a client that has read a stream led here in this epoch, which is above the
-        leader's. Raises NotLeader unless the store was read since then, and does not have the
-        epoch."""
+        """Check a client that has read a stream led here in `epoch`, which is above this leader's
+        epoch. Raises NotLeader unless the store was read since then and does not have the epoch."""
         if epoch > self._known_gone(name).epoch:
             self._ask_about(name, epoch)
             raise NotLeader(
@@ -55,8 +55,9 @@ class Successors:
             )
 
     def check_incarnation(self, name: str, present: str, wanted: str) -> None:
-        """Check a client that has read another stream of this name than `present`, which is here.
-        Raises NotLeader unless that was an earlier one, by the record or the store."""
+        """Check a client that has read the incarnation `wanted` of this stream, while the one here
+        is `present`. Raises NotLeader unless `wanted` was an earlier one, by the record or the
+        store."""
         record = self._mirror.records[name]
         if record.incarnation == present:
             if wanted in record.former or wanted in self._known_gone(name).incarnations:
@@ -81,7 +82,7 @@ class Successors:
         try:
             record = await self._mirror.confirmed(name)
             if record is None or record != self._mirror.records.get(name):
-                return  # there is a newer record: clients that retry are answered by it
+                return  # there is a newer record, by which clients are answered when they retry
             gone = self._known_gone(name)
             if isinstance(what, str):
                 if what != record.incarnation:

@@ -1,5 +1,5 @@
-"""The periodic work of a node: commits changes of in-sync sets, moves replicas and leads, removes
-the records of deleted streams, and allows compaction to remove tombstones."""
+"""The periodic work of a node: commits changes of in-sync sets, moves replicas and leaderships,
+removes the records of deleted streams, and allows compaction to remove tombstones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ _CHANGES_AT_ONCE = 64
 
 
 class Upkeep:
-    """Belongs to the event loop. `replicas` are those of this node, by stream."""
+    """Runs the periodic work. Belongs to the event loop. `replicas` are those of this node, by
+    stream."""
 
     def __init__(
         self,
@@ -40,15 +41,15 @@ class Upkeep:
             await asyncio.sleep(_PROPOSE_SECONDS)
             # Side states that change only with time are checked less often.
             due = self._changes_due(for_all=turn % _SIDE_TURNS == 0)
-            # A node that dies is missing in all streams at once, and the acks of each wait for
-            # this.
+            # If a node dies, it is missing in all streams at once, and the acks of each stream wait
+            # for this change.
             for start in range(0, len(due), _CHANGES_AT_ONCE):
                 some = due[start : start + _CHANGES_AT_ONCE]
                 await asyncio.gather(*(replica.role.commit(change) for replica, change in some))
 
     def _changes_due(self, *, for_all: bool) -> list[tuple[Replica, Change]]:
-        """Return the changes of in-sync sets that are due: for the streams whose leaders may
-        propose one, or for all."""
+        """Return the changes of in-sync sets that are due: of all streams led here, or only of
+        those whose leaders may propose one."""
         stirred, due = self._node.stirred, []
         names = list(self._node.led if for_all else stirred)
         stirred.clear()
@@ -65,8 +66,8 @@ class Upkeep:
         return due
 
     async def keep_placed(self) -> None:
-        """Begin the moves that drained nodes need, end those that wait for this node to hand over
-        the lead, and hand over streams that cannot store messages here, until cancelled."""
+        """Until cancelled: begin the moves that drained nodes need, hand over streams whose moves
+        wait for that, and hand over streams that cannot store messages here."""
         while True:
             await asyncio.sleep(_PLACE_SECONDS)
             await self._moves.leave_drained(self._node.led)
@@ -74,8 +75,8 @@ class Upkeep:
             await self._leadership.hand_over_refusing()
 
     async def purge_deleted(self, after_seconds: float) -> None:
-        """Remove records of deleted streams, some time after the last node has removed its copy,
-        until cancelled. Late notices may arrive until then."""
+        """Remove records of deleted streams, until cancelled. A record is kept for some time after
+        the last node has removed its copy, because late notices may arrive until then."""
         since: dict[tuple[str, str], float] = {}
         while True:
             now = asyncio.get_running_loop().time()

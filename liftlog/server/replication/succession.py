@@ -62,8 +62,8 @@ class Copies(Protocol):
         ...
 
     def stalled(self, names: Iterable[str]) -> Iterable[tuple[StreamMetadata, float]]:
-        """Return those of these streams that wait for this node's disk, with the seconds of waiting.
-        This node leads all of them by their metadata."""
+        """Return the streams among `names` that wait for this node's disk, with the seconds of
+        waiting. By their metadata, this node leads all of them."""
         ...
 
     def stop_leading(self, name: str, reason: str) -> None:
