@@ -1,7 +1,7 @@
 """Changes of streams while they run, and leases on them.
 
-Runs on the event loop; what touches a log runs in a writer thread while no commit of that stream
-is in flight (`StreamHost.exclusively`). A change of a stream is durable before it holds.
+This code runs on the event loop; its log calls run in a writer thread while no commit of the stream
+is in flight (`StreamHost.exclusively`). A change of a stream is durable before it takes effect.
 """
 
 from __future__ import annotations
@@ -52,8 +52,9 @@ _CLEANING = ("compaction", "rebatch", "dedupe_window", "segment")
 
 
 class Administration:
-    """Belongs to the event loop. Errors are LiftlogErrors. A cancelled call has had its full
-    effect, or none, when it ends, unless the disk stalls."""
+    """Changes streams. Belongs to the event loop. Its methods raise LiftlogErrors. If a call is
+    cancelled, its change has taken effect completely or not at all when the call ends, unless the
+    disk stalls."""
 
     def __init__(
         self,
@@ -78,7 +79,7 @@ class Administration:
         )
 
     async def _copied(self, name: str) -> None:
-        """Return when the other nodes have the stream's side state, too."""
+        """Wait until the other nodes also have the stream's side state."""
         await self._catalog().side_confirmed(name)
 
     # --- settings ---
@@ -92,15 +93,15 @@ class Administration:
         allow_deletion: bool = False,
     ) -> StreamUpdate:
         """Change the given settings; the others stay. The change is durable and in effect on
-        return. If it depends on the present settings, pass a function of them: no other change can
-        come between.
+        return. If it depends on the current settings, pass a function of them: then no other change
+        can happen in between.
 
         Raises InvalidArgument for a bad value or a setting that cannot be changed, Conflict for a
         stream of the configuration file, NatsRefused for subjects (then nothing has changed), and
-        NatsUnavailable if NATS cannot be asked for them (then they are changed, and the
-        subscription is made as soon as possible). Without `allow_deletion` it also raises Conflict
-        if retention would then remove more than a tenth of the stream. With `dry_run` nothing
-        changes; all errors but NatsUnavailable are raised as well.
+        NatsUnavailable if there is no answer of NATS about new subjects (then they are changed, and
+        the subscription is made as soon as possible). Without `allow_deletion` it also raises
+        Conflict if retention would then remove more than a tenth of the stream. With `dry_run`
+        nothing changes; all errors but NatsUnavailable are raised as well.
         """
         host = self._changeable(name)
         async with self._lock_of(host):
@@ -129,8 +130,8 @@ class Administration:
             )
 
     async def _attach(self, host: StreamHost, before: StreamSettings) -> None:
-        """Return when NATS has confirmed the changed subjects. If it refuses one, all settings
-        return to what they were `before`. Raises NatsRefused, NatsUnavailable."""
+        """Wait until NATS has confirmed the changed subjects. If it refuses one, restore the
+        settings `before`. Raises NatsRefused, NatsUnavailable."""
         try:
             await self._hosted.attachments.attach(host)
         except NatsRefused:
@@ -138,15 +139,16 @@ class Administration:
             raise
 
     async def pause(self, name: str) -> StreamInfo:
-        """Refuse new messages until `resume`, also after a restart. On return every message
-        received before is committed and answered."""
+        """Refuse new messages until `resume`, also after a restart. On return every message that
+        was received before is committed and answered."""
         return await self._switch(name, "paused", on=True)
 
     async def resume(self, name: str) -> StreamInfo:
         return await self._switch(name, "paused", on=False)
 
     async def set_read_only(self, name: str, on: bool) -> StreamInfo:
-        """Like `pause` and `resume`, but the refusal says that it is permanent."""
+        """Make a stream read-only or writable. Like `pause` and `resume`, but the refusal says that
+        it is permanent."""
         return await self._switch(name, "read_only", on=on)
 
     async def _switch(self, name: str, switch: str, *, on: bool) -> StreamInfo:
@@ -171,8 +173,8 @@ class Administration:
             ) from None
 
     async def _decide(self, host: StreamHost, wanted: StreamSettings) -> RetentionDecision | None:
-        """Return what the limits require, even if a lease or a clock that jumped delays it: the
-        user is not asked again when it happens."""
+        """Return what the limits require to delete, including records that a lease or a jump of the
+        clock keeps for now: the user is not asked again when these are deleted."""
         now_ns = self._now_ns()
         return await asyncio.to_thread(
             decide_retention, host.log, wanted, now_ns, after_leases=True
@@ -193,15 +195,15 @@ class Administration:
 
         `store` and `adopt` are the two halves of one exclusive call. If `store` fails, the manifest
         stays as it was, and nothing changes in memory. If the daemon is killed between them, the
-        next start reads the new settings; no client received an error. Once `store` has succeeded,
-        `adopt` runs even if the caller is cancelled.
+        next start uses the new settings; in that case no client has received an error. Once `store`
+        has succeeded, `adopt` runs even if the caller is cancelled.
         """
         hosted, log = self._hosted, host.log
         overrides = _overridden(host, found) if host.origin == "config" else host.overrides
 
         def store() -> None:
             if wanted.durability != host.settings.durability:
-                log.sync()  # records acked early, or due for a sync by the old rule
+                log.sync()  # records that were acked early, or that the old setting syncs later
             log.structure.set_metadata(host.metadata(wanted, overrides))
 
         def adopt() -> None:
@@ -226,9 +228,9 @@ class Administration:
     async def truncate_prefix(
         self, name: str, offset: int, *, incarnation: str | None = None
     ) -> StreamInfo:
-        """Make `offset` the log start, durably on return; at or below the present one it does
-        nothing. Raises OffsetOutOfRange above the high watermark, Conflict while a lease holds
-        records below `offset`, StaleIncarnation."""
+        """Make `offset` the log start, durable on return. Does nothing if the log start is already
+        there or above. Raises OffsetOutOfRange above the high watermark, Conflict while a lease
+        holds records below `offset`, StaleIncarnation."""
         host = self._changeable(name)
         check_incarnation(name, host.log.incarnation, incarnation)
         before = host.log.log_start_offset
@@ -254,7 +256,7 @@ class Administration:
     # --- questions ---
 
     def streams_for(self, subject: str) -> list[StreamInfo]:
-        """Return the streams that record `subject`, or any part of it if it is a pattern."""
+        """Return the streams that record `subject`, or a part of it if it is a pattern."""
         problem = why_invalid(subject)
         if problem is not None:
             raise InvalidArgument(f"{subject[:200]!r} is not a NATS subject: {problem}")
@@ -265,7 +267,7 @@ class Administration:
             if not host.name.startswith("_") and overlap_any(host.settings.subjects, (subject,))
         ]
 
-    # --- inner ---
+    # --- parts ---
 
     def _running(self, name: str) -> StreamHost:
         if self._hosted.closing:
@@ -282,12 +284,13 @@ class Administration:
         return host
 
     def _lock_of(self, host: StreamHost) -> asyncio.Lock:
-        """Settings change one at a time, each change based on the one before."""
+        """Return the lock under which the settings of a stream change: one change at a time, each
+        based on the one before."""
         return self._locks.setdefault(host, asyncio.Lock())
 
 
 def _overridden(host: StreamHost, found: list[Difference]) -> dict[str, list[Any]]:
-    """Return the overrides of the file after this change; see `Overrides`."""
+    """Return the overrides of the configuration file after this change; see `Overrides`."""
     overrides = dict(host.overrides)
     for path, old, new in found:
         in_file = overrides.get(path, [old])[0]

@@ -1,5 +1,5 @@
 """The streams that receive messages from NATS, their subscriptions, and the times at which they may
-have missed some."""
+have missed messages."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ class RefusedSubject:
 
 
 class Attachments:
-    """Belongs to the event loop. Nothing is attached before there is a link."""
+    """Subscribes and unsubscribes for streams. Belongs to the event loop. No stream is attached
+    before there is a link."""
 
     def __init__(self, hosts: Mapping[str, StreamHost], intake: Intake, note_gap: GapNoter) -> None:
         """`note_gap` is called for each event in which a stream may have missed messages."""
@@ -46,7 +47,7 @@ class Attachments:
         self._link: NatsLink | None = None
         self._subscriptions: dict[str, LinkSubscription] = {}
         self._relays: dict[str, Relay] = {}
-        """For streams that can move to another node."""
+        """The relays of streams that can move to another node, by name."""
         self._own_receivers: dict[str, RunHandler] = {}
         self._optional: set[str] = set()
 
@@ -54,14 +55,14 @@ class Attachments:
 
     def receive_for(self, name: str, receive: RunHandler, *, is_required: bool) -> None:
         """Attach a system stream, whose messages are passed to `receive`. Call it before
-        `set_link`. Unless it `is_required`, the daemon is ready even if NATS refuses the
+        `set_link`. If it is not required, the daemon is ready even if NATS refuses the
         subscription."""
         self._own_receivers[name] = receive
         if not is_required:
             self._optional.add(name)
 
     def set_link(self, link: NatsLink) -> None:
-        """Streams are attached through this link from now on."""
+        """Attach streams through this link from now on."""
         self._link = link
         self._intake.send = link.send
         for host in self._hosts.values():
@@ -84,22 +85,22 @@ class Attachments:
         )
 
     def settings_changed(self) -> None:
-        """Some streams may have other subjects now: subscribe to these as soon as possible."""
+        """Subscribe to changed subjects of streams as soon as possible."""
         for name, wanted in self._subscriptions.items():
             host = self._hosts.get(name)
             if self._link is not None and host is not None:
                 self._link.retarget(wanted, host.settings.subjects)
 
     async def attach(self, host: StreamHost) -> None:
-        """Returns when NATS has confirmed the subscription. Raises NatsUnavailable, and NatsRefused
-        if NATS does not allow it."""
+        """Attach a stream; returns when NATS has confirmed the subscription. Raises
+        NatsUnavailable, and NatsRefused if NATS does not allow it."""
         wanted = self._subscriptions.get(host.name)
         if self._link is not None and wanted is not None:
             await self._link.attach(wanted)
 
     async def detach(self, host: StreamHost) -> bool:
-        """Unsubscribe. Returns when no more messages can arrive; False if NATS has not confirmed
-        that, so some may have been missed."""
+        """Unsubscribe; returns when no more messages can arrive. Returns False if NATS has not
+        confirmed that, so that some messages may have been missed."""
         self._relays.pop(host.name, None)
         wanted = self._subscriptions.pop(host.name, None)
         if self._link is None or wanted is None:
@@ -109,16 +110,17 @@ class Attachments:
     # --- a stream that moves from one node to another ---
 
     def is_recorded(self, host: StreamHost) -> bool:
-        """Return True if its leader receives messages from NATS at all; a system stream may not."""
+        """Return True if the leader of this stream receives messages from NATS. Some system streams
+        receive none."""
         return host.origin != SYSTEM or host.name in self._own_receivers
 
     def relay(self, host: StreamHost) -> Relay | None:
-        """Return the relay through which its messages pass, while it is attached."""
+        """Return the relay that receives the messages of this stream; None if there is none."""
         return self._relays.get(host.name)
 
     async def attach_early(self, host: StreamHost, relay: Relay) -> None:
-        """Subscribe for a stream that another node still leads. Returns when NATS has confirmed.
-        Raises NatsUnavailable, NatsRefused."""
+        """Subscribe for a stream that another node still leads. Returns when NATS has confirmed the
+        subscription. Raises NatsUnavailable, NatsRefused."""
         if self._link is None or host.name in self._subscriptions:
             raise NatsUnavailable("there is no connection to NATS at the moment")
 
@@ -141,19 +143,20 @@ class Attachments:
             raise
 
     async def confirm_early(self, host: StreamHost) -> None:
-        """Returns when every message that NATS had sent until now has been received. Raises
+        """Wait until every message that NATS had sent so far has been received. Raises
         NatsUnavailable."""
         if self._link is None or not self._is_confirmed(host):
             raise NatsUnavailable("there is no connection to NATS at the moment")
         await self._link.confirm()
 
     def take(self, host: StreamHost) -> bool:
-        """Store the messages that arrived early: this node leads the stream from now on. Returns
-        False if there is no usable subscription; then `detach` it, and `want` it a little later."""
+        """Store the messages that arrived early, because this node leads the stream from now on.
+        Returns False if there is no usable subscription: the caller then calls `detach`, and a
+        little later `want`."""
         relay, wanted = self._relays.get(host.name), self._subscriptions.get(host.name)
         if relay is None or wanted is None or not wanted.confirmed:
             return False
-        if wanted.subjects != host.settings.subjects:  # changed while the stream moved here
+        if wanted.subjects != host.settings.subjects:  # changed during the move
             return False
         receive = self._own_receivers.get(host.name) or self._intake.receiver(host)
         if not relay.take(host.log.log_end_offset, receive):
@@ -170,17 +173,17 @@ class Attachments:
     # --- state ---
 
     def is_attachable(self, host: StreamHost) -> bool:
-        """Return True if it receives messages from NATS at all: not if another node leads it, and a
-        system stream may not."""
+        """Return True if this stream receives messages from NATS here: not if another node leads
+        it, and some system streams receive none."""
         return host.is_leading and self.is_recorded(host)
 
     def is_attached(self, host: StreamHost) -> bool:
-        """Return True if NATS delivers to the stream, as far as is known."""
+        """Return True if NATS delivers messages to the stream, as far as is known."""
         return self.connected and self._is_confirmed(host)
 
     @property
     def all_confirmed(self) -> bool:
-        """True while every subscription that the daemon needs is confirmed."""
+        """True while NATS has confirmed every subscription that the daemon needs."""
         return all(
             self._is_confirmed(host) or self._is_optional_and_refused(host)
             for host in self._hosts.values()
@@ -198,7 +201,7 @@ class Attachments:
         ]
 
     def jetstream_warnings(self, host: StreamHost) -> list[str]:
-        """A warning if streams of JetStream ack the same messages."""
+        """Return a warning if streams of JetStream ack the same messages."""
         wanted = self._subscriptions.get(host.name)
         if wanted is None or not wanted.jetstream_streams or host.settings.acks != "on":
             return []
@@ -221,25 +224,25 @@ class Attachments:
 
     @property
     def problem(self) -> str:
-        """The reason why there is no connection; empty if there is one."""
+        """Why there is no connection to NATS; empty if there is one."""
         if self._link is None:
             return "no connection was made yet"
         return "" if self._link.connected else self._link.problem
 
     @property
     def server_url(self) -> str:
-        """Empty without a connection."""
+        """The address of the connected NATS server; empty without a connection."""
         return self._link.server_url if self._link is not None else ""
 
     @property
     def server_version(self) -> str:
-        """Empty without a connection."""
+        """The version of the connected NATS server; empty without a connection."""
         return self._link.server_version if self._link is not None else ""
 
 
 async def _save_for_replicas(host: StreamHost, offset: int, time_ns: int, reason: str) -> None:
-    """Store it in the side state, which the other nodes copy: it outlives this leader. A failure is
-    only logged: the event is in the log file."""
+    """Store a possible loss in the side state, which the other nodes copy, so that it outlives this
+    leader. A failure is only logged, because the event is also in the log file."""
     try:
         await host.run_exclusive(
             lambda: host.log.leases.note_possible_loss(offset, time_ns, reason)
@@ -249,15 +252,15 @@ async def _save_for_replicas(host: StreamHost, offset: int, time_ns: int, reason
 
 
 class PossibleLosses:
-    """Events in which a stream may have missed messages. Belongs to the event loop. They are stored
-    in the background, so they delay nothing."""
+    """Stores events in which a stream may have missed messages. Belongs to the event loop. Stores
+    them in the background, so that no caller waits."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._saving: set[asyncio.Task[None]] = set()
 
     def note(self, host: StreamHost, reason: str) -> None:
-        """Note such an event for `host`, at the offset of its next message."""
+        """Note that `host` may have missed messages before its next message."""
         now_ns = self._clock.now_ns()
         offset = host.note_possible_loss(reason, now_ns)
         logger.warning("possible-loss stream=%s offset=%d reason=%s", host.name, offset, reason)
@@ -270,7 +273,7 @@ class PossibleLosses:
         task.add_done_callback(self._saving.discard)
 
     async def close(self) -> None:
-        """Cancel what is not stored yet."""
+        """Cancel the events that are not stored yet."""
         saving = list(self._saving)
         for task in saving:
             task.cancel()

@@ -63,20 +63,20 @@ logger = logging.getLogger("liftlog.server")
 _DRAIN_SECONDS = 30.0
 _LAST_COMMITS_SECONDS = 3.0
 _HAND_OVER_SHARE = 0.6
-"""The part of the time for a stop that is available for handing streams over."""
+"""The part of the time for a stop during which streams are handed over."""
 _MAX_NAMED = 20
 _MS_NS = 1_000_000
 _OPENING_SECONDS = 10.0
 
 
 class Broker:
-    """Belongs to the event loop. Implements the pull server's Broker."""
+    """All streams of the daemon. Belongs to the event loop. Implements the pull server's Broker."""
 
     def __init__(self, settings: Settings, data_dir: DataDir, clock: Clock) -> None:
         self.settings = settings
         self.server_id = secrets.token_hex(8)
         self.max_connections = settings.pull.max_connections
-        """Limit for the pull socket; lower than the setting if descriptors are scarce."""
+        """Limit for the pull socket; lower than the setting if there are too few descriptors."""
         self.hosts: dict[str, StreamHost] = {}
         self.clock_guard = ClockGuard(clock, boot_id=current_boot_id())
         data_dir.environment.age_clock_ns = self.clock_guard.now_ns
@@ -95,7 +95,7 @@ class Broker:
             start_ns=self.clock_guard.now_ns(),
         )
         self.broken: dict[str, str] = {}
-        """The reason why a stream on disk is not served, by name."""
+        """Why a stream on disk is not served, by name."""
         self._data_dir = data_dir
         self.conditions = Conditions()
         """The conditions of the daemon and its streams."""
@@ -132,7 +132,8 @@ class Broker:
         )
         self.own = OwnCatalog(self.hosted, maker, self.records, settings)
         self.catalog: Catalog = self.own
-        """Replaced before the streams are opened, if this daemon is a node of a cluster."""
+        """The catalog. It is replaced before the streams are opened if this daemon is a node of a
+        cluster."""
         self.administration = Administration(
             self.hosted, lambda: self.catalog, self.now_ns, self.ages_are_judged
         )
@@ -141,15 +142,15 @@ class Broker:
         self._checkpoints: Checkpoints | None = None
 
     def now_ns(self) -> int:
-        """The time that determines ages; see ClockGuard."""
+        """Return the time that determines ages; see ClockGuard."""
         return self.clock_guard.now_ns()
 
     def ages_are_judged(self) -> bool:
-        """True if records are deleted for their age now."""
+        """Return True if records are deleted for their age at present."""
         return self.catalog.may_judge_ages() and self.clock_guard.wall_clock_is_trusted()
 
     def steady_ns(self) -> int:
-        """The clock that determines the ages of message ids."""
+        """Return the time of the clock that determines the ages of message ids."""
         return self.intake.steady_ns()
 
     # --- start ---
@@ -159,7 +160,7 @@ class Broker:
     ) -> None:
         """Open every stream on disk and apply the configuration.
 
-        A stream that cannot be opened is left alone and shown as failed; the others are served.
+        A stream that cannot be opened stays as it is and is shown as failed; the others are served.
         After `is_stopping` returns True, no further stream is opened. Raises ConfigError if the
         configuration would delete much of a stream.
         """
@@ -177,7 +178,8 @@ class Broker:
     # --- messages ---
 
     def receive_for(self, name: str, receive: RunHandler, *, is_required: bool) -> None:
-        """Attach a system stream. Call it before `set_link`."""
+        """Attach a system stream, whose messages are passed to `receive`. Call it before
+        `set_link`."""
         self.attachments.receive_for(name, receive, is_required=is_required)
 
     @property
@@ -195,25 +197,25 @@ class Broker:
 
     @property
     def checkpoints(self) -> Checkpoints:
-        """Raises StreamUnavailable if they could not be opened, NotReady if this node does not lead
-        them, or may no longer do so."""
+        """The checkpoints. Raises StreamUnavailable if they could not be opened, NotReady if this
+        node does not lead them, or may no longer lead them."""
         if self._checkpoints is None or not self.has_checkpoints:
             raise self.catalog.no_checkpoints()
         return self._checkpoints
 
     @property
     def has_checkpoints(self) -> bool:
-        """True while this node answers requests for them."""
+        """True while this node answers requests for checkpoints."""
         return self._checkpoints is not None and self.catalog.may_answer(OFFSETS_STREAM)
 
     def serve_checkpoints(self, checkpoints: Checkpoints | None) -> None:
-        """Use these checkpoints from now on; None if another node has them."""
+        """Use these checkpoints from now on; None if another node leads them."""
         self._checkpoints = checkpoints
 
     # --- NATS ---
 
     def set_link(self, link: NatsLink) -> None:
-        """Streams are attached through this link from now on."""
+        """Attach streams through this link from now on."""
         self.attachments.set_link(link)
 
     @property
@@ -222,11 +224,11 @@ class Broker:
 
     @property
     def attached(self) -> bool:
-        """True while every subscription that the daemon needs is confirmed."""
+        """True while NATS has confirmed every subscription that the daemon needs."""
         return self.attachments.all_confirmed
 
     def refused_subjects(self) -> list[RefusedSubject]:
-        """Subscriptions that NATS refuses."""
+        """Return the subscriptions that NATS refuses."""
         return self.attachments.refused()
 
     # --- the pull server's Broker ---
@@ -234,10 +236,10 @@ class Broker:
     async def create_stream(self, name: str, settings: Mapping[str, object]) -> StreamInfo:
         """Create a stream and attach it. Returns after NATS has confirmed the subscription.
 
-        Idempotent for equal settings. Raises Conflict with the differences, InvalidArgument,
-        NatsUnavailable (then the stream exists, detached, and is attached as soon as possible),
-        NatsRefused (then a new stream has been removed again, unless it already has messages on
-        other subjects).
+        If the stream exists with equal settings, this succeeds. Raises Conflict with the
+        differences, InvalidArgument; NatsUnavailable, after which the stream exists and is attached
+        as soon as possible; NatsRefused, after which a new stream has been removed again, unless it
+        already has messages on other subjects.
         """
         wanted_settings = parse_stream_settings(settings)
         if not is_stream_name(name):
@@ -258,27 +260,29 @@ class Broker:
         return elsewhere or self.hosted.describe(self.hosted.find(name))
 
     async def list_streams(self) -> list[StreamInfo]:
-        """Return descriptions, without the system streams. The event loop does other work in
-        between, so the descriptions are of different moments."""
+        """Return descriptions of all streams except the system streams. The event loop does other
+        work in between, so the descriptions are of different moments."""
         found = []
         warnings = warnings_of_streams(await self.conditions.now())
         slices = Slices()
         for name in self.stream_names():
             await slices.pause()
-            with contextlib.suppress(StreamNotFound):  # deleted in the meantime
+            with contextlib.suppress(StreamNotFound):  # the stream was deleted in the meantime
                 found.append(_with_warnings(self._described(name), warnings))
         return found
 
     def stream_names(self) -> list[str]:
-        """Return names in order, without the system streams; in a cluster, including streams
-        without a copy here."""
+        """Return the names of all streams, sorted, without the system streams. In a cluster this
+        includes streams without a copy here."""
         here = filter(is_stream_name, {*self.hosts, *self.broken})
         return sorted({*here, *self.catalog.names()})
 
     async def delete_stream(self, name: str) -> None:
-        """Detach, commit and ack what has arrived, remove the files. Also works for a stream that
-        could not be opened. If the files cannot be removed, the stream is shown as failed and can
-        be deleted again."""
+        """Detach a stream, commit and ack the messages that have arrived, and remove its files.
+
+        This also deletes a stream that could not be opened. If the files cannot be removed, the
+        stream is shown as failed and can be deleted again.
+        """
         if not is_stream_name(name):
             raise Forbidden(
                 f"stream {name} belongs to the daemon", hint="system streams cannot be deleted"
@@ -287,7 +291,7 @@ class Broker:
             await self.catalog.delete(name)
 
     async def compact_stream(self, name: str) -> StreamInfo:
-        """Request a compaction pass as soon as possible; returns a description that shows the
+        """Request a compaction pass as soon as possible. Returns a description that shows the
         request."""
         host = self.stream(name)
         if self.hosted.compactor is None:
@@ -296,25 +300,26 @@ class Broker:
         return self.hosted.describe(host)
 
     def compaction_history(self, name: str) -> list[dict[str, Any]]:
-        """Return the results of the last passes since the start, newest first."""
+        """Return the results of the last passes since the start of the daemon, newest first."""
         compactor = self.hosted.compactor
         return [] if compactor is None else compactor.history(self.hosted.find(name))
 
     def stream(self, name: str) -> StreamHost:
-        """Raises StreamNotFound, and StreamUnavailable for a stream that has failed."""
+        """Return a stream with a host here. Raises StreamNotFound, and StreamUnavailable for a
+        stream that has failed."""
         return self.hosted.stream(name)
 
     def readable_stream(self, name: str) -> StreamHost:
-        """Return a stream with a copy on this node. Raises NotLeader if only other nodes have one,
-        and the errors of `stream`."""
+        """Return a stream with a copy on this node. Raises NotLeader if only other nodes have a
+        copy, and the errors of `stream`."""
         is_here = name in self.hosts or name in self.broken
         if not is_here and self.catalog.knows(name):
             raise self.catalog.not_leader(name)
         return self.stream(name)
 
     def led_stream(self, name: str) -> StreamHost:
-        """Return a stream whose newest records are here. Raises NotLeader and NotReady, and the
-        errors of `stream`."""
+        """Return a stream that this node leads, so that its newest records are here. Raises
+        NotLeader and NotReady, and the errors of `stream`."""
         self.catalog.check_leads(name)
         return self.stream(name)
 
@@ -332,13 +337,13 @@ class Broker:
         yield from stream_conditions(self.hosts, broken, cleaning, jetstream)
 
     def stalled_streams(self, seconds: float) -> list[str]:
-        """Return the streams whose disk has not responded for this time."""
+        """Return the streams whose disk has not responded for this number of seconds."""
         return [name for name, host in self.hosts.items() if host.turns.taken_seconds > seconds]
 
     @property
     def nats_problem(self) -> str:
-        """The reason why messages do not reach the daemon, as far as NATS is the cause: no
-        connection, or a subject that NATS refuses. Empty if there is no problem."""
+        """Why messages do not reach the daemon, if NATS is the cause: no connection, or a subject
+        that NATS refuses. Empty if there is no such problem."""
         if not self.attachments.connected:
             return f"not connected to NATS: {self.attachments.problem}"
         refused = [
@@ -353,7 +358,8 @@ class Broker:
         may_read: Callable[[str], bool] = lambda name: True,
         conditions: Sequence[Condition] = (),
     ) -> DaemonInfo:
-        """Counts the streams for which `may_read` is true: those that `stream ls` lists."""
+        """Describe the daemon. Counts only the streams for which `may_read` is true, which are
+        those that `stream ls` lists."""
         pull, attachments = self.settings.pull, self.attachments
         return DaemonInfo(
             name=self.settings.name,
@@ -390,7 +396,7 @@ class Broker:
 
     async def drain(self, hurry: asyncio.Event | None = None) -> None:
         """Accept no more messages; commit and answer every received message. Before that, hand over
-        the streams that this node leads, until `hurry` is set."""
+        the streams that this node leads, but not longer than until `hurry` is set."""
         self.hosted.closing = True
         limit = self.settings.drain_timeout_seconds * _HAND_OVER_SHARE
         await self.catalog.stop(hurry or asyncio.Event(), limit)
@@ -414,13 +420,14 @@ class Broker:
         self.clock_keeper.store()
         states = self.hosted.close_logs(self.now_ns() - self.intake.steady_ns())
         self._data_dir.mark_clean(states)
-        reserve.keep()  # the next start may find the disk full
+        reserve.keep()  # otherwise the next start may find the disk full
         self._data_dir.close(None)
         logger.info("closed streams=%d seconds=%.2f", len(states), time.monotonic() - started)
 
 
 def _with_warnings(info: StreamInfo, warnings: Mapping[str, Sequence[str]]) -> StreamInfo:
-    """Add the warnings of the stream and, on the node that writes it, those of all streams."""
+    """Return the description with the warnings of the stream and, on the node that writes the
+    stream, with the warnings that concern all streams."""
     names = (info.name,) if info.state in ("elsewhere", "follower") else (info.name, ALL_STREAMS)
     more = [one for name in names for one in warnings.get(name, ()) if one not in info.warnings]
     return replace(info, warnings=[*info.warnings, *more]) if more else info

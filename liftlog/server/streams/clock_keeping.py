@@ -31,7 +31,8 @@ _PARTS = 10
 
 
 class ClockKeeper:
-    """`look` is called regularly, on the event loop; files are read and written in a thread."""
+    """Runs a `ClockGuard`: `look` is called regularly, on the event loop; files are read and
+    written in a thread."""
 
     def __init__(
         self,
@@ -41,14 +42,14 @@ class ClockKeeper:
         *,
         checkpoint_seconds: float | None = None,
     ) -> None:
-        """`checkpoint_seconds`: unused checkpoints are kept for this time."""
+        """`checkpoint_seconds` is the time for which unused checkpoints are kept."""
         self.guard = guard
         self.is_confirmed: Callable[[], bool] = lambda: False
         """Returns True if the other nodes of a cluster have the same time."""
         self._checkpoint_seconds = checkpoint_seconds or math.inf
         self.at_stake: list[str] = []
-        """Streams that would lose records of more than a tenth of their time if the clock were
-        trusted and wrong."""
+        """If the clock were trusted and wrong, these streams would lose records of more than a
+        tenth of the time for which they keep records."""
         self._hosts = hosts
         self._fs: FileSystem = data_dir.environment.fs
         self._clock = data_dir.environment.clock
@@ -58,7 +59,7 @@ class ClockKeeper:
 
     def recall(self) -> None:
         """Continue from the time that an earlier process has stored. Blocking. If it cannot be
-        read, reading is retried later, and nothing is stored in its place."""
+        read, the read is retried later, and nothing is stored in its place."""
         try:
             before = read_clock_state(self._fs, self._path)
         except StorageError as error:
@@ -79,7 +80,7 @@ class ClockKeeper:
         guard, now_ns = self.guard, self._clock.now_ns()
         if guard.unread:
             self.recall()
-        steps = guard.steps if steps is None else steps  # a later step is not believed
+        steps = guard.steps if steps is None else steps  # a later step is not confirmed
         is_doubted = guard.doubt_seconds or not guard.wall_clock_is_trusted()
         if is_doubted and is_confirmed:
             guard.believe("most nodes of the cluster have the same time", steps=steps)
@@ -120,7 +121,7 @@ class ClockKeeper:
             self._stored = state
 
     def conditions(self) -> Iterator[Condition]:
-        """Yield conditions about the clock and about timestamps. For `Conditions.add`."""
+        """Yield conditions about the clock and about timestamps, for `Conditions.add`."""
         if self.guard.unread:
             yield Condition.of(
                 "clock",
@@ -142,7 +143,7 @@ class ClockKeeper:
 
 
 def _shortest_life(settings: StreamSettings) -> float:
-    """Return the shortest time, in seconds, after which the stream deletes something by age."""
+    """Return the shortest time, in seconds, after which the stream deletes records by age."""
     compaction = compaction_of(settings)
     limits = [
         settings.retention.max_age_seconds,

@@ -1,4 +1,4 @@
-"""The message ids that a stream remembers, restored when it is opened: from the snapshot of a clean
+"""Restores the message ids that a stream remembers, when it is opened: from the snapshot of a clean
 stop, or from the log. Blocking."""
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from liftlog.server.commits.damage import quarantine_found
 logger = logging.getLogger("liftlog.server.stream")
 
 _SNAPSHOT_NAME = "dedupe"
-_SNAPSHOT_MAX_IDS = 200_000  # above it, scanning the log costs less than writing the snapshot
+_SNAPSHOT_MAX_IDS = 200_000  # with more ids, a scan of the log costs less than the snapshot
 _SCAN_BYTES = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class LearnedIds:
-    """The ids of a log up to `end`, learned in advance."""
+    """The ids of a log up to the offset `end`, learned in advance."""
 
     dedupe: DedupeWindow
     end: int
     lineage: str
     knew_clock: bool
-    """True if the relation of the timestamps to the clock of this process was known."""
+    """True if it was known how the timestamps relate to the clock of this process."""
 
     def are_of(self, log: Log) -> bool:
-        """Return True if the log has not been truncated since, and no more about the ages of its
-        records has become known."""
+        """Return True if these ids are still right for the log: it has not been truncated since,
+        and there is no new information about the ages of its records."""
         return (
             self.lineage == log.view.manifest.lineage
             and self.end <= log.log_end_offset
@@ -47,8 +47,8 @@ class LearnedIds:
 
 
 def begin_to_learn(log: Log, dedupe: DedupeWindow) -> LearnedIds:
-    """Start with an empty window: with the ids of a snapshot of the log's present state, or without
-    ids. Blocking."""
+    """Begin to learn: with the ids of a snapshot if one matches the log's current state, else
+    without ids. Blocking."""
     lineage, end, knows_clock = (
         log.view.manifest.lineage,
         log.log_end_offset,
@@ -60,11 +60,13 @@ def begin_to_learn(log: Log, dedupe: DedupeWindow) -> LearnedIds:
 
 
 def learn_piece(log: Log, known: LearnedIds, now_ns: int) -> LearnedIds:
-    """Learn some more ids of a log that grows, and may be truncated meanwhile: `are_of` is then
+    """Learn some more ids of a log that grows. If the log is truncated meanwhile, `are_of` returns
     False for the result.
 
-    Ends at damage, which may be mended before the ids are needed, and raises CorruptBatch there.
-    Blocking. Raises StorageError, CorruptRange, OffsetOutOfRange, OSError."""
+    Ends before damage, which may be repaired before the ids are needed; raises CorruptBatch if it
+    can learn nothing because of damage. Blocking. Raises StorageError, CorruptRange,
+    OffsetOutOfRange, OSError.
+    """
     dedupe, offset = known.dedupe, known.end
     if dedupe.window_ns:
         dedupe.expire(now_ns)
@@ -79,7 +81,7 @@ def learn_piece(log: Log, known: LearnedIds, now_ns: int) -> LearnedIds:
 
 def learn_more(log: Log, known: LearnedIds, now_ns: int) -> LearnedIds | None:
     """Add the ids of records that were appended since; the log must not be truncated meanwhile.
-    Returns None if it has been truncated before."""
+    Returns None if the ids in `known` are no longer right for the log."""
     if not known.are_of(log):
         return None
     end, dedupe = log.log_end_offset, known.dedupe
@@ -90,8 +92,8 @@ def learn_more(log: Log, known: LearnedIds, now_ns: int) -> LearnedIds | None:
 
 
 def restore_dedupe(log: Log, dedupe: DedupeWindow, now_ns: int) -> None:
-    """Fill an empty window with the ids that it would hold if the daemon had never stopped.
-    `now_ns` is the time of the clock that determines the ages of ids from then on."""
+    """Fill an empty window with the ids that it would have if the daemon had never stopped.
+    `now_ns` is the current time of the clock that determines the ages of ids."""
     if not dedupe.window_ns:
         return
     if not _restore_snapshot(log, dedupe, log.log_end_offset):
@@ -100,8 +102,8 @@ def restore_dedupe(log: Log, dedupe: DedupeWindow, now_ns: int) -> None:
 
 
 class _Ages:
-    """The ages of records. For a record that arrived while this process had the log, the time of
-    arrival counts, whatever the clock of its leader showed; for others, the timestamp."""
+    """The ages of records. If a record arrived while this process had the log open, its age counts
+    from the arrival, whatever the clock of its leader showed. Otherwise its timestamp counts."""
 
     def __init__(self, log: Log, window_ns: int, now_ns: int) -> None:
         self.latest_ns = now_ns + TOLERANCE_NS
@@ -112,13 +114,13 @@ class _Ages:
         """No record with a lower timestamp is in the window."""
 
     def ahead_ns(self, offset: int) -> int:
-        """Return the correction for the timestamp of the record there."""
+        """Return the correction for the timestamp of the record at `offset`."""
         return 0 if self._known is None else self._known.ahead_ns(offset) + self._offset_ns
 
 
 def _rebuild(log: Log, dedupe: DedupeWindow, now_ns: int, *, start: int = 0) -> None:
-    """Learn the message ids of the window, from offset `start` on, from the log alone, including
-    records below the log start whose files still exist. The ids of unreadable records are lost."""
+    """Learn the message ids of the window from the log, from offset `start` on, including records
+    below the log start whose files still exist. The ids of unreadable records are lost."""
     ages = _Ages(log, dedupe.window_ns, now_ns)
     end = log.log_end_offset  # a replica's uncommitted ids are truncated with their records
     offset = max(_first_recent(log, ages), start)
@@ -130,7 +132,7 @@ def _rebuild(log: Log, dedupe: DedupeWindow, now_ns: int, *, start: int = 0) -> 
                 return
             reached = found
         except CorruptRange as error:
-            with suppress(StorageError):  # the next reader retries it
+            with suppress(StorageError):  # the next reader tries to quarantine again
                 quarantine_found(log, error)
             reached, problem = error.next_offset, str(error)
         except (StorageError, OSError) as error:
@@ -144,7 +146,7 @@ def _rebuild(log: Log, dedupe: DedupeWindow, now_ns: int, *, start: int = 0) -> 
 
 
 def _first_recent(log: Log, ages: _Ages) -> int:
-    """Return where to begin; the log end if no record is in the window."""
+    """Return the offset at which to begin; the log end if no record is in the window."""
     end = log.log_end_offset
     recent = (one.base_offset for one in log.segments if one.max_timestamp_ns >= ages.since_ns)
     return next(recent, end)
@@ -153,9 +155,11 @@ def _first_recent(log: Log, ages: _Ages) -> int:
 def _learn_from(
     log: Log, offset: int, dedupe: DedupeWindow, ages: _Ages, *, is_strict: bool = False
 ) -> int | None:
-    """Learn the ids of a piece from `offset` on, and return its end: `offset` itself if a header is
-    damaged, or with `is_strict` any part; None at the end of the log. Raises CorruptRange,
-    StorageError, OSError."""
+    """Learn the ids of a piece of the log from `offset` on.
+
+    Returns the end of the piece; `offset` itself if there is damage: in a header, or with
+    `is_strict` anywhere; None at the end of the log. Raises CorruptRange, StorageError, OSError.
+    """
     found = _read(log, offset, _SCAN_BYTES)
     if found is None:
         return None
@@ -167,7 +171,7 @@ def _learn_from(
 
 
 def _read(log: Log, offset: int, max_bytes: int) -> LogSlice | Gap | None:
-    """Read batches, including those below the log start; of a replica, also uncommitted ones."""
+    """Read batches, including those below the log start and a replica's uncommitted ones."""
     if log.config.replicated:
         return log.read_replica(offset, max_bytes)
     return log.read_stored(offset, max_bytes)
@@ -189,8 +193,8 @@ def _learn(
 ) -> int:
     """Add the ids of the batches in `raw` from `offset` on; returns the offset to continue at.
 
-    If a body is damaged, the ids of its batch are lost; with `is_strict`, learning stops there. At
-    a damaged header it stops: the next read, from there, determines the extent of the damage.
+    If a body is damaged, the ids of its batch are lost; with `is_strict`, learning stops there. It
+    always stops at a damaged header: a read from there then determines the extent of the damage.
     """
     reached, position = offset, 0
     headers = StoredHeaders()
@@ -215,7 +219,7 @@ def _learn(
 
 
 def last_message_id(log: Log) -> bytes:
-    """Return the id of the newest record; b"" if it has none, or cannot be read."""
+    """Return the message id of the newest record; b"" if the record has none or cannot be read."""
     last = log.log_end_offset - 1
     try:
         found = _read(log, last, 1) if last >= log.segments[0].base_offset else None
@@ -237,10 +241,10 @@ def last_message_id(log: Log) -> bytes:
 
 
 def write_dedupe_snapshot(log: Log, dedupe: DedupeWindow, *, stepped_ns: int = 0) -> None:
-    """Save the window so that the next start need not scan the log. Raises OSError.
+    """Save the window, so that the next start does not have to scan the log. Raises OSError.
 
     `stepped_ns` is how far the wall clock has stepped since the start. The next start measures ages
-    by that clock, so each timestamp is moved by it and each id keeps its age.
+    by the wall clock, so each timestamp is moved by `stepped_ns`, which keeps the age of each id.
     """
     if not len(dedupe) or len(dedupe) > _SNAPSHOT_MAX_IDS:
         return
@@ -257,7 +261,8 @@ def write_dedupe_snapshot(log: Log, dedupe: DedupeWindow, *, stepped_ns: int = 0
 
 
 def _restore_snapshot(log: Log, dedupe: DedupeWindow, end: int) -> bool:
-    """Return True if there was a snapshot of exactly this state of the log, which ends at `end`."""
+    """Restore the window; returns True if there was a snapshot of exactly this state of the log,
+    which ends at the offset `end`."""
     try:
         content = read_dispensable_file(log.environment.fs, _snapshot_path(log), _SNAPSHOT_NAME)
         if content is None or (content["lineage"], content["log_end_offset"]) != (

@@ -19,7 +19,7 @@ from liftlog.settings.checks import check_history
 
 _MAX_RANGES = 3
 _REFUSED_SECONDS = 300.0
-"""A commit that failed is reported for this long, unless one succeeds before."""
+"""A failed commit is reported for this long, unless a later one succeeds."""
 
 
 def describe(
@@ -57,8 +57,8 @@ def describe(
 
 
 def history_warnings(settings: StreamSettings) -> list[str]:
-    """Return a warning if compaction deletes records that clients are to see. New settings of this
-    kind are refused."""
+    """Return a warning if compaction deletes records that clients should still see. New settings of
+    this kind are refused."""
     return [f"{finding.dotted}: {finding.problem}" for finding in check_history(settings)]
 
 
@@ -68,7 +68,7 @@ def describe_broken(name: str, reason: str) -> StreamInfo:
 
 
 def describe_elsewhere(name: str, settings: StreamSettings, record: StreamMetadata) -> StreamInfo:
-    """Describe a stream of the cluster without an open copy on this node."""
+    """Describe a stream of the cluster that has no open copy on this node."""
     return StreamInfo(
         name=name,
         subject=settings.shown_subjects,
@@ -84,11 +84,11 @@ def describe_elsewhere(name: str, settings: StreamSettings, record: StreamMetada
     )
 
 
-# --- what is wrong ---
+# --- problems ---
 
 
 class Newer(str):
-    """The reason why a stream is not open that a newer liftlog has written."""
+    """The reason why a stream is not open, if a newer version of liftlog has written it."""
 
     __slots__ = ()
 
@@ -104,12 +104,14 @@ def stream_conditions(
     cleaning: Mapping[str, str],
     jetstream: Callable[[StreamHost], list[str]],
 ) -> Iterator[Condition]:
-    """Yield the conditions of single streams. `broken` holds the reasons why streams could not be
-    opened, `cleaning` the failed jobs, and `jetstream` the streams of JetStream that ack as well.
+    """Yield the conditions of single streams. `broken` has the reasons why streams could not be
+    opened, `cleaning` the failed jobs; `jetstream` returns warnings about streams of JetStream that
+    ack the same messages.
 
-    Only a stream of a newer version makes the daemon "not ready", so that a roll-back that leaves
-    streams out stops. For the others, sending clients to another daemon would neither recover lost
-    records nor repair compaction, and would cut the clients off from all other streams of this one.
+    Only a stream of a newer version makes the daemon "not ready", so that a rolling downgrade that
+    would leave streams out stops. For other problems, sending clients to another daemon would
+    neither recover lost records nor repair compaction, and would separate clients from all other
+    streams of this daemon.
     """
     recently = time.monotonic() - _REFUSED_SECONDS
     for name, host in hosts.items():
@@ -130,12 +132,13 @@ def stream_conditions(
 
 ALL_STREAMS = ""
 _SHOWN_APART = ("lost_records", "cleaning")
-"""Descriptions have fields for these: `quarantined` and `compaction`."""
+"""Kinds of conditions for which descriptions have their own fields: `quarantined` and
+`compaction`."""
 
 
 def warnings_of_streams(found: Iterable[Condition]) -> dict[str, list[str]]:
-    """The conditions that descriptions of streams show as warnings, by stream; those that concern
-    each of them under `ALL_STREAMS`."""
+    """Return the conditions that descriptions of streams show as warnings, by stream. Conditions
+    that concern every stream are under `ALL_STREAMS`."""
     warnings: dict[str, list[str]] = {}
     for one in found:
         if one.kind.concerns_streams:

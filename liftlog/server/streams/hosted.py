@@ -1,5 +1,5 @@
-"""The streams of which this daemon has a copy: each gets a host, is attached to NATS, and is ended
-here.
+"""The streams of which this daemon has a copy: this module gives each a host, attaches it to NATS,
+and ends it.
 
 A catalog selects these streams, and the replicas of a node decide on their roles.
 """
@@ -40,7 +40,7 @@ _LAST_COMMITS_SECONDS = 3.0
 
 
 class HostedStreams:
-    """Belongs to the event loop."""
+    """The streams with a copy here. Belongs to the event loop."""
 
     def __init__(
         self,
@@ -56,16 +56,16 @@ class HostedStreams:
         """`steady_ns` is the clock that determines the ages of message ids."""
         self.hosts = hosts
         self.broken = broken
-        """The reason why a stream on disk is not served, by name."""
+        """Why a stream on disk is not served, by name."""
         self.attachments = attachments
         self.neighbours = neighbours
         self.reserve = reserve
         self.steady_ns = steady_ns
         self.compactor: Cleaner | None = None
         self.mender: Mender | None = None
-        """Set if this daemon is a node of a cluster."""
+        """Repairs damage from other replicas; None without a cluster."""
         self.descriptors: Descriptors | None = None
-        """Set if the process is this daemon's alone."""
+        """Counts open files; None if other code shares this process with the daemon."""
         self.changes = asyncio.Lock()
         """Held while streams are created or deleted."""
         self.closing = False
@@ -75,13 +75,14 @@ class HostedStreams:
         self._has_new_neighbours = False
         self._deleting: set[str] = set()
         """Streams that are being deleted. They are in `broken` until their files are removed, but
-        for clients they no longer exist: a reader that waits for records must not report a failed
+        for clients they no longer exist, so that a waiting reader does not report a failed
         stream."""
 
-    # --- looking for one ---
+    # --- finding a stream ---
 
     def find(self, name: str) -> StreamHost:
-        """Raises StreamNotFound, and StreamUnavailable for one that could not be opened."""
+        """Return a stream with a host. Raises StreamNotFound, and StreamUnavailable for a stream
+        that could not be opened."""
         host = self.hosts.get(name)
         if host is None:
             if name in self.broken and name not in self._deleting:
@@ -90,8 +91,8 @@ class HostedStreams:
         return host
 
     def stream(self, name: str) -> StreamHost:
-        """Raises StreamNotFound, and StreamUnavailable for one that could not be opened or has
-        failed."""
+        """Return a stream with a host that has not failed. Raises StreamNotFound, and
+        StreamUnavailable for a stream that could not be opened or has failed."""
         host = self.find(name)
         if host.failure:
             raise StreamUnavailable(f"stream {name} has failed: {host.failure}")
@@ -118,7 +119,8 @@ class HostedStreams:
     # --- changes that concern all ---
 
     def check_creatable(self, name: str) -> None:
-        """Raises ShuttingDown, StreamUnavailable, LimitExceeded."""
+        """Raise an error if a stream of this name cannot be created now: ShuttingDown,
+        StreamUnavailable, LimitExceeded."""
         if self.closing:
             raise ShuttingDown("the daemon is stopping")
         if name in self.broken:
@@ -127,13 +129,14 @@ class HostedStreams:
             self.descriptors.check_spare()
 
     def streams_changed(self) -> None:
-        """Call it when streams were created or deleted, or settings of one have changed."""
+        """Update all neighbours. Call it when streams were created or deleted, or settings of one
+        have changed."""
         self._has_new_neighbours = False
         self.neighbours.changed()
         self.attachments.settings_changed()
 
     def streams_change(self) -> None:
-        """Like `streams_changed`, but once for all streams that change in this turn of the loop,
+        """Call `streams_changed` soon, once for all streams that change in this turn of the loop,
         here or on other nodes."""
         if not self._has_new_neighbours:
             self._has_new_neighbours = True
@@ -151,8 +154,9 @@ class HostedStreams:
         led: ServedStream | None,
         ids: LearnedIds | None = None,
     ) -> StreamHost:
-        """Serve an open log, and replace the stream's host if it has one. `led` is its gate if this
-        node leads, None if it follows. `ids` are the ids learned in advance."""
+        """Serve an open log with a new host, which replaces the stream's earlier host. `led` has
+        its gate if this node leads; it is None if this node follows. `ids` are the ids learned in
+        advance."""
         before = self.hosts.get(name)
         host = await self._maker.host(
             name,
@@ -171,7 +175,7 @@ class HostedStreams:
         return host
 
     def expects_repair(self, name: str, first: int, end: int) -> bool:
-        """True if damage in [first, end) is about to be repaired from another replica."""
+        """Return True if damage in [first, end) is about to be repaired from another replica."""
         host = self.hosts.get(name)
         return (
             host is not None
@@ -180,12 +184,12 @@ class HostedStreams:
         )
 
     async def attach_replica(self, host: StreamHost) -> bool:
-        """Subscribe for this node, which leads the stream. Returns True if its messages arrived
-        here before, so that none was missed."""
+        """Subscribe for this node, which leads the stream. Returns True if the subscription existed
+        before, so that no message was missed."""
         if self.attachments.take(host):
             return True
         if self.attachments.relay(host) is not None:
-            # The present subscription may still deliver messages that the previous leader has
+            # The current subscription may still deliver messages that the previous leader has
             # stored.
             await self.attachments.detach(host)
             await asyncio.sleep(SPREAD_SECONDS)
@@ -198,7 +202,7 @@ class HostedStreams:
             self._losses.note(host, reason)
 
     async def rest_replica(self, host: StreamHost, *, seconds: float) -> bool:
-        """Detach it, and wait for pending work. Returns True if its log is in order, and only
+        """Detach a stream, and wait for pending work. Returns True if the log is in order and only
         readers still use it."""
         if host.is_leading:
             await self.attachments.detach(host)
@@ -209,10 +213,10 @@ class HostedStreams:
         return False
 
     async def end_replica(self, host: StreamHost, *, seconds: float) -> None:
-        """Stop serving: detach it, wait for pending work, close its log."""
+        """Stop serving a stream: detach it, wait for pending work, close its log."""
         await self.attachments.detach(host)
-        # On a disk that hangs this may take long, and the log may be opened again afterwards: a
-        # late write would then mix with the writes of the next owner.
+        # If the disk hangs, this may take long. Without the wait the log could be opened again
+        # while a late write is pending, which would mix with the writes of the next owner.
         await host.turns.over()
         async with self.changes:
             with contextlib.suppress(TimeoutError):
@@ -240,8 +244,8 @@ class HostedStreams:
             self._deleting.discard(name)
 
     async def _end(self, host: StreamHost) -> None:
-        """Its files stay, and its name is in `broken` until they are removed."""
-        # No message arrives after this, and every message before it is committed and answered.
+        """End a stream. Its files stay, and its name is in `broken` until they are removed."""
+        # After this no message arrives, and the drain commits and answers all earlier ones.
         await self.attachments.detach(host)
         try:
             async with asyncio.timeout(_DRAIN_SECONDS):
@@ -281,7 +285,7 @@ class HostedStreams:
         the clock of ages is ahead of the steady one. Blocking."""
         states: dict[str, ActiveState] = {}
         for host in list(self.hosts.values()):
-            if host.is_leading:  # a follower's sequencer has judged no message
+            if host.is_leading:  # the sequencer of a follower has judged no message
                 _save_snapshots(host, stepped_ns)
             state = None if host.failure else host.log.close()
             if state is not None:
@@ -290,9 +294,9 @@ class HostedStreams:
 
 
 async def _drained(host: StreamHost) -> None:
-    """Wait for the stream's commits, but only for a short time for other nodes, which may be gone.
-    An uncommitted record is stored here, its publisher has no ack, and a later leader commits
-    it."""
+    """Wait for the stream's commits, but only for a short time if they need other nodes, which may
+    not answer. An uncommitted record is stored here and its publisher has no ack; a later leader
+    commits it."""
     if not host.log.config.replicated:
         await host.drained()
         return

@@ -1,6 +1,6 @@
 """Periodic housekeeping: rolls, retention, recovery points, old checkpoints.
 
-A few streams are processed at once, and one whose disk stalls does not delay the others.
+A few streams are processed at a time, and a stream whose disk stalls does not delay the others.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _DECIDERS = 4
 
 
 class Housekeeping:
-    """Runs on the event loop; log calls and decisions run in threads.
+    """Runs the periodic work on the event loop; log calls and decisions run in threads.
 
-    A stream that takes longer than `patience_seconds` gives its place to the next one.
+    If a stream takes longer than `patience_seconds`, its place is given to the next one.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Housekeeping:
         self._broker = broker
         self._data_dir = data_dir
         self._reserve = reserve
-        # Threads of its own, as a decision may read from a disk that stalls.
+        # Retention has its own threads, because a decision may read from a disk that stalls.
         self._deciders = ThreadPoolExecutor(_DECIDERS, "liftlog-retention")
         self._retention = SideBySide("retention", patience_seconds=patience_seconds)
         self._recovery_points = SideBySide("recovery-point", patience_seconds=patience_seconds)
@@ -60,7 +60,7 @@ class Housekeeping:
     # --- retention ---
 
     async def apply_retention(self, *, by_time: bool) -> None:
-        """Roll idle segments that are too old, then delete what exceeds the limits."""
+        """Roll idle segments that are too old, then delete records that exceed the limits."""
         hosts = [host for host in self._broker.hosts.values() if _may_be_due(host)]
         await self._retention.run(hosts, partial(self._retain_or_make_room, by_time=by_time))
 
@@ -71,17 +71,17 @@ class Housekeeping:
             await asyncio.get_running_loop().run_in_executor(
                 self._deciders, host.log.leases.void, "the disk is full"
             )
-            # Deleting first needs a little space, for the new manifest.
+            # A deletion first needs a little space, for the new manifest.
             async with self._reserve.lent():
                 await self._retain(host, by_time=by_time, at_once=True)
 
     async def _retain(self, host: StreamHost, *, by_time: bool, at_once: bool = False) -> None:
-        """With `at_once`, files are deleted even while a compaction pass reads them; the pass then
-        starts over."""
+        """Apply retention to one stream. With `at_once`, files are deleted even while a compaction
+        pass reads them; the pass then starts again."""
         if host.log.writer.is_roll_due():
             await host.run_exclusive(host.log.writer.roll_if_due)
         settings = host.settings
-        if not host.is_leading:  # its leader decides, and the log start follows
+        if not host.is_leading:  # its leader decides, and the log start here follows
             log, now_ns = host.log, self._broker.now_ns()
             oldest = log.segments[0]
             if oldest.size_bytes and oldest.next_offset <= log.log_start_offset:
@@ -89,7 +89,7 @@ class Housekeeping:
                     lambda: follow_log_start(log, log.log_start_offset, settings, now_ns)
                 )
             return
-        now_ns = self._broker.now_ns()  # read before the check, so the check covers it
+        now_ns = self._broker.now_ns()  # before the check, which covers it
         by_time = by_time and self._broker.ages_are_judged()
         decision = await asyncio.get_running_loop().run_in_executor(
             self._deciders,
@@ -103,9 +103,9 @@ class Housekeeping:
             return
 
         def remove() -> int | None:
-            # Settings change only in exclusive calls, so they cannot change while this one runs.
+            # Settings change only in exclusive calls, so they cannot change while this call runs.
             if host.settings is not settings:
-                return None  # decided by old settings; the next round uses the new ones
+                return None  # the decision is by old settings; the next round uses the new ones
             return remove_decided(host.log, decision, self._broker.now_ns(), delete_segments=count)
 
         freed = await host.run_exclusive(remove)
@@ -122,8 +122,8 @@ class Housekeeping:
     def _decide(
         self, host: StreamHost, settings: StreamSettings, now_ns: int, *, by_time: bool
     ) -> RetentionDecision | None:
-        """Runs in a thread. On a full disk leases are void: a reader must not keep publishers from
-        writing."""
+        """Decide what to delete; runs in a thread. If the disk is full, this voids the leases: a
+        reader must not keep publishers from writing."""
         if self._reserve.is_disk_full():
             host.log.leases.void("the disk is full")
         return decide_retention(host.log, settings, now_ns, by_time=by_time)
@@ -131,12 +131,13 @@ class Housekeeping:
     # --- recovery points ---
 
     async def save_recovery_points(self) -> None:
-        """Store up to where each stream is durable, so that recovery has little to scan."""
+        """Store the offset up to which each stream is durable, so that recovery has little to
+        scan."""
         changed = [
             host for host in self._broker.hosts.values() if not host.failure and host.has_moved
         ]
         await self._recovery_points.run(changed, self._take_recovery_point)
-        # Includes the states of streams that stalled in an earlier round.
+        # The states of streams that stalled in an earlier round are included.
         states, self._states = self._states, {}
         if states:
             try:
@@ -160,15 +161,15 @@ class Housekeeping:
 
 
 def _may_be_due(host: StreamHost) -> bool:
-    """Return True if the stream may need work; idle streams should cost nothing."""
+    """Return True if the stream may need work. An idle stream must cost almost nothing."""
     if host.failure:
         return False
     log, limits = host.log, host.settings.retention
     if limits.max_age_seconds or limits.max_bytes or limits.max_messages:
         return True
-    if not log.leases.are_known:  # retention reads them, and compaction waits for it
+    if not log.leases.are_known:  # retention reads the leases, and compaction waits for this
         return True
-    # Files below the log start may be waiting for the end of the dedupe window or of a lease.
+    # Files below the log start may be kept until the dedupe window or a lease ends.
     return log.writer.is_roll_due() or log.segments[0].next_offset <= log.log_start_offset
 
 
@@ -176,10 +177,11 @@ def _may_be_due(host: StreamHost) -> bool:
 
 
 class SideBySide:
-    """Does one kind of work for many streams, for each of them at most once at a time.
+    """Does one kind of work for many streams, for each stream at most once at a time.
 
-    At most `at_once` streams have a place. One that takes longer than `patience_seconds` gives its
-    place to the next stream, continues, and is left out of later rounds until it is done.
+    At most `at_once` streams have a place. If the work of a stream takes longer than
+    `patience_seconds`, its place is given to the next stream; the work continues, and later rounds
+    skip the stream until it is done.
     """
 
     def __init__(self, what: str, *, at_once: int = 2, patience_seconds: float = 1.0) -> None:
@@ -190,7 +192,7 @@ class SideBySide:
 
     @property
     def stalled(self) -> int:
-        """Number of streams whose work is still running, between two rounds."""
+        """Number of streams whose work still runs after the last round."""
         return len(self._running)
 
     async def run(
@@ -198,7 +200,8 @@ class SideBySide:
         hosts: Iterable[StreamHost],
         work: Callable[[StreamHost], Coroutine[Any, Any, None]],
     ) -> None:
-        """Returns when `work` has ended or stalled for every stream. Errors are logged."""
+        """Do `work` for each stream. Returns when the work of every stream has ended or has
+        stalled. Errors are logged."""
         places = asyncio.Semaphore(self._at_once)
 
         async def take_turn(host: StreamHost) -> None:
@@ -256,7 +259,8 @@ async def keep_house(housekeeping: Housekeeping, broker: Broker) -> None:
 
 
 async def expire_checkpoints(broker: Broker, before_ns: int) -> int:
-    """See `expire`. In a cluster, times of a stream without a copy here come from its leader."""
+    """Delete old checkpoints; see `expire`. In a cluster, the leader of a stream is asked if there
+    is no copy of the stream here."""
     return await expire(
         broker.checkpoints,
         broker.readable_stream,

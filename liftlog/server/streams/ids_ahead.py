@@ -1,8 +1,8 @@
-"""The message ids of the streams that this node follows, learned before it leads one of them.
+"""Learns the message ids of the streams that this node follows, before it leads one of them.
 
 A new leader needs the ids of the last minutes before it accepts a message. Reading a million of
 them from the log takes more than a second, in which the stream would have no leader. So a follower
-reads them in the background, a piece at a time, and little is left to read when it is elected.
+reads them in the background, a piece at a time, and only few are left when it is elected.
 """
 
 from __future__ import annotations
@@ -25,19 +25,20 @@ logger = logging.getLogger("liftlog.server.replication")
 
 LOOK_SECONDS = 1.0
 _MANY_RECORDS = 2000
-"""If at least this many records are unread, they are read at the next look. Fewer records wait,
-since a new leader reads them in milliseconds, and a node may follow a thousand streams."""
+"""If at least this many records are unread, the next look reads them. Fewer records stay unread: a
+new leader reads them in milliseconds, and a node may follow a thousand streams."""
 _LONGEST_SECONDS = 10.0
 _ALL_TURNS = 10
-"""Most of a thousand streams are idle: they are examined in one of this many turns only."""
+"""Most of a thousand streams are idle, so idle streams are examined only once in this many
+turns."""
 _REST = 1.0
-"""After a read, learning rests for this multiple of its duration: the event loop has priority for
-the interpreter."""
+"""After a read, learning pauses for this multiple of the read's duration, so that the event loop
+gets the interpreter."""
 _AFTER_PROBLEM_SECONDS = 60.0
 
 
 class _Learning:
-    """The ids learned from one log, with the time of the last look. `lock` is held while a thread
+    """The ids learned from one log, and the time of the last read. `lock` is held while a thread
     reads."""
 
     def __init__(self, log: Log) -> None:
@@ -55,7 +56,7 @@ class _Learning:
             self.ids = read.result()[1]
 
     def is_near(self) -> bool:
-        """True if a new leader would have little to read."""
+        """Return True if a new leader would have little to read."""
         ids, log = self.ids, self.log
         return ids is not None and ids.are_of(log) and log.log_end_offset - ids.end < _MANY_RECORDS
 
@@ -71,8 +72,11 @@ class _Learning:
 
 
 class IdsAhead:
-    """Belongs to the event loop. `followed` returns the streams that this node follows now, all or
-    those with these names; `steady_ns` is the clock that determines the ages of ids."""
+    """Learns ids of followed streams. Belongs to the event loop.
+
+    `followed` returns the streams that this node follows now, all or those with the given names;
+    `steady_ns` is the clock that determines the ages of ids.
+    """
 
     def __init__(
         self,
@@ -86,12 +90,12 @@ class IdsAhead:
         self._changed: set[str] = set()
 
     def changed(self, name: str) -> None:
-        """Call it when the log of a followed stream has changed, or when the stream is followed
-        from now on."""
+        """Note that the log of a followed stream has changed, or that this node begins to follow
+        the stream."""
         self._changed.add(name)
 
     async def run(self) -> None:
-        """Learn, until cancelled."""
+        """Learn ids until cancelled."""
         for turn in itertools.count():
             names, self._changed = self._changed, set()
             is_for_all = turn % _ALL_TURNS == 0
@@ -111,8 +115,8 @@ class IdsAhead:
                 await asyncio.sleep(LOOK_SECONDS)
 
     async def catch_up(self, host: StreamHost) -> None:
-        """Learn all existing ids now: they are about to be needed. The new leader handles
-        unreadable records itself."""
+        """Learn all existing ids now, because they are about to be needed. Stops at unreadable
+        records, which the new leader handles."""
         if not window_ns(host.settings):
             return
         learning, end = self._of(host), host.log.log_end_offset
@@ -121,8 +125,11 @@ class IdsAhead:
                 return
 
     def prepare(self, host: StreamHost) -> bool:
-        """Begin to catch up, without a rest, with a stream that this node may be elected for.
-        Returns True once little is left, or an attempt was made. Call it again until then."""
+        """Begin to catch up, without pauses, on a stream that this node may be elected for.
+
+        Returns True if little is left to read, or after an attempt. The caller repeats the call
+        until then.
+        """
         if not window_ns(host.settings):
             return True
         learning, now = self._of(host), self._loop.time()
@@ -135,8 +142,8 @@ class IdsAhead:
         return preparing.done()
 
     async def take(self, name: str, log: Log) -> LearnedIds | None:
-        """Return the learned ids of a log that this node leads from now on. The caller adds to
-        them: nothing more is learned here."""
+        """Return the learned ids of a log that this node leads from now on. No more ids are learned
+        here, because the caller adds to the returned ones."""
         learning = self._learning.pop(name, None)
         if learning is None or learning.log is not log:
             return None
@@ -157,7 +164,7 @@ class IdsAhead:
     async def _learn_piece(
         self, learning: _Learning, settings: StreamSettings, *, rest: float = _REST
     ) -> bool:
-        """Returns True if it has made progress, and there is more to learn."""
+        """Learn a piece. Returns True if this has made progress and there is more to learn."""
         loop, log = self._loop, learning.log
         await learning.lock.acquire()
         if learning.is_taken:
@@ -167,7 +174,7 @@ class IdsAhead:
         read = loop.run_in_executor(None, _read_piece, log, before, settings, now_ns)
         read.add_done_callback(learning.has_read)
         try:
-            # The waiting caller may be cancelled; the thread continues, and holds the lock
+            # The waiting caller may be cancelled; the thread then continues, and keeps the lock
             # meanwhile.
             seconds, ids = await asyncio.shield(read)
         except Exception as error:
@@ -186,7 +193,7 @@ class IdsAhead:
 def _read_piece(
     log: Log, known: LearnedIds | None, settings: StreamSettings, now_ns: int
 ) -> tuple[float, LearnedIds]:
-    """Returns the ids, and the seconds of processor time that reading took."""
+    """Return the ids, and the seconds of processor time that the read took."""
     began = time.thread_time()
     limits = window_ns(settings), settings.dedupe.max_ids
     if (

@@ -1,5 +1,5 @@
-"""Resources that the streams share on the way in: writer threads, the inline budget, the way out
-for acks, and the limit on data that waits for the disk."""
+"""Resources that the streams share for incoming messages: writer threads, the inline budget, the
+connection that sends acks, and the limit on data that waits for the disk."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SMALL_RUN = 4096
 
 
 class Ingested(NamedTuple):
-    """Received from NATS since the daemon started."""
+    """The numbers of chunks and bytes received from NATS since the daemon started."""
 
     chunks: int
     size_bytes: int
@@ -37,7 +37,7 @@ class Intake:
         *,
         start_ns: int | None = None,
     ) -> None:
-        """`start_ns` is the time for judging ages at the start; by default, that of the clock."""
+        """`start_ns` is the time for judging ages at the start; by default, the time of `clock`."""
         self.pool = WriterPool(commit.writer_threads)
         self.inline = InlineBudget(commit.inline_max_messages, commit.inline_budget_seconds)
         self.dirty: dict[StreamHost, None] = {}
@@ -68,7 +68,7 @@ class Intake:
             asyncio.get_running_loop().call_soon(self._kick_dirty)
 
     def chunk_ended(self) -> None:
-        """A chunk from NATS is parsed: commit its messages."""
+        """Commit the messages of a chunk from NATS that has been parsed."""
         self._chunks += 1
         self._kick_dirty()
 
@@ -79,14 +79,14 @@ class Intake:
         for host in dirty:
             host.kick()
 
-    # --- how much may wait ---
+    # --- limits of waiting data ---
 
     def ingested(self) -> Ingested:
-        """Everything that NATS has sent so far."""
+        """Return the counts of everything that NATS has sent so far."""
         return Ingested(self._chunks, self._size_bytes)
 
     def receiver(self, host: StreamHost) -> Callable[[MessageRun], None]:
-        """The callback for messages of the subscription of `host`."""
+        """Return the callback for messages of the subscription of `host`."""
 
         def receive(run: MessageRun) -> None:
             self._pending_estimate += run.memory_bytes
@@ -98,19 +98,20 @@ class Intake:
         return receive
 
     def pending_changed(self) -> None:
-        """A commit ended: there may be room to read again."""
+        """Note that a commit has ended, so that there may be room to read again."""
         self._room.set()
 
     def reading_is_held(self) -> bool:
-        """True while too much data waits for the disk to continue reading from NATS."""
+        """Return True while so much data waits for the disk that NATS must not be read."""
         return bool(self._crowded) or self._pending_estimate > self._max_pending_bytes
 
     async def wait_until_ready_to_read(self) -> None:
-        """Returns at once unless too much data waits for the disk. Messages that only wait for
-        other nodes take hardly any memory, and do not count.
+        """Wait while too much data waits for the disk. Messages that wait only for other nodes do
+        not count, because they take hardly any memory.
 
-        Reading stops for all streams, but only while the crowded one makes progress. A stream whose
-        disk stalls must not delay the others: beyond its own limit it refuses messages instead.
+        Reading stops for all streams, but only while the crowded stream makes progress. A stream
+        whose disk stalls must not delay the others: beyond its own limit it refuses messages
+        instead.
         """
         while self.reading_is_held():
             self._crowded = {host for host in self._crowded if host.is_crowded()}

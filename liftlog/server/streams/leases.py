@@ -1,8 +1,8 @@
 """Leases: ranges of a stream that retention keeps for a reader, for a limited time.
 
-They are granted and renewed by exclusive calls, and so is retention applied: the records of a lease
-still exist when it is granted. A change of a replicated stream's leases is answered when the
-in-sync replicas have it, so a lease outlives its leader.
+Exclusive calls grant and renew leases, and also apply retention, so the records of a lease still
+exist when it is granted. A change of a replicated stream's leases is answered when the in-sync
+replicas have it, so a lease outlives its leader.
 """
 
 from __future__ import annotations
@@ -25,24 +25,25 @@ from liftlog.server.vitals.disk import DiskReserve
 _MS_NS = 1_000_000
 _MAX_PARTS = 1_000_000
 _SILENT_SECONDS = 15.0
-"""A reader that reports nothing for this long may be gone: Spark's report every 5 seconds."""
+"""A reader that reports nothing for this long may have ended: Spark's readers report every 5
+seconds."""
 _STOPPED_SECONDS = 5.0
-"""If all readers under a lease have stopped early, another one begins within this time or never:
+"""If all readers under a lease have stopped early, further readers begin within this time or never:
 Spark's `limit` and `show` read further parts only if they need them."""
 
 
 @dataclass(slots=True)
 class _Parts:
-    """The reports of the readers that share a lease, by the numbers of their parts."""
+    """The reports of the readers that share a lease, by the number of their part of the read."""
 
     running: set[int] = field(default_factory=set)
     finished: set[int] = field(default_factory=set)
     has_stopped: bool = False
-    """True if a reader stopped before the end of its part: then others may never begin."""
+    """True if a reader stopped before the end of its part: other parts may then never begin."""
     reported_at: float = 0.0
 
     def seems_left(self, now: float) -> bool:
-        """True if no reader seems to use the lease any more."""
+        """Return True if no reader seems to use the lease any more."""
         silent = now - self.reported_at
         if self.running:
             return silent > _SILENT_SECONDS
@@ -50,12 +51,13 @@ class _Parts:
 
 
 class LeaseKeeping:
-    """Belongs to the event loop.
+    """Grants, renews and ends leases. Belongs to the event loop.
 
     `stream` finds a running stream or raises, `now_ns` is the time for judging ages,
     `clock_is_trusted` returns True if retention by time is applied. `copied` waits until the
-    in-sync replicas have the present leases of a stream. On a full disk leases are refused, but can
-    be released."""
+    in-sync replicas have the current leases of a stream. If the disk is full, leases are refused,
+    but can be released.
+    """
 
     def __init__(
         self,
@@ -73,8 +75,8 @@ class LeaseKeeping:
         self._copied = copied
         self._clock_is_trusted = clock_is_trusted
         self._monotonic = monotonic
-        # For each live lease that several readers share. It is not stored: after a restart of the
-        # daemon such a lease ends by time.
+        # The reports for each live lease that several readers share. They are not stored: after a
+        # restart of the daemon such a lease ends by time.
         self._parts: WeakKeyDictionary[StreamHost, dict[str, _Parts]] = WeakKeyDictionary()
 
     async def acquire(
@@ -90,10 +92,11 @@ class LeaseKeeping:
     ) -> LeaseInfo:
         """Grant a lease from `start` to the high watermark; durable on return.
 
-        "earliest" is where retention wants the log to start. Other leases may hold the log start
-        below that; if each new lease began there, readers that follow each other would hold it
-        forever. Raises OffsetOutOfRange, InvalidArgument, LimitExceeded, StaleIncarnation, and
-        NotLeader or NotEnoughReplicas: then the lease, which no client received, ends by time.
+        "earliest" is the offset at which retention wants the log to start. Other leases may keep
+        the log start below that offset. If each new lease began there, a succession of readers
+        would keep it there forever. Raises OffsetOutOfRange, InvalidArgument, LimitExceeded,
+        StaleIncarnation. Also raises NotLeader or NotEnoughReplicas: in these cases no client has
+        received the lease, and it ends by time.
         """
         host = self._stream(name)
         check_incarnation(name, host.log.incarnation, incarnation)
@@ -123,8 +126,9 @@ class LeaseKeeping:
         return self._info(host, granted)
 
     async def _end_those_left(self, host: StreamHost) -> bool:
-        """Release the leases whose readers seem to be gone; return True if there were any. Only
-        done if there is no room: a reader that was merely slow gets LeaseGone."""
+        """Release the leases whose readers seem to have ended; returns True if there were any.
+        Called only if there is no room for another lease, because a reader that was merely slow
+        gets LeaseGone."""
         now = self._monotonic()
         left = [name for name, parts in self._parts.get(host, {}).items() if parts.seems_left(now)]
         for lease_id in left:
@@ -146,9 +150,10 @@ class LeaseKeeping:
         """Renew a lease, and note the reader's report.
 
         `finished` is (part, number of parts) of a read that several readers share: once every part
-        is finished, the lease is released. `begun` is a part whose reader begins; `stopped` means
-        that the reader of the finished part needed no more records, so others may never begin.
-        Raises LeaseGone, InvalidArgument, NotLeader, NotEnoughReplicas."""
+        is finished, the lease is released. `begun` is a part whose reader begins. `stopped` means
+        that the reader of the finished part needed no more records, so other parts may never begin.
+        Raises LeaseGone, InvalidArgument, NotLeader, NotEnoughReplicas.
+        """
         if finished is not None and not 0 <= finished[0] < finished[1] <= _MAX_PARTS:
             raise InvalidArgument(
                 f"there is no part {finished[0]} of {finished[1]}: parts count from 0, and a read "
@@ -162,8 +167,8 @@ class LeaseKeeping:
             parts = self._reported(host, lease_id, finished, begun, stopped=stopped)
         elif (known := self._parts.get(host, {}).get(lease_id)) is not None:
             known.reported_at = self._monotonic()
-        # In an exclusive call: between the check that the lease is live and its renewal, retention
-        # must not delete the records that it holds.
+        # An exclusive call, because retention must not delete the records of the lease between the
+        # check that it is live and its renewal.
         renewed = await host.exclusively(
             lambda: host.log.leases.renew(
                 lease_id, duration_ns=ttl_ms * _MS_NS, now_ns=self._now_ns(), low=low
@@ -183,7 +188,7 @@ class LeaseKeeping:
         *,
         stopped: bool,
     ) -> _Parts:
-        """Note what a reader reports, and forget the leases that have ended."""
+        """Note the report of a reader, and drop the reports for leases that have ended."""
         live = {lease.lease_id for lease in host.log.leases.live(self._now_ns())}
         known = self._parts.get(host, {})
         known = {name: found for name, found in known.items() if name in live}
@@ -199,7 +204,7 @@ class LeaseKeeping:
         return found
 
     async def release(self, name: str, lease_id: str) -> None:
-        """Does nothing if the lease has ended."""
+        """Release a lease. Does nothing if the lease has ended."""
         host = self._stream(name)
         await host.exclusively(
             lambda: host.log.leases.release(lease_id, now_ns=self._now_ns()),
@@ -208,7 +213,7 @@ class LeaseKeeping:
         await self._copied(name)
 
     def live(self, name: str) -> list[LeaseInfo]:
-        """The live leases, oldest first."""
+        """Return the live leases, oldest first."""
         host = self._stream(name)
         return [self._info(host, lease) for lease in host.log.leases.live(self._now_ns())]
 

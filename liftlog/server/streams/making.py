@@ -1,4 +1,4 @@
-"""Creates hosts of streams: of those on disk, of those in the configuration, and of new ones.
+"""Creates hosts of streams: for streams on disk, for those of the configuration, and for new ones.
 
 Everything runs on the event loop; files are accessed in threads.
 """
@@ -47,7 +47,8 @@ _DEFAULTS = StreamSettings.model_construct()
 
 
 class StreamMaker:
-    """Adds to the broker's `hosts` and `broken`; changes nothing else in it."""
+    """Opens and creates streams. Adds to the broker's `hosts` and `broken`; changes nothing else of
+    the broker."""
 
     def __init__(
         self,
@@ -79,7 +80,7 @@ class StreamMaker:
     # --- the start ---
 
     async def open_all(self, *, assume_yes: bool, is_stopping: Callable[[], bool]) -> None:
-        """See `Broker.open_streams`."""
+        """Open and create the streams of the daemon; see `Broker.open_streams`."""
         names = await asyncio.to_thread(self._data_dir.stream_names)
         await self._open_each(names, assume_yes, is_stopping)
         await self._create_configured(is_stopping)
@@ -97,8 +98,8 @@ class StreamMaker:
         await self._records.hold(names)
 
     def _miss(self, name: str) -> None:
-        """Do not create a stream that was here before: it would give its offsets to other
-        messages."""
+        """Show a stream as failed because its directory is missing. It is not created again, since
+        it would give its offsets to other messages."""
         self.lost.add(name)
         if is_stream_name(name):
             gone = f"`liftlog stream delete {name}`; a start creates what is configured"
@@ -116,7 +117,8 @@ class StreamMaker:
         logger.error("stream-missing stream=%s path=%s", name, path)
 
     def _doubt(self, name: str) -> None:
-        """A stream of the configuration is missing, and it is not known if it existed."""
+        """Show a stream of the configuration as failed, because its directory is missing and it is
+        not known whether it existed."""
         self._broken[name] = (
             "it is not there, and is not created, since it is not known whether this data "
             f"directory had it: {self._records.problem}. If it is new, or gone for good, "
@@ -152,8 +154,8 @@ class StreamMaker:
             self._losses.note(host, "the daemon was not running")
 
     async def _enter_epoch(self, host: StreamHost, epoch: int) -> None:
-        """Continue in the leader epoch of the record. It equals that of the log, unless the
-        directory was set back."""
+        """Continue in the leader epoch of the metadata record. It equals the epoch of the log,
+        unless the directory was set back."""
         log = host.log
         if epoch <= log.leader_epoch:
             return
@@ -164,7 +166,7 @@ class StreamMaker:
             host.fail(f"its leader epoch cannot be stored: {error}")
 
     def _leave_alone(self, name: str, error: LiftlogError) -> None:
-        """The stream is not served, and is shown as failed."""
+        """Show a stream as failed and do not serve it."""
         self._broken[name] = why_broken(error)
         logger.error("stream-not-opened stream=%s error=%s", name, error)
 
@@ -187,8 +189,8 @@ class StreamMaker:
             )
 
     async def _create_configured(self, is_stopping: Callable[[], bool]) -> None:
-        """Create the missing streams of the configuration file; their records are stored
-        together."""
+        """Create the missing streams of the configuration file; their metadata records are stored
+        with one write."""
         new: dict[str, StreamSettings] = {}
         for name, settings in self._settings.streams.items():
             if name in self._hosts or name in self._broken:
@@ -226,8 +228,8 @@ class StreamMaker:
         origin: str,
         record: StreamMetadata | None = None,
     ) -> StreamHost:
-        """Create a new, empty stream; `record` is its record, if it is stored already. The caller
-        reports the change to the neighbours."""
+        """Create a new, empty stream. `record` is its metadata record, if it is already stored. The
+        caller reports the change to the neighbours."""
         if await asyncio.to_thread(self._data_dir.stream_path(name).exists):
             # The files appeared after the start; a new stream would overwrite them.
             raise StreamUnavailable(
@@ -249,7 +251,7 @@ class StreamMaker:
                 metadata=metadata,
                 incarnation=record.incarnation,
             )
-            if is_single:  # otherwise it is noted with the others
+            if is_single:  # otherwise the caller notes it, together with others
                 await self._records.hold([name])
             host = await self.host(name, settings, log, origin)
         except Exception:
@@ -276,8 +278,8 @@ class StreamMaker:
         is_leading: bool = True,
         ids: LearnedIds | None = None,
     ) -> StreamHost:
-        """Serve an open log from now on, and replace the stream's host if it has one. `ids` are
-        those of the log, as far as they are known."""
+        """Create the host of an open log, which replaces the stream's earlier host. `ids` are the
+        message ids of the log, as far as they are known."""
         sequencer = await asyncio.to_thread(
             make_sequencer,
             name,
@@ -290,8 +292,8 @@ class StreamMaker:
         )
         before = self._hosts.get(name)
         if before is not None:
-            # From here to its end there is no await: no task can begin to use the log through the
-            # old host.
+            # From here to the end of the function there is no await, so no task can begin to use
+            # the log through the old host.
             await before.drained()
         host = StreamHost(
             name,
@@ -308,7 +310,7 @@ class StreamMaker:
             host.newest.expect_count()
         self._hosts[name] = host
         if before is not None:
-            before.close()  # its readers find the new one
+            before.close()  # readers that wait find the new host
         host.subjects.adopt(settings)
         for warning in history_warnings(settings) if is_leading else ():
             logger.warning("stream-warning stream=%s %s", name, warning)
@@ -317,8 +319,8 @@ class StreamMaker:
     async def remove_files(self, name: str) -> None:
         """Remove the files of a stream that is no longer served. Raises StorageError if they cannot
         be removed; the stream is then shown as failed."""
-        # The record is removed before the files: after a stop in between, a stream is left over,
-        # but none is missing.
+        # The metadata record is removed before the files: a stop in between leaves a directory
+        # without a record, but no record without a directory.
         await self._records.removed(name)
         try:
             await asyncio.to_thread(self._data_dir.delete_log, name)
@@ -326,8 +328,8 @@ class StreamMaker:
             if await asyncio.to_thread(self._data_dir.stream_path(name).exists):
                 self._broken[name] = f"its deletion failed: {error}"
                 raise
-            # The directory was renamed, so it is no longer a stream; the next start removes the
-            # rest.
+            # The directory was already renamed, so it is no longer a stream; the next start removes
+            # the rest.
             logger.warning("stream-files-left stream=%s error=%s", name, error)
         self._broken.pop(name, None)
         self.lost.discard(name)
@@ -345,13 +347,13 @@ class LoadedStream:
     settings: StreamSettings
     origin: str
     overrides: Overrides
-    """See `with_overrides`."""
+    """The settings that the API has overridden; see `with_overrides`."""
 
 
 def load_stream(data_dir: DataDir, name: str, configured: StreamSettings | None) -> LoadedStream:
-    """Open the log of a stream and read its settings; `configured` are those of the configuration
-    file. Raises LiftlogError and leaves the files unchanged, for example UnsupportedFormat if the
-    package for the stream's compression is not installed."""
+    """Open the log of a stream and read its settings; `configured` are the settings in the
+    configuration file. Raises LiftlogError and leaves the files unchanged, for example
+    UnsupportedFormat if the package for the stream's compression is not installed."""
     log, report = data_dir.open_log(name, log_config(configured or _DEFAULTS))
     try:
         overrides: Overrides = {}
@@ -364,7 +366,7 @@ def load_stream(data_dir: DataDir, name: str, configured: StreamSettings | None)
         else:
             settings = stored_settings(name, log)
             if origin == "config":
-                origin = "api"  # no longer in the file: the API can change it from now on
+                origin = "api"  # no longer in the file: the API may change it now
         codec_named(settings.compression)
         log.config = log_config(settings)
     except Exception:
@@ -383,8 +385,9 @@ def make_sequencer(
     is_leading: bool = True,
     ids: LearnedIds | None = None,
 ) -> Sequencer:
-    """Make a sequencer that continues where the log ends. Reads the log if there is no snapshot, or
-    from the end of `ids` on. That of a follower judges no messages, and needs no ids."""
+    """Create a sequencer that continues where the log ends. Reads message ids from the log if there
+    is no snapshot, or from the end of `ids` on. A follower's sequencer judges no messages, and
+    needs no ids."""
     known = None if ids is None else learn_more(log, ids, now_ns)
     if known is not None:
         dedupe = known.dedupe

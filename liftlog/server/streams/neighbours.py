@@ -1,5 +1,5 @@
-"""Facts about the other streams that each stream needs: the subjects that acks must not use, and
-the other streams that ack a message."""
+"""Facts about the other streams that each stream needs: the subjects to which it must not send
+acks, and the other streams that ack a message."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _WILDCARDS = ("*", ">")
 
 
 class Neighbours:
-    """Belongs to the event loop."""
+    """Gives each stream the facts about the others. Belongs to the event loop."""
 
     def __init__(
         self,
@@ -22,25 +22,26 @@ class Neighbours:
         chosen: Sequence[str],
         elsewhere: Callable[[], Mapping[str, StreamSettings]],
     ) -> None:
-        """`chosen`: subjects to which the operator allows acks. `elsewhere` returns the streams of
-        the cluster: an ack must not reach streams without a host here either."""
+        """`chosen` are subjects to which the operator allows acks. `elsewhere` returns the streams
+        of the cluster, because an ack must not reach a stream without a host here either."""
         self._chosen = tuple(chosen)
         self.destinations = Destinations(chosen=self._chosen)
         """The subjects to which acks, answers and records may be sent."""
         self._hosts = hosts
         self._elsewhere = elsewhere
         self._recorded: dict[str, StreamSettings] = {}
-        """All streams, as of the last change."""
+        """The settings of all streams, as of the last change."""
         self._recorders = Recorders({})
         self._warnings: dict[str, list[str]] = {}
         self._siblings: dict[str | None, dict[bytes, tuple[str, ...]]] = {}
 
     def changed(self) -> None:
-        """Call it when streams were created or deleted, or settings of one have changed: gives
-        every stream the subjects to which it must send no acks, and its neighbours."""
+        """Update all streams: give each the subjects to which it must send no acks, and its
+        neighbours. Call it when streams were created or deleted, or settings of one have
+        changed."""
         hosts = list(self._hosts.values())
         self._recorded = {**self._elsewhere(), **{host.name: host.settings for host in hosts}}
-        # A host that has failed may still have the subscriptions of its old settings.
+        # A host that has failed may still have the subscriptions of its earlier settings.
         recorded = [*self._elsewhere().values(), *(host.settings for host in hosts)]
         self._recorders = Recorders(self._recorded)
         self._warnings.clear()
@@ -56,7 +57,7 @@ class Neighbours:
             self.joined(host)
 
     def joined(self, host: StreamHost) -> None:
-        """Call it when the host of a stream was replaced by another one with the same settings."""
+        """Update one stream, whose host was replaced by another one with the same settings."""
         group = host.settings.queue_group
         if group not in self._siblings:
             self._siblings[group] = {
@@ -67,7 +68,7 @@ class Neighbours:
         host.set_neighbours(self.destinations, self._siblings[group])
 
     def recording(self, subject: str) -> list[str]:
-        """The streams that store and ack a message on this subject."""
+        """Return the streams that store and ack a message on this subject."""
         return [
             name
             for name, one in self._recorded.items()
@@ -75,7 +76,8 @@ class Neighbours:
         ]
 
     def warnings(self, host: StreamHost) -> list[str]:
-        """Computed once per change."""
+        """Return warnings about other streams that ack the same messages. Computed once per
+        change."""
         found = self._warnings.get(host.name)
         if found is None:
             others = self._recorders.of_subjects(host.settings.subjects)
@@ -85,8 +87,8 @@ class Neighbours:
 
 
 class Recorders:
-    """Streams by the first token of their subjects: with thousands of streams, comparing each with
-    every other takes half a minute."""
+    """Streams, by the first token of their subjects. With thousands of streams, comparing each
+    stream with every other one would take half a minute."""
 
     def __init__(self, recorded: Mapping[str, StreamSettings]) -> None:
         self._recorded = recorded
@@ -96,8 +98,8 @@ class Recorders:
                 self._by_token.setdefault(_first_token(subject), {})[name] = settings
 
     def of_subjects(self, subjects: Sequence[str]) -> Mapping[str, StreamSettings]:
-        """Return all streams that may record a message on one of these patterns, and perhaps
-        others."""
+        """Return all streams that may record a message on one of these patterns; the result may
+        also contain others."""
         tokens = {_first_token(subject) for subject in subjects}
         if not tokens.isdisjoint(_WILDCARDS):
             return self._recorded
@@ -112,8 +114,8 @@ def _first_token(subject: str) -> str:
 
 
 def share_messages(first: StreamSettings, second: StreamSettings) -> bool:
-    """Return True if NATS gives each message to only one of them. Only the name identifies a queue
-    group: it also spans subscriptions with different patterns."""
+    """Return True if NATS delivers each message to only one of the two streams. Only its name
+    identifies a queue group, so a group may have subscriptions with different patterns."""
     return first.queue_group is not None and first.queue_group == second.queue_group
 
 

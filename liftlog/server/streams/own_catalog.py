@@ -1,6 +1,7 @@
-"""The catalog of a daemon on its own: it leads every stream that it has.
+"""The catalog of a daemon without a cluster: it leads every stream that it has.
 
-The directories and manifests are authoritative; the records are derived from them (ADR 39).
+The directories and manifests are authoritative; the metadata records are derived from them (ADR
+39).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ logger = logging.getLogger("liftlog.server")
 
 
 class OwnCatalog:
-    """See `Catalog`. Belongs to the event loop."""
+    """A `Catalog` of the streams of this daemon alone. Belongs to the event loop."""
 
     in_cluster = False
     recorded: Mapping[str, StreamSettings] = {}
@@ -55,12 +56,12 @@ class OwnCatalog:
         await self._maker.open_all(assume_yes=assume_yes, is_stopping=is_stopping)
 
     async def stop(self, hurry: asyncio.Event, seconds: float) -> None:
-        """There is no other node that could lead its streams."""
+        """Do nothing, because no other node could lead the streams."""
 
     async def leave(self) -> None:
-        """There is no other node that waits for it."""
+        """Do nothing, because no other node waits for this daemon."""
 
-    # --- which there are ---
+    # --- the streams ---
 
     def names(self) -> Iterable[str]:
         return ()
@@ -72,7 +73,7 @@ class OwnCatalog:
         return None
 
     async def look_for(self, name: str) -> None:
-        """It has all of its streams."""
+        """Do nothing, because this daemon knows all of its streams."""
 
     def was_deleted(self, name: str) -> bool:
         return False
@@ -83,7 +84,7 @@ class OwnCatalog:
     def describe_cluster(self, may_read: Callable[[str], bool]) -> ClusterInfo:
         return ClusterInfo()
 
-    # --- who answers ---
+    # --- the nodes that answer ---
 
     def leads(self, name: str) -> bool:
         return True
@@ -110,22 +111,22 @@ class OwnCatalog:
         )
 
     def check_leads(self, name: str) -> None:
-        """It leads all streams."""
+        """Do nothing, because this daemon leads all streams."""
 
     def begins_to_lead(self, name: str) -> bool:
         return False
 
     def check_end_is_known(self, name: str) -> None:
-        """There is no other leader from which clients could have read more."""
+        """Do nothing, because there is no other leader from which clients could have read more."""
 
     def may_read_copy(self, name: str, replica: str) -> bool:
         return False
 
     def check_incarnation(self, name: str, present: str, wanted: str) -> None:
-        """There is no other incarnation."""
+        """Do nothing, because there is no other incarnation."""
 
     def check_epoch(self, name: str, epoch: int) -> None:
-        """There is no other epoch."""
+        """Do nothing, because there is no other epoch."""
 
     # --- ages ---
 
@@ -138,7 +139,7 @@ class OwnCatalog:
     # --- changes ---
 
     async def open_system(self, name: str, settings: StreamSettings) -> StreamHost:
-        """See `Broker.open_system_stream`."""
+        """Open a stream that the daemon writes itself; see `Broker.open_system_stream`."""
         hosted = self.hosted
         if name in hosted.broken:
             raise StreamUnavailable(f"stream {name} could not be opened: {hosted.broken[name]}")
@@ -173,8 +174,8 @@ class OwnCatalog:
         return host
 
     async def _undo_creation(self, host: StreamHost) -> None:
-        """NATS refuses the subscription, and the caller gets that error: remove the stream, which
-        would otherwise be subscribed again and again."""
+        """Remove a stream for which NATS refuses the subscription. The caller gets that error, and
+        the stream would otherwise be subscribed again and again."""
         hosted = self.hosted
         async with hosted.changes:
             if hosted.hosts.get(host.name) is not host or hosted.closing:
@@ -205,19 +206,21 @@ class OwnCatalog:
         return freed
 
     async def side_confirmed(self, name: str) -> None:
-        """The leases are already stored here."""
+        """Return at once, because the leases are already stored here."""
 
     async def delete(self, name: str) -> None:
-        """End the stream first, then remove its record and its files. Also deletes a stream that
-        could not be opened. If its files cannot be removed, it is shown as failed and can be
-        deleted again."""
+        """End the stream first, then remove its metadata record and its files.
+
+        This also deletes a stream that could not be opened. If its files cannot be removed, the
+        stream is shown as failed and can be deleted again.
+        """
         host = None if name in self.hosted.broken else self.hosted.find(name)
         self.check_deletable(name)
         await self.hosted.remove(name, host)
         logger.info("stream-deleted stream=%s", name)
 
     def check_deletable(self, name: str) -> None:
-        """Raises Conflict for a stream that the next start would create again."""
+        """Raise Conflict for a stream that the next start would create again."""
         if name in self._settings.streams and name not in self._maker.lost:
             raise Conflict(
                 f"stream {name} comes from the configuration file",

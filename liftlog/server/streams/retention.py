@@ -37,9 +37,10 @@ def decide_retention(
     after_leases: bool = False,
 ) -> RetentionDecision | None:
     """Return what to remove now, or None if there is nothing to remove. May read batch headers, and
-    leases that could not be read so far. `after_leases`: decide as if all leases had ended.
+    leases that could not be read so far. With `after_leases`, decide as if all leases had ended.
 
-    Raises StorageError if the leases cannot be read: nothing that they may hold is deleted then.
+    Raises StorageError if the leases cannot be read: records that they may hold are not deleted
+    then.
     """
     log.leases.load()
     retention = settings.retention
@@ -71,7 +72,8 @@ def _offset_of_record(log: Log, segment: Segment, number: int) -> int:
     try:
         return log.offset_of_record(segment, number)
     except StorageError as error:
-        # The file may have been deleted, or the disk fails: keep a few records too many.
+        # The file may have been deleted, or the disk fails: it is safe to keep a few records too
+        # many.
         logger.warning("records-not-counted segment=%s error=%s", segment.path, error)
         return segment.base_offset + number
 
@@ -79,8 +81,9 @@ def _offset_of_record(log: Log, segment: Segment, number: int) -> int:
 def remove_decided(
     log: Log, decision: RetentionDecision, now_ns: int, *, delete_segments: int | None = None
 ) -> int:
-    """Carry out a decision, as far as leases granted since then allow it; returns the bytes freed.
-    With `delete_segments`, only that many files are deleted. Raises StorageError, DiskFull."""
+    """Carry out a decision, as far as leases that were granted since then allow it; returns the
+    number of bytes freed. With `delete_segments`, only that many files are deleted. Raises
+    StorageError, DiskFull."""
     count = decision.delete_segments if delete_segments is None else delete_segments
     start, held_from = decision.log_start_offset, log.leases.low_bound(now_ns)
     if held_from is not None and held_from < start:
@@ -100,7 +103,7 @@ def grant_lease(
     principal: str = "",
     for_export: bool = False,
 ) -> Lease:
-    """Grant a lease on everything from `low` to the high watermark; durable on return.
+    """Grant a lease on all records from `low` to the high watermark; durable on return.
 
     Raises OffsetOutOfRange, InvalidArgument, LimitExceeded, DiskFull, StorageError.
     """
@@ -123,11 +126,11 @@ def grant_lease(
 
 
 def removes_too_much(log: Log, settings: StreamSettings, now_ns: int) -> bool:
-    """Return True if retention would remove more than a tenth of the readable records, now or when
+    """Return True if retention would remove more than a tenth of the readable records, now or after
     the leases have ended."""
     try:
         decision = decide_retention(log, settings, now_ns, after_leases=True)
-    except StorageError:  # then retention does not run either
+    except StorageError:  # retention does not run in this case either
         return False
     return decision is not None and is_large(log, decision)
 
@@ -141,12 +144,12 @@ def is_large(log: Log, decision: RetentionDecision) -> bool:
 def truncate_before(
     log: Log, offset: int, settings: StreamSettings, now_ns: int, *, delete_files: bool = True
 ) -> int:
-    """Make `offset` the log start; returns the bytes freed. Durable on return.
+    """Make `offset` the log start; returns the number of bytes freed. Durable on return.
 
-    Files that are still needed to recognise duplicates stay until retention removes them; with
-    `delete_files` False, all files stay. At or below the present log start it does nothing. Raises
-    OffsetOutOfRange above the high watermark, Conflict while a lease holds records below `offset`,
-    StorageError, DiskFull.
+    Files that are still needed to recognise duplicates stay until retention removes them; if
+    `delete_files` is False, all files stay. Does nothing if `offset` is at or below the current log
+    start. Raises OffsetOutOfRange above the high watermark, Conflict while a lease holds records
+    below `offset`, StorageError, DiskFull.
     """
     if offset <= log.log_start_offset:
         return 0
@@ -157,8 +160,8 @@ def truncate_before(
 
 
 def check_truncation(log: Log, offset: int, now_ns: int) -> None:
-    """Raises OffsetOutOfRange above the high watermark, Conflict while a lease holds records below
-    `offset`, StorageError if the leases cannot be read."""
+    """Raise OffsetOutOfRange if `offset` is above the high watermark, Conflict while a lease holds
+    records below `offset`, StorageError if the leases cannot be read."""
     if offset > log.high_watermark:
         raise OffsetOutOfRange(
             f"offset {offset} is above the high watermark {log.high_watermark} of stream "

@@ -30,8 +30,8 @@ SWITCHES = ("paused", "read_only")
 
 
 def is_overridable(setting: str) -> bool:
-    """True if the API may change this setting even for a stream of the configuration file. With
-    these settings an operator stops publishers or frees space on the disk."""
+    """Return True if the API may change this setting even for a stream of the configuration file.
+    With these settings an operator stops publishers or frees space on the disk."""
     return setting in SWITCHES or setting.startswith("retention.")
 
 
@@ -67,10 +67,11 @@ def differences(have: StreamSettings, want: StreamSettings) -> list[Difference]:
 
 
 def check_same(name: str, origin: str, have: StreamSettings, want: StreamSettings) -> None:
-    """Creating a stream again is idempotent; with other settings it raises Conflict.
+    """Raise Conflict if a stream that is created again has other settings; with the same settings,
+    creating it again is allowed.
 
     A stream that an operator has paused or set read-only may be created again without these
-    settings: an application that creates its streams does not ask to resume them.
+    settings, because an application that creates its streams does not mean to resume them.
     """
     found = [
         (path, old, new)
@@ -94,14 +95,14 @@ def check_same(name: str, origin: str, have: StreamSettings, want: StreamSetting
     )
 
 
-# --- changes of a stream that exists ---
+# --- changes of an existing stream ---
 
 
 def merged_settings(have: StreamSettings, changes: Mapping[str, Any]) -> StreamSettings:
-    """Return `have` with `changes` merged into it: sections are merged key by key, other values
+    """Return `have` with `changes` merged into it: sections are merged key by key, other values are
     replaced.
 
-    Raises InvalidArgument with every finding.
+    Raises InvalidArgument that names all problems.
     """
     if not isinstance(changes, Mapping):
         raise InvalidArgument("the settings of a stream must be a mapping with text as keys")
@@ -120,7 +121,7 @@ def _merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
 
 
 def check_changeable(name: str, found: Sequence[Difference]) -> None:
-    """Raises InvalidArgument naming every setting that cannot be changed."""
+    """Raise InvalidArgument that names every setting that cannot be changed."""
     fixed = [path for path, _, _ in found if path in _FIXED]
     if fixed:
         reasons = dict.fromkeys(_FIXED[path] for path in fixed)
@@ -137,8 +138,8 @@ def with_overrides(
     configured: StreamSettings, stored: object
 ) -> tuple[StreamSettings, dict[str, list[Any]]]:
     """Return the settings of the file with the overrides of the API, and the overrides. An override
-    is dropped if the value in the file has changed since it was set. `stored` comes from the
-    manifest; anything else in it is ignored."""
+    is dropped if the value in the file has changed since the override was set. `stored` comes from
+    the manifest; unusable content in it is ignored."""
     in_file = _flatten(configured.to_yaml_dict())
     kept: dict[str, list[Any]] = {}
     changes: dict[str, Any] = {}
@@ -166,32 +167,35 @@ def _is_same(one: object, other: object) -> bool:
     return type(one) is type(other) and one == other
 
 
-# --- settings in the record of a replicated stream ---
+# --- settings in the metadata record of a replicated stream ---
 
 
 def record_settings(settings: StreamSettings, origin: str) -> dict[str, Any]:
-    """Return the settings for the record. `origin` names the creator of the stream: `config` or
-    `api`."""
+    """Return the settings in the form of the metadata record. `origin` names the creator of the
+    stream: `config` or `api`."""
     return {**stored_form(settings), "origin": origin}
 
 
 def settings_of(record: StreamMetadata) -> StreamSettings:
-    """Return the settings in the record. Raises InvalidArgument, NewerFormat."""
+    """Return the settings in the metadata record. Raises InvalidArgument, NewerFormat."""
     settings = {name: value for name, value in record.settings.items() if name != "origin"}
     return parse_stream_settings(settings, exists=True)
 
 
 def origin_of(record: StreamMetadata) -> str:
-    """Return the origin that decides who may change the stream. A file can only create a replicated
-    stream: each node has a file of its own, and nodes start one after the other, so the record
-    takes precedence, and only the API changes it."""
+    """Return the origin, which decides who may change the stream.
+
+    A configuration file can create a replicated stream, but not change it: each node has a file of
+    its own, and nodes start one after the other. So the metadata record takes precedence, and only
+    the API changes it.
+    """
     origin = str(record.settings.get("origin", "api"))
     return "api" if origin == "config" else origin
 
 
 def differences_from_file(record: StreamMetadata, configured: StreamSettings) -> list[Difference]:
-    """Return the settings of a node's file that differ from the record, except switches. Raises
-    InvalidArgument."""
+    """Return the settings of a node's file that differ from the metadata record, except switches.
+    Raises InvalidArgument."""
     found = differences(settings_of(record), configured)
     return [one for one in found if one[0] not in SWITCHES]
 
@@ -200,8 +204,8 @@ def differences_from_file(record: StreamMetadata, configured: StreamSettings) ->
 
 
 async def save_metadata(host: StreamHost) -> None:
-    """Store `host.metadata()` in the state that it has when the stream's turn comes. A failure is
-    only logged: the values are valid in memory, and the next change stores them."""
+    """Store `host.metadata()`, as it is when the exclusive call runs. A failure is only logged: the
+    values are valid in memory, and the next change stores them."""
     try:
         await host.run_exclusive(lambda: host.log.structure.set_metadata(host.metadata()))
     except LiftlogError as error:
@@ -219,7 +223,7 @@ def stored_settings(name: str, log: Log) -> StreamSettings:
 
 def has_new_settings(host: StreamHost) -> bool:
     """Return True if the settings differ from those with which the stream was last served, or if
-    those cannot be parsed, as another version of liftlog may have written them."""
+    those cannot be parsed because another version of liftlog has written them."""
     try:
         return host.settings != stored_settings(host.name, host.log)
     except LiftlogError:
@@ -227,6 +231,6 @@ def has_new_settings(host: StreamHost) -> bool:
 
 
 def check_incarnation(name: str, present: str, wanted: str | None) -> None:
-    """Raises StaleIncarnation if `wanted` is not the `present` one; None accepts any."""
+    """Raise StaleIncarnation if `wanted` is not the `present` one; None accepts any."""
     if wanted is not None and wanted != present:
         raise StaleIncarnation(f"stream {name} was deleted and created again", incarnation=present)
