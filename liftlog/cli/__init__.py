@@ -1,19 +1,19 @@
 """The `liftlog` command.
 
 main        the entry point
-root        the table of commands; how each ends: its exit code, Ctrl-C, a closed pipe
+root        the table of commands; handles the end of each: exit code, Ctrl-C, a closed pipe
 lib/        shared by all commands: options, output, problems, exit codes
 
-A module or a folder for each command, and beside it what it is made of:
+Each command is a module or a folder, with its helper modules beside it:
 
 serve, config       the daemon; its configuration. daemon_signals: reload and drain
 stream              create, ls, info, update, truncate and others; lease has the leases,
                     stream_words describes a stream
 consuming/          consume, offsets, group
 pub                 publish; pub_run does the work
-info, top, health   the daemon as it is. top_view: rows and keys of top
-clustering/         its cluster
-doctor/             problems of this machine that would keep the daemon from its work
+info, top, health   the state of the daemon. top_view: rows and keys of top
+clustering/         the cluster of a daemon
+doctor/             problems of this machine that would keep the daemon from working
 logs/               `log` and `backup`
 acl                 check, explain, hash-token, new-nkey
 errors, docs        meanings of errors; pages of the documentation
@@ -23,8 +23,9 @@ completion          scripts for the shell
 
 `demo` and `demo-cluster` are in liftlog/demo/.
 
-`liftlog --help` and completion import no command: the table in `root` has their short helps. A
-command's module imports at its top what its help and its output need. The client, the settings,
-the log, the daemon and Spark take longer to import than everything else together, and the function
-that needs one imports it: `liftlog COMMAND --help` does not wait for them.
+`liftlog --help` and completion import no command: the table in `root` contains the short help of
+each. A command's module imports at its top only the modules that its help and its output need. The
+client, the settings, the log, the daemon and Spark take longer to import than everything else
+together. They are imported inside the functions that need them, so that `liftlog COMMAND --help`
+does not wait for them.
 """

@@ -64,7 +64,8 @@ def _which_file(command: Decorated) -> Decorated:
 
 
 def _policy(file: Path | None, config: Path | None) -> Policy:
-    """Raises UsageError if neither option names the ACL file, ConfigError."""
+    """Return the policy of the ACL file that the options name. Raises UsageError if neither option
+    names one; raises ConfigError."""
     from liftlog.settings import load_settings
     from liftlog.settings.load import load_policy
 
@@ -126,7 +127,8 @@ def check(file: Path) -> ExitCode:
 
 
 def _described(policy: Policy, principal: Principal) -> dict[str, Any]:
-    """Describe a principal; of its credentials, show the kinds and not the values (hashes)."""
+    """Describe a principal. Its credentials are described by their kinds, without the values
+    (hashes)."""
     ways = {
         "token": principal.token_hash,
         "nkey": principal.nkey,
@@ -310,7 +312,7 @@ def new_nkey(file: Path) -> None:
 
     seed = new_seed()
     try:
-        # Never readable by others, not even for a moment; never overwrites a file.
+        # The file is created with permissions for its owner only, and never replaces another file.
         opened = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except OSError as error:
         raise Problem(f"cannot create {file}: {error.strerror}", ExitCode.FAILED) from error

@@ -26,7 +26,7 @@ Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 
 def settings_options(command: Decorated) -> Decorated:
-    """--config and --set, as for `liftlog serve`."""
+    """Add --config and --set, as for `liftlog serve`."""
     command = click.option(
         "--set",
         "overrides",
@@ -117,12 +117,13 @@ def check(config: Path | None, overrides: tuple[str, ...]) -> ExitCode:
 
 
 def _plain(findings: list[Any]) -> list[Any]:
-    """Findings of the ACL are tuples."""
+    """Convert the findings of an ACL check, which are tuples, to plain values."""
     return [one if isinstance(one, (dict, str)) else str(one) for one in findings]
 
 
 def _cautions(settings: Settings) -> Iterator[Caution]:
-    """Raises ConfigError for an ACL file or a certificate with which no daemon starts."""
+    """Yield the warnings about these settings. Raises ConfigError for an ACL file or a certificate
+    that keeps the daemon from starting."""
     from liftlog.settings.checks import cautions
     from liftlog.settings.load import load_policy
 

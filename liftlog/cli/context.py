@@ -177,7 +177,7 @@ def _login(fields: dict[str, str]) -> str:
 
 
 def _without_login(url: str) -> str:
-    """A NATS URL can hold a password."""
+    """Return the URL without the password that a NATS URL may contain."""
     parts = urlsplit(url if "://" in url else f"nats://{url}")
     if "@" not in parts.netloc:
         return url
@@ -185,7 +185,7 @@ def _without_login(url: str) -> str:
 
 
 def _object(found: Contexts, name: str) -> dict[str, object]:
-    """Without secrets."""
+    """Return a context as an object, without secrets."""
     fields = dict(found.found[name])
     if "token" in fields:
         fields["token"] = _HIDDEN

@@ -1,8 +1,8 @@
 """`liftlog reload` and `liftlog drain`: signals to the daemon that runs on this machine.
 
-The lock of the data directory names the process. Before a signal is sent, the open files of the
-process must show that it holds this lock: a number from another container, or of a process that has
-ended, is not trusted.
+The lock of the data directory contains the process id of the daemon. Before a signal is sent, the
+open files of that process must show that it holds the lock. The id alone is not trusted: it may
+come from another container, or its process may have ended.
 """
 
 from __future__ import annotations
@@ -161,19 +161,19 @@ class _Daemon:
             )
 
     def holds_lock(self) -> bool:
-        """Return True if the process has the lock file open. Raises Problem if that may not be
-        checked."""
+        """Return True if the process has the lock file open. Raises Problem if this user may not
+        check that."""
         try:
             wanted = self._lock.stat()
             for one in Path(f"/proc/{self.pid}/fd").iterdir():
                 try:
                     found = one.stat()
-                except FileNotFoundError:  # closed in the meantime
+                except FileNotFoundError:  # the file was closed meanwhile
                     continue
                 if (found.st_dev, found.st_ino) == (wanted.st_dev, wanted.st_ino):
                     return True
         except FileNotFoundError:
-            return False  # it has ended
+            return False  # the process has ended
         except PermissionError:
             raise self._not_allowed() from None
         return False
@@ -185,7 +185,7 @@ class _Daemon:
         try:
             found = json.loads(self._lock.with_name(OUTCOME_NAME).read_bytes())
             is_it = found["pid"] == self.pid and found["began_ns"] >= asked_ns
-        except (OSError, ValueError, KeyError, TypeError):  # none, or of another version
+        except (OSError, ValueError, KeyError, TypeError):  # no file, or one of another version
             return None
         return found if is_it else None
 

@@ -18,11 +18,12 @@ from liftlog.cli.lib.suggestions import closest
 
 _PARTS = ("tutorial", "how-to", "reference", "explanation")
 _ONE_THAT_IS_THERE = "reference/settings.md"
-"""A folder `docs` with this page is ours: another distribution may install one of that name."""
+"""Marks a folder `docs` as liftlog's: another distribution may install a folder of that name."""
 
 
 class Page(NamedTuple):
-    """`name` is PART/PAGE, as in the addresses of the documentation."""
+    """A page of the documentation. `name` is PART/PAGE, as in the addresses of the
+    documentation."""
 
     name: str
     title: str

@@ -1,5 +1,5 @@
-"""`liftlog errors`: explains an error by its number or name. The rows come from the classes and
-tables that define errors and refusals."""
+"""`liftlog errors`: explains an error by its number or name. The explanations come from the classes
+and tables that define errors and refusals."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from liftlog.sequencing.refusals import RefusalReason
 
 @dataclass(frozen=True, slots=True)
 class ErrorFacts:
-    """`code` is the number as text, or empty; so is `exit_code`."""
+    """The description of an error. `code` is the number as text, or empty; so is `exit_code`."""
 
     code: str
     name: str
@@ -83,7 +83,7 @@ REFUSAL_CLASSES = (
     "429",
     "500",
     "503",
-)  # `code` of a refusal; several err_codes share one
+)  # keys are the `code` of refusals; several err_codes share one
 
 
 def all_refusals() -> list[ErrorFacts]:

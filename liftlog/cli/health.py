@@ -1,4 +1,4 @@
-"""`liftlog health`: reports as an exit code if the daemon is alive and ready."""
+"""`liftlog health`: reports with its exit code whether the daemon is alive and ready."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The entry point. It loads the command only when it is called, so that Ctrl-C at that moment ends
-it quietly, as at any other."""
+"""The entry point. It imports the command inside `main`, so that Ctrl-C during the import ends the
+process without a traceback, as at any other time."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _GC_THRESHOLD = 50_000
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command and exit; `arguments` are by default those of this process."""
-    # Loading makes many objects that all stay. Searching them for garbage takes a twentieth of the
-    # start time and finds none.
+    """Run the command and exit. `arguments` are those of this process by default."""
+    # Imports create many objects that all stay alive. Garbage collection would take a twentieth of
+    # the start time and find nothing.
     gc.set_threshold(_GC_THRESHOLD)
     _open_standard_streams()
     try:
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     color = False if os.environ.get("NO_COLOR") else None
     try:
         cli.main(arguments, prog_name="liftlog", color=color)
-    except OSError as error:  # from --help; Root.invoke handles those of commands
+    except OSError as error:  # raised by --help; Root.invoke handles those of commands
         from liftlog.cli.lib.problems import report, silence_closed_output
 
         code = report(error)
@@ -41,14 +41,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _open_standard_streams() -> None:
-    """Open standard streams that the caller has closed. Otherwise the next opened file would take
-    their number: data files would receive output for the terminal, and the event loop aborts on a
-    socket with number 0, 1 or 2. Closed input still cannot be read: it is not empty input."""
+    """Open standard streams that the caller has closed.
+
+    Otherwise the next opened file would get their number: output for the terminal would be written
+    to data files, and the event loop aborts on a socket with number 0, 1 or 2. Closed input still
+    cannot be read, because it must not be mistaken for empty input.
+    """
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
             os.fstat(number)
         except OSError:
-            # Takes the lowest free number: this one.
+            # Takes the lowest free number, which is this stream's.
             os.open(os.devnull, os.O_WRONLY if name == "stdin" else os.O_RDWR)
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115

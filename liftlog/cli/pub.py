@@ -110,7 +110,7 @@ def pub(
 
     value = None if message is None else os.fsencode(message)
     raw_key = None if key is None else os.fsencode(key)
-    # The publisher checks this again; here the error needs no NATS server.
+    # The publisher checks this, too, but only after it has connected to NATS.
     lines = lines_of(_parse_headers(headers))
     checked(
         subject, value, key=raw_key, headers=lines, message_id=msg_id, use_envelope=use_envelope

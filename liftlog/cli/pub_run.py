@@ -1,7 +1,7 @@
 """The work of `liftlog pub`: reads messages, prints results, returns an exit code.
 
-The library's Publisher checks, sends and judges the answers; this module makes messages from the
-command line, and prints results in the order of the messages.
+The library's Publisher checks and sends messages, and evaluates the answers. This module creates
+messages from the command line, and prints results in the order of the messages.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ _CHUNKS_AHEAD = 4
 async def chunks(stream: BinaryIO) -> AsyncIterator[bytes]:
     """Yield the input as it arrives.
 
-    A daemon thread reads it: epoll refuses files, and a read that waits for a terminal must not
-    delay the end of the program. The thread reads the descriptor itself, since a thread that waits
-    inside a buffered reader makes the interpreter abort when it ends.
+    A daemon thread reads the input, because epoll refuses files, and because a read that waits for
+    a terminal must not delay the end of the program. The thread reads the descriptor itself,
+    because the interpreter aborts at its end if a thread waits inside a buffered reader.
     """
     loop = asyncio.get_running_loop()
     queue: asyncio.Queue[bytes | OSError] = asyncio.Queue(_CHUNKS_AHEAD)
@@ -54,7 +54,7 @@ async def chunks(stream: BinaryIO) -> AsyncIterator[bytes]:
         except (OSError, ValueError):
             if getattr(stream, "raw", None) is not None:
                 raise
-            return stream.read(_CHUNK_BYTES)  # it has no descriptor
+            return stream.read(_CHUNK_BYTES)  # stdin has no descriptor
 
     def work() -> None:
         with suppress(RuntimeError, CancelledError):  # the loop has ended, or is ending
@@ -83,11 +83,11 @@ PLACEHOLDER = "{n}"
 _COLUMNS = ("subject", "stream", "seq", "duplicate", "durability", "problem")
 _CONNECT_SECONDS = 10
 _ASK_SECONDS = 2.0
-_IN_FLIGHT = 512  # one commit's worth, while the next ones are made
+_IN_FLIGHT = 512  # enough for one commit while the next messages are created
 
 
 class Outgoing(NamedTuple):
-    """One message to publish. `value` None is a tombstone."""
+    """One message to publish. A `value` of None is a tombstone."""
 
     value: bytes | None
     key: bytes | None = None
@@ -104,7 +104,7 @@ class Template(NamedTuple):
     use_envelope: bool = False
 
     def outgoing(self, value: bytes | None, number: int) -> Outgoing:
-        """Return a message; the number replaces {n} in key and message id."""
+        """Create a message; the number replaces {n} in key and message id."""
         key, message_id = self.key, self.message_id
         if key is not None:
             key = key.replace(PLACEHOLDER.encode(), b"%d" % number)
@@ -113,7 +113,7 @@ class Template(NamedTuple):
         return Outgoing(value, key, message_id)
 
     async def repeated(self, value: bytes | None, count: int) -> AsyncIterator[Outgoing]:
-        """Yield the message `count` times; {n} is replaced only if there are several."""
+        """Yield the message `count` times. {n} is replaced only if there are several."""
         if count == 1:
             yield Outgoing(value, self.key, self.message_id)
             return
@@ -135,7 +135,7 @@ class Template(NamedTuple):
 
 class LineSplitter:
     """Splits chunks of bytes into lines without their ends; `rest` returns the bytes after the last
-    end."""
+    line end."""
 
     def __init__(self) -> None:
         self._pending: list[bytes] = []
@@ -158,7 +158,7 @@ class LineSplitter:
 
 
 class Job(NamedTuple):
-    """One `liftlog pub`. `timeout` None sends without asking for acks."""
+    """One run of `liftlog pub`. A `timeout` of None sends without asking for acks."""
 
     servers: list[str]
     creds: Path | None
@@ -210,7 +210,7 @@ class Job(NamedTuple):
             connect_timeout=_CONNECT_SECONDS,
             name="liftlog pub",
             allow_reconnect=False,
-            max_reconnect_attempts=1,  # for the first connect: two attempts at each server
+            max_reconnect_attempts=1,  # time for the first connection: two attempts at each server
             reconnect_time_wait=0.1,
             user_credentials=None if self.creds is None else str(self.creds),
         )
@@ -220,7 +220,7 @@ class Job(NamedTuple):
             raise not_connected(self.servers, error) from error
 
     async def _send(self) -> int:
-        """Return the number of messages sent."""
+        """Send without acks; return the number of messages sent."""
         subject, headers = self.template.subject, self.template.headers
         publisher = await self._open(1)
         sent = 0
@@ -253,7 +253,7 @@ class Job(NamedTuple):
             while not asked.empty():
                 future = asked.get_nowait()
                 if future is not None and not future.cancel() and future.exception() is None:
-                    results.acked += 1  # after an interrupt; a final failure leaves none in flight
+                    results.acked += 1  # after an interrupt; a final failure leaves none
             try:
                 await sender
             except asyncio.CancelledError:
@@ -300,7 +300,8 @@ class _Results:
         """Wait for one result after the other; results that are available together are printed
         together.
 
-        Returns after the last one, or after a final one: the next messages would fail, too.
+        Returns after the last result. Also returns after a failure that the next messages would
+        have, too.
         """
         acks: list[Ack] = []
         try:
@@ -335,7 +336,7 @@ class _Results:
         return f"{acked}; the others may have been stored, too" if left else acked
 
     def _show(self, acks: list[Ack]) -> None:
-        """Print the acks, and empty the list."""
+        """Print the acks, and clear the list."""
         self.acked += len(acks)
         if self._array is None and not quiet():
             write_lines([_to_line(ack) for ack in acks])
@@ -372,8 +373,8 @@ def _to_line(ack: Ack) -> str:
 
 
 def tell_what_stays(subject: str) -> None:
-    """After a tombstone on `subject`: print the streams that do not delete the key because of
-    it."""
+    """Print the streams in which a tombstone on `subject` does not delete the key; called after one
+    was published."""
     import click
 
     from liftlog.cli.lib.options import connect_to_server
@@ -400,7 +401,7 @@ def tell_what_stays(subject: str) -> None:
 
 
 def load_nats(servers: Iterable[str]) -> None:
-    """Import nats-py without aiohttp, which it uses for WebSockets and can do without: that import
+    """Import nats-py without aiohttp, which it needs only for WebSockets. The import of aiohttp
     takes a fifth of the time of publishing one message."""
     if "aiohttp" in sys.modules or any(server.startswith(("ws:", "wss:")) for server in servers):
         return
@@ -412,7 +413,7 @@ def load_nats(servers: Iterable[str]) -> None:
 
 
 def not_connected(servers: Sequence[str], error: NatsUnavailable) -> Problem:
-    """Return the error if no connection to any of these servers is possible."""
+    """Return the error that no connection to any of these servers is possible."""
     where = mask(", ".join(servers))
     if "authorization" in error.message.lower() or "authentication" in error.message.lower():
         return Problem(
@@ -428,7 +429,8 @@ def not_connected(servers: Sequence[str], error: NatsUnavailable) -> Problem:
 
 
 def _or_lost(publisher: Publisher, error: LiftlogError) -> LiftlogError:
-    """Return the error, or one that the connection is lost if that is the cause."""
+    """Return the error that the connection is lost, if that is the cause; otherwise return
+    `error`."""
     if not publisher.closed and not isinstance(error, NatsUnavailable | NotPublished):
         return error
     return Problem(error.message, ExitCode.CANNOT_CONNECT)

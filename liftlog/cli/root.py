@@ -124,15 +124,15 @@ ALIASES = {
     "purge": "stream truncate",
     "status": "info",
 }
-"""Names that users of other tools type."""
+"""Names that users of other tools are used to."""
 HELP_OPTIONS = {"-h", "--help"}
 _EPILOG = "\b\nExit codes:\n" + "\n".join(table_lines())
 
 
 class Root(Commands):
-    """Runs a subcommand and converts its result into an exit code.
+    """The command `liftlog`: runs a subcommand and converts its result to an exit code.
 
-    A command returns an ExitCode, or None for success, or raises.
+    A subcommand returns an ExitCode, or None for success, or raises an error.
     """
 
     def make_context(
@@ -155,11 +155,11 @@ class Root(Commands):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args[:1] == ["export"] and len(args) > 1:
             if any(one == "--to" or one.startswith("--to=") for one in args):
-                # The export of a stream, whatever its name.
+                # Exports the stream, whatever its name.
                 return click.Group.resolve_command(self, ctx, args)
             if args[1] == "vacuum":
                 _, command, rest = super().resolve_command(ctx, args)
-                return " ".join(args[:2]), command, rest  # as typed
+                return " ".join(args[:2]), command, rest  # the name as it was typed
             if not HELP_OPTIONS & set(args) and closest(args[1], ["vacuum"]):
                 raise click.UsageError(
                     f"Did you mean 'liftlog export vacuum'? To export the stream {args[1]!r}, say "
@@ -193,7 +193,8 @@ class Root(Commands):
 def _reported(
     error: click.ClickException, style: str
 ) -> click.ClickException | click.exceptions.Exit:
-    """Handle an error of the command line. click prints it, but not for programs."""
+    """Report an error of the command line. click prints it for people; for programs it is printed
+    here."""
     if style == "table":
         return error
     problem = Problem(error.format_message(), ExitCode(error.exit_code))

@@ -70,7 +70,7 @@ def serve(
 
     settings = load()
 
-    with system_certificates_unread():  # only aiohttp's client needs them; its server is used
+    with system_certificates_unread():  # only aiohttp's client needs them, not its server
         from liftlog.server.daemon import run
     from liftlog.server.life.logs import configure_logging
 

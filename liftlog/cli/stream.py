@@ -359,7 +359,7 @@ _WAY_BACK = {
 
 
 def _show_recording(found: StreamInfo, done: str) -> None:
-    """`done` undid one reason to refuse messages; another reason may remain."""
+    """Print `done`, which removed one reason to refuse messages, and any reason that remains."""
     left = [way for switch, way in _WAY_BACK.items() if found.settings.get(switch)]
     _show(found, done if left else "records again")
     name = printable(found.name)

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 _HEADINGS = ("NAME", "SUBJECT", "STATE", "RECORDS", "START", "END", "SIZE", "SEGMENTS", "ACKS")
 _LEFT_OUT = (7, 4, 5, 8)
-"""Columns that are left out if the terminal is too narrow, the first ones first."""
+"""Columns that are left out on a narrow terminal, in this order."""
 _BETWEEN = 2
 _WIDE_HEADINGS = ("ORIGIN", "QUEUE GROUP", "EPOCH", "LOG END", "RETENTION", "COMPACTED", "WARNINGS")
 
 
 def print_streams(infos: Sequence[StreamInfo]) -> None:
-    """--output wide adds columns that help to compare streams."""
+    """Print a table of streams. --output wide adds columns that help to compare streams."""
     wide = wide_wanted()
     headings = (*_HEADINGS, *(_WIDE_HEADINGS if wide else ()))
     rows = [(*row_of(info), *(_more_of(info) if wide else ())) for info in infos]
@@ -37,7 +37,7 @@ def print_streams(infos: Sequence[StreamInfo]) -> None:
 
 
 def _fitting(lines: Sequence[Sequence[str]], width: int) -> list[int]:
-    """Return the columns that fit."""
+    """Return the indexes of the columns that fit."""
     widths = [max(map(len, column)) + _BETWEEN for column in zip(*lines, strict=True)]
     shown = list(range(len(widths)))
     for at in _LEFT_OUT:
@@ -151,7 +151,8 @@ def _range(bad: dict[str, Any]) -> str:
 
 
 def describe_compaction(found: Mapping[str, Any]) -> list[str]:
-    """Return lines for `stream info`; none for a stream that is not compacted and never was."""
+    """Return the lines for `stream info`; empty for a stream that was never compacted and is not
+    configured to be."""
     state = found.get("state", "off")
     removed_below = found.get("tombstones_removed_below", 0)
     lines = []
@@ -177,8 +178,8 @@ def describe_compaction(found: Mapping[str, Any]) -> list[str]:
 
 
 def describe_pass(before: Mapping[str, Any], found: Mapping[str, Any]) -> str:
-    """Describe the result of an awaited pass. `before` is the compaction state before the
-    request."""
+    """Describe the result of a pass for which the command has waited. `before` is the state of the
+    compaction before the request."""
     if found.get("passes", 0) > before.get("passes", 0):
         return f"compacted: {describe_last_pass(found)}"
     reason = found.get("reason") or "no record that may be compacted is dirty"

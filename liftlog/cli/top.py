@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 _HEADINGS = ("STREAM", "STATE", "RECORDS/S", "BYTES/S", "RECORDS", "SIZE", "LAG", "SLOWEST")
 _RIGHT = (2, 3, 4, 5, 6)
-_LINES_AROUND = 4  # title, headings, keys, and the line that rich leaves free
+_LINES_AROUND = 4  # title, headings, keys, and a line that rich leaves free
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The daemon's report at one moment; `time` is of the monotonic clock."""
+    """The daemon's report at one moment. `time` is a time of the monotonic clock."""
 
     time: float
     streams: list[StreamInfo]
@@ -103,13 +103,13 @@ def _look(client: SyncClient) -> Sample:
     streams = client.list_streams()
     try:
         checkpoints = client.list_checkpoints()
-    except (Forbidden, StreamUnavailable):  # rates can be shown without them
+    except (Forbidden, StreamUnavailable):  # rates can be shown without checkpoints
         checkpoints = []
     return Sample(time.monotonic(), streams, checkpoints, conditions_of(client.metadata()))
 
 
 def rows_of(before: Sample, after: Sample, sort: str) -> list[Row]:
-    """Compute the changes between two looks."""
+    """Compute the rows from two samples."""
     known = {(one.name, one.incarnation): one for one in before.streams}
     seconds = max(after.time - before.time, 1e-9)
     rows = []
@@ -136,7 +136,8 @@ def rows_of(before: Sample, after: Sample, sort: str) -> list[Row]:
 
 
 def headline(conditions: Sequence[Shown]) -> str:
-    """Return the worst condition in a line, and the number of others; empty without any."""
+    """Return the most severe condition in one line, with the number of other conditions; empty if
+    there is none."""
     if not conditions:
         return ""
     more = f" (and {len(conditions) - 1} more: liftlog health)" if len(conditions) > 1 else ""
@@ -194,8 +195,8 @@ def _table(view: View, address: str, wrong: str, width: int, height: int) -> Tab
 
 @contextmanager
 def _single_keys() -> Iterator[Callable[[float], bytes]]:
-    """Return a function that waits for keys for a number of seconds and returns them; empty if
-    there were none. Keys arrive without Enter; at the end the terminal is restored."""
+    """Yield a function that waits up to a number of seconds for keys and returns them; empty if
+    there were none. Keys arrive without Enter. The terminal is restored at the end."""
     if not sys.stdin.isatty():
         yield _only_wait
         return

@@ -1,5 +1,5 @@
-"""The display of `liftlog top`: rows sorted, filtered, a page of them, and trends of rates. Keys
-change it. No terminal and no clock."""
+"""The display of `liftlog top`: sorts and filters rows, shows a page of them, and draws trends of
+rates. Keys change the display. Uses no terminal and no clock."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 from liftlog.cli.lib.text import plural, printable, show_size
 
 TREND = 12
-"""Number of looks that a trend shows."""
+"""Number of samples that a trend shows."""
 KEYS_HELP = "q: quit  sort by r: rate, n: name, s: size, l: lag  /: filter  arrows: scroll"
 END = b"\x04"
-"""Input from a terminal that was closed."""
+"""Input that stands for a closed terminal."""
 
 _ESCAPE = 0x1B
 _BACKSPACE = (0x08, 0x7F)
@@ -30,8 +30,9 @@ _SCROLLS = {
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """`lag` and `slowest` are those of the consumer with the largest lag; None, "" without one.
-    `troubled`: the stream has warnings or damage, which `stream info` shows."""
+    """One stream in the display. `lag` and `slowest` describe the consumer with the largest lag;
+    None and "" if there is no consumer. `troubled` is True if the stream has warnings or damage,
+    which `stream info` shows."""
 
     name: str
     state: str
@@ -66,8 +67,8 @@ _SORT_KEYS = {b"r": "rate", b"n": "name", b"s": "size", b"l": "lag"}
 
 
 class Column(NamedTuple):
-    """`cell` is its place in `Row.cells`, None for the trend. It is left out of terminals that are
-    narrower than `from_width`."""
+    """A column. `cell` is its index in `Row.cells`; None for the trend. Terminals narrower than
+    `from_width` do not show it."""
 
     heading: str
     cell: int | None
@@ -90,7 +91,8 @@ COLUMNS = (
 
 
 class View:
-    """`rows` are the rows of the last look that match the filter, in order."""
+    """The state of the display. `rows` are the rows of the last sample that match the filter, in
+    order."""
 
     def __init__(self, sort: str, wanted: str = "") -> None:
         self.sort = sort
@@ -103,7 +105,7 @@ class View:
         self._rates: dict[str, deque[float]] = {}
 
     def take(self, rows: list[Row]) -> None:
-        """Take the rows of a new look."""
+        """Replace the rows by those of a new sample."""
         self._all = rows
         names = {row.name for row in rows}
         self._rates = {name: seen for name, seen in self._rates.items() if name in names}
@@ -130,11 +132,11 @@ class View:
         return self.rows[self._first : self._first + height]
 
     def trend(self, row: Row) -> Sequence[float]:
-        """Return the rates of the last looks, the newest last."""
+        """Return the rates of the last samples, the newest last."""
         return self._rates.get(row.name, ())
 
     def described(self) -> str:
-        """Describe which of all streams are shown."""
+        """Return a text that says which of all streams are shown."""
         count = f"{len(self.rows)} of {plural(len(self._all), 'stream')}"
         if self._first or self._first + self._height < len(self.rows):
             last = min(self._first + self._height, len(self.rows))
@@ -146,7 +148,7 @@ class View:
         return f"filter: {self.wanted}_" if self._typing else KEYS_HELP
 
     def press(self, keys: bytes) -> bool:
-        """Handle keys; return True if the program is to end."""
+        """Handle keys; return True if the user wants to quit."""
         for key in _single(keys):
             if self._typing:
                 self._type(key)

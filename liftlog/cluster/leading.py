@@ -38,13 +38,12 @@ class Change:
 
 
 class Leader:
-    """The leader of one stream in one epoch.
+    """The leader of one stream in one epoch. Times are monotonic seconds.
 
     `log_end` is the log's end when the epoch begins. The entry (epoch, log_end) must be durable in
     the log's epoch table before the first append. `durable_end` and `high_watermark` are this
-    node's values from its time as a follower, or from its start. `side_version` is the version of
-    the side state with which it begins, as `side_state.begin` returns it. Times are monotonic
-    seconds.
+    node's values as a follower, or at its start. `side_version` is the result of
+    `side_state.begin`.
     """
 
     def __init__(
@@ -81,8 +80,7 @@ class Leader:
         self._stirred = stirred
         self._began = now
         self._followers: dict[str, FollowerState] = {}
-        # Times of the last requests of followers whose process has ended; until the next process
-        # sends a request, their tombstones must stay.
+        # Times of the last requests of followers that have restarted since and sent no request yet.
         self._heard_before: dict[str, float] = {}
         self.is_settled = False
         """True if there is nothing to propose before a follower or the record causes an event. Most
@@ -202,11 +200,8 @@ class Leader:
         return self._wake(now, lambda follower: not follower.agrees)
 
     def tells_record(self, mark: Mark | None, leader_mark: Mark | None) -> bool:
-        """Return True if the answer to a request with these marks must contain the record.
-
-        Acks wait until the follower has the record, and the follower may be unable to reach the
-        metadata store. Each version is sent to it once.
-        """
+        """Return True if the answer to a request with these marks must contain the record: acks
+        wait for it, and the follower may be unable to reach the metadata store."""
         is_old = mark is not None and mark[0] < self.record.version
         return is_old and self._is_uninformed(mark, leader_mark)
 
@@ -216,8 +211,7 @@ class Leader:
         return self._wake(now, lambda follower: follower.node == node)
 
     def epochs_of_gap(self, first: int, end: int) -> EpochTable:
-        """Return the epochs of offsets without records; the answer to the follower contains
-        them."""
+        """Return the epochs of offsets without records, for the answer to the follower."""
         return between(self.epochs, first, end)
 
     def lost(self, node: str) -> None:

@@ -231,8 +231,8 @@ def status() -> ExitCode:
 
 
 def _missed(found: ClusterInfo, stream: ClusterStream) -> list[str]:
-    """Return the nodes that are down and have the complete copies of a stream without a leader;
-    empty if one of them runs."""
+    """Return the nodes that hold the complete copies of a stream without a leader, if all of these
+    nodes are down; empty if one of them runs."""
     whole = [*stream.isr, *stream.eligible] if stream.leader is None else []
     live = {one.node for one in found.members if one.live}
     return [] if live & {*whole} else whole
@@ -333,5 +333,5 @@ def _row(one: ClusterStream) -> tuple[str, ...]:
 
 
 def _marked(stream: ClusterStream, node: str) -> str:
-    """Mark a node that a move adds or removes."""
+    """Return the name of a node, with a mark if a move adds or removes the node."""
     return ("+" if node in stream.adding else "-" if node in stream.removing else "") + node

@@ -65,7 +65,7 @@ def adopt(streams: tuple[str, ...], config: Path | None, overrides: tuple[str, .
 
 
 def show(found: Sequence[Adopted]) -> bool:
-    """Print the adopted streams; return True if nothing else is to be printed."""
+    """Print the adopted streams; return True if the format needs no further output."""
     if output_format() != "table":
         write_object({"streams": [asdict(one) for one in found]}, output_format())
         return True

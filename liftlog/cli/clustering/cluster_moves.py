@@ -1,5 +1,5 @@
-"""`liftlog cluster move|drain|undrain|forget|restore-metadata`: the nodes that hold the replicas,
-and the records of them."""
+"""`liftlog cluster move|drain|undrain|forget|restore-metadata`: change the nodes that hold
+replicas, and restore lost metadata."""
 
 from __future__ import annotations
 
@@ -267,8 +267,8 @@ def _tell_node(found: ClusterNode, text: str) -> None:
 def _watch(
     client: SyncClient, look: Callable[[ClusterInfo], tuple[bool, str]], *, wait: bool
 ) -> ClusterInfo:
-    """Return the cluster once `look` returns True for it; print what it waits for, each state
-    once."""
+    """Wait until `look` returns True for the cluster, and return the cluster. Each state on the way
+    is printed once."""
     told = ""
     try:
         while True:

@@ -295,7 +295,7 @@ def _checked(
 
 
 def _refuse(why: str, parameters: tuple[str, ...]) -> None:
-    """Raises UsageError if one of them is given."""
+    """Raise UsageError if one of these parameters is given."""
     context = click.get_current_context()
     for one in context.command.params:
         source = context.get_parameter_source(one.name or "")
@@ -333,7 +333,7 @@ def _filter(
 
     if not (subjects or keys or headers):
         return None
-    raw_keys = [os.fsencode(key) for key in keys]  # the bytes that the shell passed
+    raw_keys = [os.fsencode(key) for key in keys]  # decoded from the bytes that the shell passed
     return Filter(subject=subjects or None, key=raw_keys or None, header=headers or None)
 
 
@@ -437,7 +437,8 @@ class Reading:
                 return
 
     def run_with_hints(self, until: Until) -> None:
-        """`run`, with errors that name the option to continue after the printed records."""
+        """Call `run`. If it raises an error, add a hint with the option that continues after the
+        printed records."""
         try:
             self.run(until)
         except CorruptRange as error:

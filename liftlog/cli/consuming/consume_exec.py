@@ -1,5 +1,5 @@
-"""The work of `liftlog consume --group GROUP --exec COMMAND`: runs a command for each record, and
-makes a dead letter of a record whose command fails repeatedly."""
+"""The work of `liftlog consume --group GROUP --exec COMMAND`: runs a command for each record. If
+the command fails repeatedly for a record, the record becomes a dead letter."""
 
 from __future__ import annotations
 
@@ -41,13 +41,14 @@ class CommandFailed(Exception):
 
 
 class Stopping(Exception):
-    """The command has failed, and was not retried, since the worker is about to end."""
+    """The command failed and was not retried, because the worker is about to end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exec:
-    """`dead_letter` is a subject; without one the first record whose command fails ends the worker.
-    With `as_json`, the command reads the whole record as an object, not its value."""
+    """Runs the command for the records. `dead_letter` is the subject for dead letters; without one,
+    the worker ends at the first record whose command fails. With `as_json`, the command reads the
+    whole record as an object instead of its value."""
 
     command: str
     as_json: bool
@@ -126,7 +127,8 @@ class Exec:
             ) from None
 
     def _run(self, stream: str, record: Record) -> None:
-        """Raises CommandFailed, and Problem for a failure that the record did not cause."""
+        """Run the command for one record. Raises CommandFailed; raises Problem for a failure that
+        the record did not cause."""
         if self.as_json:
             content = to_json(record_object(record)).encode() + b"\n"
         else:
@@ -135,7 +137,7 @@ class Exec:
             ["/bin/sh", "-c", self.command],
             stdin=subprocess.PIPE,
             env=environment(stream, record),
-            process_group=0,  # Ctrl-C is for the worker: the current record is finished
+            process_group=0,  # Ctrl-C does not reach the command
         )
         try:
             process.communicate(content)

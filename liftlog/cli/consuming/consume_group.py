@@ -1,8 +1,8 @@
 """The work of `liftlog consume --group`: prints the records of a member's slots, or runs a command
 for each, then commits them.
 
-SIGINT and SIGTERM end it between two batches, or commands, so that exactly the printed records are
-committed. A second signal kills it.
+SIGINT and SIGTERM end the worker between two batches or commands, so that exactly the printed
+records are committed. A second signal kills it.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _STOPPING = b"Stopping: what is done is being committed. Ctrl-C again ends at on
 
 @dataclass(slots=True)
 class Membership:
-    """One `consume --group`. `start` is for a group that does not exist yet. With `command`, it
-    runs the command for each record, and prints nothing."""
+    """One run of `consume --group`. `start` applies to a group that does not exist yet. With
+    `command`, the command runs for each record, and nothing is printed."""
 
     group: str
     stream: str
@@ -92,7 +92,7 @@ class Membership:
         for count, record in enumerate(records, 1):
             write([record])
             if count == self.limit:
-                records.commit()  # the last one counts, too
+                records.commit()  # the last record counts, too
                 return
 
     def _handling(self, client: SyncClient) -> AbstractContextManager[Handle | None]:
@@ -115,7 +115,7 @@ class Membership:
                 signal.signal(one, signal.SIG_DFL)  # an exception would also commit
             self.stopped_by.append(number)
             records.stop()
-            os.write(2, _STOPPING)  # even while another write to stderr is in progress
+            os.write(2, _STOPPING)  # works even during another write to stderr
 
         before = {number: signal.signal(number, stop) for number in _SIGNALS}
         try:

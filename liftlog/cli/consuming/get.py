@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 
 def _one_offset(context: click.Context, parameter: click.Parameter, value: str) -> int:
-    """Parse an offset; users of key-value stores may type a key."""
+    """Parse an offset. Users of key-value stores may type a key instead; the error then explains
+    offsets."""
     digits = plain_number(value)
     if digits.isascii() and digits.isdigit() and 0 < int(digits) <= MAX_OFFSET:
         return int(digits)
@@ -70,7 +71,8 @@ def get(stream: str, offset: int) -> ExitCode:
 
 
 def _check_below_end(client: SyncClient, stream: str, offset: int) -> None:
-    """Raises Problem: a read at or beyond the end would wait for the record."""
+    """Raise Problem for an offset at or beyond the end, because a read there would wait for the
+    record."""
     end = client.describe_stream(stream).high_watermark
     if offset >= end:
         raise Problem(

@@ -181,7 +181,7 @@ def rm(group: str, stream: str, assume_yes: bool) -> ExitCode:
       liftlog group rm billing orders --yes
     """
     with connect_to_server() as client:
-        # Includes the group of a stream that was deleted.
+        # The list includes groups of deleted streams.
         found = [one for one in client.list_groups(stream=stream) if one.group == group]
         if not found:
             return _missing(group, stream)

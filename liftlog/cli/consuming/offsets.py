@@ -149,7 +149,7 @@ def get(consumer: str, stream: str | None) -> ExitCode:
 
 
 def _only_one(found: Sequence[Checkpoint]) -> Checkpoint | None:
-    """Raises UsageError if there are several."""
+    """Return the only checkpoint, if there is one. Raises UsageError if there are several."""
     if len(found) > 1:
         streams = ", ".join(printable(one.stream) for one in found)
         raise click.UsageError(
@@ -160,8 +160,8 @@ def _only_one(found: Sequence[Checkpoint]) -> Checkpoint | None:
 
 @contextmanager
 def _consumer_first(client: SyncClient, command: str, consumer: str, stream: str) -> Iterator[None]:
-    """Other tools take the stream first: if the stream does not exist, the error explains the
-    order."""
+    """Explain the order of the arguments if the stream does not exist, because other tools take the
+    stream first."""
     try:
         yield
     except StreamNotFound as error:
@@ -173,8 +173,8 @@ def _consumer_first(client: SyncClient, command: str, consumer: str, stream: str
 
 
 def _oldest_unread(client: SyncClient, found: Checkpoint) -> str:
-    """Return the time at which the next record to read arrived, as a measure of the consumer's
-    delay. Empty if there is no such record, or it may not be read."""
+    """Return the time at which the consumer's next record arrived, as a measure of its delay. Empty
+    if there is no such record, or if it may not be read."""
     if not found.lag or found.problem:
         return ""
     try:
@@ -231,7 +231,7 @@ def seek(
             present = client.fetch_checkpoint(consumer, stream, check=False)
         incarnation, epoch, offset, mark = _resolve(client, stream, position)
         preview = _preview(consumer, stream, present, offset, mark)
-        is_first = preview["before"] is None  # nothing is lost by it
+        is_first = preview["before"] is None  # this loses nothing
         done = not dry_run and _agreed(preview, assume_yes=assume_yes or is_first)
         if done:
             client.commit_checkpoint(
@@ -267,7 +267,7 @@ def rm(consumer: str, stream: str, dry_run: bool, assume_yes: bool) -> ExitCode:
     """
     style = output_format()
     with connect_to_server() as client:
-        # The list also has the checkpoints of streams that were deleted.
+        # The list includes checkpoints of deleted streams.
         found = client.list_checkpoints(consumer=consumer, stream=stream)
         if not found:
             note(f"{printable(consumer)} has no checkpoint in {printable(stream)}.")
@@ -280,8 +280,8 @@ def rm(consumer: str, stream: str, dry_run: bool, assume_yes: bool) -> ExitCode:
 
 
 def _resolve(client: SyncClient, stream: str, position: Position) -> tuple[str, int, int, int]:
-    """Return incarnation, leader epoch, offset and high watermark. One answer to a fetch contains
-    all of them, as of one moment. Raises OffsetOutOfRange."""
+    """Return incarnation, leader epoch, offset and high watermark, all of the same moment, because
+    one answer to a fetch contains them. Raises OffsetOutOfRange."""
     start = resolve_position(client, stream, position)
     header = client.fetch(stream, start, max_bytes=1).header
     return header.incarnation, header.leader_epoch, header.offset, header.high_watermark
@@ -290,7 +290,8 @@ def _resolve(client: SyncClient, stream: str, position: Position) -> tuple[str, 
 def _preview(
     consumer: str, stream: str, present: Checkpoint | None, offset: int | None, mark: int | None
 ) -> dict[str, Any]:
-    """The change; `records` are read again if negative, skipped if positive."""
+    """Describe the change. `records` is negative if records are read again, and positive if records
+    are skipped."""
     before = None if present is None else present.offset or None
     known = present is not None and not present.problem and offset is not None
     return {
@@ -331,8 +332,8 @@ def _told(preview: dict[str, Any], style: str, *, done: bool, dry_run: bool) -> 
 def table_of(
     found: Sequence[Checkpoint], *, wide: bool
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Return headings and rows. Without an ACL no checkpoint has an owner, and the column is left
-    out."""
+    """Return headings and rows. The column of owners is left out without an ACL, because
+    checkpoints then have no owner."""
     owners = wide or any(one.owner for one in found)
     headings = (
         *_HEADINGS,

@@ -1,10 +1,11 @@
-"""`liftlog doctor`: what on this machine would keep a daemon from working, and what to do.
+"""`liftlog doctor`: finds problems on this machine that would keep a daemon from working, and says
+how to solve them.
 
 command   the click command
 machine   disk, files, clock       network   ports, NATS, the daemon that runs
 setup     configuration, streams, packages, certificate
 
-`Checkup` is what each check says.
+Each check yields a `Checkup`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ SKIPPED = "skipped"
 
 @dataclass(frozen=True, slots=True)
 class Checkup:
-    """The result of one check. `advice` is given unless it is ok."""
+    """The result of one check. `advice` is set if a problem was found."""
 
     check: str
     status: str

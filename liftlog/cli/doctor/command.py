@@ -60,7 +60,7 @@ def doctor(config: Path | None, overrides: tuple[str, ...]) -> ExitCode:
 
 
 def _checkups(config: Path | None, overrides: tuple[str, ...]) -> Iterator[Checkup]:
-    """Yield one by one, so that a slow check does not delay the results before it."""
+    """Yield the results one by one, so that a slow check does not delay earlier results."""
     from liftlog.settings import load_settings
 
     try:
@@ -90,7 +90,7 @@ def _checks(settings: Settings) -> Iterator[Checkup]:
     yield from machine.check_file_descriptors(settings)
     yield from machine.check_boot_id()
     yield from machine.check_clock()
-    from liftlog.cli.doctor import network  # needs packages that `setup` may have found missing
+    from liftlog.cli.doctor import network  # imported late: it needs packages that may be missing
 
     yield from network.check_ports(settings)
     yield from network.check_nats(settings)

@@ -1,4 +1,4 @@
-"""The machine: data directory, its sync time, file descriptors, clock."""
+"""Checks the machine: data directory, its sync time, file descriptors, clock."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _REMOTE = ("nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs")
 
 
 def check_data_dir(settings: Settings) -> Iterator[Checkup]:
-    """Check permissions, kind and free space of the data directory, or of its nearest parent if it
-    does not exist."""
+    """Check permissions, kind and free space of the data directory. If it does not exist, its
+    nearest existing parent is checked."""
     path = settings.data_dir.absolute()
     there = existing_part(path)
     try:
@@ -102,7 +102,8 @@ def _room(path: Path) -> Checkup:
 
 
 def check_sync(settings: Settings) -> Iterator[Checkup]:
-    """Measure the fdatasync that every ack, and so a single publisher, waits for."""
+    """Measure the duration of an fdatasync. Every ack waits for one, so it limits a single
+    publisher."""
     try:
         seconds = measure_syncs(existing_part(settings.data_dir))
     except OSError as error:
@@ -118,8 +119,8 @@ def check_sync(settings: Settings) -> Iterator[Checkup]:
 
 
 def measure_syncs(directory: Path) -> list[float]:
-    """Return the seconds that each of some small writes with fdatasync takes there. Raises
-    OSError."""
+    """Time some small writes with fdatasync in this directory; return the seconds that each took.
+    Raises OSError."""
     path = directory / f".liftlog-doctor-{os.getpid()}"
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
@@ -136,9 +137,9 @@ def measure_syncs(directory: Path) -> list[float]:
 
 
 def check_file_descriptors(settings: Settings) -> Iterator[Checkup]:
-    """Compare the limits in the settings with the number of files that this process may open. Idle
-    streams keep no files open, so the check counts two files for each stream, and at most 512 for
-    all streams."""
+    """Compare the limits in the settings with the number of files that this process may open. The
+    check counts two files for each stream, but at most 512 for all streams, because idle streams
+    keep no files open."""
     limit, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = (
         settings.log.max_open_files
@@ -160,8 +161,8 @@ def check_file_descriptors(settings: Settings) -> Iterator[Checkup]:
 
 
 def check_boot_id() -> Iterator[Checkup]:
-    """With it, a restart recognises that data which was acked before a kill is still in the page
-    cache."""
+    """Check that the kernel provides a boot id. With it, a daemon that was killed finds out at its
+    restart that the machine has not rebooted, so data that was acked is still in the page cache."""
     if current_boot_id():
         yield Checkup("boot id", OK, "can be read")
     else:
@@ -169,7 +170,7 @@ def check_boot_id() -> Iterator[Checkup]:
 
 
 def check_clock() -> Iterator[Checkup]:
-    """Timestamps and retention by age come from the wall clock."""
+    """Check the wall clock, from which timestamps and retention by age come."""
     if time.time() < _YEAR_2024:
         yield Checkup(
             "clock",
@@ -189,8 +190,8 @@ def check_clock() -> Iterator[Checkup]:
 
 
 def _is_synchronised() -> bool | None:
-    """Return the state from adjtimex(2), which only reads with `modes` 0."""
-    buffer = ctypes.create_string_buffer(512)  # struct timex is smaller everywhere
+    """Return the state of the clock from adjtimex(2), which changes nothing if `modes` is 0."""
+    buffer = ctypes.create_string_buffer(512)  # struct timex is smaller on all systems
     try:
         state = ctypes.CDLL(None, use_errno=True).adjtimex(buffer)
     except (OSError, AttributeError):
@@ -198,6 +199,6 @@ def _is_synchronised() -> bool | None:
     if state < 0:
         return None
     long_size = ctypes.sizeof(ctypes.c_long)
-    # modes, offset, freq, maxerror, esterror, status: the first is padded to a long.
+    # modes, offset, freq, maxerror, esterror, status; the first field is padded to a long.
     status = ctypes.c_int.from_buffer(buffer, 5 * long_size).value
     return not status & _STA_UNSYNC

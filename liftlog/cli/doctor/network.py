@@ -1,4 +1,4 @@
-"""The network: ports, NATS and the use of JetStream there, the running daemon."""
+"""Checks the network: ports, NATS, the use of JetStream there, and the running daemon."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ _MAX_ANSWER_BYTES = 1_000_000
 
 
 def check_daemon(settings: Settings) -> Iterator[Checkup]:
-    """Check the daemon that --server names, or else the first of `pull.listen`; none needs to
-    run."""
+    """Check the daemon that --server names, or else the one at the first address of `pull.listen`.
+    It is no problem if no daemon runs there."""
     try:
         with connect_to_server(
             default=_pull_address(settings),
@@ -62,7 +62,7 @@ def check_daemon(settings: Settings) -> Iterator[Checkup]:
 
 
 def _pull_address(settings: Settings) -> str:
-    """Return the address of these settings' daemon for a client on this machine."""
+    """Return the address at which a client on this machine reaches the daemon of these settings."""
     return _dialled(settings.pull.listen[0])
 
 
@@ -76,7 +76,7 @@ def _dialled(url: str) -> str:
 
 
 def check_ports(settings: Settings) -> Iterator[Checkup]:
-    """Check if a daemon can listen on the addresses in the settings."""
+    """Check whether a daemon can listen on the addresses in the settings."""
     for url in settings.pull.listen:
         address = parse_listen(url)
         if address.path is not None:
@@ -89,8 +89,8 @@ def check_ports(settings: Settings) -> Iterator[Checkup]:
 
 
 def _serves_streams(url: str) -> bool:
-    """Return True if a daemon of liftlog listens there. This does not log in: it sends no token,
-    and checks no certificate."""
+    """Return True if a daemon of liftlog listens at this address. The check does not log in: it
+    sends no token and verifies no certificate."""
     tls = None
     if url.startswith("tls://"):
         tls = ssl.create_default_context()
@@ -107,7 +107,7 @@ def _serves_streams(url: str) -> bool:
 
 
 def _serves_health(host: str, port: int) -> bool:
-    """Return True if /livez there answers like a daemon of liftlog."""
+    """Return True if /livez at this address answers like a daemon of liftlog."""
     connection = HTTPConnection(
         {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host),
         port,
@@ -210,9 +210,9 @@ async def _ask_nats(settings: Settings) -> dict[str, Any]:
 
 
 async def _refused(settings: Settings, client: Any, errors: list[str]) -> dict[str, str]:
-    """Return the subscriptions and publications of the daemon that NATS refuses, with its messages:
-    streams by name, `checkpoints` and `acks`. This joins no queue group, so it takes no message
-    from other members."""
+    """Return the subscriptions and publications of the daemon that NATS refuses, each with the
+    message of NATS. Keys are stream names, `checkpoints` and `acks`. The check joins no queue
+    group, so it takes no message from a group's members."""
     wanted = {f"stream {name}": stream.subjects for name, stream in settings.streams.items()}
     if is_open_to_nats(settings):
         wanted["checkpoints"] = offsets_settings(settings).subjects
@@ -222,7 +222,8 @@ async def _refused(settings: Settings, client: Any, errors: list[str]) -> dict[s
         pass
 
     async def confirm() -> None:
-        # Twice: the first PING may overtake data that still waits in nats-py's own buffer.
+        # Done twice, because the first PING may overtake data that still waits in nats-py's own
+        # buffer.
         await client.flush(timeout=_SECONDS)
         await client.flush(timeout=_SECONDS)
 
@@ -244,8 +245,8 @@ async def _refused(settings: Settings, client: Any, errors: list[str]) -> dict[s
 
 
 async def _jetstream_subjects(client: Any) -> dict[str, list[str]] | None:
-    """Return subjects by JetStream stream; None if there is no JetStream, or it may not be
-    queried."""
+    """Return the subjects of each JetStream stream. None if there is no JetStream, or if it may not
+    be queried."""
     found: dict[str, list[str]] = {}
     try:
         js = client.jetstream(timeout=_SECONDS)
@@ -259,7 +260,7 @@ async def _jetstream_subjects(client: Any) -> dict[str, list[str]] | None:
 
 
 def _permissions(settings: Settings, refused: dict[str, str]) -> Iterator[Checkup]:
-    """Check if NATS allows the daemon to subscribe and to ack."""
+    """Check whether NATS allows the daemon to subscribe and to ack."""
     advice = "give the daemon's NATS user the permission: `liftlog docs how-to/nats`"
     for name, problem in refused.items():
         stream = settings.streams.get(name.removeprefix("stream "))
@@ -271,7 +272,7 @@ def _permissions(settings: Settings, refused: dict[str, str]) -> Iterator[Checku
                 "nats permissions", WARNING, shown, f"{advice}, or set checkpoints.over_nats: false"
             )
         elif stream is not None and stream.queue_group:
-            # A member would get messages that are meant for the daemon.
+            # A member of the group would receive messages that are meant for the daemon.
             shown = f"{name}: {problem}; this was asked without its queue group"
             yield Checkup("nats permissions", WARNING, shown, advice)
         else:

@@ -1,4 +1,4 @@
-"""The configuration: streams that conflict, packages, remote access and the certificate."""
+"""Checks the configuration: streams that conflict, packages, remote access and the certificate."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ _CODECS = {"lz4": "lz4", "zstd": "zstandard"}
 
 
 def check_streams(settings: Settings) -> Iterator[Checkup]:
-    """Find streams that ack the same message: the publisher takes the first answer."""
+    """Find streams that ack the same message. A publisher uses the first ack and ignores the
+    other."""
     from liftlog.server.streams.neighbours import share_messages
 
     clashes = [
@@ -92,7 +93,7 @@ def _version_of(name: str) -> str:
 
 
 def check_access(settings: Settings) -> Iterator[Checkup]:
-    """Check who can connect from other machines, and if the connection can be read on the way."""
+    """Check who can connect from other machines, and whether others can read the connection."""
     from liftlog.settings.checks import cautions
 
     policy = None
@@ -117,8 +118,8 @@ def check_access(settings: Settings) -> Iterator[Checkup]:
 
 
 def check_certificate(settings: Settings) -> Iterator[Checkup]:
-    """Check if clients will accept it, as far as that does not depend on the CAs that they
-    trust."""
+    """Check whether clients will accept the certificate, as far as that does not depend on the CAs
+    that they trust."""
     tls = settings.pull.tls
     if tls.cert is None:
         return

@@ -1,7 +1,7 @@
-"""`liftlog export` for spark-submit, which wants a file; `__main__` is it.
+"""`liftlog export` for spark-submit, which runs a file; that file is `__main__.py`.
 
     spark-submit [...] "$(python -m liftlog.cli.export_job --path)" STREAM --to DIR [...]
 
-It lies in a folder of its own because Python looks for modules beside a script first: beside the
-commands it would find `compaction` and `acl` there.
+The file has a folder of its own, because Python first looks for modules in the folder of the
+script. In the folder of the commands it would find the wrong `acl`.
 """

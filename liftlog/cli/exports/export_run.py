@@ -1,4 +1,4 @@
-"""The work of `liftlog export`: makes a job of the options, and prints its summary."""
+"""The work of `liftlog export`: creates a job from the options, and prints its summary."""
 
 from __future__ import annotations
 
@@ -119,13 +119,14 @@ def _losses(summary: Summary) -> list[tuple[str, str]]:
 
 
 def _absolute(path: str | None) -> str | None:
-    """Tasks have working directories of their own."""
+    """Return an absolute path, because tasks have working directories of their own."""
     return None if path is None else str(Path(path).absolute())
 
 
 @contextmanager
 def token_file(given: str | None, master: str | None) -> Iterator[str | None]:
-    """Return a path for the tasks: the token itself would appear in Spark's plans."""
+    """Yield the path of a file with the token for the tasks, because the token itself would appear
+    in Spark's plans."""
 
     path = given or os.environ.get("LIFTLOG_TOKEN_FILE")
     token = shared_value("token", "LIFTLOG_TOKEN")
@@ -137,7 +138,7 @@ def token_file(given: str | None, master: str | None) -> Iterator[str | None]:
             "on a cluster the token must be in a file on every host",
             hint="use --token-file instead of --token and LIFTLOG_TOKEN",
         )
-    with tempfile.NamedTemporaryFile(prefix="liftlog-", suffix=".token") as file:  # for us alone
+    with tempfile.NamedTemporaryFile(prefix="liftlog-", suffix=".token") as file:  # owner only
         file.write(str(token).encode())
         file.flush()
         yield file.name

@@ -1,4 +1,4 @@
-"""`liftlog import`: copies messages from elsewhere into a stream, each of them once."""
+"""`liftlog import`: copies messages from other systems into a stream, each message once."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def import_commands() -> None:
 
 
 def _target_options(command: Decorated) -> Decorated:
-    """The options of all sources."""
+    """Add the options of all sources."""
     command = debug_option(server_options(nats_options(command)))
     command = click.option(
         "--dry-run", "-n", is_flag=True, help="Show where the copy would begin, and copy nothing."
@@ -63,7 +63,7 @@ def _target_options(command: Decorated) -> Decorated:
 
 
 def _mapping_options(command: Decorated) -> Decorated:
-    """The options that map a row to a message."""
+    """Add the options that map a row to a message."""
     command = click.option(
         "--value",
         metavar="FIELD",
@@ -209,7 +209,7 @@ def parquet(
 def _mapper(
     subject: str | None, key: str | None, value: str | None, *, needs_subject: bool
 ) -> Mapper:
-    """Raises UsageError, InvalidArgument."""
+    """Create the mapper from the options. Raises UsageError, InvalidArgument."""
     from liftlog.cli.imports.import_sources import Mapper
 
     if needs_subject and not subject:

@@ -1,10 +1,10 @@
 """The work of `liftlog import`: stores each message of a source once, in order.
 
-Every record contains the name of its source and its number there (SOURCE, SEQUENCE). A run
-continues after the highest number that the stream has of its source. Each message is stored only at
-the offset after the previous one (Publisher, order `sequence`), and only if the record before it is
-the previous copy, by its id: an offset alone may belong to a message of another publisher. So
-messages that were in flight when a run ended are neither missing nor stored twice.
+Every copied record contains the name of its source and its number there (SOURCE, SEQUENCE). A run
+continues after the highest number of its source in the stream. A message is stored only at the
+offset after the previous copy (Publisher, order `sequence`), and only if the record before it has
+the message id of the previous copy; an offset alone may belong to a message of another publisher.
+So messages that were in flight when a run ended are neither missing nor stored twice.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 SOURCE, SEQUENCE = "Copied-From", "Copied-Sequence"
 _NOT_COPIED = (b"nats-", b"liftlog-", b"copied-")
-"""Headers that took effect at the source, and those of an earlier copy: in the stream they would
-take effect again."""
+"""Headers that are not copied: headers that took effect at the source would take effect again in
+the stream, and headers of an earlier copy would be wrong."""
 _UNDER_WAY = 512
 _SOURCE_NAME = re.compile(r"[!-~]{1,128}", re.ASCII)
 
@@ -42,7 +42,8 @@ Source = JetStream | Lines | Parquet
 
 @dataclass(slots=True)
 class Import:
-    """One run. `copied` is the number of the last message that is known to be stored."""
+    """One run of an import. `copied` is the number of the last message that is known to be
+    stored."""
 
     source: Source
     name: str
@@ -56,7 +57,7 @@ class Import:
 
     @classmethod
     def of(cls, client: SyncClient, stream: str, source: Source, name: str) -> Import:
-        """Find where an earlier run has stopped. Raises StreamNotFound, InvalidArgument."""
+        """Find where the last run stopped. Raises StreamNotFound, InvalidArgument."""
         if not _SOURCE_NAME.fullmatch(name):
             raise InvalidArgument(
                 f"{name!r} cannot name a source",
@@ -73,8 +74,8 @@ class Import:
         )
 
     def run(self, servers: list[str], creds: Path | None, *, use_envelope: bool) -> None:
-        """Copy the remaining messages. Raises LiftlogError; then `copied` and `count` show the
-        progress."""
+        """Copy the remaining messages. Raises LiftlogError; `copied` and `count` then show how far
+        the run got."""
         load_nats(servers)
         try:
             asyncio.run(self._run(servers, creds, use_envelope=use_envelope))
@@ -122,7 +123,7 @@ class Import:
                 await self._settle(under_way)
                 tell(self.count, self.source.total)
         finally:
-            # Messages that are stored already count, although the run ends here.
+            # Messages that are already stored count, although the run ends here.
             for sequence, future in under_way:
                 if future.done() and not future.cancelled() and future.exception() is None:
                     self.copied, self.count = sequence, self.count + 1
@@ -169,7 +170,7 @@ class Import:
 
 
 def _last_copied(client: SyncClient, info: StreamInfo, name: str) -> int:
-    """Return the highest number that the stream has of this source; 0 if it has none. It is nearly
+    """Return the highest number of this source in the stream; 0 if there is none. It is nearly
     always in the last record; otherwise the daemon searches the stream for it."""
     if info.high_watermark == info.log_start_offset:
         return 0
@@ -188,7 +189,7 @@ def _last_copied(client: SyncClient, info: StreamInfo, name: str) -> int:
 
 
 async def _check_is_retired(source: JetStream, subjects: list[str]) -> None:
-    """Raises Problem if JetStream would record the copies again, in an endless loop."""
+    """Raise Problem if JetStream would record the copies again, which would be an endless loop."""
     recorded = [one for one in await source.subjects() if overlap_any((one,), subjects)]
     if recorded:
         raise Problem(

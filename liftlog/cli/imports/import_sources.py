@@ -1,4 +1,5 @@
-"""The sources of `liftlog import`, in batches: messages of JetStream, lines, rows of Parquet."""
+"""Reads the sources of `liftlog import` in batches: messages of JetStream, lines, rows of
+Parquet."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ _FETCH_SECONDS = 30
 
 
 class Item(NamedTuple):
-    """One message to copy. `sequence` is its number at the source, from 1; `value` None is a
+    """One message to copy. `sequence` is its number at the source, from 1. A `value` of None is a
     tombstone."""
 
     sequence: int
@@ -47,9 +48,9 @@ Batches = AsyncIterator[list[Item]]
 
 @dataclass(frozen=True, slots=True)
 class Mapper:
-    """Maps a row of a file to a message. `subject` and `key` make texts from the row; without
-    `value` the whole row is the value, as JSON. For a row that is a record or a copy, each of them
-    replaces the field in the row."""
+    """Maps a row of a file to a message. `subject` and `key` create texts from the row. Without
+    `value`, the whole row is the value, as JSON. If the row is a record or a copy, each of the
+    three replaces the field in the row."""
 
     subject: Callable[[Any], str] | None = None
     key: Callable[[Any], bytes] | None = None
@@ -60,7 +61,7 @@ class Mapper:
         return self.key is not None or self.value is not None
 
     def item(self, number: int, row: Any, whole: bytes | None = None) -> Item:
-        """Return the message. `whole` is the row in the form in which it was read, if it was
+        """Return the message of a row. `whole` is the text of the row as it was read, if it was
         text."""
         value: bytes | None
         if self.value is None:
@@ -74,13 +75,13 @@ class Mapper:
         """Return the message of a row that contains its own subject, key and value."""
         if self.subject is None and not self.needs_fields:
             return item
-        # `--value value` and `--key value` find the record's content, not its base64.
+        # `--value value` and `--key value` stand for the record's content, not for its base64.
         row = {**row, "value": _text_or_bytes(item.value), "key": _text_or_bytes(item.key)}
         if self.subject is not None:
             item = item._replace(subject=self.subject(row))
         if self.key is not None:
             item = item._replace(key=self.key(row))
-        if self.value is not None and item.value is not None:  # a tombstone stays one
+        if self.value is not None and item.value is not None:  # a tombstone remains a tombstone
             item = item._replace(value=self._value_of(row))
         return item
 
@@ -91,7 +92,7 @@ class Mapper:
 
 
 def bytes_of(found: Any) -> bytes:
-    """The content of a field, for a key or a value."""
+    """Convert the content of a field to bytes, for a key or a value."""
     return found if isinstance(found, bytes) else text_of(found).encode(errors="surrogateescape")
 
 
@@ -107,7 +108,7 @@ def _as_json(row: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Convert types of Parquet that JSON does not have."""
+    """Convert types of Parquet that JSON lacks."""
     if isinstance(value, bytes):
         try:
             return value.decode()
@@ -121,8 +122,8 @@ def _plain(value: Any) -> Any:
 
 @dataclass(slots=True)
 class Lines:
-    """Lines of JSON in files, one after the other; `-` is standard input. Their numbers continue
-    through all files."""
+    """Reads lines of JSON from files, one file after the other; `-` is standard input. The numbers
+    of lines continue through all files."""
 
     files: Sequence[str]
     form: Form
@@ -131,7 +132,7 @@ class Lines:
     total: int | None = field(default=None, init=False)
 
     async def batches(self, after: int) -> Batches:
-        """Messages above the number `after`. Raises InvalidArgument, OSError."""
+        """Yield the messages above the number `after`. Raises InvalidArgument, OSError."""
         numbered = enumerate(self._lines(), 1)
         while chunk := list(islice(numbered, _BATCH)):
             items = [
@@ -218,7 +219,7 @@ def _bytes_of(text: str | None, encoding: str | None) -> bytes | None:
 
 
 class Parquet:
-    """Rows of Parquet files, one file after the other. Raises MissingDependency, OSError."""
+    """Reads rows of Parquet files, one file after the other. Raises MissingDependency, OSError."""
 
     def __init__(self, files: Sequence[str], mapper: Mapper) -> None:
         try:
@@ -239,7 +240,7 @@ class Parquet:
         self.total: int | None = sum(file.metadata.num_rows for file in self._files)
 
     async def batches(self, after: int) -> Batches:
-        """Rows above the number `after`; whole row groups before it are not read."""
+        """Yield the rows above the number `after`. Row groups that end before it are not read."""
         done = 0
         for file in self._files:
             groups: list[int] = []
@@ -264,8 +265,8 @@ class Parquet:
 
 @asynccontextmanager
 async def _connected(servers: list[str], creds: str | None) -> AsyncIterator[Any]:
-    """Connect to the NATS servers of JetStream. The connection does not reconnect: a copy that was
-    interrupted is run again. Raises Problem."""
+    """Connect to the NATS servers of JetStream. The connection does not reconnect, because an
+    interrupted copy is run again. Raises Problem."""
     from nats.errors import Error
 
     from liftlog.cli.imports.whole_headers import WholeHeaders
@@ -293,10 +294,10 @@ async def _connected(servers: list[str], creds: str | None) -> AsyncIterator[Any
 
 @dataclass(slots=True)
 class JetStream:
-    """Messages of a JetStream stream, up to its end when the copy begins.
+    """Reads the messages of a JetStream stream, up to the end that it has when the copy begins.
 
-    With `key_from_subject` the subject is the key, too, and JetStream's messages for deleted keys
-    become tombstones; `strip` is removed from the beginning of subjects that have it.
+    With `key_from_subject`, the subject is also the key, and JetStream's messages for deleted keys
+    become tombstones. `strip` is removed from the beginning of subjects that have it.
     """
 
     servers: list[str]
@@ -307,14 +308,13 @@ class JetStream:
     total: int | None = field(default=None, init=False)
 
     async def subjects(self) -> list[str]:
-        """Return the subjects that the stream records in JetStream at the moment. Raises
-        Problem."""
+        """Return the subjects that the stream in JetStream records now. Raises Problem."""
         async with self._opened() as jetstream:
             found = await jetstream.stream_info(self.stream)
             return list(found.config.subjects or ())
 
     async def batches(self, after: int) -> Batches:
-        """Messages above the sequence `after`. Raises Problem."""
+        """Yield the messages above the sequence `after`. Raises Problem."""
         from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
         async with self._opened() as jetstream:

@@ -1,8 +1,8 @@
 """A NATS connection that keeps header blocks and subjects unchanged.
 
-nats-py makes a mapping of headers: a repeated name keeps one value, bytes that are not UTF-8 are
-replaced, and a stored message with a header `Status` is taken for a message from the server. A
-subject that is not UTF-8 ends its connection.
+nats-py itself converts headers to a mapping: a repeated name keeps only one value, and bytes that
+are not UTF-8 are replaced. It treats a stored message with a header `Status` as a message from the
+server, and closes its connection at a subject that is not UTF-8.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _STATUS_LINE = b"NATS/1.0 "
 
 
 class BlockHeaders(dict[str, str]):
-    """The block, and the headers by name that nats-py itself reads."""
+    """The header block, and the headers by name that nats-py itself reads."""
 
     def __init__(self, block: bytes, found: dict[str, str]) -> None:
         super().__init__(found)

@@ -1,5 +1,5 @@
-"""Commands and groups of commands: a group imports a command when it is used, has sections in its
-help, accepts aliases, answers `help`, and corrects typing errors."""
+"""Commands and groups of commands. A group imports a command only when it is used, has sections in
+its help, accepts aliases, answers `help`, and corrects typing errors."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _OTHERS = "Commands"
 
 
 class SharedOption(click.Option):
-    """An option of every command. Help shows these last."""
+    """An option that every command has. Help shows these options last."""
 
 
 class Listed(NamedTuple):
-    """A command that is not imported yet: `place` is MODULE:ATTRIBUTE. `section` is its heading in
+    """A command that is not imported yet. `place` is MODULE:ATTRIBUTE; `section` is its heading in
     the help of the group."""
 
     place: str
@@ -39,8 +39,8 @@ class Listed(NamedTuple):
 def _write_options(
     command: click.Command, ctx: click.Context, formatter: click.HelpFormatter
 ) -> None:
-    """Write the options of the command itself, then the shared ones: only `liftlog --help` explains
-    these, since elsewhere they would hide the others."""
+    """Write the options of the command itself, then the shared options. Only `liftlog --help`
+    explains the shared ones, because in other helps they would hide the command's own."""
     own: list[tuple[str, str]] = []
     shared: list[tuple[str, str]] = []
     for parameter in command.get_params(ctx):
@@ -56,7 +56,7 @@ def _write_options(
         with formatter.section("Options of every command"):
             formatter.write_dl(shared)
         return
-    # Break between options, not between an option and its value.
+    # Lines are broken between options, not between an option and its value.
     names = " ".join(option.replace(" ", "\xa0") for option, _ in shared)
     lines = textwrap.wrap(names, formatter.width - 2, break_on_hyphens=False)
     with formatter.section("Options of every command (see `liftlog --help`)"):
@@ -71,10 +71,10 @@ class Command(click.Command):
 
 
 class Commands(click.Group):
-    """`listed` are commands by name, in the order of the help. Neither help nor completion of their
-    names imports them.
+    """A group of commands. `listed` maps names to commands, in the order of the help. Neither help
+    nor completion of names imports the commands.
 
-    `aliases` are other names, of one or two words, each with its meaning: a command of this group,
+    `aliases` are other names, of one or two words. Each stands for a command of this group,
     possibly with arguments.
     """
 
@@ -92,7 +92,7 @@ class Commands(click.Group):
         self.listed = dict(listed or {})
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return names in the order of the table, then as they were added; not by alphabet."""
+        """Return names in the order of the table, then in the order in which they were added."""
         return [*self.listed, *(name for name in self.commands if name not in self.listed)]
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
@@ -127,7 +127,7 @@ class Commands(click.Group):
         _write_options(self, ctx, formatter)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write sections; all names in one column."""
+        """Write the sections, with all names in one column."""
         sections: dict[str, list[tuple[str, str]]] = {}
         names = self.list_commands(ctx)
         width = max(map(len, names), default=0)
@@ -154,8 +154,8 @@ class Commands(click.Group):
 
 
 def _help_command() -> click.Command:
-    """`liftlog help stream ls` means `liftlog stream ls --help`, and so does `liftlog stream help
-    ls`."""
+    """Return the command `help`: `liftlog help stream ls` and `liftlog stream help ls` mean
+    `liftlog stream ls --help`."""
 
     def show(words: tuple[str, ...]) -> None:
         context = click.get_current_context().parent

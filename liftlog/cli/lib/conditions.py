@@ -1,4 +1,4 @@
-"""The conditions of a daemon, in the form that commands show."""
+"""Converts the conditions of a daemon to the form that commands show."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OLDER = "see the daemon's log: this daemon is older and names no next step"
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A condition as text: `text` begins with its subject, if it has one."""
+    """A condition as text. `text` begins with the condition's subject, if it has one."""
 
     name: str
     severity: str

@@ -20,14 +20,14 @@ PATHS = ("nkey", "tls_ca", "tls_cert", "tls_key", "creds")
 
 
 class Contexts(NamedTuple):
-    """`found` holds FIELDS by the name of the context, `server` in each; `current` is one of these
-    names, or empty."""
+    """The contents of the file. `found` maps the name of each context to its FIELDS, of which
+    `server` is always set. `current` is one of the names, or empty."""
 
     found: dict[str, dict[str, str]]
     current: str = ""
 
     def get(self, name: str) -> dict[str, str]:
-        """Raises InvalidArgument."""
+        """Return the fields of a context. Raises InvalidArgument."""
         try:
             return self.found[name]
         except KeyError:
@@ -63,7 +63,7 @@ def read_contexts(file: Path) -> Contexts:
 
 
 def _checked(found: Any) -> Contexts:
-    """Raises ValueError."""
+    """Check the parsed file. Raises ValueError."""
     if not isinstance(found, dict) or not isinstance(found.get("contexts"), dict):
         raise ValueError("a map with the key contexts is expected")
     contexts = found["contexts"]
@@ -98,6 +98,6 @@ def write_contexts(file: Path, contexts: Contexts) -> None:
 
 
 def check_name(name: str) -> None:
-    """Raises InvalidArgument."""
+    """Check the name of a context. Raises InvalidArgument."""
     if not is_stream_name(name):
         raise InvalidArgument(f"{name!r} is not the name of a context", hint=NAME_HELP)

@@ -81,12 +81,12 @@ _BY_ERROR: dict[type[errors.LiftlogError], ExitCode] = {
 
 
 def exit_code_of(error: BaseException) -> ExitCode:
-    """Return the exit code that `error` ends the command with."""
+    """Return the exit code of a command that ends with `error`."""
     return exit_code_of_kind(type(error))
 
 
 def exit_code_of_kind(kind: type[BaseException]) -> ExitCode:
-    """Return the exit code that an error of this class ends the command with."""
+    """Return the exit code of a command that ends with an error of this class."""
     for base in kind.__mro__:
         code = _BY_ERROR.get(base)
         if code is not None:

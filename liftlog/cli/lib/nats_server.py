@@ -1,4 +1,4 @@
-"""Finds the NATS server that a command publishes to: from options, environment, context or
+"""Finds the NATS server to which a command publishes, from options, environment, context or
 daemon."""
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _DEFAULT_NATS = "nats://127.0.0.1:4222"
 
 
 def nats_options(command: Decorated) -> Decorated:
-    """--nats and --creds, as `nats_url` and `creds`."""
+    """Add --nats and --creds, as `nats_url` and `creds`."""
     command = click.option(
         "--creds",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -40,13 +40,13 @@ def nats_options(command: Decorated) -> Decorated:
 
 
 def nats_credentials(given: Path | None) -> Path | None:
-    """Return the credentials file, possibly that of the context."""
+    """Return the credentials file from the option or the context."""
     kept = context_value("creds")
     return given if given is not None or kept is None else Path(kept)
 
 
 def nats_servers(given: str | None) -> list[str]:
-    """Return addresses of the NATS servers to publish to."""
+    """Return the addresses of the NATS servers to publish to."""
     text = (
         given
         or context_value("nats", explicit=True)
@@ -60,8 +60,8 @@ def nats_servers(given: str | None) -> list[str]:
 
 
 def _told_by_the_daemon() -> str:
-    """Return the server that the daemon is connected to; empty if it does not report one. A
-    loopback address refers to the daemon's machine."""
+    """Return the server to which the daemon is connected; empty if the daemon does not report one.
+    A loopback address is replaced, because it refers to the daemon's machine."""
     try:
         with connect_to_server(
             connect_timeout=_ASK_SECONDS, request_timeout=_ASK_SECONDS, reconnect_for=0

@@ -31,10 +31,11 @@ _CONTEXTS = "liftlog.contexts"
 
 
 def _shared(*names: str, **attributes: Any) -> Callable[[Decorated], Decorated]:
-    """An option whose value applies to the whole command line; the last one given wins.
+    """Create an option whose value applies to the whole command line. If it is given several times,
+    the last value counts.
 
-    The environment is read where the value is used: click would prefer the environment of an inner
-    command to an option of an outer one.
+    The environment is read where the value is used, because click would prefer the environment of
+    an inner command to an option of an outer one.
     """
 
     def keep(context: click.Context, parameter: click.Parameter, value: Any) -> None:
@@ -45,12 +46,12 @@ def _shared(*names: str, **attributes: Any) -> Callable[[Decorated], Decorated]:
 
 
 def given_value(name: str) -> Any:
-    """Return the value on the command line; None without it."""
+    """Return the value on the command line; None if it is not given."""
     return click.get_current_context().meta.get(f"liftlog.{name}")
 
 
 def _kept(name: str, variable: str) -> Any:
-    """Return a value of the daemon's address or login: from the command line, the context or the
+    """Return a value of the daemon's address or login, from the command line, the context or the
     environment."""
     value = given_value(name)
     if value is None:
@@ -59,16 +60,17 @@ def _kept(name: str, variable: str) -> Any:
 
 
 def context_value(name: str, *, explicit: bool = False) -> str | None:
-    """Return a field of the context in use; `explicit`: only if the command line names the
-    context."""
+    """Return a field of the context in use. With `explicit`, only a context that the command line
+    names is used."""
     if explicit and given_value("context") is None:
         return None
     return _context_in_use().get(name)
 
 
 def _context_in_use() -> dict[str, str]:
-    """Return the fields of the context in use; empty if there is none. A login is sent to its own
-    server only: if a server is named, the context that was chosen earlier is ignored."""
+    """Return the fields of the context in use; empty if there is none. A context that was chosen
+    earlier is ignored if the command names a server, because a login must only be sent to its own
+    server."""
     meta = click.get_current_context().meta
     name = meta.get("liftlog.context")
     if name is None:
@@ -85,7 +87,7 @@ def _context_in_use() -> dict[str, str]:
 
 
 def output_option(command: Decorated) -> Decorated:
-    """--output, --fields, --template and --quiet."""
+    """Add --output, --fields, --template and --quiet."""
     command = _shared(
         "--quiet",
         "-q",
@@ -114,7 +116,7 @@ def output_option(command: Decorated) -> Decorated:
 
 
 def server_options(command: Decorated) -> Decorated:
-    """--server, --context, --token, --nkey, --output, and --tls-... for addresses tls://..."""
+    """Add --server, --context, --token, --nkey, --output, and --tls-... for addresses tls://..."""
     command = output_option(command)
     command = _shared(
         "--context",
@@ -169,7 +171,7 @@ def quiet() -> bool:
 
 def error_style_of(arguments: Sequence[str]) -> str:
     """Return the format of errors, `table` for people or one of FOR_PROGRAMS. It is derived from
-    the words of the command line, which may be wrong in any other way."""
+    the words of the command line, which may contain any other error."""
     chosen = os.environ.get("LIFTLOG_OUTPUT", "")
     for word, following in zip(arguments, [*arguments[1:], ""], strict=False):
         if word == "--":
@@ -201,8 +203,8 @@ def want_json() -> None:
 
 
 def output_format() -> str:
-    """Return the output format: `template` or `fields` if the user chose these, else one of OUTPUTS
-    except `wide`, which is a table with more columns: see `wide_wanted`."""
+    """Return the output format. This is `template` or `fields` if the user chose these, else one of
+    OUTPUTS except `wide`: that is a table with more columns, see `wide_wanted`."""
     chosen = _chosen_output()
     if chosen_template() is not None:
         return "template"
@@ -219,7 +221,7 @@ def chosen_fields() -> list[Path]:
 
 
 def chosen_template() -> Callable[[Any], str] | None:
-    """Return the function that makes the line of an object, with --template. Raises
+    """Return the function that converts an object to its line, if --template was given. Raises
     InvalidArgument."""
     context = click.get_current_context(silent=True)
     text = context.meta.get("liftlog.template") if context else None
@@ -232,7 +234,7 @@ def _parsed_fields(text: str) -> list[Path]:
 
 
 def wide_wanted() -> bool:
-    """True if tables are to show all their columns."""
+    """True if tables show all their columns."""
     return _chosen_output() == "wide"
 
 
@@ -262,8 +264,8 @@ def connect_to_server(default: str = DEFAULT_SERVER, **options: Any) -> SyncClie
 
 
 def connect_at(address: str, **options: Any) -> SyncClient:
-    """Connect to the daemon at `address`, which no option has named: with the login of the command
-    line or the environment. The login of a context is for the context's own server."""
+    """Connect to the daemon at `address`, which no option has named. The login comes from the
+    command line or the environment; the login of a context is only for the context's own server."""
     from liftlog.client.opening import connect_sync
 
     token = given_value("token") or os.environ.get("LIFTLOG_TOKEN") or None
@@ -281,14 +283,14 @@ def full_address(text: str) -> str:
 
 
 def find_asked() -> str | None:
-    """Return the stream that the command line names, once a daemon was asked about it."""
+    """Return the stream that the command line names, if a daemon was asked about it."""
     context = click.get_current_context(silent=True)
     asked = context.meta.get(_ASKED) if context else None
     return asked if isinstance(asked, str) else None
 
 
 def duration_of(option: str, text: str) -> float:
-    """Return seconds. Raises InvalidArgument that names the option."""
+    """Parse a duration to seconds. Raises InvalidArgument, which names the option."""
     from liftlog.settings import parse_duration
 
     try:
@@ -300,7 +302,8 @@ def duration_of(option: str, text: str) -> float:
 def _tls_for(address: str) -> ClientTls:
     context = click.get_current_context()
     if not address.startswith("tls://"):
-        # An environment variable may be meant for other addresses; an option is not.
+        # An environment variable may be meant for other addresses, while an option is meant for
+        # this one.
         given = [name for name in TLS_FILES if f"liftlog.tls_{name}" in context.meta]
         if given:
             raise click.UsageError(
@@ -318,7 +321,7 @@ _NOT_YAML = tuple(">|*&!%@`")
 
 
 def split_nodes(context: click.Context, parameter: click.Parameter, value: str | None) -> list[str]:
-    """Callback of an option that takes names of nodes."""
+    """Split the value of an option into names of nodes (callback of click)."""
     names = [] if value is None else [name.strip() for name in value.split(",")]
     if not all(names):
         raise click.BadParameter("expected names of nodes, separated by commas")
@@ -359,6 +362,7 @@ def _value(key: str, text: str) -> Any:
     if document.findings:
         raise InvalidArgument(f"--set {key}: {document.findings[0][2]}")
     value = document.value
-    # Dates and the like are not settings, but a subject may look like one.
+    # YAML converts dates and the like, but settings have no such types, and a subject may look like
+    # one.
     plain = value is None or isinstance(value, (str, bool, int, float, list, dict))
     return value if plain else text

@@ -27,7 +27,8 @@ _encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))  # dumps(
 
 
 def to_json(value: Any) -> str:
-    """Return one line; text stays readable, except characters that a terminal would interpret."""
+    """Return a value as one line of JSON. Text stays readable, except for characters that a
+    terminal would interpret."""
     return escaped_in_quotes(_encoder.encode(value))
 
 
@@ -56,7 +57,7 @@ def say(text: str) -> None:
 
 
 def to_yaml(value: Any) -> str:
-    """Return the content of `to_json` as YAML in blocks."""
+    """Return a value as YAML in block style, with the same content as `to_json`."""
     import yaml
 
     plain = json.loads(to_json(value))  # YAML does not support enums and other subclasses of str
@@ -68,7 +69,7 @@ def to_yaml(value: Any) -> str:
 
 @lru_cache(maxsize=1)
 def _yaml_dumper() -> Any:
-    """Return a YAML dumper that double-quotes every string with characters to escape, since no
+    """Return a YAML dumper that double-quotes every string with characters to escape, because no
     other style supports escapes."""
     import yaml
 
@@ -116,7 +117,8 @@ def write_objects(values: Iterable[Any], style: str) -> None:
 
 
 class JsonArray:
-    """A JSON array written piece by piece; complete even if its producer is interrupted."""
+    """A JSON array that is written piece by piece. It is completed even if its producer is
+    interrupted."""
 
     def __init__(self) -> None:
         self._empty = True
@@ -137,7 +139,7 @@ class JsonArray:
 
 
 class YamlArray:
-    """The same in YAML, where the pieces of a sequence are themselves sequences."""
+    """A YAML sequence that is written piece by piece; each piece is itself a sequence."""
 
     def __init__(self) -> None:
         self._empty = True
@@ -156,7 +158,7 @@ class YamlArray:
 
 
 class Lines:
-    """Writes objects one per line: as JSON, or formatted by the template."""
+    """Writes objects one per line, as JSON or formatted by the template."""
 
     def __init__(self, line_of: Callable[[Any], str] | None = None) -> None:
         self._line_of = line_of
@@ -175,8 +177,9 @@ class Lines:
 
 
 class Rows:
-    """The same as rows: CSV, or a table of the chosen fields, whose columns widen for longer cells.
-    Without chosen fields the columns are `columns`, or the fields of the first objects."""
+    """Writes objects as rows: as CSV, or as a table of the chosen fields, whose columns widen for
+    longer cells. Without chosen fields the columns are `columns`, or the fields of the first
+    objects."""
 
     def __init__(self, style: str, columns: Sequence[str] = ()) -> None:
         self._is_csv = style == "csv"
@@ -223,8 +226,7 @@ def _chosen(values: Sequence[Any]) -> Sequence[Any]:
 
 
 def _for_terminal(text: str) -> str:
-    """CSV and templates have no escapes of their own, so only for a terminal the text is
-    escaped."""
+    """Escape the text if stdout is a terminal. CSV and templates have no escapes of their own."""
     return printable(text, keep_newlines=True) if is_terminal() else text
 
 
@@ -232,8 +234,8 @@ ObjectArray: TypeAlias = JsonArray | YamlArray | Lines | Rows
 
 
 def object_array(style: str, columns: Sequence[str] = ()) -> ObjectArray | None:
-    """Return the array for objects that arrive one after the other; None if a table is wanted.
-    `columns` are the possible fields of objects, for CSV."""
+    """Return the writer for objects that arrive one after the other; None if a table is wanted.
+    `columns` are the fields that objects can have, for CSV."""
     if style == "json":
         return JsonArray()
     if style == "yaml":
@@ -263,7 +265,7 @@ def terminal_width() -> int | None:
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Row], *, right: Iterable[int] = ()) -> None:
-    """Print a table for people. Behind a pipe every row is one line, in full, however long."""
+    """Print a table for people. If stdout is not a terminal, every row is one complete line."""
     from rich.table import Table
     from rich.text import Text
 
@@ -273,7 +275,7 @@ def print_table(headings: Sequence[str], rows: Sequence[Row], *, right: Iterable
         justify: Literal["right", "left"] = "right" if number in aligned else "left"
         table.add_column(heading, justify=justify, overflow="fold")
     for row in rows:
-        # A Text object: brackets in data are not markup.
+        # A Text object, because brackets in data are not markup.
         table.add_row(
             *(
                 Text(printable(cell, keep_newlines=True), style=colour_of(heading, cell) or "")
@@ -293,7 +295,7 @@ _ALWAYS = {"problem": _BAD, "damaged": _BAD, "possible losses": _MIND, "warnings
 
 
 def colour_of(name: str, value: str) -> str | None:
-    """Return the colour of the value of a column or fact `name`; only states have one."""
+    """Return the colour for a value of the column or fact `name`; only states have colours."""
     name = name.lower()
     if name.startswith("warning"):
         return _MIND
@@ -341,14 +343,14 @@ def print_rich(renderable: RenderableType) -> None:
 
         wanted = Measurement.get(console, console.options.update(max_width=100_000), renderable)
         console.width = max(wanted.maximum, 1)
-    # Rich pads every line to the width of the table.
+    # Rich would pad every line to the width of the table.
     with console.capture() as captured:
         console.print(renderable)
     write_lines([line.rstrip() for line in captured.get().splitlines()])
 
 
 def make_console(file: TextIO | None = None) -> Console:
-    """Make a console for stdout, or `file`."""
+    """Create a console for stdout, or for `file`."""
     from rich.console import Console
 
     return Console(

@@ -1,5 +1,5 @@
-"""Output on stderr: errors in words (what happened and why, then what to do next; no tracebacks),
-remarks, questions, and events of the client library."""
+"""Output on stderr: errors, remarks, questions, and events of the client library. An error is
+reported in words, without a traceback: what happened and why, then what to do next."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ def code_for(error: BaseException) -> ExitCode:
 
 
 def unwrapped(error: BaseException) -> BaseException:
-    """Return the error itself, without the groups that a failing task wraps around it."""
+    """Return the error inside the groups that a failing task wraps around it."""
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error
 
 
 def report(error: BaseException, *, debug: bool = False, style: str = "") -> ExitCode:
-    """Print `error` on stderr, as an object where --output is for programs, or in `style`. Returns
-    the exit code that goes with it."""
+    """Print `error` on stderr and return its exit code. It is printed as an object if --output is
+    meant for programs, or in `style`."""
     if debug:
         trace = "".join(traceback.format_exception(error)).rstrip()
         click.echo(printable(trace, keep_newlines=True), err=True)
@@ -79,7 +79,7 @@ def report(error: BaseException, *, debug: bool = False, style: str = "") -> Exi
 def _error_object(
     error: BaseException, code: ExitCode, parts: list[tuple[str, str]]
 ) -> dict[str, Any]:
-    """Return the content of `describe`, for programs."""
+    """Return the content of `describe` as an object for programs."""
     texts: dict[str, list[str]] = {}
     for label, text in parts:
         texts.setdefault(label.strip(), []).append(text)
@@ -98,7 +98,7 @@ def _error_object(
 
 
 def describe(error: BaseException, code: ExitCode) -> list[tuple[str, str]]:
-    """Return (label, text) of every paragraph."""
+    """Return the paragraphs of the report, as pairs of a label and a text."""
     if isinstance(error, LiftlogError):
         parts = [("error", error.message)]
         parts += [("  why", reason) for reason in _reasons(error)]
@@ -131,10 +131,10 @@ def _reasons(error: LiftlogError) -> list[str]:
 
 
 def check_standard_input() -> None:
-    """Raises Problem if it is closed; see `main`."""
+    """Raise Problem if standard input is closed; see `main`."""
     try:
         os.read(sys.stdin.fileno(), 0)
-    except ValueError:  # it has no descriptor
+    except ValueError:  # stdin has no descriptor
         return
     except OSError as error:
         if error.errno == errno.EBADF:
@@ -158,8 +158,8 @@ def warn(text: str) -> None:
 
 
 def silence_closed_output() -> None:
-    """Call it after a write to stdout or stderr failed: sends buffered data to /dev/null, so that
-    the flush at the end of the interpreter does not print an error of its own."""
+    """Send buffered data to /dev/null after a write to stdout or stderr has failed. Otherwise the
+    flush at the end of the interpreter would print an error of its own."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -170,7 +170,7 @@ def silence_closed_output() -> None:
 
 
 def confirmed(question: str) -> bool:
-    """Ask before data is lost. Raises UsageError without a terminal."""
+    """Ask the user to confirm a loss of data. Raises UsageError without a terminal."""
     if not sys.stdin.isatty():
         raise click.UsageError(
             "There is no terminal to ask on: use --yes to proceed, or --dry-run to see what it "
@@ -197,7 +197,7 @@ class ClientEvents(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__()
-        self._losses: dict[str, tuple[threading.Timer, float]] = {}  # by address, with its time
+        self._losses: dict[str, tuple[threading.Timer, float]] = {}  # time of each loss, by address
 
     def emit(self, record: logging.LogRecord) -> None:
         event = str(record.msg).partition(" ")[0]

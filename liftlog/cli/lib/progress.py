@@ -1,4 +1,4 @@
-"""Bars on stderr that show the progress of long work, if stderr is a terminal."""
+"""Progress bars on stderr for long work, shown if stderr is a terminal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ Advance = Callable[[str, int], None]
 
 @contextmanager
 def byte_progress(total_bytes: int) -> Iterator[Advance]:
-    """`total_bytes` may turn out to be too low: the bar then grows with the work done."""
+    """Show the progress of work on bytes. If `total_bytes` is too low, the bar grows with the work
+    done."""
     if not sys.stderr.isatty():
         yield lambda what, size: None
         return
@@ -53,7 +54,7 @@ def byte_progress(total_bytes: int) -> Iterator[Advance]:
 
 @contextmanager
 def count_progress(what: str) -> Iterator[Callable[[int, int | None], None]]:
-    """Return a function to call with the number of items done, and the total if it is known."""
+    """Yield a function to call with the number of items done, and with the total if it is known."""
     if not sys.stderr.isatty():
         yield lambda done, total: None
         return
@@ -81,7 +82,7 @@ _PHASES = {
 
 
 class ProgressBar:
-    """Use it in `with`. `tell` may be called from any thread."""
+    """A progress bar; use it in `with`. `tell` may be called from any thread."""
 
     def __init__(self) -> None:
         self._progress: Any = None

@@ -30,14 +30,15 @@ HELP = (
 
 @dataclass(frozen=True, slots=True)
 class Relative:
-    """A number of offsets before the end, or after the start, of the stream's records."""
+    """A position relative to the end, or to the start, of the stream's records, as a number of
+    offsets."""
 
     count: int
     from_end: bool
 
 
 class NotUnderstood(ValueError):
-    """The text is not a position. A caller that accepts other texts has a better message."""
+    """The text is not a position. A caller that accepts other texts replaces the message."""
 
 
 Position: TypeAlias = int | Literal["earliest", "latest"] | datetime | Relative
@@ -51,14 +52,14 @@ POSITION_HELP = (
 
 _DAYS = {"today": 0, "yesterday": 1}
 _TIME_WITHOUT_AT = re.compile(r"now$|(?:today|yesterday)(?![a-z])|\d{4}-\d\d-\d\d", re.ASCII)
-"""The beginnings of texts that can only be times: their @ may be left out."""
+"""The beginnings of texts that can only be times, so that their @ may be left out."""
 _UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _SPAN_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)", re.ASCII)
 _SPAN = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|s|m|h|d|w))+", re.ASCII)
 _AGO = re.compile(f"-{_SPAN.pattern}", re.ASCII)
 _NUMBER = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
 _SEPARATED = re.compile(r"\d{1,3}(?:,\d{3})+", re.ASCII)
-_MAX_DIGITS = 19  # int() rejects very many with its own message
+_MAX_DIGITS = 19  # int() rejects very long numbers with its own message
 MAX_OFFSET = 2**63 - 1
 _YEAR_5000 = 95_617_584_000
 
@@ -81,7 +82,7 @@ class OffsetType(click.IntRange):
 
 
 def position_of(context: click.Context, parameter: click.Parameter, value: str) -> Position:
-    """Callback of an option or argument."""
+    """Parse a position (callback of an option or argument)."""
     try:
         return parse_position(value, datetime.now(UTC))
     except ValueError as error:
@@ -89,7 +90,8 @@ def position_of(context: click.Context, parameter: click.Parameter, value: str) 
 
 
 def parse_position(text: str, now: datetime) -> Position:
-    """Raises ValueError that lists the accepted forms. A time without a zone is local time."""
+    """Parse a position. A time without a zone is local time. Raises ValueError, which lists the
+    accepted forms."""
     word = text.strip()
     if word in ("earliest", "start"):
         return "earliest"
@@ -109,7 +111,7 @@ def parse_position(text: str, now: datetime) -> Position:
 
 
 def parse_time(text: str, now: datetime) -> datetime:
-    """Parse the part after the @. Raises ValueError that lists the accepted forms."""
+    """Parse the part after the @. Raises ValueError, which lists the accepted forms."""
     if text == "now":
         return now
     try:
@@ -123,7 +125,8 @@ def parse_time(text: str, now: datetime) -> datetime:
 
 
 def parse_span(text: str) -> timedelta:
-    """Parse `1h30m`. Raises ValueError if it is not a duration, OverflowError."""
+    """Parse a duration such as `1h30m`. Raises ValueError if it is not a duration,
+    OverflowError."""
     if not _SPAN.fullmatch(text):
         raise ValueError(f"{text!r} is not a duration such as 1h30m")
     parts = _SPAN_PART.findall(text)
@@ -152,13 +155,13 @@ def _from_iso(text: str, now: datetime) -> datetime:
         raise NotUnderstood(f"@{text} is not a time: use {POSITION_HELP}") from None
     try:
         return moment.astimezone(UTC)
-    except ValueError as error:  # a time in the first or last hours of the range, in this zone
+    except ValueError as error:  # a first or last hour of the range, in this zone
         raise OverflowError(str(error)) from None
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """[start, stop); `stop` None: never stop; "latest": stop at the current end."""
+    """The range [start, stop). A `stop` of None never stops; "latest" stops at the current end."""
 
     start: Position
     stop: Position | None = None
@@ -168,7 +171,7 @@ Bounds: TypeAlias = "tuple[Start, Until]"
 
 
 def range_of(context: click.Context, parameter: click.Parameter, value: str) -> Range:
-    """Callback of an option."""
+    """Parse a range (callback of an option)."""
     try:
         return parse_range(value, datetime.now(UTC))
     except ValueError as error:
@@ -176,7 +179,7 @@ def range_of(context: click.Context, parameter: click.Parameter, value: str) -> 
 
 
 def parse_range(text: str, now: datetime) -> Range:
-    """Raises ValueError that lists the accepted forms."""
+    """Parse a range. Raises ValueError, which lists the accepted forms."""
     word = text.strip()
     if ":" not in word:
         return Range(_position(word, now))
@@ -202,9 +205,10 @@ def _position(word: str, now: datetime) -> Position:
 
 
 def _time_range(text: str, now: datetime) -> Range:
-    """Times contain colons, so the separator is a colon with a valid time on both sides.
+    """Parse a range of times. Times contain colons, so the separator is a colon with a valid time
+    on both sides.
 
-    One time is preferred to two, and for two times the longest first one.
+    One time is preferred to two times; among two times, the longest first one is preferred.
     """
     try:
         return Range(parse_time(text, now))
@@ -250,7 +254,7 @@ def _checked(found: Range, text: str, now: datetime) -> Range:
 
 
 def resolve(client: SyncClient, stream: str, wanted: Range) -> Bounds:
-    """Return the arguments for the client. Asks the daemon only if the range depends on the
+    """Return the arguments for the client. The daemon is asked only if the range depends on the
     stream."""
     return (
         resolve_position(client, stream, wanted.start),
@@ -259,7 +263,8 @@ def resolve(client: SyncClient, stream: str, wanted: Range) -> Bounds:
 
 
 def resolve_position(client: SyncClient, stream: str, position: Position) -> Start:
-    """Raises OffsetOutOfRange and the other errors of a fetch."""
+    """Convert a position to a start for the client. Raises OffsetOutOfRange and the other errors of
+    a fetch."""
     if not isinstance(position, Relative):
         return position
     header = client.fetch(stream, "latest", max_bytes=1).header

@@ -37,18 +37,17 @@ _NARROWEST_LIMITS = (None, None, 12, 8, 12)
 _NARROW = 110
 _VERY_NARROW = 80
 _LEAST_VALUE_WIDTHS = {_HEADERS: 20, _TIME: 12, _KEY: 12}
-"""These columns are left out, one after the other, if less than this width would be left for the
-value."""
+"""If the value would get less than this width, these columns are left out, one after the other."""
 _IN_OTHER_COLUMNS = frozenset((b"liftlog-key", b"liftlog-tombstone"))
 
 
 class RecordLines:
-    """Records as lines for people. Columns widen for longer subjects and keys; the first record
-    with headers adds their column, and a new heading.
+    """Formats records as lines for people. Columns widen for longer subjects and keys. The first
+    record with headers adds a column for them, and a new heading.
 
-    With `wide`, subjects, keys and headers are printed in full; on a narrow terminal they and the
-    time are shortened, or left out if no room would be left for the value. The text in a value that
-    `found` matches is emphasised.
+    With `wide`, subjects, keys and headers are printed in full. Otherwise they and the time are
+    shortened on a narrow terminal, or left out if the value would have too little space. The text
+    in a value that `found` matches is emphasised.
     """
 
     def __init__(
@@ -90,7 +89,7 @@ class RecordLines:
         return found
 
     def _widen(self, cut: Sequence[Sequence[str]]) -> None:
-        """Widen the columns for these cells; a change of columns requires another heading."""
+        """Widen the columns for these cells. If a column changes, a new heading is printed."""
         if self._widths[_HEADERS] == 0 and any(cut[_HEADERS]) and _HEADERS not in self._left_out:
             self._widths[_HEADERS] = len("HEADERS")
             self._headed = False
@@ -110,7 +109,7 @@ class RecordLines:
 
     @property
     def _value_width(self) -> int:
-        """Return the width that is left for the value."""
+        """Return the width that remains for the value."""
         shown = [width for width in self._widths if width]
         return (self._width or sys.maxsize) - sum(shown) - 2 * len(shown)
 
@@ -130,7 +129,7 @@ def _emphasised(found: re.Match[str]) -> str:
 
 
 def _headers_of(record: Record) -> str:
-    """Return all headers except those that another column shows."""
+    """Return all headers except those that have a column of their own."""
     if not record.raw_headers:
         return ""
     shown = [

@@ -1,5 +1,5 @@
-"""Commands with --set: for an option with the name of a setting, the error explains how to set it.
-NATS's commands have such options."""
+"""Handles options that are named like a setting, in commands with --set: the error explains how to
+set it. NATS's own commands have such options."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WORDS_OF_NATS = {
 
 
 class SettingsCommand(Command):
-    """With --set KEY=VALUE for settings of a stream."""
+    """A command with --set KEY=VALUE for settings of a stream."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
@@ -32,7 +32,7 @@ class SettingsCommand(Command):
 
 
 def setting_called(option: str) -> str | None:
-    """Return the key that `--max-age` most probably means."""
+    """Return the key of the setting that an option such as `--max-age` most probably means."""
     from liftlog.settings.keys import fields_of, section_of
     from liftlog.settings.stream import StreamSettings
 
@@ -44,5 +44,5 @@ def setting_called(option: str) -> str | None:
         section = section_of(info)
         keys += [key] if section is None else [f"{key}.{name}" for name, _ in fields_of(section)]
     found = [key for key in keys if key.split(".")[-1] == word]
-    # If two keys have this name, it is that of retention.
+    # If two settings have this name, retention's is meant.
     return min(found, key=lambda key: not key.startswith("retention."), default=None)

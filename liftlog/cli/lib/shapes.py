@@ -1,8 +1,9 @@
-"""Objects in the shape that the command line requests: some of their fields, CSV, a template.
+"""Converts objects to the shape that the command line requests: some of their fields, CSV, a
+template.
 
-A path is one of jq, without the rest of its language: `name`, `.settings.retention.max_age`,
-`value.items[0].sku`. A path can also lead into text that contains JSON, so `value.customer` reads a
-record's value.
+A path is written as in jq, but the rest of jq's language is not supported: `name`,
+`.settings.retention.max_age`, `value.items[0].sku`. A path can also lead into text that contains
+JSON, so `value.customer` reads a field of a record's value.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ _PATH_HELP = "for example name, settings.retention.max_age, value.items[0].sku"
 
 
 class Path(NamedTuple):
-    """`name` is the typed text, without the leading dot."""
+    """A path to a field. `name` is the text that was typed, without the leading dot."""
 
     name: str
     steps: tuple[str | int, ...]
 
     def find(self, value: Any) -> Any:
-        """Return None if there is no such value."""
+        """Return the value at the path; None if there is none."""
         for step in self.steps:
             if isinstance(value, str):
                 value = _entered(value)
@@ -50,7 +51,7 @@ def _entered(text: str) -> Any:
 
 
 def parse_path(text: str) -> Path:
-    """Raises InvalidArgument."""
+    """Parse a path. Raises InvalidArgument."""
     word = text.strip()
     steps: list[str | int] = []
     at = 0
@@ -71,7 +72,8 @@ def parse_fields(text: str) -> list[Path]:
 
 
 def text_of(value: Any) -> str:
-    """Return a value for a cell: text unchanged, nothing for null, JSON for maps and lists."""
+    """Convert a value to the text of a cell: text stays unchanged, null becomes empty, maps and
+    lists become JSON."""
     if isinstance(value, str):
         return value
     if value is None:
@@ -80,7 +82,7 @@ def text_of(value: Any) -> str:
 
 
 def reduced(values: Sequence[Any], fields: Sequence[Path]) -> list[dict[str, Any]]:
-    """Return each object with only the chosen fields, by the names that were typed."""
+    """Return each object with only the chosen fields, named as they were typed."""
     return [{path.name: path.find(value) for path in fields} for value in values]
 
 
@@ -95,7 +97,7 @@ def columns_of(values: Sequence[Any]) -> list[Path]:
 
 
 def csv_text(found: Sequence[Sequence[str]]) -> str:
-    """Return rows in the form of RFC 4180, with a line feed at the end of each."""
+    """Return rows as CSV (RFC 4180), with a line feed at the end of each."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(found)
     return text.getvalue()

@@ -1,4 +1,4 @@
-"""Names from the daemon: to correct a typing error, and for the shell's completion."""
+"""Fetches names from the daemon, to correct a typing error and for the shell's completion."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from liftlog.cli.lib.options import connect_to_server, find_asked
 from liftlog.errors import LiftlogError, StreamNotFound
 
 _SECONDS = 1.0
-"""A suggestion, or the completion of a word, is not worth a longer wait."""
+"""Time limit, in seconds: a suggestion or a completion is not worth a longer wait."""
 
 
 def stream_names() -> list[str]:
-    """Names of the streams that the caller may see; empty if the daemon does not answer."""
+    """Return the names of the streams that the caller may see; empty if the daemon does not
+    answer."""
     try:
         with connect_to_server(
             connect_timeout=_SECONDS, request_timeout=_SECONDS, reconnect_for=0
@@ -26,7 +27,7 @@ def stream_names() -> list[str]:
 
 
 def consumer_names() -> list[str]:
-    """Names of the consumers that have a checkpoint; empty if the daemon does not answer."""
+    """Return the names of the consumers with a checkpoint; empty if the daemon does not answer."""
     try:
         with connect_to_server(
             connect_timeout=_SECONDS, request_timeout=_SECONDS, reconnect_for=0
@@ -47,7 +48,8 @@ def suggest_stream(error: BaseException) -> None:
 
 
 def closest(word: str, known: Sequence[str]) -> str | None:
-    """Return the name that `word` is most probably a misspelling of, without regard to case."""
+    """Return the known name that is most similar to `word`, without regard to case; None if none
+    is."""
     by_lower = {name.lower(): name for name in known}
     found = get_close_matches(word.lower(), by_lower, n=1)
     return by_lower[found[0]] if found else None
@@ -56,14 +58,14 @@ def closest(word: str, known: Sequence[str]) -> str | None:
 def complete_stream(
     context: click.Context, parameter: click.Parameter, incomplete: str
 ) -> list[str]:
-    """For the shell: return streams whose names begin with this text."""
-    with context.scope(cleanup=False):  # click does not make it current during completion
+    """Return the streams whose names begin with this text, for the shell's completion."""
+    with context.scope(cleanup=False):  # click does not set the current context during completion
         return [name for name in stream_names() if name.startswith(incomplete)]
 
 
 def complete_consumer(
     context: click.Context, parameter: click.Parameter, incomplete: str
 ) -> list[str]:
-    """For the shell: return consumers whose names begin with this text."""
+    """Return the consumers whose names begin with this text, for the shell's completion."""
     with context.scope(cleanup=False):
         return [name for name in consumer_names() if name.startswith(incomplete)]

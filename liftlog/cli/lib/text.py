@@ -1,4 +1,4 @@
-"""Makes foreign bytes and text safe for a terminal."""
+"""Escapes untrusted bytes and text so that they are safe for a terminal."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import re
 
 from liftlog.records.json_form import show_time as show_time
 
-# Control characters could move the cursor or change the terminal's title; the bidirectional ones
+# Control characters could move the cursor or change the terminal's title. Bidirectional characters
 # could make a line look different from its content.
 _UNSAFE = [*range(0x20), *range(0x7F, 0xA0), 0x061C, 0x200E, 0x200F, 0x2028, 0x2029]
 _UNSAFE += (*range(0x202A, 0x202F), *range(0x2066, 0x206A))
 _ESCAPES = {code: (f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}") for code in _UNSAFE}
 _ESCAPES |= {0x09: "\\t", 0x0A: "\\n", 0x0D: "\\r"}
 _ESCAPES |= {code: f"\\u{code:04x}" for code in range(0xD800, 0xE000)}
-# For JSON and quoted YAML, where those below 0x20 are escaped or part of the layout.
+# For JSON and quoted YAML, where characters below 0x20 are escaped or part of the layout.
 _IN_QUOTES = {code: f"\\u{code:04x}" for code in (*_UNSAFE, *range(0xD800, 0xE000)) if code >= 0x7F}
 _TO_QUOTE = re.compile(f"[{''.join(map(chr, _IN_QUOTES))}]")
 _KEEPING_NEWLINES = {code: text for code, text in _ESCAPES.items() if code != 0x0A}
@@ -22,7 +22,7 @@ _BINARY_HEAD_BYTES = 16
 
 
 def printable(text: str, *, keep_newlines: bool = False) -> str:
-    """Return `text` with everything escaped that a terminal would interpret."""
+    """Return `text` with every character escaped that a terminal would interpret."""
     if text.isprintable():  # the common case; False also for some harmless text
         return text
     return text.translate(_KEEPING_NEWLINES if keep_newlines else _ESCAPES)
@@ -36,13 +36,13 @@ def needs_quotes(text: str) -> bool:
 
 
 def escaped_in_quotes(text: str) -> str:
-    """Escape JSON, or YAML whose scalars that `needs_quotes` are in double quotes: the values stay
-    the same, without anything that a terminal would interpret."""
+    """Escape JSON, or YAML in which each scalar that `needs_quotes` is in double quotes. The values
+    stay the same, but nothing is left that a terminal would interpret."""
     return text.translate(_IN_QUOTES) if needs_quotes(text) else text
 
 
 def show_bytes(raw: bytes | None, *, null: str = "") -> str:
-    """Return a key or value for people: its text, or its size and first bytes in hex."""
+    """Return a key or value for people: its text, or its size and its first bytes in hex."""
     if raw is None:
         return null
     try:
@@ -64,7 +64,7 @@ def show_size(size_bytes: int) -> str:
 
 
 def shorten(text: str, width: int | None) -> str:
-    """Return `text` in at most `width` characters; None leaves it unchanged."""
+    """Shorten `text` to at most `width` characters; None leaves it unchanged."""
     if width is None or len(text) <= width:
         return text
     return text[: max(width - 1, 0)] + "…"
@@ -75,7 +75,7 @@ def plural(count: int, one: str, many: str = "") -> str:
 
 
 def show_span(seconds: float) -> str:
-    """Return the two largest units of a time."""
+    """Return a duration with its two largest units."""
     minutes, whole = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)

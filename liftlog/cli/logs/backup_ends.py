@@ -1,9 +1,9 @@
-"""Asks the daemon of a node, for a backup, up to where its replicas are committed.
+"""Asks the daemon of a node for the high watermarks of its replicas, for a backup.
 
-The files contain that with a delay of up to half a minute. The daemon is found by its data
-directory. The leader of each stream reports the stream's high watermark, and the backup waits until
-the replica here has reached it. `_offsets` comes first, so that no checkpoint in the backup is
-beyond the end that its stream has in the backup.
+The files contain these high watermarks with a delay of up to half a minute. The daemon is found by
+its data directory. The leader of each stream reports the stream's high watermark, and the backup
+waits until this node's replica has reached it. `_offsets` is queried first, so that no checkpoint
+in the backup is beyond the end of its stream in the backup.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _LOOK_SECONDS = 0.05
 
 @dataclass(slots=True)
 class Ends:
-    """`committed` contains the state of each replica. `elsewhere` contains the streams of the
-    cluster of which this node has no replica, by name, with the nodes that have one."""
+    """The answers of the daemon. `committed` contains the state of each replica. `elsewhere` maps
+    the streams of the cluster without a replica on this node to the nodes that have one."""
 
     node: str = ""
     committed: dict[str, Committed] = field(default_factory=dict)
@@ -42,8 +42,9 @@ class Ends:
 
 
 def ask_ends(data_dir: Path, names: Collection[str], wait_seconds: float) -> Ends:
-    """Ask about the replicas among the streams `names`; a daemon on its own has none. Raises
-    CorruptMetadata, OSError; a daemon that does not answer is a reason in `Committed`."""
+    """Ask for the high watermarks of the replicas among the streams `names`; a daemon without a
+    cluster has no replicas. Raises CorruptMetadata, OSError. If the daemon does not answer,
+    `Committed` contains the reason."""
     fs = ReadOnlyFileSystem()
     file = read_node_file(fs, data_dir)
     if file is None:
@@ -71,7 +72,8 @@ def ask_ends(data_dir: Path, names: Collection[str], wait_seconds: float) -> End
 
 
 def _is_replica(fs: FileSystem, data_dir: Path, name: str) -> bool:
-    """An unreadable manifest is reported by the backup, not here."""
+    """Return True if the stream is a replica. An unreadable manifest is reported by the backup, not
+    here."""
     with suppress(LiftlogError):
         manifest = read_manifest(fs, data_dir / STREAMS_NAME / name)
         return manifest is not None and manifest.replicated
@@ -79,7 +81,8 @@ def _is_replica(fs: FileSystem, data_dir: Path, name: str) -> bool:
 
 
 def _servers(data_dir: Path) -> Iterator[str]:
-    """Yield the addresses of the daemon of this directory; "" is the one that the user named."""
+    """Yield the addresses of the daemon of this directory; "" stands for the one that the user
+    named."""
     with suppress(OSError, ValueError, TypeError, KeyError):
         yield from map(str, json.loads((data_dir / ADDRESSES_NAME).read_bytes())["pull"])
     if shared_value("server", "LIFTLOG_SERVER"):
@@ -97,7 +100,7 @@ def _connect(server: str, seconds: float) -> SyncClient:
 
 
 def _only_here(fs: FileSystem, data_dir: Path, file: NodeFile) -> set[str]:
-    """Return the streams that have no replica on another node, by the records of this node."""
+    """Return the streams without a replica on another node, according to this node's metadata."""
     with suppress(LiftlogError):
         records = read_known_records(fs, data_dir).streams
         return {name for name, one in records.items() if one.members == (file.node,)}
@@ -119,7 +122,7 @@ def _ask(client: SyncClient, info: ClusterInfo, names: list[str], deadline: floa
 
 
 class _Question:
-    """Asks up to where some streams, and their replicas here, are committed. Used once."""
+    """Asks for the high watermarks of some streams and of their replicas here. Used once."""
 
     def __init__(self, client: SyncClient, names: list[str]) -> None:
         self._client = client
@@ -128,8 +131,8 @@ class _Question:
         self._hopeless: set[str] = set()
 
     def answered(self, deadline: float) -> dict[str, Committed]:
-        """Return once each replica here is committed up to its stream's high watermark; at
-        `deadline`, with the missing ones. Raises the errors of a connection."""
+        """Return the answers when each replica here has reached its stream's high watermark, or at
+        `deadline`, with the replicas that have not. Raises the errors of a connection."""
         while True:
             self._describe()
             streams = self._client.cluster().replicated if self._reasons else []
@@ -155,7 +158,7 @@ class _Question:
         info = self._wanted.get(name)
         if info is None:
             return Committed(behind=self._reasons[name])
-        # With this policy a message is acked before it is committed.
+        # With this policy, messages are acked before they are committed.
         by_leader = info.settings.get("ack_policy") == "leader"
         wanted = info.log_end_offset if by_leader else info.high_watermark
         end = None if here is None else here.high_watermark

@@ -1,4 +1,4 @@
-"""The work of `liftlog backup`: a function for each of its commands."""
+"""The work of `liftlog backup`: one function for each of its commands."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def _check_room(target: Path, size_bytes: int) -> None:
 
 @contextmanager
 def _no_halves(backup: Path) -> Iterator[None]:
-    """Remove the files that a failed or interrupted `create` has written. A killed one leaves them
+    """Remove the files of a `create` that failed or was interrupted. A killed `create` leaves them
     behind, but without the file `backup` they do not count as a backup."""
 
     existed = backup.exists()
@@ -148,7 +148,7 @@ def verify(backup: Path, quick: bool) -> ExitCode:
 
 
 def _bad_records(backup: Path) -> list[dict[str, str]]:
-    """Return damage of the source that its daemon had not found."""
+    """Return the damage of the source that its daemon had not found."""
 
     return [
         {"stream": stream.name, "file": finding.segment, "problem": finding.text}
@@ -242,7 +242,7 @@ def _show(found: Backup, title: str) -> None:
 
 
 def _object(found: Backup) -> dict[str, Any]:
-    """Return the description without the files, which only the commands need."""
+    """Return the description of a backup without its list of files."""
     streams = [
         {
             "name": one.name,

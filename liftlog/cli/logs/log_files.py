@@ -1,4 +1,5 @@
-"""`liftlog log`: verify and dump, which only read the files of a log; repair and reindex."""
+"""`liftlog log`: verify and dump, which only read the files of a log; repair and reindex, which
+change them."""
 
 from __future__ import annotations
 

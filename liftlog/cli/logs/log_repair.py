@@ -77,7 +77,7 @@ def _metadata(subject: str | None, assignments: tuple[str, ...]) -> dict[str, An
 
 
 def _recorded(stream: StreamFiles) -> dict[str, Any] | None:
-    """Return the settings in the record of the stream, for a lost manifest."""
+    """Return the settings in the stream's metadata record, to replace a lost manifest."""
     if stream.data_dir is None:
         return None
     record = read_stored_record(OsFileSystem(), stream.data_dir, stream.name)
@@ -151,7 +151,7 @@ def _tell(planned: list[PlannedRepair], *, dry_run: bool) -> None:
 
 @contextmanager
 def _quiet_log() -> Iterator[None]:
-    """Silence the log messages of recovery: the steps of the repair report the same."""
+    """Silence the log messages of recovery, because the steps of the repair report the same."""
     logger = logging.getLogger("liftlog.log")
     level = logger.level
     logger.setLevel(logging.CRITICAL + 1)

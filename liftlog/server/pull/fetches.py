@@ -1,9 +1,8 @@
 """Answers the fetches of one connection on one stream, in their order; the first one may wait.
 
-A fetch that finds too few records waits until the high watermark moves or its wait time ends.
-Nothing polls the log: the group of consumers at the end of the stream (`tailing`) or a timer wakes
-the fetch. If a fetch has a filter, a thread examines the records (`filtering`), and this module
-decides about the answer as for other fetches.
+A fetch that finds too few records waits for new records or for the end of its wait time. Nothing
+polls the log: the consumers at the end of the stream (`tailing`) or a timer wake the fetch. If a
+fetch has a filter, a thread examines the records (`filtering`).
 """
 
 from __future__ import annotations
@@ -47,8 +46,8 @@ Result = TypeVar("Result")
 
 
 class FetchQueue:
-    """The fetches of one client on one stream. It belongs to the loop's thread, and so does
-    everything that it calls, except jobs for threads."""
+    """The fetches of one client on one stream. All but jobs for threads runs in the loop's
+    thread."""
 
     def __init__(
         self,
@@ -59,8 +58,7 @@ class FetchQueue:
         *,
         for_node: bool = False,
     ) -> None:
-        """Create an empty queue. With `for_node`, another node fetches to repair its copy of the
-        stream."""
+        """Create an empty queue. With `for_node`, another node fetches to repair its copy."""
         limits = services.limits
         self._loop = asyncio.get_running_loop()
         self._services = services
@@ -166,9 +164,8 @@ class FetchQueue:
         return self._serve_whole(waiting, stream, waiting.offset)
 
     def _stream(self, fetch: Fetch) -> StreamHost:
-        """Return the stream to read. This is the leader's copy, which has the newest records; a
-        follower's copy is read only if the client requests it. Raises NotLeader, StreamNotFound,
-        StreamUnavailable."""
+        """Return the leader's copy of the stream, or a follower's copy if the client permits it.
+        Raises NotLeader, StreamNotFound, StreamUnavailable."""
         broker = self._services.broker
         name, replica = self._stream_name, fetch.replica
         if replica is None or not broker.catalog.may_read_copy(name, replica):
@@ -230,9 +227,8 @@ class FetchQueue:
         return self._services.broker.hosted.mender
 
     def _readable_subjects(self) -> tuple[str, ...] | None:
-        """Return the subjects whose records the client may read; None stands for all. Called each
-        time a fetch is served, because the ACL may have changed while the fetch waited. Raises
-        Forbidden."""
+        """Return the subjects whose records the client may read (None: all). Called each time a
+        fetch is served, because the ACL may have changed. Raises Forbidden."""
         caller = self._caller
         if self._for_node:
             caller.gate.authorize(
@@ -247,8 +243,8 @@ class FetchQueue:
         max_bytes = max(1, min(asked_bytes, self._max_bytes))
         view = log.view  # taken before reading, so that no record is missed
         high_watermark = view.committed.offset
-        # A fetch without a wait time does not follow the end of the stream: it gets slices directly
-        # from the file.
+        # A fetch that does not wait gets slices directly from the file, not from the group's
+        # memory.
         group = self._services.tail_group(stream) if fetch.max_wait_ms else None
         if group is not None and self._too_soon(waiting, offset < high_watermark):
             self._park(waiting, stream, offset)
@@ -366,8 +362,7 @@ class FetchQueue:
         self._start_job(waiting, found, self._scanners, scan_log, log, scan)
 
     def _rests(self, waiting: WaitingFetch) -> bool:
-        """Pause a member of a group until more records have accumulated; return False if no pause
-        is due."""
+        """Pause a member of a group while records accumulate; return False if no pause is due."""
         rest = rest_seconds(waiting.fetch, is_busy=self._share.is_busy)
         until = (self._looked_at // rest + 1) * rest  # the same for all members
         if self._loop.time() >= until or not self._may_wait(waiting):
@@ -391,8 +386,7 @@ class FetchQueue:
         )
 
     def _park(self, waiting: WaitingFetch, stream: StreamHost, offset: int) -> None:
-        """Let the fetch wait until the high watermark is above `offset`, or until its wait time
-        ends."""
+        """Let the fetch wait until the high watermark passes `offset` or its wait time ends."""
         group = self._services.tail_group(stream)
         self._parked = partial(group.leave, group.wait(stream, offset, self._woken))
         assert waiting.deadline is not None
@@ -427,12 +421,9 @@ class FetchQueue:
         )
 
     def _meet(self, damage: CorruptRange, waiting: WaitingFetch, stream: StreamHost) -> bool:
-        """Handle damaged records at the position of the fetch.
-
-        New damage is examined by a thread first. If a repair from another replica is expected, the
-        fetch waits for it. Returns False if the fetch will be served again; otherwise raises the
-        error for the client.
-        """
+        """Handle damaged records at the position of the fetch. Returns False if the fetch will be
+        served again, after an examination or a repair; otherwise raises the error for the
+        client."""
         first, end = damage.first_offset, damage.next_offset
         if waiting.examined != first and not stream.log.is_quarantined(first, end):
             self._examine(waiting, stream.log, damage)
@@ -476,8 +467,7 @@ class FetchQueue:
         function: Callable[..., Result],
         *arguments: Any,
     ) -> None:
-        """Start a thread's work for the first fetch in the queue. When the work has ended, the
-        fetch is served again."""
+        """Start a thread's work for the first fetch in the queue; then serve that fetch again."""
 
         def done(job: asyncio.Future[Result]) -> None:
             self._job = None
@@ -499,9 +489,8 @@ class FetchQueue:
         asyncio.wrap_future(self._job, loop=self._loop).add_done_callback(done)
 
     def _drop_job(self) -> None:
-        """Cancel the thread's work for a fetch that was cancelled. A job that already runs ends
-        soon, and the queue starts no other job before that. Otherwise a client that repeatedly
-        fetches and cancels could occupy all threads."""
+        """Cancel the thread's work for a fetch that was cancelled. A running job ends soon, and no
+        other begins before: a client that fetches and cancels must not occupy all threads."""
         if self._job is not None:
             self._job.cancel()
 
