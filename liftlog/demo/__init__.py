@@ -1,8 +1,9 @@
-"""`liftlog demo`: the main job end to end, on a real nats-server and a real daemon.
+"""`liftlog demo`: shows the main task of liftlog end to end, with a real nats-server and a real
+daemon.
 
 command     `liftlog demo`, `liftlog demo-cluster`
-scenario    what happens, step by step
-failover    the same for a cluster: three of each, and the leader dies
-publishing  the messages, by plain nats-py, and what must be there in the end
-running     the daemon as a process of its own; how a demo is told, runs and ends
+scenario    the steps of the demo
+failover    the demo of a cluster: three servers, three daemons, and the death of the leader
+publishing  publishes with plain nats-py, and checks the records at the end
+running     runs the daemon as a separate process; prints, runs and ends a demo
 """

@@ -52,7 +52,7 @@ class _Demo:
         self._problems: list[str] = []
         self._daemons: dict[str, DemoDaemon] = {}
         self._servers: list[str] = []
-        self._acked: dict[int, int] = {}  # number of the message -> its offset
+        self._acked: dict[int, int] = {}  # offset of each message by its number
         self._acked_at: list[float] = []
 
     async def run(self) -> ExitCode:
@@ -141,7 +141,8 @@ class _Demo:
         return leader
 
     async def _publish(self, victim: DemoDaemon) -> float:
-        """Return when the daemon was killed."""
+        """Publish until a message gets no ack because the daemon was killed; return the time of the
+        kill."""
         killed_at = 0.0
         async with Publisher(self._servers[0], ack_timeout=0.5, max_in_flight=4096) as publisher:
 
@@ -204,7 +205,8 @@ class _Demo:
     # --- the commands that an operator types ---
 
     async def _init(self) -> None:
-        """Retried, since the servers have to elect a leader first."""
+        """Run `liftlog cluster init`; it is retried, because the servers must elect a leader
+        first."""
         command = ("cluster", "init", "-c", str(self._directory / "a" / "liftlog.yaml"))
         self._story.command("liftlog cluster init -c liftlog.yaml")
         deadline = time.monotonic() + _SETTLE_SECONDS
@@ -251,7 +253,7 @@ class _Demo:
 
 
 async def _liftlog(*arguments: str, server: str = "") -> tuple[int, str]:
-    """Run the command; returns its status, and what it printed."""
+    """Run the command; return its exit status and its output."""
     environ = {k: v for k, v in os.environ.items() if not k.startswith("LIFTLOG_")}
     if server:
         environ["LIFTLOG_SERVER"] = server
@@ -268,7 +270,7 @@ async def _liftlog(*arguments: str, server: str = "") -> tuple[int, str]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return free ports of the loopback interface; another process may take them before they are
+    """Return free ports of the loopback interface. Another process may take them before they are
     used."""
     probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [int(probe.getsockname()[1]) for probe in probes]
@@ -278,7 +280,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def _longest_gap(acked_at: list[float], since: float) -> float:
-    """Return the longest time between two acks from then on."""
+    """Return the longest time between two acks after `since`."""
     times = [since, *sorted(at for at in acked_at if at >= since)]
     return max((b - a for a, b in pairwise(times)), default=0.0)
 
@@ -288,8 +290,8 @@ def _quoted(servers: list[str]) -> str:
 
 
 def find_lost(node: str, acked: Mapping[int, int], records: Sequence[Record]) -> list[str]:
-    """List, in words, the acked messages that a replica lacks and those that it has twice. `acked`
-    has the offset of each message by its number."""
+    """List the acked messages that a replica lacks, and those that it has twice. `acked` maps the
+    number of each message to its offset."""
     stored = {record.offset: record.value for record in records}
     wrong = [
         f"node {node}: offset {offset:,} does not hold message {number:,}"

@@ -1,6 +1,5 @@
-"""The demo's publishers, plain nats-py and nothing of liftlog except `envelope`; and the check,
-record by record, that nothing is missing or changed.
-"""
+"""The demo's publishers, and the check, record by record, that nothing is missing or changed. The
+publishers use plain nats-py, and nothing of liftlog except `envelope`."""
 
 from __future__ import annotations
 
@@ -38,8 +37,8 @@ _MOST_NAMED = 10
 
 
 async def acked_seconds(nc: NatsClient, subject: str, count: int, payload: bytes) -> float | None:
-    """Return the time to publish `count` messages, all in flight, and to get all acks; None if they
-    do not arrive in time."""
+    """Publish `count` messages, all in flight, and return the seconds until all acks have arrived;
+    None if they do not arrive in time."""
     left, done = count, asyncio.Event()
 
     async def on_ack(_: Msg) -> None:
@@ -66,7 +65,7 @@ async def acked_seconds(nc: NatsClient, subject: str, count: int, payload: bytes
 
 @dataclass(slots=True)
 class Shown:
-    """One row of the story: the published message, the call, and the answer."""
+    """One row of the demo's table: the published message, the call, and the answer."""
 
     what: str
     call: str
@@ -149,7 +148,7 @@ async def _by_jetstream(js: JetStreamContext, story: Introduction) -> None:
 
 
 async def _refused(js: JetStreamContext, story: Introduction) -> None:
-    """Optimistic locking: this publisher has not seen the newest message."""
+    """Show optimistic locking: this publisher has not seen the newest message, so it is refused."""
     stale = {"Nats-Expected-Last-Sequence": "1"}
     try:
         ack = await js.publish(SUBJECT, b"too late", headers=stale)
@@ -190,10 +189,10 @@ def _offset(ack: bytes) -> int:
 
 
 class Burst:
-    """Many messages by `js.publish()`, each with its own id, many in flight at a time."""
+    """Publishes many messages by `js.publish()`, each with its own id, many in flight at a time."""
 
     def __init__(self, js: JetStreamContext, count: int) -> None:
-        self.acked: dict[int, int] = {}  # number of the message -> offset
+        self.acked: dict[int, int] = {}  # offset of each message by its number
         self.unacked: set[int] = set()
         self.duplicates = 0
         self._js = js
@@ -214,7 +213,8 @@ class Burst:
         ]
 
     async def run(self, on_ack: Callable[[int], None]) -> None:
-        """Publish until all are acked or one gets no answer. `on_ack` gets the number of acks."""
+        """Publish until all messages are acked or one gets no answer. `on_ack` is called with the
+        number of acks."""
         numbers = iter(range(1, self._count + 1))
         stop = asyncio.Event()
 
@@ -252,7 +252,7 @@ class Burst:
 
 
 class Expected(NamedTuple):
-    """A message that must be found, at this offset, unchanged."""
+    """A message that must be found unchanged, at this offset."""
 
     offset: int
     subject: str
@@ -294,8 +294,8 @@ def find_repeats(values: Iterable[bytes], records: Sequence[Record]) -> list[str
 
 
 def find_disorder(records: Sequence[Record]) -> list[str]:
-    """Return the places where offsets do not ascend by one: nothing here was compacted or
-    expired."""
+    """Return the places where offsets do not increase by one. Nothing was compacted or expired
+    here."""
     offsets = [record.offset for record in records]
     return [
         f"offset {after} follows {before}"

@@ -1,6 +1,5 @@
-"""Runs a demo: prints its story (chapters, paragraphs, small tables), ends it, and starts, kills
-and restarts its daemon, a process of its own.
-"""
+"""Runs a demo: prints its text (chapters, paragraphs, small tables), ends it, and starts, kills and
+restarts its daemon, which is a separate process."""
 
 from __future__ import annotations
 
@@ -150,7 +149,7 @@ def conclude(story: Story, problems: list[str], done: str) -> ExitCode:
 
 
 class DemoDaemon:
-    """`liftlog serve` in a process that dies with this one."""
+    """Runs `liftlog serve` in a process that is killed when this one ends."""
 
     def __init__(self, config: Path, data_dir: Path) -> None:
         self._config = config
@@ -169,7 +168,7 @@ class DemoDaemon:
         return self._process is not None and self._process.returncode is None
 
     async def start(self) -> None:
-        """Start the daemon; returns when it is ready. Raises Problem."""
+        """Start the daemon; return when it is ready. Raises Problem."""
         self._addresses_path.unlink(missing_ok=True)  # a killed daemon leaves its file behind
         command = [sys.executable, "-P", "-m", "liftlog", "serve", "-c", str(self._config)]
         environ = {k: v for k, v in os.environ.items() if not k.startswith("LIFTLOG_")}
@@ -212,13 +211,13 @@ class DemoDaemon:
         self._signal(signal.SIGKILL)
 
     async def wait(self) -> int:
-        """Wait for the process to end; returns its exit status."""
+        """Wait for the process to end; return its exit status."""
         assert self._process is not None, "the daemon is not running"
         return await self._process.wait()
 
     async def stop(self) -> int | None:
-        """Send SIGTERM, then SIGKILL if it takes too long. Returns None if the daemon is not
-        running."""
+        """Send SIGTERM, then SIGKILL if the process takes too long. Returns None if the daemon is
+        not running."""
         process = self._process
         if process is None or not self.is_running:
             return None

@@ -22,7 +22,7 @@ MAX_EXTENTS = 4096
 
 @dataclass(frozen=True, slots=True)
 class UpdateStream(Message):
-    """Changes the named settings of a stream; the others stay."""
+    """Changes the named settings of a stream; other settings stay unchanged."""
 
     KIND: ClassVar[str] = "update"
     stream: str = key("s", NAME)
@@ -32,7 +32,8 @@ class UpdateStream(Message):
 
     @property
     def is_repeatable(self) -> bool:
-        """True for a dry run. Otherwise a second answer would not say what the first changed."""
+        """True for a dry run. Repeating a real update is not safe: the second answer would not
+        contain the changes of the first."""
         return self.dry_run
 
 
@@ -69,8 +70,8 @@ class TruncateStream(Message):
 
     @property
     def is_repeatable(self) -> bool:
-        """True if the incarnation is given: without it the name might denote another stream by
-        then."""
+        """True if the incarnation is given. Without it, the name might belong to another stream
+        when the request is repeated."""
         return self.incarnation is not None
 
 
@@ -87,8 +88,9 @@ class AcquireLease(Message):
 
 @dataclass(frozen=True, slots=True)
 class RenewLease(Message):
-    """`part` of `parts`: this part of the read has ended. With the last one the lease ends. `begun`
-    is a part that begins; `stopped` says that the part ended before its last record."""
+    """Extends a lease and reports the progress of a read in `parts` parts. `part` is a part that
+    has ended; the lease ends with the last one. `begun` is a part that begins. `stopped` is True if
+    the part ended before its last record."""
 
     KIND: ClassVar[str] = "renew"
     REPEATABLE: ClassVar[bool] = True
@@ -126,11 +128,11 @@ class StreamsFor(Message):
 
 @dataclass(frozen=True, slots=True)
 class ListExtents(Message):
-    """Asks how the bytes from `start` on are distributed over offsets, in pieces of about
+    """Asks for the distribution of the bytes from `start` on over the offsets, in pieces of about
     `step_bytes`.
 
     The other fields are for a reader that wants only records of these times, of this subject and
-    with this key: pieces without such records may have the size 0.
+    with this key: pieces without such records may be reported with the size 0.
     """
 
     KIND: ClassVar[str] = "extents"
@@ -155,7 +157,7 @@ class Metadata(Message):
 
 @dataclass(frozen=True, slots=True)
 class Updated(Message):
-    """Answer to update. `differences` have `setting`, `existing` and `requested`."""
+    """Answer to update. Each entry of `differences` has `setting`, `existing` and `requested`."""
 
     KIND: ClassVar[str] = "updated"
     stream: dict[str, Any] = key("d", MAP)
@@ -190,8 +192,9 @@ class LeasesAnswer(Message):
 
 @dataclass(frozen=True, slots=True)
 class ExtentsAnswer(Message):
-    """Answer to extents. `offsets` are the borders of the pieces: one more than `sizes`. With
-    `selects` a size of 0 means that no wanted record is there, and the pieces may end early."""
+    """Answer to extents. `offsets` are the borders of the pieces, one more than `sizes`. With
+    `selects`, a size of 0 means that the piece contains no wanted record, and the pieces may end
+    early."""
 
     KIND: ClassVar[str] = "measured"
     offsets: list[int] = key("o", array_of(uint(), MAX_EXTENTS + 1))

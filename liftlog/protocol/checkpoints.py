@@ -25,9 +25,9 @@ class Checkpoint(Described):
     reader gets: STREAM_NOT_FOUND, STALE_INCARNATION, OFFSET_OUT_OF_RANGE, DIVERGED,
     STREAM_UNAVAILABLE, CHECKPOINT_UNCERTAIN.
 
-    `uncertain`: the daemon has lost checkpoints to damage, maybe a newer one of this consumer. If
-    the consumer continues from here, it may read some records again. If `offset` is 0, no
-    checkpoint is stored, but one may have been lost.
+    `uncertain` is True if the daemon has lost checkpoints to damage, possibly a newer one of this
+    consumer. If the consumer continues from here, it may read some records again. If `offset` is 0,
+    no checkpoint is stored, but one may have been lost.
 
     `owner` is the principal that committed the checkpoint; the checkpoint counts towards this
     principal's quota. Empty if the daemon has no ACL or is too old.
@@ -51,7 +51,8 @@ class Checkpoint(Described):
 
 @dataclass(frozen=True, slots=True)
 class CommitCheckpoint(Message):
-    """Durable when it is answered. With `expected` 0 there must be no checkpoint yet."""
+    """Stores a checkpoint; it is durable when the answer arrives. With an `expected` of 0, there
+    must be no checkpoint yet."""
 
     KIND: ClassVar[str] = "commit"
     stream: str = key("s", NAME)
@@ -64,13 +65,14 @@ class CommitCheckpoint(Message):
 
     @property
     def is_repeatable(self) -> bool:
-        # If the first attempt has taken effect, `expected` no longer holds.
+        # If the first attempt has taken effect, `expected` no longer matches.
         return self.expected is None
 
 
 @dataclass(frozen=True, slots=True)
 class FetchCheckpoint(Message):
-    """With `unchecked`, a checkpoint that cannot be read from is an answer instead of an error."""
+    """Asks for a checkpoint. With `unchecked`, a checkpoint from which the stream cannot be read is
+    returned instead of an error."""
 
     KIND: ClassVar[str] = "checkpoint"
     REPEATABLE: ClassVar[bool] = True
@@ -81,7 +83,7 @@ class FetchCheckpoint(Message):
 
 @dataclass(frozen=True, slots=True)
 class ListCheckpoints(Message):
-    """One page of checkpoints; `after` is that of the previous page's answer."""
+    """Asks for one page of checkpoints. `after` comes from the answer with the previous page."""
 
     KIND: ClassVar[str] = "checkpoints"
     REPEATABLE: ClassVar[bool] = True
@@ -92,7 +94,7 @@ class ListCheckpoints(Message):
 
 @dataclass(frozen=True, slots=True)
 class DeleteCheckpoint(Message):
-    """A missing checkpoint is an error only if `expected` is given."""
+    """Deletes a checkpoint. A missing checkpoint is an error only if `expected` is given."""
 
     KIND: ClassVar[str] = "forget"
     stream: str = key("s", NAME)
@@ -109,7 +111,7 @@ class DeleteCheckpoint(Message):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointAnswer(Message):
-    """Answer to checkpoint; empty if there is none."""
+    """Answer to checkpoint; empty if there is no checkpoint."""
 
     KIND: ClassVar[str] = "position"
     checkpoint: dict[str, Any] = key("d", MAP, default_factory=dict)
@@ -121,7 +123,7 @@ class CheckpointAnswer(Message):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointsAnswer(Message):
-    """Answer to checkpoints. `after` is given if there may be more."""
+    """Answer to checkpoints. `after` is set if there may be more."""
 
     KIND: ClassVar[str] = "positions"
     checkpoints: list[dict[str, Any]] = key("d", array_of(MAP, PAGE_CHECKPOINTS))

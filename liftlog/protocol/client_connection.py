@@ -104,11 +104,12 @@ class Exchange:
 
 
 class ClientConnection:
-    """Assigns the ids of requests; an answer finds its `Exchange` by id alone.
+    """The client's end of a connection. It assigns ids to requests, and finds the `Exchange` of an
+    answer by its id.
 
-    `take_outgoing()` returns the bytes to write. Requests beyond the server's bound on those in
-    flight wait here until an answer makes room. Fetches, which may wait long for their answers,
-    leave some room to other requests, so that a checkpoint need not wait for new records.
+    `take_outgoing()` returns the bytes to write. Requests beyond the server's limit for requests in
+    flight wait until an answer frees a place. Fetches, which may wait long for their answers, leave
+    some places to other requests, so that a checkpoint need not wait for new records.
     """
 
     def __init__(
@@ -131,7 +132,7 @@ class ClientConnection:
         )
         self.get_buffer = self._frames.get_buffer
         self.buffer_updated = self._frames.buffer_updated
-        self._exchanges: dict[int, Exchange | None] = {}  # None: cancelled, answer still to come
+        self._exchanges: dict[int, Exchange | None] = {}  # None: cancelled, but not yet answered
         self._backlog: deque[tuple[Exchange, bytes]] = deque()
         self._fetch_backlog: deque[tuple[Exchange, bytes]] = deque()
         self._outgoing: list[bytes] = []
@@ -144,7 +145,7 @@ class ClientConnection:
 
     @property
     def missing_bytes(self) -> int:
-        """Bytes missing from the body under way; 0 if there is none."""
+        """Number of bytes that are missing from the body that is arriving; 0 if there is none."""
         body = self._frames.arriving_body
         return 0 if body is None else len(body) - self._frames.arrived_bytes
 
@@ -172,8 +173,8 @@ class ClientConnection:
     def _proof(
         self, challenge: Challenge, credentials: Credentials, certificate: bytes | None
     ) -> Auth:
-        """Choose the credentials that the server asks for. A token is sent only if the server asks
-        for one; the seed of an nkey is never sent."""
+        """Choose the credentials that the server requests. A token is sent only if the server
+        requests one; the seed of an nkey is never sent."""
         methods, nkey = challenge.methods, credentials.nkey
         if NKEY in methods and nkey is not None:
             text = text_to_sign(self._nonce, challenge.nonce, challenge.server_id, certificate)
@@ -213,7 +214,7 @@ class ClientConnection:
         self._send_backlog()
 
     def _send_backlog(self) -> None:
-        """Send waiting requests while there is room."""
+        """Send waiting requests as far as the server's limit allows."""
         most = self.welcome.max_in_flight
         room_for_others = min(_ROOM_FOR_OTHERS, most // 2)
         for backlog, bound in (self._backlog, most), (self._fetch_backlog, most - room_for_others):
@@ -224,7 +225,8 @@ class ClientConnection:
                 self._outgoing.append(frame)
 
     def give_up(self, exchange: Exchange) -> None:
-        """Cancel a request and drop an answer that may still come. Does nothing when it is done."""
+        """Cancel a request, and drop an answer that may still arrive. Does nothing if the request
+        is done."""
         if self._exchanges.get(exchange.request_id) is exchange:
             self._exchanges[exchange.request_id] = None
             if self.state is State.READY:
@@ -237,7 +239,7 @@ class ClientConnection:
                         return
 
     def take_outgoing(self) -> bytes:
-        """The bytes to write; each is returned once."""
+        """Return the bytes to write. Each byte is returned once."""
         if not self._outgoing:
             return b""
         outgoing = self._outgoing
@@ -245,10 +247,11 @@ class ClientConnection:
         return outgoing[0] if len(outgoing) == 1 else b"".join(outgoing)
 
     def receive(self) -> bool:
-        """Handle all bytes that have arrived; True if they include a challenge or the welcome.
+        """Handle all bytes that have arrived; return True if they include a challenge or the
+        welcome.
 
-        Calls the callbacks of exchanges. Raises the error that the server reported for the
-        connection as a whole, or ProtocolViolation.
+        Calls the callbacks of exchanges. Raises the error that the server reported for the whole
+        connection, or ProtocolViolation.
         """
         progressed = False
         while True:

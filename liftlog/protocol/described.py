@@ -35,7 +35,7 @@ _known: dict[type, dict[str, type]] = {}
 
 
 def _wire_types(cls: type[Described]) -> dict[str, type]:
-    """The type of each field's value: int for `int | None`, list for `list[str]`."""
+    """Return the type of each field's value: int for `int | None`, list for `list[str]`."""
     types = _known.get(cls)
     if types is None:
         hints = get_type_hints(cls)
@@ -92,7 +92,8 @@ class StreamInfo(Described):
 
     @property
     def recorded_subjects(self) -> list[str]:
-        """The patterns, of which no two overlap; empty if they are not known."""
+        """The subject patterns of the stream, of which no two overlap; empty if they are not
+        known."""
         return self.subjects or ([self.subject] if self.subject else [])
 
     @property
@@ -103,7 +104,7 @@ class StreamInfo(Described):
 
     @property
     def records(self) -> int:
-        """`record_count`, or the number of offsets if that is not known."""
+        """Number of records, or of offsets if the number of records is not known."""
         if self.record_count is not None:
             return self.record_count
         return max(self.high_watermark - self.log_start_offset, 0)
@@ -130,8 +131,8 @@ class LeaseInfo(Described):
 
 @dataclass(frozen=True, slots=True)
 class Removal(Described):
-    """Result that retention would have now: it would remove at most `records` records, and
-    `segments` files with `size_bytes` in total. The log would then start at `log_start_offset`."""
+    """The records that retention would delete now: at most `records` records, and `segments` files
+    with `size_bytes` in total. The log would then start at `log_start_offset`."""
 
     log_start_offset: int = 0
     records: int = 0

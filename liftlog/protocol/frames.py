@@ -26,7 +26,7 @@ BODY_LENGTH_KEY = "b"
 
 _ARRAY16, _ARRAY32, _MAP16, _MAP32 = 0xDC, 0xDD, 0xDE, 0xDF
 _BIN8, _STR8 = 0xC4, 0xD9
-# First byte: how many bytes of length follow it.
+# For the first byte of a value, the number of bytes of its length that follow.
 _TEXT_LENGTHS = {0xC5: 2, 0xC6: 4, 0xDA: 2, 0xDB: 4}
 _CONTAINER_LENGTHS = {_ARRAY16: 2, _ARRAY32: 4, _MAP16: 2, _MAP32: 4}
 _MAPS = frozenset((*range(0x80, 0x90), _MAP16, _MAP32))
@@ -38,21 +38,21 @@ _pack = msgpack.Packer(use_bin_type=True, autoreset=True).pack
 
 
 def encode_map(message: dict[str, Any]) -> bytes:
-    """The map of a frame, as `decode_map` reads it."""
+    """Encode the map of a frame; `decode_map` reads it."""
     data: bytes = _pack(message)
     return data
 
 
 def encode_frame(message: dict[str, Any]) -> bytes:
-    """One frame without its body."""
+    """Encode a frame without its body."""
     data = encode_map(message)
     return LENGTH.pack(len(data)) + data
 
 
 def decode_map(data: bytes | memoryview, max_values: int = MAX_ANSWER_VALUES) -> dict[str, Any]:
-    """The msgpack map of a frame, decoded under limits. Raises BadRequest.
+    """Decode the msgpack map of a frame, within limits. Raises BadRequest.
 
-    `max_values` bounds the values in all its maps and arrays together.
+    `max_values` limits the number of values in all its maps and arrays together.
     """
     data = bytes(data)
     # The decoder allocates by a declared length only for arrays of 16 entries or more, and most
@@ -297,7 +297,8 @@ class FrameReader:
         self._start, self._end = 0, len(pending)
 
     def buffer_updated(self, received: int) -> None:
-        """Note that `received` bytes were written to the beginning of the last `get_buffer()`."""
+        """Process `received` bytes, which were written to the beginning of the last
+        `get_buffer()`."""
         body = self._body
         if body is not None and self._body_filled < len(body):
             self._body_filled += received

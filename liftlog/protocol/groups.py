@@ -55,11 +55,11 @@ class GroupInfo(Described):
 
 @dataclass(frozen=True, slots=True)
 class JoinGroup(Message):
-    """Become a member. Creates the group if it does not exist, to begin at `start` (0: at the log
-    start).
+    """Asks to become a member of a group. If the group does not exist, it is created and begins at
+    `start` (0: at the log start).
 
-    A repeated join with the same token is the same join. `joined` is that of the client's former
-    membership: it does not replace a member of the name with another one.
+    A repeated join with the same token is the same join. `joined` identifies the client's former
+    membership; it prevents the join from replacing another member of the same name.
     """
 
     KIND: ClassVar[str] = "groupjoin"
@@ -76,7 +76,8 @@ class JoinGroup(Message):
 
 @dataclass(frozen=True, slots=True)
 class BeatGroup(Message):
-    """A heartbeat. `owned` are the slots that the member reads, or has not finished yet."""
+    """A heartbeat of a member. `owned` are the slots that the member reads or has not finished
+    yet."""
 
     KIND: ClassVar[str] = "groupbeat"
     REPEATABLE: ClassVar[bool] = True
@@ -91,7 +92,8 @@ class BeatGroup(Message):
 
 @dataclass(frozen=True, slots=True)
 class CommitGroup(Message):
-    """Everything below `offsets` is processed, slot by slot. Durable when it is answered."""
+    """Reports, for each slot, that everything below its entry of `offsets` has been processed.
+    Durable when it is answered."""
 
     KIND: ClassVar[str] = "groupcommit"
     REPEATABLE: ClassVar[bool] = True
@@ -108,7 +110,7 @@ class CommitGroup(Message):
 
 @dataclass(frozen=True, slots=True)
 class LeaveGroup(Message):
-    """Leave the group. Other members get the slots at once."""
+    """Ends a membership. Other members get the slots at once."""
 
     KIND: ClassVar[str] = "groupleave"
     stream: str = key("s", NAME)
@@ -127,7 +129,7 @@ class DescribeGroup(Message):
 
 @dataclass(frozen=True, slots=True)
 class ListGroups(Message):
-    """One page of groups; `after` is that of the previous page's answer."""
+    """Asks for one page of groups. `after` comes from the answer with the previous page."""
 
     KIND: ClassVar[str] = "groups"
     REPEATABLE: ClassVar[bool] = True
@@ -137,7 +139,7 @@ class ListGroups(Message):
 
 @dataclass(frozen=True, slots=True)
 class SeekGroup(Message):
-    """Move a group without members: all its slots continue at `offset` (0: at the log start)."""
+    """Moves a group without members: all its slots continue at `offset` (0: at the log start)."""
 
     KIND: ClassVar[str] = "groupseek"
     REPEATABLE: ClassVar[bool] = True
@@ -148,7 +150,7 @@ class SeekGroup(Message):
 
 @dataclass(frozen=True, slots=True)
 class RemoveGroup(Message):
-    """Delete a group without members. One that does not exist is no error."""
+    """Deletes a group without members. A group that does not exist is no error."""
 
     KIND: ClassVar[str] = "groupremove"
     REPEATABLE: ClassVar[bool] = True
@@ -176,7 +178,7 @@ class AssignmentAnswer(Message):
 
 @dataclass(frozen=True, slots=True)
 class GroupAnswer(Message):
-    """Answer to group; empty if there is none."""
+    """Answer to group; empty if there is no such group."""
 
     KIND: ClassVar[str] = "groupdata"
     group: dict[str, Any] = key("d", MAP, default_factory=dict)
@@ -188,7 +190,7 @@ class GroupAnswer(Message):
 
 @dataclass(frozen=True, slots=True)
 class GroupsAnswer(Message):
-    """Answer to groups. `after` is given if there may be more."""
+    """Answer to groups. `after` is set if there may be more."""
 
     KIND: ClassVar[str] = "grouplist"
     groups: list[dict[str, Any]] = key("d", array_of(MAP, PAGE_GROUPS))

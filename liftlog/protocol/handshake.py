@@ -70,7 +70,7 @@ class Signer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """The credentials of a client. The methods that the daemon offers decide which are used."""
+    """The credentials of a client. The daemon's offer decides which of them are used."""
 
     token: str | None = field(default=None, repr=False)
     nkey: Signer | None = None

@@ -42,7 +42,7 @@ MAX_ERROR_TEXT_CHARS = 2_000
 
 @dataclass(frozen=True, slots=True)
 class WireLimits:
-    """Limits that the server's welcome states, so that a client never has to guess."""
+    """Limits that the server states in its welcome, so that clients need not assume them."""
 
     max_request_bytes: int = 1 * MIB
     max_in_flight: int = 64

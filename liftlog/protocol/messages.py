@@ -65,7 +65,7 @@ class Hello(Message):
 
 @dataclass(frozen=True, slots=True)
 class Challenge(Message):
-    """Answer to hello: the chosen version and the ways to authenticate."""
+    """Answer to hello: the chosen version, and the ways to authenticate."""
 
     KIND: ClassVar[str] = "challenge"
     version: int = key("v", uint())
@@ -91,7 +91,7 @@ class Auth(Message):
 
 @dataclass(frozen=True, slots=True)
 class Welcome(Message):
-    """Answer to auth: from now on requests may be sent, within these limits."""
+    """Answer to auth. From now on the client may send requests, within these limits."""
 
     KIND: ClassVar[str] = "welcome"
     principal: str | None = key("p", LABEL, default=None)
@@ -158,7 +158,7 @@ class Fetch(Message):
 
     @property
     def selects(self) -> bool:
-        """True if the server has to look into the records."""
+        """True if the server must examine the records."""
         return not (
             self.filter_subjects is None
             and self.filter_keys is None
@@ -168,21 +168,21 @@ class Fetch(Message):
 
     @property
     def divides(self) -> bool:
-        """True if the fetch is for a member of a group with a share so small that the server
+        """True if the fetch is for a member of a group whose share is so small that the server
         selects its records.
 
-        A member with a larger share gets all records, as they are stored, and selects its own.
+        A member with a larger share gets all records as they are stored, and selects its own.
         """
         if self.filter_slots is None:
             return False
         count = self.slot_count or 0
-        # The code that looks for slots refuses those that do not exist.
+        # Slots that do not exist are refused later, by the code that selects by slots.
         return not 2 * len(self.filter_slots) > count > max(self.filter_slots)
 
 
 @dataclass(frozen=True, slots=True)
 class CreateStream(Message):
-    """`settings` has the keys of a stream's section in the YAML file."""
+    """Creates a stream. `settings` has the keys of a stream's section in the YAML file."""
 
     KIND: ClassVar[str] = "create"
     REPEATABLE: ClassVar[bool] = True
@@ -211,7 +211,7 @@ class DeleteStream(Message):
 
 @dataclass(frozen=True, slots=True)
 class CompactStream(Message):
-    """Asks for a compaction pass soon; does not wait for it."""
+    """Requests a compaction pass soon; the answer does not wait for the pass."""
 
     KIND: ClassVar[str] = "compact"
     REPEATABLE: ClassVar[bool] = True
@@ -220,7 +220,7 @@ class CompactStream(Message):
 
 @dataclass(frozen=True, slots=True)
 class Cancel(Message):
-    """Cancels the request whose id this frame has. Has no answer of its own."""
+    """Cancels the request whose id is in this frame. It has no answer of its own."""
 
     KIND: ClassVar[str] = "cancel"
 
@@ -296,7 +296,8 @@ class Done(Message):
 
 @dataclass(frozen=True, slots=True)
 class ErrorAnswer(Message):
-    """Answer to a request that failed. With id 0 it is about the connection, which then ends."""
+    """Answer to a request that failed. With the id 0 the error concerns the connection, which then
+    ends."""
 
     KIND: ClassVar[str] = "error"
     code: int = key("c", uint(MAX_UINT))
@@ -345,7 +346,7 @@ ANSWERS: dict[str, type[Message]] = {cls.KIND: cls for cls in _ANSWERS}
 
 
 def answer_for(error: LiftlogError) -> ErrorAnswer:
-    """The answer that carries `error`. Errors without a wire code become INTERNAL."""
+    """Return the answer that carries `error`. Errors without a wire code become INTERNAL."""
     if not error.code:
         return answer_for(InternalError("the daemon failed to answer this request"))
     return ErrorAnswer(
@@ -359,7 +360,7 @@ def answer_for(error: LiftlogError) -> ErrorAnswer:
 
 
 def exception_from(answer: ErrorAnswer) -> LiftlogError:
-    """The typed exception for an error answer; plain LiftlogError for codes of the future."""
+    """Return the typed exception for an error answer; a plain LiftlogError for an unknown code."""
     cls = WIRE_ERRORS.get(answer.code)
     details = {name: value for name, value in answer.details.items() if name not in _RESERVED}
     error: LiftlogError

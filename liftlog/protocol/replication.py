@@ -1,7 +1,7 @@
 """Requests between the nodes of a cluster, and their answers. Registered in `messages.py`.
 
-A follower has one open `replicate` per stream. The offset in it promises that everything below is
-on the follower's disk.
+A follower has one open `replicate` per stream. Its offset confirms that everything below is on the
+follower's disk.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MAX_ASKED = 1000
 MAX_RECORD_BYTES = 64 * 1024
 """Longest record of a stream, as JSON."""
 
-_MAX_FORWARDED_BYTES = 64 * 1024 * 1024  # the bound on frames is lower
+_MAX_FORWARDED_BYTES = 64 * 1024 * 1024  # the limit for frames is lower
 
 
 # --- requests -------------------------------------------------------------------
@@ -60,11 +60,11 @@ class Replicate(Message):
     asking node.
 
     `last_epoch` is the leader epoch of its last batch, 0 if its log is empty. `side_version` is the
-    version of the side state that it has stored. `corrupt`: the last answer held bytes that fail
-    their checksum. `record` has the version and the checksum of the stream's record that the node
-    has durably. `leader_record` has the version that the leader sent last, or 0, and the checksum
-    of that version in the node's history of the record, or 0. `full`: the last answer was not
-    stored, since the disk is full.
+    version of the side state that it has stored. `corrupt` is True if the last answer contained
+    bytes that fail their checksum. `record` has the version and the checksum of the stream's record
+    that the node has stored durably. `leader_record` has the version that the leader sent last, or
+    0, and the checksum of that version in the node's history of the record, or 0. `full` is True if
+    the last answer was not stored because the disk is full.
     """
 
     KIND: ClassVar[str] = "replicate"
@@ -92,10 +92,12 @@ class Suspect(Message):
 
 @dataclass(frozen=True, slots=True)
 class Forward(Message):
-    """A client's request that the leader of its stream is to answer; the answer is the leader's.
+    """A client's request, sent to the leader of its stream; the leader's answer goes back to the
+    client.
 
-    The sending node has applied its ACL. `request` is the map of the client's frame, still encoded,
-    so it may be as deep and have as many values as any. `principal` is the client's.
+    The sending node has checked its ACL. `request` is the map of the client's frame, still encoded,
+    so the limits on depth and number of values apply to it as to any request. `principal` is the
+    client's.
     """
 
     KIND: ClassVar[str] = "forward"
@@ -108,10 +110,10 @@ class HandOver(Message):
     """The next step of a handover, sent by `node`, the leader of a stream, to the node that will
     lead next.
 
-    `step`: "prepare" (read the message ids), "subscribe", "tell" or "drop". `token` distinguishes
-    this handover from all others. "tell" comes with the end of the records that the leader has
-    stored, and with `digests`, of eight bytes each, of the messages that it has received since
-    "subscribe"; `more`: further digests follow in another request.
+    `step` is "prepare" (read the message ids), "subscribe", "tell" or "drop". `token` identifies
+    this handover. "tell" contains the end of the records that the leader has stored, and `digests`,
+    of eight bytes each, of the messages that it has received since "subscribe". With `more`,
+    further digests follow in another request.
     """
 
     KIND: ClassVar[str] = "handover"
@@ -128,7 +130,7 @@ class HandOver(Message):
 
 @dataclass(frozen=True, slots=True)
 class LookAgain(Message):
-    """Tells a node that the record of a stream has changed. The node answers when it acts by
+    """Reports to a node that the record of a stream has changed. The node answers when it acts on
     `version` of the record."""
 
     KIND: ClassVar[str] = "look"
@@ -139,10 +141,10 @@ class LookAgain(Message):
 
 @dataclass(frozen=True, slots=True)
 class ElectLeader(Message):
-    """Makes `node` the leader of a stream; without it the first of the stream's replicas.
+    """Makes `node` the leader of a stream; without `node`, the first of the stream's replicas.
 
     `lost` names nodes whose complete copies are permanently lost, so that no other node can lead
-    the stream any more. Then `node` leads although its copy may lack acked records.
+    the stream any more. Then `node` becomes the leader although its copy may lack acked records.
     """
 
     KIND: ClassVar[str] = "elect"
@@ -154,9 +156,10 @@ class ElectLeader(Message):
 
 @dataclass(frozen=True, slots=True)
 class Resign(Message):
-    """A leader that cannot serve these streams asks a replica in sync to take them over.
+    """Sent by a leader that cannot serve these streams: asks a replica in sync to take them over.
 
-    `detached`: the leader gets no messages, so nothing is lost if none is acked for a while.
+    `detached` is True if the leader gets no messages, so that nothing is lost if none is acked for
+    a while.
     """
 
     KIND: ClassVar[str] = "resign"
@@ -167,7 +170,8 @@ class Resign(Message):
 
 @dataclass(frozen=True, slots=True)
 class Ends(Message):
-    """Asks the leader of some streams for their ends; it omits streams that it does not lead."""
+    """Asks the leader of some streams for their ends. The answer omits streams that the node does
+    not lead."""
 
     KIND: ClassVar[str] = "ends"
     REPEATABLE: ClassVar[bool] = True
@@ -186,8 +190,8 @@ class DescribeCluster(Message):
 class MoveStream(Message):
     """Asks for a stream to be moved to the nodes `replicas`, the preferred leader first.
 
-    Without any, cancels a pending move and returns to the replicas from before. Answered when the
-    move has begun.
+    Without `replicas`, cancels a pending move and returns to the replicas from before. Answered
+    when the move has begun.
     """
 
     KIND: ClassVar[str] = "move"
@@ -198,8 +202,8 @@ class MoveStream(Message):
 
 @dataclass(frozen=True, slots=True)
 class DrainNode(Message):
-    """Asks to move all replicas of `node` to other nodes, and to place no new ones there; `ends`
-    stops this. Answered when the move has begun."""
+    """Asks to move all replicas of `node` to other nodes, and to place no new ones on it; `ends`
+    stops draining. Answered when the move has begun."""
 
     KIND: ClassVar[str] = "drain"
     REPEATABLE: ClassVar[bool] = True
@@ -209,8 +213,7 @@ class DrainNode(Message):
 
 @dataclass(frozen=True, slots=True)
 class ForgetNode(Message):
-    """Asks to remove a node from the cluster: it is down, has no replicas, and will not come
-    back."""
+    """Asks to remove a node from the cluster that is down, has no replicas, and will not return."""
 
     KIND: ClassVar[str] = "forgetnode"
     node: str = key("n", NAME)
@@ -218,8 +221,8 @@ class ForgetNode(Message):
 
 @dataclass(frozen=True, slots=True)
 class Copies(Message):
-    """Asks a node which records of these streams it has seen, after the metadata store was set
-    back; without any, for the names of all streams."""
+    """Asks a node, after the metadata store was set back, for the records of these streams that it
+    has seen. Without streams, asks for the names of all streams."""
 
     KIND: ClassVar[str] = "copies"
     REPEATABLE: ClassVar[bool] = True
@@ -228,8 +231,8 @@ class Copies(Message):
 
 @dataclass(frozen=True, slots=True)
 class RestoreMetadata(Message):
-    """Asks to store the newest records that the nodes have seen again, where the metadata store has
-    older ones or none. With `dry_run`, only reports which ones."""
+    """Asks to store the newest records that the nodes have seen, if the metadata store has older
+    ones or none. With `dry_run`, the answer only names these records."""
 
     KIND: ClassVar[str] = "restore"
     REPEATABLE: ClassVar[bool] = True
@@ -240,9 +243,9 @@ class RestoreMetadata(Message):
 class ClusterNode(Described):
     """A node of the cluster.
 
-    `live`: the node has renewed its session in time. `replicas`: number of streams with a replica
-    on the node, including replicas that are still to be moved away. `leads`: number of streams
-    whose first replica is this node.
+    `live` is True if the node has renewed its session in time. `replicas` is the number of streams
+    with a replica on the node, including replicas that will be moved away. `leads` is the number of
+    streams whose first replica is on this node.
     """
 
     node: str = ""
@@ -285,25 +288,25 @@ class ClusterStream(Described):
 
     @property
     def is_under_replicated(self) -> bool:
-        """True if a replica is not in sync, or no node leads. Replicas that a move adds or removes
-        do not count."""
+        """True if a replica is not in sync, or if no node leads. Replicas that a move adds or
+        removes do not count."""
         moved = {*self.adding, *self.removing}
         return self.leader is None or not {*self.replicas} - moved <= {*self.isr}
 
     @property
     def has_whole_copy(self) -> bool:
-        """True if some replica is known to have everything that was acked; if not, no election can
-        bring a leader."""
+        """True if some replica is known to have everything that was acked. If none is, no election
+        is possible."""
         return bool(self.isr or self.eligible)
 
     @property
     def is_moving(self) -> bool:
-        """True if it is being moved to other nodes."""
+        """True if the stream is being moved to other nodes."""
         return bool(self.adding or self.removing)
 
     @property
     def target(self) -> list[str]:
-        """Its replicas after the pending move."""
+        """The replicas of the stream after the pending move."""
         return [node for node in self.replicas if node not in self.removing]
 
 
@@ -350,13 +353,13 @@ class PeerAnswer(Message):
 class Replica(Message):
     """Answer to replicate; `body_length` bytes of whole record batches follow the frame.
 
-    The first three fields repeat the request's: an answer to an outdated request is dropped. With
-    `diverging` (an epoch, and the offset at which it ends on the leader) the follower truncates its
-    log and asks again; with `gap` it skips offsets. `first_stored` is the first offset that the
-    leader still has; below `tombstones_removed_below` it has removed tombstones. `side_state` is
-    sent if the follower has named another version than the leader's. `record` is the leader's
-    record of the stream as JSON, sent if acks wait until the follower has it; `record_version` and
-    `record_checksum` identify the leader's version.
+    The first three fields repeat those of the request, so that an answer to an outdated request can
+    be dropped. With `diverging` (an epoch, and the offset at which it ends on the leader) the
+    follower truncates its log and sends another request; with `gap` it skips offsets.
+    `first_stored` is the first offset that the leader still has; below `tombstones_removed_below`
+    it has removed tombstones. `side_state` is sent if the follower has named another version than
+    the leader's. `record` is the leader's record of the stream as JSON, sent if acks wait until the
+    follower has it; `record_version` and `record_checksum` identify the leader's version.
     """
 
     KIND: ClassVar[str] = "replica"
@@ -382,9 +385,9 @@ class Replica(Message):
 class SuspectAnswer(Message):
     """Answer to a `suspect` request.
 
-    `suspects`: the answering node suspects the node named in the request. `silent_ms`: milliseconds
-    since it last received data from that node. `logs`: for each stream that the named node leads,
-    by the stream's name, the last epoch and the log end of the answering node's own copy.
+    `suspects` is True if the answering node suspects the node named in the request. `silent_ms` is
+    the time in milliseconds since it last received data from that node. `logs` maps each stream
+    that the named node leads to the last epoch and the log end of the answering node's own copy.
     """
 
     KIND: ClassVar[str] = "opinion"
@@ -403,8 +406,9 @@ class LeaderAnswer(Message):
 
 @dataclass(frozen=True, slots=True)
 class CopiesAnswer(Message):
-    """Answer to copies. By stream: the record as JSON, the last epoch and the end of the copy of
-    the log (nil without one). `names` are those of all streams that the node has seen."""
+    """Answer to copies. It maps each stream to its record as JSON, and to the last epoch and the
+    end of this node's copy of the log (nil without one). `names` are the names of all streams that
+    the node has seen."""
 
     KIND: ClassVar[str] = "known"
     copies: dict[str, Any] = key("d", MAP)
@@ -413,8 +417,8 @@ class CopiesAnswer(Message):
 
 @dataclass(frozen=True, slots=True)
 class RestoreAnswer(Message):
-    """Answer to restore: the records that were, or would be, stored again, and the nodes that did
-    not report theirs."""
+    """Answer to restore: the records that were (or, for a dry run, would be) stored again, and the
+    nodes that did not report theirs."""
 
     KIND: ClassVar[str] = "restored"
     streams: list[dict[str, Any]] = key("d", array_of(MAP, MAX_STREAMS))
@@ -423,8 +427,8 @@ class RestoreAnswer(Message):
 
 @dataclass(frozen=True, slots=True)
 class ResignAnswer(Message):
-    """Answer to resign: by name, the records of the streams that the answering node leads now, as
-    the metadata store has them. The asking node may be unable to reach the store."""
+    """Answer to resign. It maps the streams that the answering node leads now to their records in
+    the metadata store. The asking node may be unable to reach the store."""
 
     KIND: ClassVar[str] = "deposed"
     streams: dict[str, Any] = key("d", MAP, default_factory=dict)
@@ -432,7 +436,7 @@ class ResignAnswer(Message):
 
 @dataclass(frozen=True, slots=True)
 class EndsAnswer(Message):
-    """Answer to ends: by name, the incarnation, the log start and the high watermark."""
+    """Answer to ends: maps each stream to its incarnation, log start and high watermark."""
 
     KIND: ClassVar[str] = "ending"
     streams: dict[str, Any] = key("d", MAP, default_factory=dict)

@@ -55,15 +55,16 @@ class InFlight:
 
 
 class ServerConnection:
-    """The server's end: frames in, typed requests out, and the bound on requests in flight.
+    """The server's end of a connection: converts frames to typed requests, and limits the requests
+    in flight.
 
     `next_event()` returns `(id, message)`, or `(id, error)` for a request to refuse, or None. It
-    raises errors that end the connection: send them to the client with `error(0, ...)`.
+    raises errors that end the connection; the caller sends them to the client with `error(0, ...)`.
 
-    When the bound is reached it reads on, since a `cancel` may follow. The first request beyond
-    the bound is kept until there is room, and no frame after it is read. A request is refused if it
-    would take more memory than is left to this connection (`max_held_bytes`) or to its principal.
-    The first of these bounds never refuses the only request of a connection.
+    When the limit is reached it still reads, because a `cancel` may follow. The first request
+    beyond the limit is kept until a place is free, and no frame after it is read. A request is
+    refused if it would take more memory than is left to this connection (`max_held_bytes`) or to
+    its principal. The limit of the connection never refuses its only request.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class ServerConnection:
         )
         self.get_buffer = self._frames.get_buffer
         self.buffer_updated = self._frames.buffer_updated
-        self._open: dict[int, int] = {}  # memory of each, by id
+        self._open: dict[int, int] = {}  # memory of each request, by its id
         self._kept: tuple[dict[str, Any], int] | None = None  # no room yet; bytes of its frame
         self._max_held_bytes = max_held_bytes
         self.held_bytes = 0
@@ -102,7 +103,7 @@ class ServerConnection:
 
     @property
     def saturated(self) -> bool:
-        """True if a request waits for room, so that `next_event` returns None."""
+        """True if a request waits for a free place, so that `next_event` returns None."""
         return self._kept is not None and self._is_full
 
     @property
@@ -149,7 +150,8 @@ class ServerConnection:
         return encode_frame(answer.to_map(request_id))
 
     def text_to_sign(self, certificate: bytes | None) -> bytes:
-        """The text that the client signs with its nkey; `certificate` is the one shown to it."""
+        """Return the text that the client signs with its nkey. `certificate` is the one that the
+        client was shown."""
         return text_to_sign(*self._nonces, self._server_id, certificate)
 
     def welcome(self, principal: str | None, software: str) -> bytes:
@@ -168,8 +170,8 @@ class ServerConnection:
         return encode_frame(answer.to_map(self._auth_id))
 
     def allow_in_flight(self, count: int) -> None:
-        """Allow `count` unanswered requests from now on, of this connection and of all those of its
-        principal together."""
+        """Allow `count` unanswered requests from now on, on this connection and on all connections
+        of its principal together."""
         self.limits = replace(self.limits, max_in_flight=count)
         self.shared.maximum = max(self.shared.maximum, count)
 
@@ -187,7 +189,7 @@ class ServerConnection:
         self.state = State.CLOSED
         self.shared.count -= len(self._open)
         self._open.clear()
-        # A cycle of references frees this connection late; its memory is freed now.
+        # A cycle of references delays the release of this object; its memory is released now.
         self._kept = None
         self._frames.clear()
         self._hold(-self.held_bytes)
@@ -197,8 +199,8 @@ class ServerConnection:
         self.shared.size_bytes += more
 
     def _count_buffer(self) -> None:
-        """Count the buffer of the arriving request. Raises LimitExceeded if the principal has to
-        take answers before it sends more."""
+        """Count the buffer of the arriving request. Raises LimitExceeded if the principal must read
+        answers before it sends more."""
         grown_bytes = self._frames.grown_bytes
         more = grown_bytes - self._grown_bytes
         self._grown_bytes = grown_bytes
@@ -271,7 +273,7 @@ class ServerConnection:
         cost = REQUEST_OVERHEAD_BYTES + frame_bytes
         if type(message) is Fetch and (message.selects or message.optional_subjects):
             cost += _FILTER_VALUE_BYTES * message.filter_values
-        more = cost - self._grown_bytes  # the request is counted in the place of the buffer
+        more = cost - self._grown_bytes  # from now on the request is counted, not the buffer
         if self.held_bytes + more > self._max_held_bytes and len(self._open) > 1:
             return LimitExceeded(
                 f"the unanswered requests of this connection would take more than "

@@ -83,7 +83,8 @@ _WIRE = "wire"
 
 
 def wire(key: str, kind: WireType, **field_options: Any) -> Any:
-    """A dataclass field with its wire key. A field with a default may be absent or nil."""
+    """Declare a field of a dataclass with its key on the wire. A field with a default may be absent
+    or nil."""
     return dataclasses.field(metadata={_WIRE: (key, kind)}, **field_options)
 
 
@@ -101,7 +102,7 @@ _known: dict[Any, tuple[WireField, ...]] = {}
 
 
 def wire_fields(cls: type[Any]) -> tuple[WireField, ...]:
-    """The declared fields, in the order of the class."""
+    """Return the declared fields, in the order of the class."""
     fields = _known.get(cls)
     if fields is None:
         fields = _known[cls] = tuple(map(_wire_field, dataclasses.fields(cls)))
@@ -117,7 +118,7 @@ def _wire_field(field: dataclasses.Field[Any]) -> WireField:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Message:
-    """Root of requests and answers."""
+    """Base class of requests and answers."""
 
     KIND: ClassVar[str] = ""
     REPEATABLE: ClassVar[bool] = False
@@ -126,13 +127,15 @@ class Message:
 
     @property
     def is_repeatable(self) -> bool:
-        """As `REPEATABLE`, for requests where this depends on the fields."""
+        """True if the request may be sent again after a lost connection. Overridden if that depends
+        on the fields; otherwise `REPEATABLE` decides."""
         return self.REPEATABLE
 
     def to_map(self, request_id: int) -> dict[str, Any]:
-        """The map of this message's frame, without optional fields that are None or empty.
+        """Return the map of this message's frame, without optional fields that are None or empty.
 
-        Other defaults are written, since another version of the peer may have other defaults.
+        Other default values are included, because another version of the peer may have other
+        defaults.
         """
         encoded: dict[str, Any] = {KIND_KEY: self.KIND, ID_KEY: request_id}
         for field in _known.get(type(self)) or wire_fields(type(self)):
@@ -144,7 +147,8 @@ class Message:
 
     @classmethod
     def from_map(cls, received: Mapping[str, Any]) -> Self:
-        """Raises BadRequest naming the first key that is missing or wrong."""
+        """Create a message from a received map. Raises BadRequest, which names the first key that
+        is missing or wrong."""
         values: dict[str, Any] = {}
         for field in _known.get(cls) or wire_fields(cls):
             value = received.get(field.key)

@@ -19,8 +19,8 @@ LISTEN_HELP = "expected tcp://HOST:PORT, tls://HOST:PORT or unix:///PATH"
 
 
 class ListenAddress(NamedTuple):
-    """`path` is set for a Unix socket; `host` and `port` for TCP (port 0: any free port), `tls` for
-    TCP with TLS."""
+    """An address to listen on. `path` is set for a Unix socket; `host` and `port` are set for TCP
+    (port 0: any free port), and `tls` for TCP with TLS."""
 
     host: str
     port: int
@@ -35,11 +35,12 @@ class ListenAddress(NamedTuple):
         try:
             return ipaddress.ip_address(self.host.partition("%")[0]).is_loopback
         except ValueError:
-            return False  # a name may resolve to anything; an empty host means all interfaces
+            return False  # a name may resolve to any address; empty means all interfaces
 
 
 def parse_listen(url: str) -> ListenAddress:
-    """`tcp://127.0.0.1:9292`, `tcp://[::1]:0`, `unix:///run/liftlog.sock`. Raises ValueError."""
+    """Parse an address such as `tcp://127.0.0.1:9292`, `tcp://[::1]:0` or
+    `unix:///run/liftlog.sock`. Raises ValueError."""
     scheme, separator, rest = url.partition("://")
     if not separator or scheme not in ("tcp", "tls", "unix"):
         raise ValueError(LISTEN_HELP)
@@ -53,7 +54,8 @@ def parse_listen(url: str) -> ListenAddress:
 
 
 def parse_host_port(text: str) -> ListenAddress:
-    """`127.0.0.1:8292`, `[::1]:8292`, `:8292` (all interfaces). Raises ValueError."""
+    """Parse an address such as `127.0.0.1:8292`, `[::1]:8292` or `:8292` (all interfaces). Raises
+    ValueError."""
     found = _HOST_PORT.fullmatch(text)
     if found is None:
         raise ValueError("expected HOST:PORT (IPv6 in brackets)")
@@ -93,7 +95,7 @@ class ServerUrl(str):
         if not at:
             return str(self)
         user, colon, _ = userinfo.partition(":")
-        # Without a colon, all of it is a token.
+        # Without a colon, the whole text is a token.
         return f"{head}{separator}{user + ':' if colon else ''}********@{host}"
 
 

@@ -1,6 +1,7 @@
-"""Checks across fields: errors (findings), and settings that are allowed but risky (cautions).
+"""Checks across fields. They yield findings, which are errors, and cautions: settings that are
+allowed but risky.
 
-The checks get only settings whose fields are valid, and never raise.
+The checks only get settings whose fields are valid, and never raise.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ def check_stream(stream: StreamSettings, at: KeyPath = ()) -> Iterator[Finding]:
     for subject in stream.subjects if stream.acks != "off" else ():
         reserved = _reserved(subject)
         if reserved is not None:
-            # Our ack would race the answer that the requester waits for, or we would ack our own.
+            # The ack would compete with the answer for which the requester waits, or the stream
+            # would ack its own acks.
             yield Finding(
                 (*at, "acks"),
                 f"{stream.acks!r}: expected off, because the subject {subject!r} "
@@ -76,7 +78,7 @@ def check_stream(stream: StreamSettings, at: KeyPath = ()) -> Iterator[Finding]:
         and stream.compaction is not None
         and not (is_bucket and stream.retention.max_messages is None)
     ):
-        # A new value of a key would be refused although it makes another one superfluous.
+        # A new value of a key would be refused although it supersedes another one.
         yield Finding(
             (*at, "retention", "discard"),
             "'new': expected old with compaction, except for max_bytes with "
@@ -88,8 +90,8 @@ def check_stream(stream: StreamSettings, at: KeyPath = ()) -> Iterator[Finding]:
 
 
 def check_history(stream: StreamSettings, at: KeyPath = ()) -> Iterator[Finding]:
-    """Check the history of a bucket. Not used for a stream that exists: it must open, with a
-    warning."""
+    """Check the history of a bucket. It is not checked for an existing stream, which must open,
+    with a warning."""
     own = stream.jetstream
     history = None if own is None else own.max_msgs_per_subject
     compaction = stream.compaction
@@ -110,7 +112,7 @@ def _check_replicas(stream: StreamSettings, at: KeyPath) -> Iterator[Finding]:
             involved=((*at, "replicas"),),
         )
     if stream.replicas > 1 and stream.durability != "fsync":
-        # A crash of all nodes is harmless only because each of them syncs before it confirms.
+        # A crash of all nodes loses nothing only because each of them syncs before it confirms.
         yield Finding(
             (*at, "durability"),
             f"{stream.durability!r}: expected fsync with replicas: {stream.replicas}",
@@ -299,8 +301,8 @@ def _check_listening(settings: Settings) -> Iterator[Finding]:
 
 
 class Caution(NamedTuple):
-    """A setting that is allowed but hardly intended. Not a finding, because an operator may want
-    it."""
+    """A setting that is allowed but hardly intended. It is not a finding, because an operator may
+    want it."""
 
     setting: str
     problem: str
@@ -311,7 +313,7 @@ class Caution(NamedTuple):
 
 
 def cautions(settings: Settings, policy: Policy | None) -> Iterator[Caution]:
-    """Return the cautions. `policy` is that of the ACL file."""
+    """Yield the cautions. `policy` is the policy of the ACL file."""
     if policy is not None:
         yield from _unencrypted(settings, policy)
     elif settings.nats.jetstream_api:
@@ -334,7 +336,7 @@ def cautions(settings: Settings, policy: Policy | None) -> Iterator[Caution]:
 
 
 def _unencrypted(settings: Settings, policy: Policy) -> Iterator[Caution]:
-    """Yield a caution for each address beyond this machine without TLS."""
+    """Yield a caution for each address without TLS that other machines can reach."""
     what = "tokens and records" if policy.accepts_tokens else "records"
     for index, url in enumerate(settings.pull.listen):
         address = parse_listen(url)

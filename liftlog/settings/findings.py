@@ -1,4 +1,4 @@
-"""Findings: the errors of a configuration, in words for the person who wrote it."""
+"""Findings: the errors of a configuration, worded for the person who wrote it."""
 
 from __future__ import annotations
 
@@ -25,9 +25,8 @@ _SECRET_WORDS = ("password", "token", "secret", "seed")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One error of a configuration. `problem` names the bad value and the accepted values; `origin`
-    may be empty. `involved` has the other paths that a cross check used.
-    """
+    """One error of a configuration. `problem` names the wrong value and the accepted values;
+    `origin` may be empty. `involved` contains the other paths that a cross check used."""
 
     path: KeyPath
     problem: str
@@ -46,7 +45,7 @@ class Finding:
 
 
 def message_of(findings: Iterable[Finding], subject: str) -> str:
-    """One message that lists all findings."""
+    """Return one message that lists all findings."""
     lines = [str(finding) for finding in findings]
     head = "1 problem" if len(lines) == 1 else f"{len(lines)} problems"
     shown = lines[:_MAX_LINES]
@@ -56,12 +55,12 @@ def message_of(findings: Iterable[Finding], subject: str) -> str:
 
 
 def from_validation(error: ValidationError, model: type[BaseModel], raw: Any) -> Iterator[Finding]:
-    """Translate the errors of pydantic into findings."""
+    """Convert the errors of pydantic to findings."""
     for item in error.errors(include_url=False, include_context=True):
         path: KeyPath = tuple(item["loc"])
         kind = item["type"]
         if kind == "default_factory_not_called":
-            continue  # a default that depends on other fields, of which one is invalid
+            continue  # a default that depends on another, invalid field
         if path[-1:] == ("[key]",):  # pydantic's mark for the key of a mapping
             path = path[:-1]
             value = path[-1]
@@ -73,7 +72,7 @@ def from_validation(error: ValidationError, model: type[BaseModel], raw: Any) ->
             yield Finding(path, "required, but missing", is_missing=True)
         else:
             section = kind in ("model_type", "model_attributes_type", "dict_type")
-            # Text in the place of a section may be anything, even a secret: do not show it.
+            # Text in place of a section may be anything, even a secret, so it is not shown.
             shown = "text" if section and isinstance(value, str) else show(path, value)
             yield Finding(path, f"{shown}: {_accepted(item)}")
 
@@ -101,7 +100,8 @@ def _accepted(item: Any) -> str:
 
 
 def unknown_key(path: KeyPath, model: type[BaseModel]) -> str:
-    """Never shows the value: a misspelt `password` must not be printed."""
+    """Return the message for an unknown key. It never shows the value, because a misspelt
+    `password` must not be printed."""
     known = known_keys(model, path[:-1])
     word = str(path[-1])[:_MAX_SHOWN]
     meant = _SYNONYMS.get(word)
@@ -114,7 +114,7 @@ def unknown_key(path: KeyPath, model: type[BaseModel]) -> str:
 
 
 def show(path: KeyPath, value: Any) -> str:
-    """The bad value, shortened, and masked if it could be a secret."""
+    """Return the wrong value, shortened, and masked if it could be a secret."""
     if isinstance(value, Mapping):
         return "a mapping"
     if isinstance(value, (list, tuple)):

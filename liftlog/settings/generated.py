@@ -46,7 +46,7 @@ _LISTS_FROM_TEXT = ("servers", "listen", "subject")
 
 
 def render_template() -> str:
-    """The text of the file."""
+    """Return the text of the file."""
     lines = [_HEAD]
     lines += _section(Settings, Settings().to_yaml_dict(), "")
     lines += ["", _STREAM_HEAD.rstrip()]
@@ -74,7 +74,7 @@ def _section(model: type[BaseModel], values: dict[str, Any], indent: str) -> Ite
 
 
 def _plain(model: type[BaseModel], values: dict[str, Any], indent: str) -> Iterator[str]:
-    """Settings without prose, for a section that is commented out as a whole."""
+    """Yield settings without prose, for a section that is commented out as a whole."""
     for key, info in fields_of(model):
         section = section_of(info)
         if key == "subject":
@@ -104,7 +104,7 @@ def _prose(text: str, indent: str) -> Sequence[str]:
 
 
 def json_schema() -> dict[str, Any]:
-    """The schema as a complete document."""
+    """Return the schema as a complete document."""
     schema = Settings.model_json_schema(by_alias=True)
     for section in [schema, *schema["$defs"].values()]:
         for key, setting in section.get("properties", {}).items():
@@ -140,7 +140,8 @@ def _widen(key: str, setting: dict[str, Any]) -> None:
 
 
 def _add_numbers_and_flags(words: list[Any]) -> None:
-    """YAML reads 0600 and 1.2 as numbers, and `on` as a boolean."""
+    """Accept numbers and booleans as well, because YAML reads 0600 and 1.2 as numbers, and `on` as
+    a boolean."""
     for word in list(words):
         if word in ("on", "off"):
             words.append(word == "on")
@@ -149,14 +150,14 @@ def _add_numbers_and_flags(words: list[Any]) -> None:
 
 
 def _allow_empty(section: dict[str, Any]) -> None:
-    """A section whose lines are all commented out is null."""
+    """Accept null for a section, because a section whose lines are all commented out is null."""
     section.pop("title", None)
     if section.get("type") == "object" and not section.get("required"):
         section["type"] = ["object", "null"]
 
 
 def _write_defaults(schema: dict[str, Any], section: dict[str, Any], written: Any) -> None:
-    """Defaults as a user writes them: 7d, not 604800."""
+    """Write defaults in the form in which a user writes them: 7d, not 604800."""
     for key, setting in section.get("properties", {}).items():
         reference = setting.get("$ref")
         value = written.get(key)

@@ -19,7 +19,8 @@ _PLAIN_KEY = re.compile(r"[\w-]{1,128}")
 
 
 class SettingsModel(BaseModel):
-    """Immutable; unknown keys are refused; keys are the YAML keys, not the attribute names."""
+    """Base class of all sections. Immutable; unknown keys are refused; keys are the YAML keys, not
+    the attribute names."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
@@ -30,12 +31,12 @@ class SettingsModel(BaseModel):
         return {} if value is None else value
 
     def to_yaml_dict(self) -> dict[str, Any]:
-        """Canonical keys and values, as a user writes them; secrets are masked."""
+        """Return keys and values in the form in which a user writes them; secrets are masked."""
         return self.model_dump(mode="json", by_alias=True)
 
 
 def dotted(path: KeyPath) -> str:
-    """`streams.orders.subject`, `nats.servers[1]`."""
+    """Return a path as text: `streams.orders.subject`, `nats.servers[1]`."""
     text = ""
     for part in path:
         if isinstance(part, int):
@@ -47,18 +48,19 @@ def dotted(path: KeyPath) -> str:
 
 
 def known_keys(model: type[BaseModel], path: KeyPath) -> list[str]:
-    """The keys of the section at `path`; empty if there is no such section."""
+    """Return the keys of the section at `path`; empty if there is no such section."""
     section = _section(model, path)
     return [] if section is None else [key for key, _ in fields_of(section)]
 
 
 def fields_of(model: type[BaseModel]) -> list[tuple[str, FieldInfo]]:
-    """The fields of a section with their keys, in the order of the file."""
+    """Return the fields of a section with their keys, in the order of the file."""
     return [(info.alias or name, info) for name, info in model.model_fields.items()]
 
 
 def section_of(info: FieldInfo) -> type[BaseModel] | None:
-    """The model of a field that is a section (even if it may be null); None for other fields."""
+    """Return the model of a field that is a section (even if it may be null); None for other
+    fields."""
     for kind in _plain_types(info.annotation):
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             return kind
@@ -66,14 +68,14 @@ def section_of(info: FieldInfo) -> type[BaseModel] | None:
 
 
 def summary_of(model: type[BaseModel]) -> str:
-    """The first line of a section's docstring; empty if it has none."""
+    """Return the first line of a section's docstring; empty if it has none."""
     own = vars(model).get("__doc__")
     return own.strip().splitlines()[0] if own else ""
 
 
 def is_text_field(model: type[BaseModel], path: KeyPath) -> bool:
-    """Return True if the value at `path` is text, so that `012` there is not a number. If
-    `is_texts_field`, it may also be a list of texts."""
+    """Return True if the value at `path` is text, so that `012` is not read as a number. If
+    `is_texts_field` is also True, the value may be a list of texts, too."""
     if is_texts_field(model, path):
         return True
     return any(
@@ -97,7 +99,7 @@ def _section(model: type[BaseModel], path: KeyPath) -> type[BaseModel] | None:
 
 
 def _field(model: type[BaseModel], path: KeyPath) -> tuple[Any, ...] | None:
-    """The plain types that the value at `path` may have."""
+    """Return the plain types that the value at `path` may have."""
     annotation: Any = model
     for part in path:
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):
@@ -124,9 +126,9 @@ def _plain_types(annotation: Any) -> Iterator[Any]:
 
 
 def differing_keys(old: SettingsModel, new: SettingsModel) -> list[str]:
-    """The dotted keys that differ, in the order of the file: `nats.servers`,
-    `streams.orders.retention.max_age`; only `streams.orders` for a stream that one of the two
-    lacks. Never a value: some are secret."""
+    """Return the dotted keys that differ, in the order of the file: `nats.servers`,
+    `streams.orders.retention.max_age`. For a stream that exists on one side only, just
+    `streams.orders` is returned. Values are never returned, because some are secret."""
     before, after = old.model_dump(by_alias=True), new.model_dump(by_alias=True)
     return [dotted(path) for path in _differing(before, after, ())]
 

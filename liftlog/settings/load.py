@@ -32,7 +32,7 @@ _MAX_BYTES = 4 * MAX_CHARACTERS
 _MAX_ROUNDS = 4
 _MAX_KEYS = 64
 
-# Read by the command line, not settings of the daemon.
+# The command line reads these; they are no settings of the daemon.
 _CLIENT_VARIABLES = frozenset(
     f"{ENV_PREFIX}{name}"
     for name in (
@@ -44,7 +44,7 @@ _CLIENT_VARIABLES = frozenset(
 # _LIFTLOG_COMPLETE, which does not begin with our prefix.
 _SERVICE_VARIABLE = re.compile(r"LIFTLOG_(SERVICE_(HOST|PORT)|PORT($|_\d))")
 
-# YAML indicators: `>` alone would be an empty block of text, `*` an alias.
+# Indicators of YAML: `>` alone would be an empty block of text, `*` an alias.
 _NOT_YAML = tuple(">|*&!%@`")
 _QUOTES = ('"', "'")
 
@@ -53,7 +53,8 @@ _Model = TypeVar("_Model", bound=SettingsModel)
 
 
 class Sources:
-    """Values merged in the order of the calls, and the origin of each; a later value wins."""
+    """Merges values in the order of the calls, and stores the origin of each. A later value
+    replaces an earlier one."""
 
     def __init__(self, model: type[BaseModel]) -> None:
         self.tree: dict[str, Any] = {}
@@ -62,7 +63,7 @@ class Sources:
         self._origins: dict[KeyPath, str] = {}
 
     def origin_of(self, path: KeyPath) -> str:
-        """The origin of the value at `path`, or of the closest section around it."""
+        """Return the origin of the value at `path`, or of the closest section around it."""
         for length in range(len(path), -1, -1):
             origin = self._origins.get(path[:length])
             if origin is not None:
@@ -79,7 +80,7 @@ class Sources:
         return self.origin_of(path)
 
     def add_file(self, file: Path) -> None:
-        """Raises ConfigError when the file cannot be read."""
+        """Merge the values of a file. Raises ConfigError if the file cannot be read."""
         try:
             with file.open("rb") as opened:
                 content = opened.read(_MAX_BYTES + 1)
@@ -117,7 +118,7 @@ class Sources:
             key, equals, value = text.partition("=")
             path = tuple(key.strip().split("."))
             if not equals or "" in path:
-                # Without the value: it may be a secret.
+                # The value is not shown, because it may be a secret.
                 self.findings.append(Finding((), "expected KEY=VALUE", f"--set {key.strip()}"))
                 continue
             self._put(path, value, f"--set {key.strip()}")
@@ -149,7 +150,7 @@ class Sources:
             if not isinstance(inner, dict):
                 inner = there[part] = {}
             else:
-                # An alias in the file may have put one dict in two places.
+                # An alias in the file may have put the same dict into two places.
                 inner = there[part] = dict(inner)
             there = inner
         there[path[-1]] = value
@@ -172,7 +173,7 @@ class Sources:
         if is_list:
             return document.value
         if is_text and document.value is not None and not stripped.startswith(_QUOTES):
-            # A password 0123 is not the number 83.
+            # A password 0123 must not become the number 83.
             return text
         return document.value
 

@@ -1,9 +1,9 @@
 """The settings of a stream as manifests and records store them, so that older versions can read
 them.
 
-A version refuses a stream with an unknown setting, since it cannot apply the setting. So a setting
-of a later version is left out if its value equals the behaviour of older versions, and older
-versions can then open the stream.
+A version of liftlog refuses a stream with an unknown setting, because it cannot apply the setting.
+Therefore a newer setting is left out if its value equals the behaviour of older versions, so that
+older versions can open the stream.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ these versions."""
 
 
 def stored_form(settings: StreamSettings) -> dict[str, Any]:
-    """Return what to store: keys and values as in the YAML file."""
+    """Return the settings to store, with keys and values as in the YAML file."""
     content = settings.to_yaml_dict()
     for path, neutral in ADDED_LATER.items():
         *sections, key = path.split(".")

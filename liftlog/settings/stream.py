@@ -359,5 +359,5 @@ class StreamSettings(SettingsModel):
 
     @property
     def shown_subjects(self) -> str:
-        """All subjects in one line."""
+        """All subjects as one line of text."""
         return ", ".join(self.subjects)

@@ -48,12 +48,12 @@ SIZE_HELP = "a size such as 4096, 64KiB, 8MiB, 1GB"
 
 
 def parse_duration(value: object) -> float:
-    """Parse a duration into seconds. Raises ValueError that says what is expected."""
+    """Parse a duration to seconds. Raises ValueError, which names the accepted forms."""
     seconds: float
     if isinstance(value, bool):
         raise ValueError(f"expected {DURATION_HELP}")
     if isinstance(value, (int, float)):
-        # Compared before float(): a long integer does not fit one.
+        # Compared before float(), because a long integer does not fit a float.
         if not 0 <= value <= MAX_DURATION_SECONDS:  # also false for NaN
             raise ValueError("expected a duration between 0 and 100 years")
         return float(value)
@@ -75,7 +75,8 @@ def parse_duration(value: object) -> float:
 
 
 def format_duration(seconds: float) -> str | float:
-    """The shortest text that `parse_duration` reads back exactly; otherwise the number itself."""
+    """Return the shortest text that `parse_duration` converts back exactly; otherwise the number
+    itself."""
     if seconds == 0:
         return "0s"
     total_ns = round(seconds * 10**9)
@@ -87,7 +88,7 @@ def format_duration(seconds: float) -> str | float:
 
 
 def parse_size(value: object) -> int:
-    """Parse a size into bytes. Raises ValueError that says what is expected."""
+    """Parse a size to bytes. Raises ValueError, which names the accepted forms."""
     if isinstance(value, bool) or not isinstance(value, (int, str)):
         raise ValueError(f"expected {SIZE_HELP}")
     if isinstance(value, int):
@@ -109,7 +110,7 @@ def parse_size(value: object) -> int:
 
 
 def format_size(size_bytes: int) -> str | int:
-    """Format with the largest binary unit that divides the size; a plain number if none does."""
+    """Format a size with the largest binary unit that divides it; a plain number if none does."""
     for unit in ("TiB", "GiB", "MiB", "KiB"):
         in_bytes = _BYTES_PER_UNIT[unit.lower()]
         if size_bytes and size_bytes % in_bytes == 0:
@@ -193,7 +194,7 @@ Flag = Annotated[bool, Strict()]
 
 
 def path_text(value: Any) -> Any:
-    """Refuses text that cannot be a path."""
+    """Return the value; raise ValueError for text that cannot be a path."""
     if isinstance(value, str) and (not value or "\0" in value):
         raise ValueError("expected the path of a file or directory")
     return value
