@@ -84,6 +84,17 @@ class LeafLink:
         except OSError as error:
             raise NatsUnavailable(f"the leaf node connection ended: {error}") from error
 
+    def offer(self, commands: bytes) -> bool:
+        """Send without waiting. Returns False, and sends nothing, if there is no connection or the
+        server is behind with what was sent."""
+        writer = self._writer
+        if not self.connected or writer is None:
+            return False
+        if writer.transport.get_write_buffer_size() >= _UNSENT_BYTES:
+            return False
+        writer.write(commands)
+        return True
+
     def _unavailable(self) -> NatsUnavailable:
         return NatsUnavailable(
             f"consumers deliver over a leaf node connection, and there is none to {self.address}: "
