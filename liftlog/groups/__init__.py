@@ -1,10 +1,10 @@
-"""Consumer groups, as decisions: who owns which slot of a stream, and whose commit counts. No I/O,
-no clock.
+"""Decides about consumer groups: the owner of each slot of a stream, and the commits that are
+accepted. No I/O, no clock.
 
-state        one group as it is stored: members, owners and offsets of its slots
-assignment   how many slots each member has, which ones move, who gets the free ones
+state        the stored state of one group: members, owners and offsets of its slots
+assignment   the number of slots of each member, the slots that move, their new owners
 requests     requests to the coordinator, and its answers to members
-coordinator  joins, heartbeats, commits and leaves, judged together; sessions and their end
-quota        how many groups and members there may be, per principal
-waiting      requests that wait to be judged, in their order
+coordinator  decides about joins, heartbeats, commits and leaves; tracks sessions
+quota        limits on the number of groups and members, per principal
+waiting      the queue of requests
 """

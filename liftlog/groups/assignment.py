@@ -1,7 +1,8 @@
-"""Decides how many slots each member gets, which slots must move, and who gets the free ones. Pure.
+"""Decides how many slots each member gets, which slots move, and to which members. Pure.
 
-Shares differ by one at most. A slot moves only if its owner has more than its share. All of it
-follows from the stored state alone, so another coordinator reaches the same result.
+The shares of two members differ by at most one slot. A slot moves only if its owner has more than
+its share. The decisions depend only on the stored state, so another coordinator makes the same
+ones.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from liftlog.groups.state import FREE, GroupState, Member
 
 
 def shares(state: GroupState) -> dict[str, int]:
-    """Return how many slots each member should have.
+    """Return the share of each member: the number of slots that it should have.
 
-    Members that already have one slot more than the others keep it. How much more they have does
-    not count: a share must not change while they give up the rest one by one.
+    If the slots cannot be divided equally, members that already have more slots get the larger
+    shares. It does not matter how many more they have, because shares must not change while such
+    members release their surplus one by one.
     """
     if not state.members:
         return {}
@@ -29,7 +31,8 @@ def shares(state: GroupState) -> dict[str, int]:
 
 
 def excess(state: GroupState) -> set[int]:
-    """Return the slots that their owners must give up: the newest ones of members with too many."""
+    """Return the slots that their owners must release: the newest slots of members with too
+    many."""
     found: set[int] = set()
     by_owner: dict[str, list[int]] = {}
     for slot, owner in enumerate(state.owners):
@@ -43,7 +46,7 @@ def excess(state: GroupState) -> set[int]:
 
 
 def staying(state: GroupState) -> dict[str, list[int]]:
-    """Return the slots that each owner has and may keep."""
+    """Return, for each owner, the slots that it may keep."""
     moving = excess(state)
     found: dict[str, list[int]] = {}
     for slot, owner in enumerate(state.owners):
@@ -53,7 +56,7 @@ def staying(state: GroupState) -> dict[str, list[int]]:
 
 
 def settled(state: GroupState, before: GroupState | None) -> GroupState:
-    """Give the free slots to members that have too few. Starts a new generation if members or
+    """Assign the free slots to members that have too few. Begins a new generation if members or
     owners differ from `before`."""
     if before is not None and FREE not in state.owners and keeps_owners(state, before):
         return state  # a commit
@@ -70,7 +73,7 @@ def settled(state: GroupState, before: GroupState | None) -> GroupState:
 
 
 def keeps_owners(state: GroupState, before: GroupState) -> bool:
-    """Return True if one state was made from the other without a change of members or owners."""
+    """Return True if `state` was made from `before` without changing members or owners."""
     return (
         state.owners is before.owners
         and state.since is before.since
@@ -79,12 +82,12 @@ def keeps_owners(state: GroupState, before: GroupState) -> bool:
 
 
 def _who(state: GroupState) -> tuple[object, ...]:
-    # A slot that was given up may return to the same member: that is a new tenure.
+    # `since` is compared, too: a released slot may be assigned to the same member again.
     return state.owners, state.since, state.members
 
 
 def assigned(state: GroupState, owners: dict[int, str], generation: int) -> GroupState:
-    """Return the state with these owners of these slots, from that generation on."""
+    """Return the state with the new `owners` of some slots, from `generation` on."""
     all_owners, since = list(state.owners), list(state.since)
     for slot, owner in owners.items():
         all_owners[slot], since[slot] = owner, generation
@@ -92,7 +95,7 @@ def assigned(state: GroupState, owners: dict[int, str], generation: int) -> Grou
 
 
 def released(state: GroupState, slots: Collection[int]) -> GroupState:
-    """Return the state with these slots free."""
+    """Return the state after its owners have released these slots."""
     if not slots:
         return state
     owners = [FREE if slot in slots else owner for slot, owner in enumerate(state.owners)]
@@ -100,7 +103,7 @@ def released(state: GroupState, slots: Collection[int]) -> GroupState:
 
 
 def without(state: GroupState, members: Iterable[str]) -> GroupState:
-    """Return the state without these members; their slots are free."""
+    """Return the state without these members; their slots become free."""
     gone = set(members)
     left = {name: one for name, one in state.members.items() if name not in gone}
     owners = tuple([FREE if owner in gone else owner for owner in state.owners])
@@ -108,11 +111,11 @@ def without(state: GroupState, members: Iterable[str]) -> GroupState:
 
 
 def joined(state: GroupState, name: str, member: Member) -> GroupState:
-    """Return the state with this member, as of the next generation. It replaces a member of the
-    same name: the slots of that member are assigned to the new one, which fences the old one.
+    """Return the state with this member added in the next generation. The new member replaces a
+    member of the same name: it gets the slots of the old one, which fences the old one.
 
-    The same applies to a member of a group that was removed and created again. Generations begin
-    again with such a group, so they are not enough to distinguish two members.
+    A member of a group that was removed and created again is fenced, too. The generations of such a
+    group begin again, so the number `joined` of a member also contains a checksum of its token.
     """
     generation = state.generation + 1
     number = generation << 32 | crc32(member.token.encode())

@@ -1,16 +1,16 @@
-"""The coordinator of all groups: it judges the requests of members together, and answers when the
-result is durable.
+"""The coordinator of all groups: decides about the requests of members, several at a time, and
+answers them when the result is durable.
 
-Requests wait for the next *flight*. A flight judges them by the durable state, one after the other,
-and stores one record for each group that they change; later requests wait meanwhile. So no answer,
-and no assignment, depends on a write that may still fail, and the commits of all members of a group
-share a record and an fsync.
+Requests wait for the next *flight*. A flight applies them to the durable state, one after the
+other, and the caller stores one record for each group that they change; requests that arrive
+meanwhile wait for the flight after it. So no answer and no assignment depends on a write that may
+still fail, and the commits of all members of a group share a record and an fsync.
 
 Only this coordinator tracks the sessions of members. A session begins again with every heartbeat
-and every commit, and for all members when another coordinator takes over. A member loses its slots
-if no request of it has arrived for the length of its session. The member detects this by its own
-clock, no later than the coordinator: it counts its session from the moment when it sent the request
-that was answered.
+and every commit of the member, and for all members when another coordinator takes over. A member
+loses its slots if no request from it arrives for the length of its session. The member detects this
+by its own clock, no later than the coordinator, because it measures its session from the time at
+which it sent the last answered request.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ logger = logging.getLogger("liftlog.groups")
 
 _MAX_WAITING = 50_000
 _LOOK_SECONDS = 2e-6
-"""Minimum time per member between two scans of all sessions. A scan takes a tenth of that, so the
-members of many groups do not keep the daemon busy with it."""
+"""Minimum time between two scans of all sessions, per member. A scan takes a tenth of this time, so
+scans never use more than a tenth of the processor, even with many members."""
 
 
 @dataclass(slots=True)
 class Flight:
-    """Requests that are judged together. `drafts` are the records to store; None deletes a
-    group."""
+    """Requests that are applied and stored together. `drafts` are the new states of groups, one
+    record each; None deletes a group."""
 
     quota: Quota
     drafts: dict[GroupKey, GroupState | None] = field(default_factory=dict)
@@ -80,11 +80,12 @@ class Parked(NamedTuple):
 
 
 class Coordinator:
-    """Judges all requests of groups. Times are seconds of any clock that only goes forward."""
+    """Decides about all requests of groups. Times are seconds of any monotonic clock."""
 
     most_work = 65_536
-    """Most work judged at once: slots and members to look at, roughly 10 ms. Otherwise a few
-    clients with groups of the largest size could hold up the daemon for a second."""
+    """Maximum work of one flight, as a number of slots and members to examine; takes roughly 10 ms.
+    Without this limit, a few clients with groups of the largest size could block the daemon for a
+    second."""
 
     def __init__(
         self,
@@ -96,7 +97,7 @@ class Coordinator:
         self.groups = dict(groups)
         self._limits, self._use = limits, Use.of(groups.values())
         self._kept: dict[GroupKey, dict[str, list[int]]] = {}
-        """The slots that each member should own from now on, until members or owners change."""
+        """The slots that each member may keep; valid until members or owners change."""
         self.expired_total = self.commits_total = self.generations_total = 0
         self._waiting = Waiting()
         self._parked: dict[GroupKey, dict[str, Parked]] = {}
@@ -105,12 +106,12 @@ class Coordinator:
             for key, state in groups.items()
         }
         self.quiet_until = now
-        """No session ends, and no parked heartbeat is due, before this time."""
+        """Before this time, no session ends and no parked heartbeat is due."""
 
     # --- requests ---
 
     def ask(self, asked: Asked, told: Told, now: float) -> None:
-        """Queue a request for the next flight. Raises LimitExceeded."""
+        """Queue a request for the next flight; `told` gets the answer. Raises LimitExceeded."""
         if len(self._waiting) >= _MAX_WAITING:
             raise LimitExceeded("too many requests of groups wait for the disk", hint="try again")
         if isinstance(asked, Join | Beat | Commit):
@@ -118,15 +119,15 @@ class Coordinator:
         self._waiting.add(asked, told)
 
     def _hear(self, asked: Join | Beat | Commit, now: float) -> None:
-        """Note that the member lives. Its session is renewed only when the request is judged; until
-        then the member itself does not count on it."""
+        """Renew the session of the member that sent the request. The member itself renews its
+        session only when it gets the answer."""
         state = self.groups.get(asked.key)
         member = None if state is None else state.members.get(asked.member)
         if member is not None and _is_by(asked, member):
             self._deadlines[asked.key][asked.member] = now + member.session_ms / 1000
 
     def wants_flight(self, now: float) -> bool:
-        """Return True if there is anything to judge: a request, or the end of a session."""
+        """Return True if a flight has work: a waiting request, or the end of a session."""
         if now >= self.quiet_until:
             self._answer_overdue(now)
         return bool(self._waiting) or now >= self.quiet_until
@@ -136,8 +137,8 @@ class Coordinator:
         return bool(self._waiting)
 
     def _answer_overdue(self, now: float) -> None:
-        """Answer the heartbeats that have waited long enough, and find the next time at which
-        anything is due."""
+        """Answer the parked heartbeats that are due, and find the next time at which a heartbeat is
+        due or a session ends."""
         quiet_until, members = math.inf, 0
         for parked in self._parked.values():
             for name in [name for name, one in parked.items() if one.until <= now]:
@@ -147,17 +148,17 @@ class Coordinator:
         for deadlines in self._deadlines.values():
             members += len(deadlines)
             quiet_until = min([quiet_until, *deadlines.values()])
-        if quiet_until > now:  # else sessions have ended, which the next flight judges
+        if quiet_until > now:  # else sessions have ended, and the next flight ends them
             quiet_until = max(quiet_until, now + members * _LOOK_SECONDS)
         self.quiet_until = quiet_until
 
     # --- flights ---
 
     def begin(self, now: float) -> Flight:
-        """Judge the waiting requests; a large rest is left to the next flight.
+        """Begin a flight: apply the waiting requests, up to the limit `most_work`.
 
-        The caller stores the drafts, if there are any, and then calls `landed`. There is one flight
-        at a time.
+        The caller stores the drafts of the flight, if it has any, and then calls `landed`. Only one
+        flight runs at a time.
         """
         flight = Flight(Quota(self._limits, self._use))
         if now >= self.quiet_until:
@@ -178,10 +179,11 @@ class Coordinator:
         return flight
 
     def landed(self, flight: Flight, error: LiftlogError | None, now: float) -> None:
-        """Answer the requests of a flight whose drafts are durable, or lost.
+        """Answer the requests of a flight whose drafts are durable or, with `error`, were not
+        stored.
 
-        If they are lost, even refusals may rest on changes that were never stored, so all requests
-        get the error.
+        If the drafts were not stored, all requests get the error, because even a rejection may
+        depend on a change that was not stored.
         """
         if error is None:
             for key, draft in flight.drafts.items():
@@ -191,7 +193,7 @@ class Coordinator:
             if failure is not None:
                 told(None, failure)
             elif isinstance(asked, Join):
-                self._answer(asked, told)  # another one of its name may have joined in this flight
+                self._answer(asked, told)  # a later join in this flight may have replaced it
             elif isinstance(asked, Beat):
                 self._park_or_answer(asked, told, now)
             else:
@@ -204,7 +206,7 @@ class Coordinator:
     def _adopt(self, key: GroupKey, draft: GroupState | None, now: float) -> None:
         before = self.groups.get(key)
         self._use.count(before, draft)
-        # A group that was removed and joined in one flight begins its generations again.
+        # The generations of a group that was removed and created in one flight begin again.
         if before is None or draft is None or not keeps_owners(draft, before):
             self._kept.pop(key, None)
         if draft is None:
@@ -225,8 +227,8 @@ class Coordinator:
     # --- judging ---
 
     def _expire(self, flight: Flight, now: float) -> None:
-        """End the sessions that are over. Members with waiting requests stay: these came in time,
-        and have waited because of others."""
+        """End the sessions whose deadline has passed, except those of members with waiting
+        requests: these requests arrived in time, and were only delayed by other requests."""
         for key, deadlines in self._deadlines.items():
             gone = [name for name, deadline in deadlines.items() if deadline <= now]
             if gone:
@@ -250,7 +252,8 @@ class Coordinator:
         }
 
     def _judge(self, flight: Flight, asked: Asked, now: float) -> None:
-        """Judge one request. Raises the error with which it is answered."""
+        """Apply one request to the drafts of the flight. Raises the error that the request gets as
+        its answer."""
         key = asked.key
         state = flight.drafts[key] if key in flight.drafts else self.groups.get(key)
         draft: GroupState | None
@@ -299,7 +302,7 @@ class Coordinator:
         if present is not None and present.token == asked.token:
             return state
         if present is not None and asked.joined not in (None, present.joined):
-            raise _replaced(asked)  # the client was stuck while a newer one took its name
+            raise _replaced(asked)  # a newer client took the name while this one was blocked
         flight.quota.join(asked.principal, present)
         member = Member(0, asked.session_ms, asked.token, asked.principal)
         return joined(state, asked.member, member)
@@ -312,8 +315,8 @@ class Coordinator:
         return replace(state, offsets=offsets, incarnation=asked.incarnation, epoch=asked.epoch)
 
     def _beat(self, state: GroupState, asked: Beat) -> GroupState:
-        """Free the slots that the member no longer reads, except those assigned after it sent this
-        heartbeat."""
+        """Free the slots that the member no longer reads, except slots that were assigned after it
+        sent this heartbeat."""
         return released(
             state,
             {
@@ -391,13 +394,13 @@ class Coordinator:
         if member is None or beat.wait <= 0 or beat.generation != state.generation:
             self._answer(beat, told)
             return
-        # Less than its session, so that an answer without news comes in time.
+        # A third of the session at most, so that the answer arrives before the session ends.
         until = now + min(beat.wait, member.session_ms / 3000)
         parked[beat.member] = Parked(beat, told, until)
         self.quiet_until = min(self.quiet_until, until)
 
     def _wake(self, key: GroupKey) -> None:
-        """Answer the parked heartbeats of a group that has changed."""
+        """Answer the parked heartbeats of a changed group."""
         parked = self._parked.get(key, {})
         state = self.groups.get(key)
         for name, (beat, told, _) in list(parked.items()):
@@ -418,7 +421,7 @@ class Coordinator:
             told(self.assignment(asked.key, asked.member), None)
 
     def close(self, error: LiftlogError) -> None:
-        """Fail all waiting requests, because another coordinator takes over, or none."""
+        """Fail all waiting requests with `error`, because this coordinator stops."""
         parked, self._parked = self._parked, {}
         for _, told in self._waiting.drain():
             told(None, error)
@@ -434,10 +437,10 @@ def _is_by(asked: Join | Beat | Commit | Leave, member: Member) -> bool:
 
 
 def _member_of(state: GroupState | None, asked: Join | Beat | Commit | Leave) -> GroupState:
-    """Return the state if it has this member. Raises GroupFenced.
+    """Return the state if it contains the member that sent the request. Raises GroupFenced.
 
-    If the request names a generation that this coordinator has not reached, it belongs to a state
-    that was lost to damage, and the member's knowledge must not be compared with the present state.
+    A request with a generation that this coordinator has not reached belongs to a state that was
+    lost to damage, so it must not be compared with the current state.
     """
     group, stream = asked.key
     member = None if state is None else state.members.get(asked.member)

@@ -1,7 +1,7 @@
 """Limits the number of groups and members, in total and per principal. Pure.
 
-A group counts for the principal that has created it, a member for the one that has joined. Without
-an ACL there are no principals, and only the total limits count.
+A group counts for the principal that created it, a member for the principal that joined. Without an
+ACL there are no principals, and only the limits on totals apply.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from liftlog.groups.state import DEFAULT_SLOTS, GroupState, Member
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Maximum numbers. A group with more slots than the default counts as several, because its
-    state is that many times larger."""
+    """Maximum numbers of groups and members. A group with more slots than the default counts as
+    several groups, because its state is larger by the same factor."""
 
     groups: int = 10_000
     groups_per_principal: int = 10_000
@@ -27,13 +27,13 @@ class Limits:
 
 @dataclass(slots=True)
 class Use:
-    """Numbers of existing groups and members, by principal."""
+    """The numbers of existing groups and members, by principal."""
 
     groups: Counter[str] = field(default_factory=Counter)
     members: Counter[str] = field(default_factory=Counter)
 
     def count(self, before: GroupState | None, after: GroupState | None) -> None:
-        """Note the change of a group; None stands for no group."""
+        """Count the change of a group from `before` to `after`; None stands for no group."""
         for sign, state in ((-1, before), (1, after)):
             if state is not None:
                 self.groups[state.principal] += sign * weight(state)
@@ -52,8 +52,8 @@ class Use:
 class Quota:
     """Checks the creation of groups and members against the limits.
 
-    A new one counts as soon as it is allowed, while it is still being stored. One that ends counts
-    until its end is durable.
+    A new group or member counts as soon as it is allowed, before it is stored. A removed one counts
+    until its removal is durable.
     """
 
     def __init__(self, limits: Limits, use: Use) -> None:
@@ -62,7 +62,7 @@ class Quota:
         self._new = Use()
 
     def create(self, name: str, state: GroupState) -> None:
-        """Count a new group. Raises LimitExceeded."""
+        """Count a new group. Raises LimitExceeded if it would exceed a limit."""
         limits, principal, more = self._limits, state.principal, weight(state)
         if self._use.groups.total() + self._new.groups.total() + more > limits.groups:
             raise LimitExceeded(
@@ -81,9 +81,10 @@ class Quota:
         self._new.groups[principal] += more
 
     def join(self, principal: str, replaced: Member | None) -> None:
-        """Count a new member. Raises LimitExceeded.
+        """Count a new member. Raises LimitExceeded if it would exceed a limit.
 
-        `replaced` has the same name: a member that has restarted is not an additional one.
+        `replaced` is the member of the same name that the new one replaces, if any: a member that
+        has restarted is not an additional one.
         """
         if replaced is not None and replaced.principal == principal:
             return
@@ -105,5 +106,5 @@ class Quota:
 
 
 def weight(state: GroupState) -> int:
-    """Return as how many groups this group counts."""
+    """Return the number of groups as which this group counts."""
     return -(-state.slots // DEFAULT_SLOTS)

@@ -11,8 +11,8 @@ from liftlog.groups.state import GroupKey, GroupState
 
 
 class OwnedSlot(NamedTuple):
-    """A slot of a member. `since`: the generation in which it was assigned. `offset`: the next one
-    to read."""
+    """A slot of a member. `since` is the generation in which it was assigned, `offset` the next
+    offset to read."""
 
     slot: int
     since: int
@@ -21,8 +21,8 @@ class OwnedSlot(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """The slots that a member should own from now on. It must give up any other slot that it has:
-    finish and commit it, and then leave it out of its heartbeats."""
+    """The slots that a member should own from now on. It must release any other slot that it has:
+    finish the records of the slot, commit them, and then omit the slot from its heartbeats."""
 
     joined: int
     generation: int
@@ -36,11 +36,11 @@ class Assignment:
 class Join:
     """A request to join a group.
 
-    `slots` None stands for those of the group, or for the default of a new one, which begins at
-    `start`. A repeated join with the same token is the same join. `joined` is that of the client's
-    former membership, None for a client that begins: only such a client replaces another member.
-    `start_error` says why no group may begin at `start`. It matters only if the request creates a
-    group, which is known when it is judged.
+    If `slots` is None, the group keeps its number of slots; a new group, which begins at `start`,
+    gets the default. A join that is repeated with the same token is the same join. `joined` is the
+    number of the client's former membership, None for a client that has just started: only such a
+    client replaces another member. `start_error` is the reason why no group may begin at `start`;
+    it applies only if the request creates a group.
     """
 
     key: GroupKey
@@ -58,8 +58,8 @@ class Join:
 class Beat:
     """A heartbeat.
 
-    `generation` is the newest that the member has received, `owned` the slots that it reads. If
-    nothing has changed, the answer may come `wait` seconds later.
+    `generation` is the newest generation that the member has received, `owned` the slots that it
+    reads. If the assignment has not changed, the answer may be delayed by up to `wait` seconds.
     """
 
     key: GroupKey
@@ -72,7 +72,7 @@ class Beat:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Everything below its offset is processed, for each of these slots."""
+    """A commit: in each of the given slots, all records below its offset are processed."""
 
     key: GroupKey
     member: str
@@ -92,7 +92,7 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class Seek:
-    """Continue all slots at `offset` of the stream with that incarnation."""
+    """A request to continue all slots at `offset` of the stream with the given incarnation."""
 
     key: GroupKey
     offset: int
@@ -103,7 +103,8 @@ class Seek:
 
 @dataclass(frozen=True, slots=True)
 class Remove:
-    """Remove the group. `only_if`: only if the state is still exactly this one."""
+    """A request to remove the group; with `only_if`, only if the state of the group is still the
+    same."""
 
     key: GroupKey
     only_if: GroupState | None = None
@@ -111,5 +112,5 @@ class Remove:
 
 Asked = Join | Beat | Commit | Leave | Seek | Remove
 Told = Callable[[Assignment | None, LiftlogError | None], None]
-"""Called once: with an assignment for a join or a heartbeat, with None for other requests, or with
+"""Called once with the answer: an assignment for a join or a heartbeat, None for other requests, or
 an error."""

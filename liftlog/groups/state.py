@@ -1,8 +1,8 @@
 """The stored state of one group, and its encoding. Pure.
 
-It is a record of the stream `_offsets`, beside the checkpoints; `docs/reference/checkpoints.md` is
-normative for its key and its value. A change creates a new state, so the durable state and the one
-that is being written share no data.
+The state is a record of the stream `_offsets`, which also stores the checkpoints;
+`docs/reference/checkpoints.md` specifies its key and its value. Each change creates a new,
+immutable state, so the durable state stays unchanged while a new one is written.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ VERSION = 1
 DEFAULT_SLOTS = 64
 MAX_SLOTS = 1024
 MAX_MEMBERS = 1024
-"""Most members of one group. Members in excess of the slots only wait until others leave."""
+"""Maximum number of members of one group. Members without a slot, if there are more members than
+slots, only wait until others leave."""
 MIN_SESSION_MS, MAX_SESSION_MS = 200, 3_600_000
 FREE = ""
 """The owner of a slot that no member owns."""
@@ -36,9 +37,9 @@ GroupKey = tuple[str, str]
 class Member:
     """A member of a group.
 
-    `joined` distinguishes it from others of the same name, and grows from one to the next while the
-    group exists. The client chose `token` for this join; a request with the same token is the same
-    join.
+    `joined` distinguishes the member from others of the same name, and grows with each of them
+    while the group exists. The client chose `token` for this join; a request with the same token is
+    the same join.
     """
 
     joined: int
@@ -49,13 +50,13 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class GroupState:
-    """The state of a group. `generation` grows with every change of members or owners, and never
-    with a commit.
+    """The state of a group. `generation` grows with every change of members or owners, but not with
+    a commit.
 
-    For each slot, `owners` has the member's name, `since` the generation in which it was assigned,
-    and `offsets` the next offset to read. Offset 0 stands for the log start, wherever that is.
-    `incarnation` and `epoch` of the stream come with the newest commit; they are empty and 0 before
-    the first one.
+    For each slot, `owners` contains the name of the member, `since` the generation in which the
+    slot was assigned, and `offsets` the next offset to read. Offset 0 stands for the current log
+    start. `incarnation` and `epoch` of the stream come with the newest commit; they are empty and 0
+    before the first commit.
     """
 
     generation: int

@@ -1,8 +1,7 @@
-"""The queue of requests to judge, and its order. Pure.
+"""The queue of requests to the coordinator. Pure.
 
-Groups take turns, with one request each. One client may have thousands of open requests, and a
-single request for another group is still judged next. Requests of one group are judged in the order
-in which they came.
+Groups take turns, with one request each. So even if one client has thousands of open requests, a
+single request of another group is next. Requests of one group keep their order.
 """
 
 from __future__ import annotations
@@ -14,18 +13,18 @@ from liftlog.groups.requests import Asked, Join, Seek, Told
 from liftlog.groups.state import DEFAULT_SLOTS, MAX_SLOTS, GroupKey, GroupState
 
 _REQUEST_WORK = 64
-"""Work of a request, in addition to that of its group."""
+"""The work of a request itself, in addition to the slots and members of its group."""
 
 Waiter = tuple[Asked, Told]
 
 
 class Waiting:
-    """Waiting requests by group; `len` is their number."""
+    """The waiting requests by group; `len` returns their number."""
 
     def __init__(self) -> None:
         self._queues: dict[GroupKey, deque[Waiter]] = {}
         self._turns: deque[GroupKey] = deque()
-        """Each group with waiting requests, once."""
+        """The groups with waiting requests, each of them once."""
         self._count = 0
 
     def __len__(self) -> int:
@@ -40,14 +39,14 @@ class Waiting:
         self._count += 1
 
     def of(self, key: GroupKey) -> Iterable[Waiter]:
-        """Return the waiting requests of this group, the oldest first."""
+        """Return the waiting requests of a group, the oldest first."""
         return self._queues.get(key, ())
 
     def board(self, groups: Mapping[GroupKey, GroupState], most_work: int) -> list[Waiter]:
-        """Take the requests to judge next, at least one if there is any.
+        """Remove and return the requests of the next flight, at least one if any is waiting.
 
-        Work is counted in slots and members to look at. The batch ends with the request that
-        exceeds `most_work`.
+        The work of a request is counted in slots and members to examine. The result ends with the
+        request that exceeds `most_work`.
         """
         boarding: list[Waiter] = []
         sizes: dict[GroupKey, int] = {}
@@ -66,7 +65,7 @@ class Waiting:
         return boarding
 
     def drain(self) -> list[Waiter]:
-        """Take all."""
+        """Remove and return all waiting requests."""
         taken = [one for queue in self._queues.values() for one in queue]
         self._queues.clear()
         self._turns.clear()
@@ -75,9 +74,10 @@ class Waiting:
 
 
 def _size_after(asked: Asked, counted: int | None, state: GroupState | None) -> int:
-    """Return the most slots and members that the group can have after this request is judged.
+    """Return the maximum number of slots and members that the group can have after this request.
 
-    `counted`: the number after the requests that were taken before, None for the first.
+    `counted` is the number after the earlier requests of the group in this flight, None for its
+    first request.
     """
     if counted is None:
         counted = 0 if state is None else state.slots + len(state.members)
