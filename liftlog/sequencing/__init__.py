@@ -1,4 +1,4 @@
-"""Processes the batches of messages of one stream. Pure: events go in, effects come out.
+"""Sequences the messages of one stream: stores, refuses or deduplicates each. Pure, without I/O.
 
 run         messages as they come from NATS
 sequencer   judges, numbers and groups them; then forms acks or nacks

@@ -15,7 +15,7 @@ from liftlog.sequencing.refusals import to_json
 _WEAVE_FROM = 16
 _COMMAND = b"PUB "
 NEXT = b"\r\n" + _COMMAND
-"""Between two commands."""
+"""The bytes between two commands."""
 _LAST_DIGITS = 4
 _ENDINGS = [b"%04d" % number for number in range(10**_LAST_DIGITS)]
 
@@ -24,7 +24,7 @@ Answer = tuple[bytes, bytes]
 
 
 class Sent(NamedTuple):
-    """One message, as NATS delivers it."""
+    """A message, as NATS delivers it."""
 
     subject: bytes
     reply: bytes
@@ -33,22 +33,22 @@ class Sent(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """An answer requested by a message in liftlog's envelope, for a stream with other replicas."""
+    """The answer that a message in liftlog's envelope requests, in a stream with other replicas."""
 
     correlation_id: str | None
     policy: AckPolicy
 
 
 Echo = str | Asked | Ack | None
-"""The fields of its message that an answer repeats: none, a correlation id, the same with the ack
-policy, or all fields that Liftbridge's Ack repeats."""
+"""The fields of a message that its answer repeats: none, a correlation id, a correlation id and the
+ack policy, or all fields that Liftbridge's Ack repeats."""
 
 
 class AckFormat:
     """The format of one stream's acks.
 
-    An ack names `durability` if it is weaker than fsync, and the policy "leader" if that is the
-    `policy` of messages that name none. Answers to `Asked` name epoch and policy.
+    An ack contains `durability` if it is weaker than fsync, and the policy "leader" if that is the
+    `policy` of messages that do not request one. Answers to `Asked` contain epoch and policy.
     """
 
     def __init__(
@@ -87,8 +87,8 @@ class AckFormat:
     def mixed(
         self, replies: Sequence[bytes], offsets: Sequence[int], is_new: Sequence[bool]
     ) -> bytes:
-        """Return `PUB` commands in the given order: acks for these offsets, each as new or as a
-        duplicate."""
+        """Return `PUB` commands with acks for these offsets, in their order. `is_new` is False for
+        acks of duplicates."""
         lowest, highest = min(offsets), max(offsets)
         digits = len(str(highest))
         if len(str(lowest)) != digits:
@@ -114,8 +114,8 @@ class AckFormat:
         return woven([replies, heads, numbers, ends])
 
     def repeating(self, answers: Sequence[tuple[bytes, str, int]]) -> bytes:
-        """Return `PUB` commands for acks that repeat a correlation id: (reply, id, offset) of
-        each."""
+        """Return `PUB` commands for acks that repeat a correlation id; `answers` are (reply, id,
+        offset)."""
         before = self._tail[:-1] + b',"correlation_id":'
         form = b"PUB %%b %%d\r\n%b%%d%b%%b}\r\n" % (self._head, before)
         fixed = len(self._head) + len(before) + 1
@@ -129,8 +129,8 @@ class AckFormat:
     def asked(
         self, answers: Iterable[tuple[bytes, Asked, int]], *, duplicate: bool = False
     ) -> bytes:
-        """Return `PUB` commands for acks of messages in liftlog's envelope: (reply, wish, offset)
-        of each."""
+        """Return `PUB` commands for acks of messages in liftlog's envelope; `answers` are (reply,
+        requested answer, offset)."""
         head, tails = self._head, self._asked_tails
         commands = []
         for reply, (correlation_id, policy), offset in answers:
@@ -146,7 +146,7 @@ class AckFormat:
         One format string serves all offsets with the same number of digits.
         """
         if len(replies) == 1:
-            # A lone publisher waits for every microsecond of this.
+            # Each microsecond of this delays a publisher that waits for its ack.
             form = self._forms.get(len(str(first_offset)))
             if form is not None and replies[0]:
                 return form % (replies[0], first_offset)
@@ -169,13 +169,13 @@ class AckFormat:
         return b"".join(parts)
 
     def _weave(self, replies: Sequence[bytes], start: int, digits: int) -> bytes:
-        """As `commands`, for many acks with none left out."""
+        """Return the same as `commands`, for many replies of which none is empty."""
         end = start + len(replies)
         head = b" %d\r\n%b" % (len(self._head) + digits + len(self._tail), self._head)
         if digits <= _LAST_DIGITS:
             heads, numbers = [head] * len(replies), _numbers(range(start, end))
         else:
-            # Only the last digits differ from one ack to the next, and those need no formatting.
+            # Only the last digits differ from one ack to the next, and they need no formatting.
             heads, numbers = [], []
             for at in range(start - start % len(_ENDINGS), end, len(_ENDINGS)):
                 endings = _ENDINGS[max(start - at, 0) : end - at]
@@ -195,8 +195,8 @@ def _numbers(numbers: Sequence[int]) -> list[bytes]:
 
 
 def woven(columns: Sequence[Sequence[bytes]]) -> bytes:
-    """Return many `PUB` commands from columns that are laid side by side and joined. The first
-    column holds the subjects, the last one ends in `NEXT`."""
+    """Return many `PUB` commands, each of which joins one item of every column. The items of the
+    first column are the subjects, those of the last one end in `NEXT`."""
     width, count = len(columns), len(columns[0])
     pieces = [_COMMAND] * (1 + width * count)
     for at, column in enumerate(columns, 1):
@@ -206,12 +206,12 @@ def woven(columns: Sequence[Sequence[bytes]]) -> bytes:
 
 
 def within_payload(commands: bytes, max_payload_bytes: int) -> tuple[bytes, int]:
-    """Return the `PUB` commands without those whose body is too large, and how many were left out.
+    """Remove the `PUB` commands with a too large body; return the others, and the number removed.
 
     A server closes the connection of a client that sends a larger body.
     """
     if _size_of_digits(len(str(max_payload_bytes))).search(commands) is None:
-        return commands, 0  # no size has as many digits as the limit
+        return commands, 0  # every size has fewer digits than the limit
     kept = []
     left_out = 0
     for start, body, end in _borders(commands):
@@ -240,8 +240,8 @@ def published(commands: bytes) -> Iterator[Sent]:
 
 
 def _borders(commands: bytes) -> Iterator[tuple[int, int, int]]:
-    """Yield for each command where it starts, where its body starts, and where the next command
-    starts."""
+    """Yield, for each command, its start, the start of its body, and the start of the next
+    command."""
     start = 0
     while start < len(commands):
         line_end = commands.index(b"\r\n", start)
@@ -252,7 +252,7 @@ def _borders(commands: bytes) -> Iterator[tuple[int, int, int]]:
 
 
 def publish_commands(answers: Iterable[Answer]) -> bytes:
-    """Return `PUB` commands for answers with a complete body."""
+    """Return the `PUB` commands for answers whose bodies are complete."""
     return b"".join(
         [b"PUB %b %d\r\n%b\r\n" % (subject, len(body), body) for subject, body in answers]
     )

@@ -17,19 +17,19 @@ from liftlog.sequencing.run import MESSAGE_OVERHEAD_BYTES
 from liftlog.sequencing.subject_sequences import Notes
 
 _BATCH_OVERHEAD_BYTES = 256
-_RECORD_OVERHEAD_BYTES = 20  # offsets of three columns, a time, a subject id, some bits
+_RECORD_OVERHEAD_BYTES = 20  # per record: offsets in three columns, a time, a subject id, some bits
 
 
 class CommitGroup:
     """Records in offset order as columns, and the answers that wait for them.
 
-    `keys` and `headers` stay None until one record has some. `ack_replies` has one entry per
-    record, b"" for no ack. `answers` are complete commands: duplicates, refusals, acks with a
-    correlation id; so are `early_answers`, which leave as soon as the group is durable here.
-    `timed_acks` (reply, ack, offset) get the time of the commit. If the group fails,
-    `waiting_replies` are nacked in the place of all these, and so are `waiting`, with the fields
-    that the nack has to repeat. `subject_notes` is None if the stream does not store the last
-    offset of each subject.
+    `keys` and `headers` stay None until a record has a key or a header. `ack_replies` has one entry
+    per record, b"" for no ack. `answers` are complete commands: answers to duplicates, refusals,
+    acks with a correlation id. `early_answers` are complete commands that are sent as soon as the
+    group is durable on this node. `timed_acks` (reply, ack, offset) will contain the time of the
+    commit. If the group fails, none of these is sent: instead `waiting_replies` and `waiting` get
+    nacks, the latter with the fields that a nack has to repeat. `subject_notes` is None if the
+    stream does not store the last offset of each subject.
     """
 
     __slots__ = (
@@ -94,20 +94,21 @@ class CommitGroup:
         return self.stamps[-1][0] if self.stamps else 0
 
     def add_stamp(self, timestamp_ns: int, count: int) -> None:
-        """Note that `count` more records have this stamp."""
+        """Add `count` records with this timestamp."""
         if self.stamps and self.stamps[-1][0] == timestamp_ns:
             count += self.stamps.pop()[1]
         self.stamps.append((timestamp_ns, count))
 
     def pad_headers(self) -> list[bytes]:
-        """Return the header column, filled up to the present length and created on first use."""
+        """Return the header column, created if missing and padded to the current number of
+        records."""
         if self.headers is None:
             self.headers = []
         self.headers += [b""] * (len(self.values) - len(self.headers))
         return self.headers
 
     def key_by_subject(self) -> None:
-        """Use the subject as the key of each record without one."""
+        """Use the subject as key of each record that has no key."""
         pairs = zip(self.pad_keys(), self.subjects, strict=True)
         self.keys = [subject if key is None else key for key, subject in pairs]
 
@@ -152,7 +153,8 @@ class CommitGroup:
             lo, hi = bounds.pop()
             encoded = self._encode_range(lo, hi, leader_epoch, commit_group)
             if len(encoded.data) > max_bytes and hi - lo > 1:
-                # Long or escaped subjects, whose size is only known after they are encoded.
+                # The batch is too large because of long or escaped subjects, whose size is only
+                # known after they are encoded.
                 middle = (lo + hi) // 2
                 bounds += [(middle, hi), (lo, middle)]
             else:
@@ -179,8 +181,8 @@ class CommitGroup:
         return EncodedBatch(data, base + lo, base + hi, hi - lo, first, largest)
 
     def _split(self, max_records: int, max_bytes: int) -> list[tuple[int, int]]:
-        """Return where to split so that no batch exceeds the limits, unless a single record
-        does."""
+        """Return the ranges of records for batches within the limits; a single record may exceed
+        them."""
         columns = [
             column for column in (self.values, self.headers, self.keys) if column is not None
         ]
@@ -204,7 +206,7 @@ def _lengths(column: Sequence[bytes | None]) -> Iterable[int]:
 
 
 class HeldGroup(NamedTuple):
-    """The rest of a group that is durable here and waits to be committed."""
+    """The answers and counts of a group that is durable on this node and waits to be committed."""
 
     next_offset: int
     answers: bytes
@@ -212,12 +214,12 @@ class HeldGroup(NamedTuple):
     received: int
     records: int
     memory_bytes: int
-    """Memory that it took before."""
+    """Memory that the group took before it was held, in bytes."""
 
 
 class Released(NamedTuple):
     """Held groups that are now committed, and the NATS commands with all answers that waited for
-    them."""
+    their commit."""
 
     answers: bytes
     groups: list[HeldGroup]

@@ -12,13 +12,14 @@ class SequencerConfig:
     """Settings of one sequencer; sizes are in bytes.
 
     `subjects` are only reported to publishers that use Liftbridge's envelope. With `is_replicated`
-    other nodes hold copies: acks under the policy `leader` leave when a message is durable here,
-    those under `all` when it is committed, and answers to liftlog's envelope name the policy and
-    `leader_epoch`. `ack_policy` applies to messages that name none.
+    other nodes hold copies of the stream: acks under the policy `leader` are sent when a message is
+    durable on this node, acks under `all` when it is committed, and answers to liftlog's envelope
+    contain the policy and `leader_epoch`. `ack_policy` applies to messages that do not request a
+    policy.
 
-    With `is_bucket` the newest record of a subject replaces those before it, as in a key-value
-    bucket of JetStream: a record without a key has its subject as key, and a message may roll up
-    its subject. With `one_per_subject` a message whose subject has a record is refused.
+    With `is_bucket` the newest record of a subject replaces its older records, as in a key-value
+    bucket of JetStream: a record without a key gets its subject as key, and a message may roll up
+    its subject. With `one_per_subject` a message is refused if its subject already has a record.
     """
 
     stream: str

@@ -1,4 +1,5 @@
-"""Parses requests of a message's headers: see the names in `records.message_headers`."""
+"""Parses the requests in the headers of a message. `records.message_headers` defines their
+names."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ _KEY = message_headers.KEY.encode()
 _TOMBSTONE = message_headers.TOMBSTONE.encode()
 
 MAX_MESSAGE_ID_BYTES = 255
-"""As in an envelope. JetStream has no limit of its own, but liftlog stores and repeats the id."""
+"""The same limit as in an envelope. JetStream has no limit, but liftlog stores and repeats the
+id."""
 
 _BOOLEANS = {b"true": True, b"false": False}
 _UNSUPPORTED = re.compile(
@@ -43,12 +45,13 @@ _UNSUPPORTED = re.compile(
 class Control(NamedTuple):
     """Requests in the headers of one message.
 
-    `expected_last_sequence` and `expected_subject_sequence` are -1 if the header is there but is
-    not a number: no sequence can match it. `expected_subject` is the subject that the second one
-    refers to, b"" for the message's own; `names_subject_sequence` is true if either header is
-    there, even if it is empty. `refusal` is set if the headers request something that liftlog does
-    not support. `judges_id` is false for an id that is only remembered, as a rebuild of the dedupe
-    state from the log would remember it.
+    `expected_last_sequence` and `expected_subject_sequence` are -1, which no sequence matches, if
+    the header exists but is not a number. `expected_subject` is the subject that
+    `expected_subject_sequence` refers to, b"" for the subject of the message;
+    `names_subject_sequence` is true if either of these two headers exists, even if it is empty.
+    `refusal` is set if the headers request something that liftlog does not support. `judges_id` is
+    false if the id does not make the message a duplicate, and is only remembered, as after a
+    rebuild of the dedupe state from the log.
     """
 
     message_id: bytes = b""
@@ -71,16 +74,17 @@ NO_CONTROL = Control()
 
 
 def may_control(block: bytes) -> bool:
-    """Cheap test that lets most messages skip `parse_control`. Names are case-sensitive, as in
-    nats-server."""
+    """Return False if `parse_control` would find nothing in this block: a cheap test for most
+    messages. Names are case-sensitive, as in nats-server."""
     return b"Nats-" in block or b"Liftlog-" in block
 
 
 def parse_control(block: bytes, *, own_only: bool = False) -> Control:
-    """Parse the headers of a message. The first header of each name counts, as in nats-server.
+    """Parse the headers of a message. Uses the first header of each name, as nats-server does.
 
-    With `own_only` the headers of JetStream are meant for another receiver and have no effect here.
-    Searches for each name instead of walking through the lines, whose number the publisher chooses.
+    With `own_only` the headers of JetStream are ignored, because they are meant for another
+    receiver. Searches for each name instead of walking through the lines, whose number the
+    publisher chooses.
     """
     key: bytes | None = None
     tombstone: bool | None = False
@@ -112,7 +116,7 @@ def parse_control(block: bytes, *, own_only: bool = False) -> Control:
     elif len(message_id) > MAX_MESSAGE_ID_BYTES:
         refusal = MESSAGE_ID_TOO_LONG
     elif rollup is not None:
-        refusal = ROLLUP  # a bucket takes it nevertheless
+        refusal = ROLLUP  # a bucket accepts it nevertheless
     return Control(
         message_id,
         expected_stream,

@@ -1,7 +1,7 @@
-"""Message ids seen within the window, kept in memory and rebuilt from the log.
+"""The message ids received within the dedupe window, kept in memory and rebuilt from the log.
 
-While the daemon runs, ids age by a clock that does not step with the wall clock. After a start, ids
-read from the log have the age given by their record stamps.
+While the daemon runs, the age of an id comes from a clock that does not step with the wall clock.
+After a start, the age of an id from the log comes from the timestamp of its record.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from liftlog.sequencing.control import MESSAGE_ID
 from liftlog.sequencing.header_columns import header_columns
 
 KEPT_BYTES = 47
-"""Ids up to this length are stored as they are: as an object such an id takes 80 bytes of memory,
-where a hash takes 64, and it saves the time to hash."""
+"""Ids up to this length are stored unhashed. As an object such an id takes 80 bytes of memory
+instead of the 64 of a hash, but the time to hash is saved."""
 _MARK_BYTES = 16
 
 
 class Marks:
-    """A fixed-size substitute for text that publishers choose: 16 bytes for text of any length.
+    """Makes marks: substitutes of 16 bytes for text of any length that publishers choose.
 
-    A mark is a hash with a secret key. Publishers, who do not have the key, cannot search for two
-    texts with one mark. Among a million texts, the next one collides by chance with a probability
-    of 3e-33.
+    A mark is a hash with a secret key. Publishers do not have the key, so they cannot search for
+    two texts with the same mark. If a million texts are stored, the next one has the same mark as
+    one of them with a probability of 3e-33.
     """
 
     def __init__(self, key: bytes | None = None) -> None:
@@ -55,13 +55,14 @@ class AddedRun(NamedTuple):
 
 
 class DedupeWindow:
-    """Remembers which offset each id got, for `window_ns` and at most `max_ids` of them.
+    """Remembers the offset of each message id, for `window_ns` nanoseconds and at most `max_ids`
+    ids.
 
-    It stores the mark of an id: the id itself or a keyed hash, so that long ids need no more
+    It stores the mark of an id: a short id itself, or a keyed hash, so that a long id needs no more
     memory.
 
-    Ids are added speculatively when a message is judged; `forget_newest` removes them again if
-    their group could not be committed.
+    Ids are added speculatively when a message is judged; `forget_newest` removes them again if the
+    commit group fails.
     """
 
     def __init__(self, window_ns: int, max_ids: int) -> None:
@@ -79,13 +80,13 @@ class DedupeWindow:
         return message_id if len(message_id) <= KEPT_BYTES else self._marks.of(message_id)
 
     def marks(self, message_ids: Sequence[bytes]) -> Sequence[bytes]:
-        """As `mark`, for many."""
+        """Return the marks of many ids; see `mark`."""
         if len(max(message_ids, key=len, default=b"")) <= KEPT_BYTES:
             return message_ids
         return list(map(self.mark, message_ids))
 
     def resize(self, window_ns: int, max_ids: int) -> None:
-        """Apply other limits from now on. Ids that a smaller window has dropped do not come back,
+        """Apply other limits from now on. Ids that a smaller window has dropped are not restored,
         so a larger window is complete only after its length has passed once."""
         self.window_ns = window_ns
         self.max_ids = max_ids
@@ -95,20 +96,21 @@ class DedupeWindow:
         return len(self._offsets)
 
     def lookup(self, mark: bytes) -> int | None:
-        """Return the offset of the original, or None."""
+        """Return the offset of the original message with this mark; None if the mark is not
+        stored."""
         return self._offsets.get(mark)
 
     def may_evict(self, marks: Sequence[bytes]) -> bool:
-        """Return True if adding these marks, if all are new, would evict one of them, or one that
-        it finds."""
+        """Return True if adding these marks could evict one of them, or a stored mark that equals
+        one of them."""
         excess = len(self._order) + len(marks) - self.max_ids
         if excess <= 0:
             return False
         return excess > len(self._order) or not {*islice(self._order, excess)}.isdisjoint(marks)
 
     def add(self, mark: bytes, offset: int, timestamp_ns: int) -> bool:
-        """Remember an id. Returns False if it is remembered already: then the original keeps its
-        place."""
+        """Add an id. Returns False if the window already contains it; the original then stays
+        unchanged."""
         if mark in self._offsets:
             return False
         self._offsets[mark] = offset
@@ -117,12 +119,12 @@ class DedupeWindow:
         return True
 
     def add_run(self, marks: Sequence[bytes], offsets: list[int], timestamp_ns: int) -> AddedRun:
-        """Add the ids of a run. `offsets` are those that the messages get if the run contains no
+        """Add the ids of a run. `offsets` are the offsets of the messages if the run contains no
         duplicate. Call it only if `may_evict` returns False."""
         if not marks:
             return AddedRun(marks, [], offsets)
         table = self._offsets
-        # One lookup in the table for each: it returns the entry, or adds it.
+        # A single lookup per mark returns its entry, or adds it.
         found = list(map(table.setdefault, marks, offsets))
         if found == offsets:
             self._order += marks
@@ -131,7 +133,7 @@ class DedupeWindow:
         is_new = list(map(eq, found, offsets))
         new = list(compress(marks, is_new))
         if new:
-            # Messages after a duplicate move up.
+            # Messages after a duplicate get a lower offset.
             if offsets[-1] - offsets[0] == len(offsets) - 1:
                 moved: Iterable[int] = range(offsets[0], offsets[0] + len(new))
             else:
@@ -151,7 +153,7 @@ class DedupeWindow:
             self._drop_oldest(excess)
 
     def expire(self, now_ns: int) -> None:
-        """Forget ids that are older than the window."""
+        """Remove the ids that are older than the window."""
         limit = now_ns - self.window_ns
         while self._stamps and self._stamps[0][0] < limit:
             self._drop_oldest(self._stamps[0][1])
@@ -167,7 +169,7 @@ class DedupeWindow:
             count -= bearers
 
     def forget_newest(self, marks: Iterable[bytes]) -> None:
-        """Remove the ids that were added last; `marks` in the order in which they were added."""
+        """Remove the ids that were added last; `marks` has the order in which they were added."""
         for mark in reversed(list(marks)):
             if self._order and self._order[-1] == mark:
                 del self._offsets[self._order.pop()]
@@ -180,8 +182,8 @@ class DedupeWindow:
     def add_stored(self, found: StoredIds) -> None:
         """Add the ids of stored records, in the order of the log.
 
-        Each id is judged at its own stamp, as it was on arrival: an id may have been used again
-        after its window, and then the later record is the original.
+        The timestamp of each record gives the time at which its id is compared, as on arrival: an
+        id may have been used again after its window, and then the later record is the original.
         """
         marks, at = self.marks(found.ids), 0
         for stamp, run in groupby(found.stamps_ns):
@@ -191,7 +193,7 @@ class DedupeWindow:
             at = end
 
     def _learn(self, marks: Sequence[bytes], offsets: Sequence[int], timestamp_ns: int) -> None:
-        """As `add`, for many."""
+        """Add many ids; see `add`."""
         table, count = self._offsets, len(marks)
         if table.keys().isdisjoint(marks) and len(set(marks)) == count:
             table.update(zip(marks, offsets, strict=True))
@@ -202,12 +204,13 @@ class DedupeWindow:
             self.add(mark, offset, timestamp_ns)
 
     def is_due(self, now_ns: int) -> bool:
-        """Return True if `expire` would forget an id."""
+        """Return True if `expire` would remove an id."""
         return bool(self._stamps) and self._stamps[0][0] < now_ns - self.window_ns
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the whole state as JSON values: `key` of the hash, and `remembered` as
-        [timestamp_ns, mark, offset]; key and marks in hexadecimal digits."""
+        """Return the whole state as JSON values: `key` is the key of the hash, `remembered`
+        contains [timestamp_ns, mark, offset] of each id. Key and marks are in hexadecimal
+        digits."""
         stamps = chain.from_iterable(repeat(stamp, count) for stamp, count in self._stamps)
         offsets = self._offsets
         pairs = zip(stamps, self._order, strict=True)
@@ -215,12 +218,13 @@ class DedupeWindow:
         return {"key": self._marks.key.hex(), "remembered": marks}
 
     def restore(self, content: Mapping[str, Any]) -> None:
-        """Fill an empty window with a snapshot.
+        """Fill an empty window from a snapshot.
 
-        Snapshots of the first versions hold the ids themselves, as Latin-1 text in the field `ids`;
-        these are read. Those of later versions, which hashed short ids as well, hold `marks` and
-        are not supported. Neither of these versions finds its field in a snapshot of this one, so
-        it reads the log instead. Raises KeyError, TypeError, ValueError.
+        Snapshots of the first versions of liftlog contain the ids themselves, as Latin-1 text in
+        the field `ids`; they are supported. Snapshots of later versions, which hashed short ids as
+        well, contain `marks` and are not supported. None of these versions finds its field in a
+        snapshot of this version, so it reads the log instead. Raises KeyError, TypeError,
+        ValueError.
         """
         if "remembered" in content:
             self._marks = Marks(bytes.fromhex(content["key"]))
@@ -238,7 +242,7 @@ class DedupeWindow:
 
 
 class StoredIds(NamedTuple):
-    """Message ids of stored records that have one; one entry per record in each field."""
+    """The message ids of stored records; each field has one entry per record with an id."""
 
     offsets: Sequence[int]
     stamps_ns: Sequence[int]
@@ -246,9 +250,9 @@ class StoredIds(NamedTuple):
 
 
 class StoredHeaders:
-    """Header blocks of stored records.
+    """Collects the header blocks of stored records, to find their message ids.
 
-    Collects the blocks of many batches, because a search for ids costs as much per call as for some
+    One search covers the blocks of many batches, because each call costs as much as searching some
     dozens of blocks.
     """
 
@@ -260,9 +264,9 @@ class StoredHeaders:
     def add(self, batch: RecordBatch, ahead_ns: int = 0, latest_ns: int | None = None) -> None:
         """Add the header blocks of a batch.
 
-        The stamps of the batch come from a clock that is `ahead_ns` behind the reference clock.
-        They are limited to `latest_ns`, since no stored record can be from the future. Raises
-        CorruptBatch, and adds nothing of the batch then.
+        The timestamps of the batch come from a clock that is `ahead_ns` behind the reference clock.
+        They are limited to `latest_ns`, because no stored record can be from the future. Raises
+        CorruptBatch; then it adds no block of the batch.
         """
         blocks = batch.headers()
         if not any(blocks):

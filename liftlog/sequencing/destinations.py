@@ -1,14 +1,14 @@
 """Decides whether the daemon may publish to a subject that a client names.
 
-A publisher names the subject of its ack, and a client of JetStream's API names those of its answers
-and of its deliveries. The daemon publishes there with its own rights, so such a subject must reach
-only that client: not JetStream's API ($JS...), not the system ($SYS...), not liftlog's own
-subjects, and not a subject that a stream records (an ack would be recorded and acked forever). One
-exception: a stream with `acks: off` may record inboxes, perhaps as part of `>`, and other streams
-still send their acks there.
+A publisher chooses the subject of its ack, and a client of JetStream's API chooses the subjects of
+its answers and deliveries. The daemon publishes to these subjects with its own permissions, so they
+must reach only that client: not JetStream's API ($JS...), not the system ($SYS...), not liftlog's
+own subjects, and not a subject that a stream records (an ack would be recorded and acked forever).
+One exception: a stream with `acks: off` may record inboxes, perhaps as part of `>`, and other
+streams still send their acks to these inboxes.
 
-The daemon chooses the content of acks and answers. A publisher has chosen the content of a record,
-so a record goes to inboxes, and elsewhere only by permission.
+The daemon chooses the content of acks and answers. But a publisher has chosen the content of a
+record, so records are sent to inboxes, and to other subjects only by permission.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ _INBOX_BYTES = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_
 _CACHED = 10_000
 _OF_CLIENTS = re.compile(r"_INBOX[._]|_R_\.")
 """Inboxes: the usual ones, those of clients with a prefix of their own (`_INBOX_name.`), and those
-with which nats-server passes answers on to another account."""
+by which nats-server forwards answers to another account."""
 _OVER_GATEWAY = re.compile(rb"_GR_\.[^.]*\.[^.]*\.")
 """Prefix that the servers of a super-cluster add to a reply subject, and remove again."""
 
 Destination = NewType("Destination", bytes)
-"""A subject to which the daemon may publish now. Only this module makes one; the decision holds
-until the next await, since streams and permissions may change."""
+"""A subject to which the daemon may publish now. Only this module makes one. The decision is valid
+until the next await, because streams and permissions may change."""
 
 
 class Why(Enum):
-    """Why the daemon does not publish to a subject."""
+    """The reason why the daemon does not publish to a subject."""
 
     RESERVED = "it is not an ordinary subject, or NATS or liftlog use it themselves"
     NOT_CHOSEN = "the setting nats.ack_subjects leaves it out"
@@ -47,7 +47,7 @@ class Why(Enum):
 
 
 def own_subject(subject: bytes) -> Destination:
-    """Return the destination for a subject that the daemon itself has chosen, without a check."""
+    """Return, without a check, the destination for a subject that the daemon itself has chosen."""
     return Destination(subject)
 
 
@@ -56,7 +56,7 @@ def is_inbox(subject: str) -> bool:
 
 
 class Destinations:
-    """Decides for single subjects, and for whole runs of ordinary inboxes in a few C calls."""
+    """Decides about single subjects, and about whole runs of ordinary inboxes in a few C calls."""
 
     def __init__(
         self,
@@ -64,8 +64,9 @@ class Destinations:
         witnesses: Iterable[str] = (),
         chosen: Iterable[str] = (">",),
     ) -> None:
-        """`attached` are the subjects of streams that ack, `witnesses` those of streams with `acks:
-        off`. A subject must match one of the patterns `chosen` by the operator."""
+        """`attached` are the subjects of streams that send acks, `witnesses` those of streams with
+        `acks: off`. A destination must match one of the patterns `chosen`, which the operator
+        sets."""
         self._chosen = tuple(chosen)
         attached = tuple(attached)
         self._attached = _by_token(attached)
@@ -78,20 +79,21 @@ class Destinations:
     # --- acks and answers ---
 
     def allows(self, subject: bytes) -> bool:
-        """Return True if `why_not` has no reason. For messages that are judged one by one."""
+        """Return True if `why_not` returns None. For messages that are judged one by one."""
         if self._inbox_is_ordinary and _INBOX.fullmatch(subject) is not None:
             return len(subject) <= MAX_LENGTH
         return self.why_not(subject) is None
 
     def for_answer(self, subject: bytes) -> Destination | None:
-        """Return the destination of an ack or an answer; None if none may go there."""
+        """Return the destination of an ack or an answer; None if none may be sent to the
+        subject."""
         return Destination(subject) if self.why_not(subject) is None else None
 
     def why_not(self, subject: bytes) -> Why | None:
         if len(subject) > MAX_LENGTH:
             return Why.RESERVED
         if self._inbox_is_ordinary and _INBOX.fullmatch(subject) is not None:
-            return None  # not remembered: clients use each inbox once
+            return None  # not cached, because clients use each inbox once
         return self._cached(subject)
 
     def _decide(self, subject: bytes) -> Why | None:
@@ -112,9 +114,9 @@ class Destinations:
     # --- records ---
 
     def for_records(self, subject: bytes, granted: Sequence[str] | None) -> Destination | Why:
-        """Judge a subject to which a client wants records sent.
+        """Decide about a subject to which a client requests records.
 
-        `granted` are the subjects that it may name in addition to inboxes; None allows any.
+        `granted` are the subjects that the client may name in addition to inboxes; None allows any.
         """
         found = self.why_not(subject)
         if found is not None:
@@ -128,12 +130,12 @@ class Destinations:
     def for_pushes(
         self, subject: bytes, granted: Sequence[str] | None, source: Sequence[str]
     ) -> Destination | Why:
-        """Judge a subject to which records of a stream on the subjects `source` are pushed, until
-        the client goes away.
+        """Decide about a subject to which a stream that records `source` pushes records
+        continuously.
 
-        Not even a stream with `acks: off` may record them: a stream that reads itself, or two that
-        read each other, would grow forever. Only one on `>` may, since its own records are never
-        pushed.
+        Not even a stream with `acks: off` may record the pushed records: a stream that reads
+        itself, or two that read each other, would grow forever. Only a stream on `>` may record
+        them, because its own records are never pushed.
         """
         found = self.for_records(subject, granted)
         if isinstance(found, Why):
@@ -153,8 +155,8 @@ class Destinations:
         return not given or self.all_allowed(given)
 
     def all_allowed(self, subjects: Sequence[bytes]) -> bool:
-        """Return True only if acks may go to every subject. False means that each needs a check of
-        its own."""
+        """Return True only if acks may be sent to every subject. If False, each subject needs a
+        check of its own."""
         if not self._inbox_is_ordinary:
             return False
         if len(subjects) == 1:
@@ -171,8 +173,8 @@ class Destinations:
 
 
 def _by_token(patterns: Iterable[str]) -> Mapping[str, Sequence[str]]:
-    """Group the patterns by their first token: there may be hundreds of patterns for each of a
-    thousand streams, and each message may have another reply subject."""
+    """Group the patterns by their first token, so that a check compares few of them: a thousand
+    streams may have hundreds of patterns each, and each message may have another reply subject."""
     found: dict[str, list[str]] = {}
     for pattern in patterns:
         found.setdefault(pattern.partition(".")[0], []).append(pattern)
@@ -180,7 +182,7 @@ def _by_token(patterns: Iterable[str]) -> Mapping[str, Sequence[str]]:
 
 
 def _behind_gateway(subject: bytes) -> bytes:
-    """Return the subject without the prefix that gateways add."""
+    """Return the subject without the prefix that a gateway adds."""
     return _OVER_GATEWAY.sub(b"", subject, count=1) if subject.startswith(b"_GR_.") else subject
 
 

@@ -1,8 +1,8 @@
 """Applies an envelope to the message that it came in: its fields override the headers.
 
-Fields that later reads need are written into the stored header block under documented names, so
-that the log alone provides the message id (for dedupe) and the correlation id. The headers of an
-envelope become headers of the message, with the meaning that they have there.
+Fields that later reads need are written to the stored header block under documented names, so that
+the log contains the message id (for dedupe) and the correlation id. The headers of an envelope
+become headers of the message, and have the same effect as such headers.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from liftlog.sequencing.liftbridge import open_liftbridge
 from liftlog.sequencing.refusals import RefusalReason
 
 Opened = tuple[Envelope, Echo, RefusalReason | None]
-"""The fields, the part that an answer repeats, and the reason if the message cannot be stored. A
-plain tuple, because one is built per message."""
+"""The fields of an opened envelope, the part that its answer repeats, and the reason if the message
+cannot be stored. A plain tuple, because one is built per message."""
 
 
 _ONLY_MESSAGE_ID = build_block([(MESSAGE_ID, b"%b")])
@@ -38,7 +38,7 @@ def open_envelope(
         opened = envelope.decode(payload)
         return None if opened is None else (opened, echo_of(config, opened), None)
     if config.recognise_liftbridge and payload.startswith(envelope.liftbridge.COOKIE):
-        # Also one that is too large: its publisher listens only on its ack inbox.
+        # Open it even if it is too large, because its publisher gets answers only on its ack inbox.
         return open_liftbridge(config, subject, payload, stamp)
     return None
 
@@ -51,8 +51,7 @@ def echo_of(config: SequencerConfig, opened: Envelope) -> Echo:
 
 
 def reply_of(opened: Envelope, reply: bytes, acks: str) -> bytes:
-    """Return the subject for the answer to an enveloped message, before it is checked; b"" for no
-    answer."""
+    """Return the unchecked subject for the answer to an enveloped message; b"" for no answer."""
     if opened.ack_policy == "none":
         return b""
     if opened.ack_subject is not None:
@@ -61,8 +60,7 @@ def reply_of(opened: Envelope, reply: bytes, acks: str) -> bytes:
 
 
 def own_block(message_id: str | None, correlation_id: str | None) -> bytes:
-    """Return the header block to store if an envelope has one of these fields or both, and nothing
-    else."""
+    """Return the header block to store for an envelope with only one or both of these fields."""
     if not message_id:
         return _ONLY_CORRELATION_ID % (correlation_id or "").encode()
     if not correlation_id:
@@ -73,7 +71,8 @@ def own_block(message_id: str | None, correlation_id: str | None) -> bytes:
 def own_blocks(
     message_ids: Sequence[bytes] | None, correlation_ids: Sequence[bytes] | None
 ) -> list[bytes]:
-    """As `own_block`, for many messages with the same fields; at least one column is given."""
+    """Return the blocks of many messages with the same fields, as `own_block` does; at least one
+    column is given."""
     if message_ids is None:
         return list(map(_ONLY_CORRELATION_ID.__mod__, correlation_ids or ()))
     if correlation_ids is None:
@@ -82,7 +81,8 @@ def own_blocks(
 
 
 def merge_headers(opened: Envelope, block: bytes) -> bytes:
-    """Return the header block to store; unchanged if the envelope adds nothing to it."""
+    """Return the header block to store, which is `block` itself if the envelope adds nothing to
+    it."""
     fields: list[tuple[bytes, bytes]] = []
     if opened.message_id:
         fields.append((MESSAGE_ID, opened.message_id.encode()))
@@ -103,8 +103,8 @@ def _without(
 
 
 def with_envelope(control: Control, opened: Envelope) -> Control:
-    """Return `control`, read from the merged headers, with the envelope's fields in place of its
-    own."""
+    """Return `control`, parsed from the merged headers, with its fields overridden by the
+    envelope's."""
     if opened.key is not None:
         control = control._replace(key=opened.key)
     if opened.message_id:

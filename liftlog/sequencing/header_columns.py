@@ -1,11 +1,12 @@
-"""Keys and message ids of a whole run, taken from its header blocks as columns.
+"""Extracts the keys and message ids of a whole run from its header blocks, as columns.
 
-Blocks of one length that differ only in the values of their headers are sliced at the same places.
-All others are joined, each closed by a NUL, and one `split` returns a row of groups for each. A
-block that the expression does not describe in full is *odd*: its message is judged by itself, by
-`control.parse_control`. Blocks are described if they hold, in any order, at most one `Liftlog-Key`
-or one on each side of the id, at most one `Nats-Msg-Id`, and a few headers without a meaning for
-the stream. Blocks that `parse_control` might refuse, or has to compare with something, are odd.
+Blocks of the same length that differ only in the values of their headers are sliced at the same
+positions. All other blocks are joined, each with a NUL at its end, and one `split` by a regular
+expression returns a row of groups for each. A block that the expression does not match completely
+is *odd*: `control.parse_control` parses it, and its message is judged separately. The expression
+matches blocks with, in any order, at most one `Liftlog-Key` or one on each side of the id, at most
+one `Nats-Msg-Id`, and a few headers without a meaning for the stream. Blocks that `parse_control`
+might refuse, or that contain an expectation, are odd.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from liftlog.sequencing.control import MAX_MESSAGE_ID_BYTES
 
 MAX_BLOCK_BYTES = 4096
 MAX_FOREIGN_LINES = 24
-"""In a row. Publishers choose how many lines they send, and each costs one step of the
-expression."""
+"""Maximum number of consecutive lines without a meaning. Publishers choose the number of lines, and
+each costs one step of the expression."""
 
 _CRLF = b"\r\n"
 _BREAK = re.compile(rb"[\r\n\0]")
-_ODD = b"\n"  # no header block, so the expression finds it odd
-# Names are case-sensitive, as in nats-server: any other line has no meaning for the stream. An
-# atomic group prevents every input from making the expression backtrack over lines. A possessive
+_ODD = b"\n"  # not a header block, so the expression does not match it
+# Names are case-sensitive, as in nats-server: any other line has no meaning for the stream. The
+# atomic group prevents that any input makes the expression backtrack over lines. A possessive
 # repeat of a group would do the same, but Python 3.11.0 to 3.11.4 compile it wrongly (CPython
 # gh-100061).
 _FOREIGN = rb"(?>(?:(?!Nats-|Liftlog-)[^\r\n\0]++\r\n){0,%d})" % MAX_FOREIGN_LINES
@@ -44,7 +45,8 @@ _STRIDE = _GROUPS + 1
 
 
 class HeaderColumns(NamedTuple):
-    """One entry per block, None for a block without one; or None for a column without any."""
+    """The values of many header blocks. Each column has one entry per block, None for a block
+    without the header; a column is None if no block has it."""
 
     keys: Sequence[bytes | None] | None
     message_ids: Sequence[bytes | None] | None
@@ -53,8 +55,8 @@ class HeaderColumns(NamedTuple):
 
 
 def header_columns(blocks: Sequence[bytes]) -> HeaderColumns:
-    """Return the values that `parse_control` would find in each block. Entries of odd rows have no
-    meaning."""
+    """Return the values that `parse_control` would find in each block. The entries of odd rows are
+    undefined."""
     count = len(blocks)
     parts: list[tuple[Sequence[int], HeaderColumns]] = []
     for rows in rows_by_length(blocks, range(count)):
@@ -82,8 +84,7 @@ _Column = Sequence[bytes | None] | None
 
 
 def _gathered(count: int, columns: Sequence[tuple[Sequence[int], _Column]]) -> _Column:
-    """Return the columns of all parts as one. The last part covers the rows that are odd in another
-    part."""
+    """Join the columns of all parts. The last part covers the rows that are odd in another part."""
     if all(column is None for _, column in columns):
         return None
     whole: list[bytes | None] = [None] * count
@@ -94,9 +95,10 @@ def _gathered(count: int, columns: Sequence[tuple[Sequence[int], _Column]]) -> _
 
 
 def _alike(blocks: Sequence[bytes]) -> HeaderColumns | None:
-    """Return the columns of equally long blocks that match one of them except for their values.
+    """Return the columns of blocks of equal length that differ from one of them only in their
+    values.
 
-    The other blocks are odd here. Returns None if few of them match.
+    The other blocks are odd in the result. Returns None if few blocks match.
     """
     example = blocks[len(blocks) // 2]
     match = _ROW.fullmatch(example + b"\0")
@@ -123,8 +125,8 @@ def _alike(blocks: Sequence[bytes]) -> HeaderColumns | None:
 
 
 def _values(block: bytes, groups: Mapping[int, int]) -> tuple[list[tuple[int, int]], list[int]]:
-    """Return the positions of the header values; and for each the number of its group if the value
-    begins where a group does, else 0."""
+    """Return the positions of the header values, and for each value the number of the group that
+    begins at it, 0 if none does."""
     spans, found = [], []
     pos = len(PREAMBLE) + len(_CRLF)
     while (end := block.index(_CRLF, pos)) > pos:
@@ -147,7 +149,7 @@ def _by_expression(blocks: Sequence[bytes]) -> HeaderColumns:
     joined = b"\0".join(blocks) + b"\0"
     if joined.count(b"\0") != count or len(max(blocks, key=len)) > MAX_BLOCK_BYTES:
         joined = b"\0".join(map(_or_odd, blocks)) + b"\0"
-    # Every row ends with the only NUL that it holds, so there is one match for each.
+    # Every row ends with the only NUL that it contains, so each row has one match.
     found = _ROW.split(joined)
     first_keys = found[1::_STRIDE]
     message_ids = found[2::_STRIDE]

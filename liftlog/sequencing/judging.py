@@ -1,8 +1,8 @@
-"""Judges messages by themselves, without regard to any other: a whole run at once, as columns, or
-one message at a time.
+"""Judges messages independently of other messages: a whole run at once, as columns, or one message
+at a time.
 
-A row that the columns cannot describe is *odd*: its message is judged alone, between the rows
-before and those after it.
+A row that the columns cannot represent is *odd*: its message is judged separately, between the rows
+before and after it.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from liftlog.sequencing.subject_sequences import SubjectSequences
 MAX_HEADER_BYTES = 65_535
 """The longest header block of one message, as in JetStream."""
 MAX_MERGED_LINES = 1000
-"""Most lines of a header block to which the headers of an envelope are added."""
+"""Maximum number of lines of a header block to which the headers of an envelope are added."""
 FAST_BATCH_SUFFIX = b".$FI"
-"""The end of the reply subjects of JetStream's fast batch publishing."""
+"""The suffix of reply subjects in JetStream's fast batch publishing."""
 _WILDCARDS = frozenset({b"*", b">"})
 
 
 def is_plain(config: SequencerConfig, run: MessageRun) -> bool:
-    """Return True if no message of the run needs a check of its own."""
+    """Return True if no message of the run needs a separate check."""
     if run.size_bytes > config.max_message_bytes and (
         max(map(len, run.payloads)) > config.max_message_bytes
     ):
@@ -63,8 +63,8 @@ def has_fast_batch(replies: Sequence[bytes]) -> bool:
 
 
 def why_headers_refused(block: bytes, *, enveloped: bool) -> RefusalReason | None:
-    """Return why a header block is refused, before anything is searched in it. `enveloped`: the
-    headers of an envelope will be merged with it."""
+    """Return the reason to refuse a header block for its size; None if there is none. Called before
+    the block is searched. `enveloped`: the headers of an envelope will be merged with it."""
     if len(block) > MAX_HEADER_BYTES:
         return HEADERS_TOO_LARGE
     if enveloped and block.count(b"\r\n") > MAX_MERGED_LINES:
@@ -75,12 +75,12 @@ def why_headers_refused(block: bytes, *, enveloped: bool) -> RefusalReason | Non
 def why_subject_refused(
     subjects: SubjectSequences | None, control: Control, subject: bytes
 ) -> RefusalReason | None:
-    """Return why the message's expectation about a subject, its own or the one that it names, is
-    not met."""
+    """Return the reason to refuse a message whose expectation about a subject, its own or the one
+    that it names, is not met; None if it is met."""
     if subjects is None:
         return SUBJECT_SEQUENCES_ARE_OFF
     expected, named = control.expected_subject_sequence, control.expected_subject
-    if expected is None:  # an empty header asks for nothing, as in nats-server
+    if expected is None:  # an empty header has no effect, as in nats-server
         return EXPECTED_SUBJECT_WITHOUT_SEQUENCE if named else None
     if named and not _WILDCARDS.isdisjoint(named.split(b".")):
         return EXPECTED_SUBJECT_WITH_WILDCARDS
@@ -91,7 +91,8 @@ def why_subject_refused(
 
 
 def why_subject_full(subjects: SubjectSequences | None, subject: bytes) -> RefusalReason | None:
-    """Return why a stream with at most one record per subject refuses this subject."""
+    """Return the reason why a stream with at most one record per subject refuses this subject; None
+    if it accepts it."""
     last = None if subjects is None else subjects.last_offset(subject)
     if last is None:
         return LAST_SEQUENCE_UNKNOWN
@@ -115,8 +116,8 @@ def control_of(config: SequencerConfig, block: bytes) -> Control:
 def why_refused(
     config: SequencerConfig, control: Control, value: bytes | None, *, too_large: bool
 ) -> RefusalReason | None:
-    """Return why a message is refused. The expected stream is checked first, as in nats-server:
-    this stream must not judge a message for another one."""
+    """Return the reason to refuse a message, or None. The expected stream is checked first, as in
+    nats-server: this stream must not judge a message that is meant for another one."""
     if control.expected_stream and control.expected_stream != config.stream.encode():
         return WRONG_STREAM
     if too_large:
@@ -131,10 +132,10 @@ def why_refused(
 
 
 class Columns(NamedTuple):
-    """One entry per message, or None for a column without any.
+    """The messages of a run by column: one entry per message, or None for an empty column.
 
-    `replies` are the subjects of the answers, not checked yet, b"" for none; `echoes` are the
-    fields that answers repeat.
+    `replies` are the unchecked subjects of the answers, b"" for none; `echoes` are the fields that
+    answers repeat.
     """
 
     subjects: Sequence[bytes]
@@ -169,7 +170,8 @@ def columns_of(config: SequencerConfig, run: MessageRun, stamp: int) -> tuple[Co
         keys, message_ids, bad_rows = header_columns(blocks)
         odd += bad_rows
         if message_ids is not None and config.acks != "on":
-            # Meant for JetStream, so they are remembered without being judged.
+            # These ids are meant for JetStream, so they are remembered without making a message a
+            # duplicate.
             odd += [row for row, message_id in enumerate(message_ids) if message_id is not None]
     if config.acks == "on":
         odd += _in_fast_batches(run.replies)
@@ -184,8 +186,8 @@ def columns_of(config: SequencerConfig, run: MessageRun, stamp: int) -> tuple[Co
 
 
 def _are_foreign(blocks: Sequence[bytes]) -> bool:
-    """Return True if no block has a name with a possible meaning for the stream, and none is
-    long."""
+    """Return True if no block contains a header name with a possible meaning for the stream, and no
+    block is long."""
     if not blocks or may_control(blocks[0]) or may_control(b"".join(blocks)):
         return False
     return len(max(blocks, key=len)) <= MAX_BLOCK_BYTES

@@ -1,7 +1,7 @@
-"""Messages in Liftbridge's envelope, and their answers.
+"""Opens messages in Liftbridge's envelope, and builds their answers.
 
-The answer is Liftbridge's Ack, sent to the ack inbox that the message names. It contains the time
-of the commit, so it is built after the commit, not before.
+The answer is Liftbridge's Ack, which is sent to the ack inbox in the message. It contains the time
+of the commit, so it is built after the commit.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from liftlog.sequencing.refusals import BAD_ENVELOPE, RefusalReason, refusal_bod
 POLICIES: dict[int, AckPolicy] = {liftbridge.LEADER: "leader", liftbridge.ALL: "all"}
 ANY_OFFSET = (0, -1)
 _new = tuple.__new__
-# The third one, ENCRYPTION, never happens here.
+# liftlog never sends the third one, ENCRYPTION.
 _ERRORS = {
     "too_large": liftbridge.TOO_LARGE,
     "wrong_last_sequence": liftbridge.INCORRECT_OFFSET,
@@ -30,11 +30,12 @@ _ERRORS = {
 def open_liftbridge(
     config: SequencerConfig, subject: bytes, payload: bytes, stamp: int
 ) -> tuple[Envelope, Echo, RefusalReason | None] | None:
-    """As `liftlog.sequencing.enveloped.open_envelope`."""
+    """Open a message in Liftbridge's envelope; see `liftlog.sequencing.enveloped.open_envelope`."""
     found = liftbridge.decode_publish(payload)
     if found is None:
         return None
-    # An id that no header can carry is not repeated in an answer either: its length has no limit.
+    # An id that a header cannot carry is not repeated in an answer either, because its length has
+    # no limit.
     (offset, key, value, _, _, _, _, _, headers, ack_inbox, correlation_id, ack_policy) = found
     bad_id = bool(correlation_id and wrong_id(correlation_id))
     if bad_id:
@@ -53,8 +54,8 @@ def open_liftbridge(
             correlation_id or None,
             POLICIES.get(ack_policy, "none"),
             None,  # the message id
-            # Liftbridge names the offset that the record is to get. -1 stands for any; 0 does too,
-            # since it looks the same as an absent field.
+            # This field is the offset that the publisher expects for the record. -1 means any; 0
+            # does too, because it looks the same as an absent field.
             None if offset in ANY_OFFSET else offset - 1,
         ),
     )
@@ -69,7 +70,7 @@ def ack_to(
     ack_policy: int,
     stamp: int,
 ) -> Ack:
-    """Return the fields of its message that an ack repeats, without the offset and the time of the
+    """Return the fields of a message that its ack repeats, without the offset and the time of the
     commit."""
     return _new(
         Ack,
@@ -79,7 +80,8 @@ def ack_to(
 
 
 def _recorded_by(config: SequencerConfig, subject: str) -> str:
-    """Return the subject of the stream that `subject` matches: Liftbridge's streams have one."""
+    """Return the subject pattern of the stream that `subject` matches, because a stream of
+    Liftbridge has only one."""
     patterns = config.subjects
     if len(patterns) == 1:
         return patterns[0]
@@ -94,7 +96,7 @@ def acks_to(
     ack_policy: int,
     stamp: int,
 ) -> list[Ack]:
-    """As `ack_to`, for many messages with one policy."""
+    """Return the fields for many messages with one policy; see `ack_to`."""
     stream, error = config.stream, liftbridge.OK
     recorded_by = {name: _recorded_by(config, name) for name in set(subjects)}
     columns = zip(subjects, ack_inboxes, correlation_ids, strict=True)
@@ -119,11 +121,12 @@ def acks_to(
 
 
 def nack_body(stream: str, refusal: RefusalReason, echo: Echo) -> bytes | None:
-    """Return a nack in the form that the publisher understands; None if it gets no answer.
+    """Return a nack in the format of the publisher's envelope; None if the publisher gets no
+    answer.
 
-    Liftbridge sends an Ack with an error in three cases only, and nothing in all others. Its Go
-    client ignores the error, and takes every Ack for "stored". So a publisher whose message may be
-    stored later, or elsewhere, must run into its timeout and send the message again.
+    Liftbridge sends an Ack with an error in only three cases, and no answer in all others. Its Go
+    client ignores the error, and treats every Ack as "stored". So if a message may be stored later,
+    or by another node, its publisher gets no answer: it times out and sends the message again.
     """
     if isinstance(echo, Ack):
         error = _ERRORS.get(refusal.reason)
@@ -132,10 +135,10 @@ def nack_body(stream: str, refusal: RefusalReason, echo: Echo) -> bytes | None:
 
 
 def ack_commands(acks: Sequence[tuple[bytes, Ack, int]], now_ns: int) -> bytes:
-    """Return `PUB` commands for acks of messages that are committed now; the last field of each is
-    the offset."""
+    """Return `PUB` commands for acks of messages that were committed at `now_ns`; the last field of
+    each ack is the offset."""
     replies, echoes, offsets = zip(*acks, strict=True)
-    # The acks of one run share the time of reception, and usually everything else.
+    # The acks of one run have the same time of reception, and usually the same other fields.
     received = [ack.reception_timestamp for ack in echoes]
     commands, start = [], 0
     while start < len(acks):

@@ -1,7 +1,7 @@
-"""The fields of envelopes as columns of a run.
+"""Opens the envelopes of a run, and returns their fields as columns.
 
-Envelopes with the same layout are opened together; the others of the run are opened one by one,
-with the same result.
+Envelopes with the same layout are opened together, the other envelopes of the run one by one, with
+the same result.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class EnvelopeFields:
     """The fields of the messages of a run; `open` overrides them with the fields of their
     envelopes.
 
-    `odd` are the rows of envelopes with headers to merge, or with an expectation.
+    `odd` are the rows of envelopes that contain headers to merge, or an expectation.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class EnvelopeFields:
     def _open_alike(
         self, rows: Sequence[int], payloads: Sequence[bytes], stamp: int
     ) -> Sequence[int]:
-        """Open those of these rows that share one layout; returns which."""
+        """Open those of the `rows` whose envelopes have the same layout; return the opened rows."""
         config = self._config
         chosen = payloads if len(rows) == len(payloads) else [payloads[row] for row in rows]
         ours = envelope.same_shape.ours(chosen) if config.recognise_envelopes else None
@@ -228,7 +228,7 @@ def _has_some(column: Sequence[object]) -> bool:
 
 
 def _texts(column: Sequence[bytes]) -> list[str]:
-    """Return the texts of a column of ASCII words."""
+    """Return the text of each word of a column of ASCII words."""
     return b" ".join(column).decode("ascii").split(" ")
 
 

@@ -1,7 +1,8 @@
-"""Reasons why a message is not stored, with the codes that JetStream uses.
+"""The reasons why a message is not stored, with JetStream's error codes.
 
-Source: nats-server's server/errors.json (2.15). Clients switch on `err_code`, so a refusal uses the
-code whose meaning is closest, even where JetStream itself has the feature and liftlog does not.
+Source: nats-server's server/errors.json (2.15). Clients react to `err_code`, so a refusal uses the
+code with the closest meaning, even if JetStream supports the requested feature and liftlog does
+not.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from liftlog.records.message_headers import (
 
 
 class RefusalReason(NamedTuple):
-    """`reason` is the label of the metric; the rest goes into the nack."""
+    """A reason to refuse a message. `reason` is the label of the metric; the nack contains the
+    other fields."""
 
     reason: str
     code: int
@@ -27,7 +29,7 @@ class RefusalReason(NamedTuple):
 
 
 MAX_SHOWN_BYTES = 255
-"""Longest part of a publisher's text that an answer or a log line repeats."""
+"""Maximum size of a publisher's text that an answer or a log line repeats; longer text is cut."""
 
 TOO_LARGE = RefusalReason("too_large", 400, 10054, "message size exceeds maximum allowed")
 WRONG_STREAM = RefusalReason("wrong_stream", 400, 10060, "expected stream does not match")
@@ -66,8 +68,8 @@ _BATCHES = RefusalReason("unsupported_header", 400, 10174, "atomic publish is di
 
 ROLLUP = RefusalReason("unsupported_header", 500, 10111, "rollup not permitted")
 SUBJECT_SEQUENCES_ARE_OFF = RefusalReason(
-    # 10003 and not a code of wrong sequences: a client that gets one of those reads again and
-    # repeats.
+    # The code is 10003 and not that of a wrong sequence, because a client that gets the latter
+    # reads again and retries.
     "unsupported_header",
     400,
     10003,
@@ -111,7 +113,8 @@ def wrong_last_sequence(last: int) -> RefusalReason:
 
 
 def wrong_last_message_id(last: bytes) -> RefusalReason:
-    """Return the refusal; `last` may be long, because older versions stored ids of any length."""
+    """Return the refusal for a wrong expected id. `last` may be long, because older versions stored
+    ids of any length."""
     return RefusalReason("wrong_last_msg_id", 400, 10070, f"wrong last msg ID: {shown(last)}")
 
 
@@ -126,7 +129,7 @@ def to_json(document: dict[str, Any]) -> bytes:
 
 
 def refusal_body(stream: str, refusal: RefusalReason, correlation_id: str | None = None) -> bytes:
-    """Return the JSON of a nack, in the shape of a JetStream publish error."""
+    """Return the JSON of a nack, in the format of a JetStream publish error."""
     document: dict[str, Any] = {
         "error": {
             "code": refusal.code,

@@ -1,8 +1,7 @@
-"""The space that is left in a stream that refuses new messages at a limit, instead of deleting old
-ones.
+"""Checks the limits of a stream that refuses new messages at a limit, instead of deleting old ones.
 
-Messages that are judged and not written yet count too, so each message of a group is judged as if
-the messages had come one by one.
+Messages that are judged and not written yet count too, so each message of a group gets the same
+verdict as if the messages had arrived one by one.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ class Room:
         self._max_messages, self._max_bytes = max_messages, max_bytes
         self._stored = stored
         self._end = 0
-        """Offsets from here on are not free."""
+        """Offsets from this one on are not available."""
         self._left_bytes = 0
 
     def look(self, unwritten: Iterable[CommitGroup]) -> None:
-        """Read the state of the log. `unwritten` are the groups before the open one; some may be in
-        the log by now."""
+        """Read the state of the log. `unwritten` are the groups before the open one; the log may
+        already contain some of them."""
         start, end, size_bytes = self._stored()
         if self._max_messages is not None:
             self._end = start + self._max_messages
@@ -46,8 +45,8 @@ class Room:
             self._left_bytes = self._max_bytes - size_bytes - waiting
 
     def why_full(self, next_offset: int, size_bytes: int) -> RefusalReason | None:
-        """Return why the stream is full. The open group has `size_bytes`, the message at
-        `next_offset` included."""
+        """Return the reason to refuse the message at `next_offset` because the stream is full, or
+        None. The open group has `size_bytes`, including this message."""
         if self._max_messages is not None and next_offset >= self._end:
             return FULL_OF_MESSAGES
         if self._max_bytes is not None and size_bytes > self._left_bytes:

@@ -1,20 +1,20 @@
-"""Messages as they come from NATS: as columns, because all later steps work by column."""
+"""Messages in the order of delivery by NATS, as columns, because all later steps work by column."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 MESSAGE_OVERHEAD_BYTES = 256
-"""Memory of a message beside its payload and headers: subjects, objects, its answer. Without this
-part, a flood of empty messages would count as zero bytes."""
+"""Memory of a message in addition to its payload and headers: subjects, objects, its answer.
+Without it, a flood of empty messages would count as zero bytes."""
 
 
 class MessageRun:
     """Consecutive messages of one subscription, in the order in which NATS delivered them.
 
-    `replies` holds b"" where there was no reply subject. `headers` is None when no message had
-    any, else one raw block per message, b"" for none. `has_cookie` may be true when no payload is
-    an envelope, but is never false when one is.
+    `replies` contains b"" for a message without a reply subject. `headers` is None if no message
+    had headers, otherwise it contains one raw block per message, b"" for none. If a payload is an
+    envelope, `has_cookie` is true; it may be true without one.
     """
 
     __slots__ = (

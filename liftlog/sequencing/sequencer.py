@@ -1,7 +1,8 @@
-"""The sequencer of one stream: it judges, numbers and groups messages; then it forms acks or nacks.
+"""The sequencer of one stream: judges, numbers and groups messages; then builds acks or nacks.
 
-Pure: runs of messages and the outcome of commits go in, groups to write and bytes to send come out.
-Judging runs ahead of the disk on the speculative tail of `Tail`.
+It is pure: callers pass runs of messages and the results of commits, and get groups to write and
+bytes to send. It judges messages before earlier ones are on disk, by the speculative state in
+`Tail`.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ _COLUMNS_FROM_ROWS = 4
 
 
 class Sequencer(Tail):
-    """Judges and numbers the messages of one stream. Not thread-safe: lives on the event loop."""
+    """Judges and numbers the messages of one stream. Not thread-safe: used only on the event
+    loop."""
 
     def __init__(
         self,
@@ -63,8 +65,8 @@ class Sequencer(Tail):
         last_message_id: bytes = b"",
         commit_clock: Callable[[], int] | None = None,
     ) -> None:
-        """`commit_clock` gives the time of a commit (ns since 1970), for the acks that contain it;
-        without one they contain the time of the newest record."""
+        """`commit_clock` returns the time of a commit (ns since 1970), for the acks that contain
+        it; without it these acks contain the time of the newest record."""
         super().__init__(
             config,
             dedupe,
@@ -75,16 +77,16 @@ class Sequencer(Tail):
             commit_clock=commit_clock,
         )
         self.sibling_streams: Mapping[bytes, Sequence[str]] = {}
-        """Subjects of other streams that get messages of their own, by stream name; may include
-        this one."""
+        """Subjects of other streams that get their own copies of messages, by stream name; may
+        include this stream."""
         self.columns_from_rows = _COLUMNS_FROM_ROWS
         """Runs with fewer messages are judged one message at a time, with the same result."""
         self.too_few_copies: RefusalReason | None = None
-        """If set, messages that want an ack of all copies are refused for this reason."""
+        """If set, messages that request an ack of all copies are refused for this reason."""
 
     def configure(self, config: SequencerConfig, window_ns: int, max_ids: int) -> None:
-        """Judge by these settings from the next message on; earlier verdicts stay. Call it while no
-        group is out whose answers are not formed."""
+        """Use these settings from the next message on; earlier verdicts stay. Call it only when the
+        answers of all groups that are out have been built."""
         self.config = config
         self._word_acks()
         self.dedupe.resize(window_ns, max_ids)
@@ -94,10 +96,10 @@ class Sequencer(Tail):
     def judge(
         self, run: MessageRun, now_ns: int, steady_clock: Callable[[], int] | None = None
     ) -> None:
-        """Number the messages to store, and form the answers to the others. Order is kept.
+        """Number the messages to store, and build the answers to the others, in their order.
 
-        `now_ns` is for stamps. `steady_clock` (ns) is for the age of message ids: it does not step
-        with the wall clock; without it they age by the stamps.
+        `now_ns` is the time for timestamps. `steady_clock` (ns), which does not step with the wall
+        clock, is for the age of message ids; without it timestamps give their age.
         """
         group, count = self._group_with_room(), len(run.payloads)
         before = group.size_bytes
@@ -124,8 +126,8 @@ class Sequencer(Tail):
         values: Sequence[bytes | None],
         now_ns: int,
     ) -> int:
-        """Number records that the daemon itself writes: they are not judged, and no one gets an
-        ack. Returns the offset after them."""
+        """Number records that the daemon itself writes, without judging or acking them. Returns the
+        offset after them."""
         group = self._group_with_room()
         before, count = group.size_bytes, len(values)
         group.received += count
@@ -144,8 +146,8 @@ class Sequencer(Tail):
         return self.next_offset
 
     def _take_all(self, group: CommitGroup, run: MessageRun, stamp: int) -> bool:
-        """Store a run of plain messages. Returns False, without a change, if a reply needs a check
-        of its own."""
+        """Store a run of plain messages. Returns False, without a change, if a reply subject needs
+        a separate check."""
         count = len(run.payloads)
         replies: Sequence[bytes] = [NO_REPLY] * count
         wants_acks = self.config.acks == "on" and any(run.replies)
@@ -169,7 +171,7 @@ class Sequencer(Tail):
         return True
 
     def _judge_columns(self, group: CommitGroup, run: MessageRun, stamp: int) -> None:
-        """As `_judge_rows` for the whole run, with the rows between odd ones as columns."""
+        """Judge the whole run like `_judge_rows`, but the rows between odd ones as columns."""
         columns, odd = columns_of(self.config, run, stamp)
         at = 0
         for row in odd:
@@ -198,7 +200,7 @@ class Sequencer(Tail):
         stop: int,
         stamp: int,
     ) -> None:
-        """Store rows that only need to be stored, once for each id."""
+        """Store rows that need no check except for duplicates."""
         part = columns.part(start, stop)
         if not self.dedupe.window_ns or part.message_ids is None:
             self._store_columns(group, self._with_checked_replies(part), stamp)
@@ -211,7 +213,7 @@ class Sequencer(Tail):
             rows = list(compress(rows, ids))
         marks = self.dedupe.marks(named)
         if self.dedupe.may_evict(marks):
-            # Evictions between two rows decide which of them are duplicates.
+            # An eviction between two rows affects which of them are duplicates.
             self._judge_rows(group, run, start, stop, stamp)
             return
         numbers = range(self.next_offset, self.next_offset + len(ids))
@@ -229,7 +231,7 @@ class Sequencer(Tail):
     ) -> None:
         """Store the rows of `part` that are not duplicates, and answer the others.
 
-        `rows` are those with an id, in the order of `added`.
+        `rows` are the rows with an id, in the order of `added`.
         """
         count, is_new, offsets = len(part.values), added.is_new, added.offsets
         if len(rows) < count:
@@ -237,7 +239,7 @@ class Sequencer(Tail):
         new_count = is_new.count(True)
         self.duplicates += count - new_count
         if part.echoes is None and all(part.replies):
-            # In the order of the messages: answers to one connection stay together.
+            # The order of the messages keeps answers to one connection together.
             answers = group.early_answers if self._acks_early else group.answers
             answers.append(self.format.mixed(part.replies, offsets, is_new))
             group.waiting_replies += part.replies
@@ -247,7 +249,7 @@ class Sequencer(Tail):
             return
         if new_count:
             self._store_columns(group, part.only(is_new), stamp)
-        # After the originals, so that no duplicate is answered before its original.
+        # These follow the originals, so that no duplicate is answered before its original.
         for row in compress(range(count), map(not_, is_new)):
             if part.replies[row]:
                 echo = None if part.echoes is None else part.echoes[row]
@@ -256,7 +258,7 @@ class Sequencer(Tail):
     def _among_all(
         self, count: int, rows: Sequence[int], added: AddedRun
     ) -> tuple[list[bool], list[int]]:
-        """Expand `added`, which describes `rows`, to all of the `count` rows: the others are
+        """Expand `added`, which describes only `rows`, to all `count` rows; the other rows are
         new."""
         is_new = [True] * count
         for row, new in zip(rows, added.is_new, strict=True):
@@ -305,7 +307,7 @@ class Sequencer(Tail):
             control = with_envelope(control, opened)
             reply = reply_of(opened, reply, self.config.acks)
         if control is not NO_CONTROL and self._is_for_another(control, subject):
-            # The other stream will answer; this one only counts the message.
+            # The other stream answers; this one only counts the message.
             self._refuse(group, NO_REPLY, WRONG_STREAM, is_early=True)
             return
         reply = self._checked(reply)
@@ -357,7 +359,7 @@ class Sequencer(Tail):
         return True
 
     def _is_for_another(self, control: Control, subject: bytes) -> bool:
-        """Return True if the message names another stream that records this subject too."""
+        """Return True if the message names another stream that also records this subject."""
         wanted = control.expected_stream
         patterns = self.sibling_streams.get(wanted)
         if patterns is None or wanted == self.config.stream.encode():
@@ -373,10 +375,11 @@ class Sequencer(Tail):
         mark: bytes,
         echo: Echo,
     ) -> bool:
-        """Return True if the message is answered without being stored. `mark` is that of its id.
+        """Answer the message if it must not be stored; return True then. `mark` is the mark of its
+        id.
 
-        Dedupe comes before the preconditions, as in a cluster of nats-server: a message that is
-        published again may fail preconditions that its first copy has changed.
+        Duplicates are detected before preconditions are checked, as in a cluster of nats-server: a
+        message that is published again may fail preconditions because its first copy was stored.
         """
         if mark and control.judges_id:
             original = self.dedupe.lookup(mark)
@@ -405,7 +408,7 @@ class Sequencer(Tail):
     # --- refusing what is not judged ---
 
     def refuse_run(self, run: MessageRun, refusal: RefusalReason) -> bytes:
-        """Nack a whole run without judging it, because the stream can store nothing now."""
+        """Nack a whole run without judging it, because the stream cannot store messages now."""
         self.refused[refusal.reason] += len(run)
         if self.config.acks == "off":
             return b""
@@ -429,13 +432,14 @@ class Sequencer(Tail):
     def _nack(
         self, refusal: RefusalReason, subject: bytes, reply: bytes, block: bytes, payload: bytes
     ) -> list[Answer]:
-        """Return the answer to one message that is refused without being judged, or nothing."""
+        """Return the answer to one message that is refused without being judged; an empty list if
+        it gets none."""
         found = open_envelope(self.config, subject, payload, self.last_timestamp_ns)
         echo: Echo = None
         if found is not None:
             opened, echo, _ = found
             if why_headers_refused(block, enveloped=True) is None:
-                block = merge_headers(opened, block)  # they may name the intended stream
+                block = merge_headers(opened, block)  # headers may name the intended stream
             reply = reply_of(opened, reply, self.config.acks)
         elif self.config.acks != "on":
             return []

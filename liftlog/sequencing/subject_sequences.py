@@ -1,10 +1,10 @@
-"""The last offset of each subject, for publishers that state which one they expect.
+"""Tracks the last offset of each subject, for publishers that send an expected one.
 
-Defined as in JetStream: the offset of the newest record of the subject that still exists, 0 without
-one. The table is in memory, has a limited size, and is built from the log by a scan.
+It is defined as in JetStream: the offset of the newest record of the subject that still exists, 0
+if none does. The table is in memory, has a limited size, and is built by a scan of the log.
 
-If a tombstone deletes its subject, the subject has no record after it. The tables note that as a
-negative number: minus the offset of the tombstone.
+If a tombstone deletes its subject, the subject has no record. The tables store that as a negative
+number: minus the offset of the tombstone.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ def _offset_in(item: tuple[bytes, int]) -> int:
 
 
 PARTIAL = b"$liftlog.below."
-"""Prefix of the keys of tombstones that delete only some records of a subject: the last record
-stays."""
+"""Prefix of the keys of tombstones that delete only some records of a subject, but not its last
+one."""
 
 
 def deletes_subject(key: bytes | None, value: bytes | None) -> bool:
-    """Return True if a record is a tombstone of its whole subject, in a stream where tombstones
-    delete."""
+    """Return True if a record is a tombstone that deletes its whole subject, in a stream whose
+    tombstones delete."""
     return value is None and not (key is not None and key.startswith(PARTIAL))
 
 
 class Notes(dict[bytes, int]):
-    """The last offsets that a group of records brings, by mark, for the table that made them."""
+    """The last offsets of the subjects of one commit group, by mark; they belong to one table."""
 
     __slots__ = ("table",)
 
@@ -42,10 +42,10 @@ class Notes(dict[bytes, int]):
 
 
 class SubjectSequences:
-    """The last offset of at most `max_subjects` subjects: those that were written to last.
+    """The last offsets of the `max_subjects` subjects that were written to last.
 
-    For a subject that it has dropped, or that no scan has found yet, it answers "unknown", and
-    never a wrong number.
+    For a subject that it has dropped, or that no scan has found yet, the result is "unknown", and
+    never a wrong offset.
 
     Judged records are pending until their group is committed, or durable and held; when a group
     fails, its pending records and those after it are undone.
@@ -59,14 +59,15 @@ class SubjectSequences:
         log_start_offset: Callable[[], int],
         tombstones_delete: bool = False,
     ) -> None:
-        """The caller adds every record from offset `known_from` on; a scan adds older records.
+        """Make an empty table. The caller adds every record from offset `known_from` on; a scan
+        adds older ones.
 
         With `tombstones_delete` a tombstone deletes the records of its subject.
         """
         self.max_subjects = max_subjects
         self.tombstones_delete = tombstones_delete
         self.expired_below = 0
-        """Records below this offset count as deleted, though they are still in the log; see
+        """Records below this offset count as deleted, although the log still contains them; see
         `expire`."""
         self.known_from = known_from
         self.marks = Marks()
@@ -88,20 +89,19 @@ class SubjectSequences:
 
     @property
     def is_complete(self) -> bool:
-        """True if every subject is known."""
+        """True if the table contains every subject."""
         return self._unknown_below <= self._start
 
     def expire(self, below: int) -> bool:
-        """Count records below this offset as deleted from now on, and those above it as existing,
-        even if they counted as deleted before. Returns True if a scan has to find some of them
-        again."""
+        """Treat records below this offset as deleted from now on, and the others as existing, even
+        if an earlier call expired them. Returns True if a scan must find some of these again."""
         is_less = below < self.expired_below
         self.expired_below = below
         return is_less and not self.is_complete
 
     def last_offset(self, subject: bytes) -> int | None:
-        """Return the offset of the newest record that still exists, 0 without one; None if it is
-        not known."""
+        """Return the offset of the newest existing record of the subject, 0 if it has none; None if
+        the offset is unknown."""
         mark = self.marks.of(subject)
         offset = self._pending.get(mark) or self._committed.get(mark)
         start = self._start
@@ -110,14 +110,14 @@ class SubjectSequences:
         return 0 if self._unknown_below <= start else None
 
     def count(self) -> int | None:
-        """Return how many subjects have a committed record that still exists; None if that is not
-        known."""
+        """Return the number of subjects with an existing committed record; None if it is
+        unknown."""
         if not self.is_complete:
             return None
         table, start = self._committed, self._start
         while table and abs(next(iter(table.values()))) < start:
             removed = self._remove(next(iter(table)))
-            # It may count again if a later call expires less.
+            # The subject may exist again if a later call expires less.
             self._unknown_below = max(self._unknown_below, removed + 1)
         return len(table) - self._deleted
 
@@ -127,7 +127,7 @@ class SubjectSequences:
         return abs(offset)
 
     def last_committed(self, subject: bytes) -> int | None:
-        """As `last_offset`, without pending records."""
+        """Return the same as `last_offset`, but ignore pending records."""
         offset = self._committed.get(self.marks.of(subject))
         start = self._start
         if offset is not None:
@@ -135,8 +135,8 @@ class SubjectSequences:
         return 0 if self._unknown_below <= start else None
 
     def resize(self, max_subjects: int) -> None:
-        """Apply another size limit from now on. Subjects that a smaller one has dropped need a
-        scan."""
+        """Apply another size limit from now on. A scan has to find subjects that a smaller limit
+        has dropped."""
         self.needs_scan |= max_subjects > self.max_subjects and not self.is_complete
         self.max_subjects = max_subjects
         self._let_go()
@@ -144,23 +144,23 @@ class SubjectSequences:
     # --- what is stored ---
 
     def note(self, notes: Notes, subject: bytes, offset: int) -> None:
-        """Note a record that is about to be stored; `notes` are those of its group.
+        """Add a pending record, which is about to be stored; `notes` are the notes of its group.
 
         `offset` is negative for a tombstone that deletes its subject.
         """
         mark = self.marks.of(subject)
-        notes.pop(mark, None)  # so that they stay in the order of their offsets
+        notes.pop(mark, None)  # removed first, so that the entries stay in the order of offsets
         notes[mark] = self._pending[mark] = offset
 
     def note_run(self, notes: Notes, subjects: Sequence[bytes], first_offset: int) -> None:
-        """As `note`, for consecutive records."""
+        """Add consecutive pending records; see `note`."""
         offsets = range(first_offset, first_offset + len(subjects))
         for subject, offset in last_of_each(subjects, offsets):
             self.note(notes, subject, offset)
 
     def committed(self, notes: Notes) -> None:
-        """Note that the records of the oldest group that is out are durable. Notes for an earlier
-        table, which this one has replaced, are ignored."""
+        """Move the pending records of the oldest group that is out to the committed ones. Ignores
+        notes for an earlier table, which this one has replaced."""
         if notes.table is not self:
             return
         table, pending = self._committed, self._pending
@@ -173,8 +173,8 @@ class SubjectSequences:
         self._let_go()
 
     def undone(self, next_offset: int, kept: Iterable[Notes | None] = ()) -> None:
-        """Undo the pending records, except those in `kept`, which may be stored: notes of groups in
-        their order. Offsets continue at `next_offset`."""
+        """Undo the pending records except those in `kept`, the notes of groups that may still be
+        stored, in their order. Offsets continue at `next_offset`."""
         self._pending.clear()
         for notes in kept:
             if notes is not None and notes.table is self:
@@ -188,8 +188,8 @@ class SubjectSequences:
             self._unknown_below = max(self._unknown_below, self._remove(mark) + 1)
 
     def lost_from(self, offset: int, next_offset: int) -> None:
-        """Note that committed records from `offset` on are lost; offsets continue at `next_offset`.
-        A scan has to find the rest."""
+        """Remove committed records from `offset` on, which are lost; offsets continue at
+        `next_offset`. A scan has to find the older records."""
         table = self._committed
         while table and abs(next(reversed(table.values()))) >= offset:
             self._remove(next(reversed(table)))
@@ -202,8 +202,9 @@ class SubjectSequences:
         return SubjectScan(self.marks, self.max_subjects, self.tombstones_delete)
 
     def adopt(self, scan: SubjectScan) -> bool:
-        """Adopt a scan of all committed records below `scan.end`, and keep the records that were
-        committed since. Returns False, without a change, if the scan did not reach far enough."""
+        """Replace the table by a scan of all committed records below `scan.end`, and keep the
+        records that were committed since. Returns False, without a change, if the scan ended too
+        early."""
         if scan.end < self.known_from:
             return False
         found, mine = scan.last, self._committed
@@ -213,7 +214,7 @@ class SubjectSequences:
             found[mark] = offset
         self._committed = found
         self._deleted = sum(offset < 0 for offset in found.values())
-        # The scan does not cover subjects that were dropped at or above its end.
+        # The scan does not contain subjects that were dropped at or above its end.
         own = self._unknown_below if self._unknown_below > scan.end else 0
         self._unknown_below = max(scan.unknown_below, own)
         self.needs_scan = False
@@ -225,16 +226,16 @@ class SubjectSequences:
     def snapshot(self, end: int) -> dict[str, Any]:
         """Return the committed state below offset `end` as JSON values.
 
-        These are `key` of the hash, `last` as [mark, offset] in the order of the offsets, and
-        `unknown_below`; key and marks in hexadecimal digits.
+        The values are `key`, the key of the hash; `last`, with [mark, offset] of each subject in
+        the order of offsets; and `unknown_below`. Key and marks are in hexadecimal digits.
         """
         table = self._committed.items()
         last = [[mark.hex(), offset] for mark, offset in table if abs(offset) < end]
         return {"key": self.marks.key.hex(), "last": last, "unknown_below": self._unknown_below}
 
     def restore(self, content: Mapping[str, Any], end: int) -> bool:
-        """Fill a table that has noted nothing yet with a snapshot of everything below `end`. Raises
-        KeyError, TypeError, ValueError."""
+        """Fill an empty table from a snapshot of the records below `end`. Raises KeyError,
+        TypeError, ValueError."""
         marks = Marks(bytes.fromhex(content["key"]))
         scan = SubjectScan(marks, self.max_subjects, self.tombstones_delete)
         scan.last = {bytes.fromhex(mark): int(offset) for mark, offset in content["last"]}
@@ -248,14 +249,14 @@ class SubjectSequences:
 
 
 class SubjectScan:
-    """Result so far of a walk through the log. Made in a thread, adopted on the event loop."""
+    """The current result of a scan of the log. A thread builds it, and the event loop adopts it."""
 
     def __init__(self, marks: Marks, max_subjects: int, tombstones_delete: bool) -> None:
         self.tombstones_delete = tombstones_delete
         self.last: dict[bytes, int] = {}
         self.unknown_below = 0
         self.end = 0
-        """All committed records below were seen."""
+        """The scan has read all committed records below this offset."""
         self._marks = marks
         self._max_subjects = max_subjects
 
@@ -272,14 +273,15 @@ class SubjectScan:
             self.unknown_below = abs(last.pop(mark)) + 1
 
     def lost_below(self, offset: int) -> None:
-        """Note that records below `offset` could not be read: any subject may be among them."""
+        """Record that records below `offset` could not be read, and may have been of any
+        subject."""
         self.last.clear()
         self.unknown_below = offset
 
 
 def last_of_each(subjects: Sequence[bytes], offsets: Sequence[int]) -> Iterable[tuple[bytes, int]]:
-    """Return each subject once with its last offset, in the order of these, whatever their
-    signs."""
+    """Return each subject once with its last offset, in the order of the absolute values of the
+    offsets."""
     if len(subjects) > 1 and subjects.count(subjects[0]) == len(subjects):
         return [(subjects[-1], offsets[-1])]
     last: Mapping[bytes, int] = dict(zip(subjects, offsets, strict=True))

@@ -1,15 +1,15 @@
-"""The speculative tail of a stream: records that are judged, but not committed yet.
+"""The speculative tail of a stream: records that are judged, but not yet committed.
 
 Records are appended to a group, one at a time or as columns, together with the answers that wait
-for the group. Both ways keep the same account: offsets, stamps, ids, last offsets of subjects.
+for the group. Both ways update the same state: offsets, timestamps, ids, last offsets of subjects.
 
-A group is judged, then *out* (being written), then committed. Several may be out; they are
-committed in order. If one fails, everything judged after it began is undone, since answers may rest
-on the failed group: duplicates of its messages, and expected sequences that count on its offsets.
-Records that were judged before it stay.
+A group is judged, then *out* (being written), then committed. Several groups may be out; they are
+committed in order. If a group fails, all messages that were judged after its first one are undone,
+because their answers may depend on the failed group: they may be duplicates of its messages, or
+expect a sequence that includes its offsets. Records that were judged before it stay.
 
-A group that is durable here and waits for other replicas is *held*: no failure undoes it any more,
-and only its answers stay in memory.
+A group that is durable on this node and waits for other replicas is *held*: no failure undoes it
+any more, and only its answers stay in memory.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ _CLOCK_TOLERANCE_NS = 60 * 1_000_000_000
 
 
 class Tail:
-    """The base of `Sequencer`, which judges; lives on the event loop."""
+    """The state and the answers of `Sequencer`, its subclass, which judges. Used only on the event
+    loop."""
 
     def __init__(
         self,
@@ -57,7 +58,7 @@ class Tail:
         self.dedupe = dedupe
         self.destinations = destinations
         self.subjects: SubjectSequences | None = None
-        """The last offset of each subject, if the stream stores it; may appear or vanish between
+        """The last offset of each subject, if the stream stores it; may be set or removed between
         two runs."""
         self.room: Room | None = None
         """Set if the stream has a limit at which messages are refused."""
@@ -69,9 +70,9 @@ class Tail:
         self.duplicates = 0
         self.acks_suppressed = 0
         self.pending_bytes = 0
-        """Total size of the messages without an answer yet: judged, out, held."""
+        """Total size, in bytes, of the messages without an answer: judged, out or held."""
         self.held_bytes = 0
-        """Total size of the messages whose group is held. Little of it is in memory."""
+        """Total size, in bytes, of the messages whose group is held; little of it is in memory."""
         self._ids_seen_ns = 0
         self._commit_clock = commit_clock
         self._open = self._new_group()
@@ -91,11 +92,12 @@ class Tail:
         )
 
     def _stamp(self, now_ns: int) -> int:
-        """Return the stamp: max(previous, now), unless the previous one lies more than a minute
-        ahead. Then the clock was wrong before, and following it would pin the log to that time.
+        """Return the timestamp: max(previous, now), or `now` if the previous one is more than a
+        minute ahead. In that case the clock was wrong, and without this rule many records would get
+        that wrong time.
 
-        Stamps are whole microseconds, because a batch stores them so relative to its oldest stamp:
-        batches can be merged later without a change of any stamp.
+        Timestamps are whole microseconds, the unit in which batches store them, so that batches can
+        be merged later without a change of any timestamp.
         """
         now_ns -= now_ns % 1000
         previous = self.last_timestamp_ns
@@ -123,8 +125,7 @@ class Tail:
 
     @property
     def pending_messages(self) -> int:
-        """Number of messages judged since the last group was taken, answers to refusals
-        included."""
+        """Number of messages judged since the last group was taken, including refused ones."""
         if not self._full:
             return self._open.received
         return self._open.received + sum(group.received for group in self._full)
@@ -161,12 +162,12 @@ class Tail:
 
     @property
     def is_holding(self) -> bool:
-        """True if a group is held; then later groups have to be held too."""
+        """True if a group is held, so that later groups have to be held too."""
         return bool(self._held)
 
     def take_group(self) -> CommitGroup | None:
-        """Return the next group to write, None if nothing waits. It is out until it is committed,
-        held, or has failed."""
+        """Return the next group to write, None if no message waits. The group is out until it is
+        committed, held, or has failed."""
         if self._full:
             group = self._full.popleft()
         else:
@@ -180,8 +181,7 @@ class Tail:
         return group
 
     def prepare_answers(self, group: CommitGroup) -> None:
-        """Form the answers that `committed` will return, while the disk is busy. This sends
-        nothing."""
+        """Build the answers that `committed` will return, while the disk is busy. Sends nothing."""
         answers = b""
         if group.has_acks:
             answers = self.format.commands(group.ack_replies, group.base_offset)
@@ -193,8 +193,8 @@ class Tail:
         group.prepared_answers = answers
 
     def committed(self, group: CommitGroup) -> bytes:
-        """Note that the oldest group that is out is committed, and none is held. Returns the NATS
-        commands with all answers that waited for it."""
+        """Commit the oldest group that is out, while none is held. Returns the NATS commands with
+        all answers that waited for it."""
         answers = self._settle(group)
         if group.early_answers:
             answers = b"".join(group.early_answers) + answers
@@ -204,7 +204,7 @@ class Tail:
         return answers
 
     def _settle(self, group: CommitGroup) -> bytes:
-        """Remove the oldest group that is out from the list: no failure undoes it any more. Returns
+        """Remove the oldest group from those that are out, so that no failure undoes it. Returns
         its answers, except early ones and timed acks."""
         oldest = self._out.popleft()
         assert oldest is group, "groups are committed in the order in which they were taken"
@@ -218,8 +218,8 @@ class Tail:
         return self.last_timestamp_ns if self._commit_clock is None else self._commit_clock()
 
     def hold(self, group: CommitGroup) -> bytes:
-        """Note that the oldest group that is out is durable here. Returns the acks under the policy
-        `leader`, and keeps the other answers until `release`."""
+        """Hold the oldest group that is out, which is durable on this node. Returns the acks under
+        the policy `leader`, and keeps the other answers until `release`."""
         answers = self._settle(group)
         early, timed_acks = group.early_answers, group.timed_acks
         if timed_acks and self.config.is_replicated:
@@ -241,8 +241,8 @@ class Tail:
         return b"".join(early)
 
     def release(self, high_watermark: int) -> Released | None:
-        """Note that everything below `high_watermark` is committed. Returns the answers of the
-        groups that were held up to there; None if there are none."""
+        """Release the held groups below `high_watermark`, which are committed. Returns their
+        answers; None if no group is released."""
         held = self._held
         if not held or held[0].next_offset > high_watermark:
             return None
@@ -261,10 +261,10 @@ class Tail:
     def failed(
         self, group: CommitGroup | None, refusal: RefusalReason, next_offset: int | None = None
     ) -> bytes:
-        """Undo everything judged from `group` on, which is out and could not be committed. None
-        stands for the records that no group has taken yet.
+        """Undo all messages judged from the first one of `group` on, which is out and failed to
+        commit. If None, undoes only the records that no group has taken yet.
 
-        Returns the nacks. `next_offset` overrides where numbering continues.
+        Returns the nacks. `next_offset` overrides the offset at which numbering continues.
         """
         undone = [*self._full, self._open]
         self._full.clear()
@@ -292,10 +292,10 @@ class Tail:
         return publish_commands(nacks)
 
     def step_down(self, refusal: RefusalReason) -> bytes:
-        """Stop committing here. Undoes records that were only judged, and returns their nacks.
+        """Stop committing on this node. Undoes records that were only judged, and returns their
+        nacks.
 
-        Messages that are out or held get no answer: other nodes may hold them too, and may commit
-        them.
+        Messages that are out or held get no answer, because other nodes may have and commit them.
         """
         nacks = self.failed(None, refusal)
         self._out.clear()
@@ -406,7 +406,7 @@ class Tail:
         replies: Sequence[bytes],
         first_offset: int,
     ) -> Sequence[bytes]:
-        """Ack the rows whose answers repeat something; returns the replies without theirs."""
+        """Ack the rows whose answers repeat fields; return the replies of the other rows."""
         kinds = {*map(type, echoes)}
         if kinds == {type(None)}:
             return replies
@@ -447,7 +447,7 @@ class Tail:
         *,
         duplicate: bool = False,
     ) -> None:
-        """Add an ack that is not of the common form."""
+        """Add an ack that does not have the common format."""
         if isinstance(echo, Ack):
             group.timed_acks.append((reply, echo, offset))
             return
@@ -461,7 +461,7 @@ class Tail:
         group.waiting.append((reply, echo))
 
     def _wants_early(self, echo: Echo) -> bool:
-        """Return True if the answer may leave as soon as the group is durable here."""
+        """Return True if the answer may be sent as soon as the group is durable on this node."""
         if isinstance(echo, Asked):
             return echo.policy == "leader"
         if isinstance(echo, Ack):
@@ -477,8 +477,8 @@ class Tail:
         *,
         is_early: bool,
     ) -> None:
-        """Refuse a message. `is_early`: the reason does not depend on earlier records that may yet
-        fail to commit."""
+        """Refuse a message. `is_early`: the reason does not depend on records that may fail to
+        commit."""
         self.refused[refusal.reason] += 1
         if reply:
             body = nack_body(self.config.stream, refusal, echo)
