@@ -33,6 +33,9 @@ WAYS_OUT = {
     "liftlog/server/jetstream_api/consumers/leaf_frames.py: leaf_message: LMSG": TYPED,
     "liftlog/server/jetstream_api/consumers/leaf_frames.py: leaf_message: HMSG": TYPED,
     "liftlog/server/jetstream_api/presence.py: Presence.rival: own_subject": OWN,
+    "liftlog/server/jetstream_api/workers/advisories.py: Advisories._send: own_subject": (
+        "below $JS.EVENT.ADVISORY; the client chooses the last token, the name of a consumer"
+    ),
     "liftlog/server/jetstream_api/service.py: JetStreamApi._pass_on: own_subject": (
         "a node of the cluster, which asks again before it answers"
     ),
