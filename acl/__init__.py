@@ -8,7 +8,7 @@ Pure: text in, values out. Nothing here opens a file or a socket.
     nkeys      the keys of NATS: text forms, signatures
     rules      the content of an ACL: principals, roles, bindings; matches streams to patterns
     reading    parses the text of an ACL file to rules, or to a list of problems
-    policy     `Policy`: authenticates a client, and decides if it may do an operation
+    policy     `Policy`: authenticates a client, and decides whether an operation is allowed
 
 `import acl` alone is cheap: it loads only the subject functions (YAML comes with `acl.policy`).
 """

@@ -27,7 +27,8 @@ _CLOSING = (yaml.MappingEndEvent, yaml.SequenceEndEvent)
 
 @dataclass(slots=True)
 class Document:
-    """`value` as plain dicts, lists and scalars; `lines` gives the 1-based line of each path."""
+    """A parsed YAML document. `value` contains plain dicts, lists and scalars; `lines` gives the
+    1-based line of each path."""
 
     value: Any = None
     lines: dict[Path, int] = field(default_factory=dict)
@@ -89,7 +90,7 @@ class _Builder:
         self._values = 0
 
     def build(self, node: yaml.Node, path: Path) -> Any:
-        # Aliases are followed as if their text were in their place, so both limits count the
+        # Aliases are counted as if their text were in their place, so both limits apply to the
         # expanded values. An alias to its own parent ends at the depth limit.
         self._values += 1
         if self._values > MAX_VALUES:
@@ -106,8 +107,8 @@ class _Builder:
         try:
             return self._loader.construct_object(node, deep=True)
         except (ValueError, OverflowError, LookupError, AttributeError):
-            # A value that only looks like a date or a number (2026-13-01), or that does not fit its
-            # tag (!!bool x), makes PyYAML fail in many ways. Its message may quote a secret.
+            # PyYAML fails in many ways at a value that only looks like a date or a number
+            # (2026-13-01), or that does not fit its tag (!!bool x). Its message may quote a secret.
             kind = node.tag.rpartition(":")[2]
             self._finding(path, node.start_mark.line + 1, f"not valid YAML: not a valid {kind}")
             return None

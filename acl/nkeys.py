@@ -5,7 +5,8 @@
 
 https://docs.nats.io/running-a-nats-service/configuration/securing_nats/auth_intro/nkey_auth
 
-PyNaCl (libsodium) does the arithmetic. It is imported on first use, so importing this is cheap.
+PyNaCl (libsodium) does the arithmetic. It is imported at the first use, so importing this module is
+cheap.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ class SigningKey:
 
 
 def is_signed(public_key: str, text: bytes, signature: bytes) -> bool:
-    """True if `text` was signed with the seed of `public_key`. Takes about 0.1 ms."""
+    """Return True if `text` was signed with the seed of `public_key`. Takes about 0.1 ms."""
     from nacl import exceptions, signing
 
     try:

@@ -1,6 +1,7 @@
-"""`Policy` authenticates clients and decides if they may do an operation.
+"""`Policy` authenticates clients and decides whether they may do an operation.
 
-Immutable and safe to share between threads. A reload builds a new policy and replaces the old one.
+A policy is immutable and can be shared between threads. A reload builds a new policy and replaces
+the old one.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ _MAX_SHOWN = 80
 
 
 class Decision(NamedTuple):
-    """A decision. `explanation` is for people: audit log, `acl explain`, the client's error."""
+    """A decision. `explanation` is meant for people: the audit log, `acl explain`, the client's
+    error."""
 
     allowed: bool
     explanation: str
@@ -38,8 +40,8 @@ class Decision(NamedTuple):
 
 
 class ReadDecision(NamedTuple):
-    """A decision about reading. Only records on `subjects` may be read (None: all); the caller must
-    enforce that with a filter."""
+    """A decision about reading. Only records on `subjects` may be read; None stands for all. The
+    caller must enforce this with a filter."""
 
     allowed: bool
     explanation: str
@@ -47,7 +49,8 @@ class ReadDecision(NamedTuple):
 
 
 class Policy:
-    """The rules of an ACL file, ready for decisions. Denies everything that no rule allows."""
+    """The rules of an ACL file, prepared for decisions. Everything that no rule allows is
+    denied."""
 
     def __init__(self, rules: Rules) -> None:
         self._principals = rules.principals
@@ -133,11 +136,11 @@ class Policy:
         return bool(self._nkeys)
 
     def authenticate_token(self, token: str) -> str | None:
-        """Return the principal of `<principal>.<secret>`, or None if the token is wrong.
+        """Return the principal of `<principal>.<secret>`; None if the token is wrong.
 
-        An unknown principal takes as long as a wrong secret (checked against the slowest hash in
-        the file). With an argon2 hash the call blocks for tens of milliseconds: call it off the
-        event loop, and limit its rate first.
+        The check of an unknown principal takes as long as that of a wrong secret, because it is
+        made with the slowest hash in the file. With an argon2 hash the call blocks for tens of
+        milliseconds: call it outside the event loop, and limit its rate first.
         """
         if not isinstance(token, str) or len(token) > MAX_TOKEN_CHARACTERS:
             return None
@@ -153,7 +156,7 @@ class Policy:
 
     def principal_of_certificate(self, names: Iterable[str]) -> str | None:
         """Return the principal of a verified certificate with these names (common name, alternative
-        names). None if they belong to no principal, or to several."""
+        names). None if no principal has these names, or if several have."""
         found = {self._certificates[name] for name in names if name in self._certificates}
         return found.pop() if len(found) == 1 else None
 
@@ -162,7 +165,7 @@ class Policy:
 
     def credential(self, name: str, method: str) -> object:
         """Return the credential of `name` for this method (token, nkey, certificate, unix or
-        anonymous), for comparison with another policy. None: `name` cannot use this method."""
+        anonymous), for comparison with another policy. None if `name` cannot use this method."""
         principal = self._principals.get(name)
         if principal is None:
             return None
@@ -177,12 +180,12 @@ class Policy:
     def decide(
         self, principal: str, operation: Operation, stream: str, subject: str | None = None
     ) -> Decision:
-        """Decide if `principal` may do `operation` on `stream`.
+        """Decide whether `principal` may do `operation` on `stream`.
 
         For `create`, `subject` is the pattern that the stream records; it must be a subset of an
-        allowed one. For `read`, it is the pattern to filter by. Without a pattern the decision is
-        about all subjects, so a principal that may read only some (see `readable_subjects`) is
-        denied. Raises ValueError for an unknown operation.
+        allowed pattern. For `read`, it is the pattern to filter by. Without a pattern the decision
+        is about all subjects, so a principal that may read only some of them (see
+        `readable_subjects`) is denied. Raises ValueError for an unknown operation.
         """
         if operation not in OPERATIONS:
             raise ValueError(f"unknown operation {operation!r}")
@@ -201,7 +204,7 @@ class Policy:
         return self._decide_read(principal, what, rules, subject)
 
     def decide_read(self, principal: str, stream: str) -> ReadDecision:
-        """Decide if `principal` may read anything in `stream`, and which subjects."""
+        """Decide whether `principal` may read anything in `stream`, and on which subjects."""
         rules = self._covering(principal, "read", stream)
         if not rules:
             return ReadDecision(False, self.decide(principal, "read", stream).explanation, ())
@@ -215,7 +218,8 @@ class Policy:
         return ReadDecision(True, shown, subjects)
 
     def readable_subjects(self, principal: str, stream: str) -> tuple[str, ...] | None:
-        """Return the subjects in `stream` that `principal` may read; None: all, (): nothing.
+        """Return the subjects in `stream` that `principal` may read. None stands for all subjects,
+        an empty tuple for none.
 
         The caller must enforce them as a filter.
         """

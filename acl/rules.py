@@ -30,8 +30,8 @@ ANONYMOUS = "anonymous"
 """The principal of clients that did not authenticate. It exists only if the file names it."""
 
 OVER_NATS = "(nats)"
-"""The principal of all clients with requests over NATS, which does not identify them. The section
-`nats` lists its permissions. Not a valid name."""
+"""The principal of all clients that send requests over NATS, because NATS does not identify them.
+The section `nats` lists its permissions. It is not a valid name."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", re.ASCII)
 _STREAM_PATTERN = re.compile(r"[A-Za-z0-9_*-]{1,128}|>", re.ASCII)
@@ -50,7 +50,7 @@ class Principal:
     unix_uid: int | None = None
 
     def __repr__(self) -> str:
-        return f"Principal({self.name!r})"  # the hash must not get into logs
+        return f"Principal({self.name!r})"  # the hash must not appear in logs
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class Rules:
     roles: dict[str, tuple[Rule, ...]]
     bindings: dict[str, tuple[str, ...]]
     nats: Rule | None = None
-    """The permissions of clients with requests over NATS; None: nothing."""
+    """The permissions of clients that send requests over NATS; None permits nothing."""
 
 
 def is_name(text: str) -> bool:
@@ -98,9 +98,9 @@ def is_stream_pattern(text: str) -> bool:
 
 
 class StreamMatcher:
-    """Tests if any of a rule's patterns matches a stream.
+    """Tests whether any of a rule's patterns matches a stream.
 
-    Every request needs this, so whole names and prefixes are separated in advance: they are looked
+    Every request needs this test, so whole names and prefixes are separated in advance and looked
     up without a loop.
     """
 

@@ -15,7 +15,8 @@ import re
 from collections.abc import Iterable, Sequence
 
 MAX_PATTERN_BYTES = 1024
-"""Limit for a pattern. NATS allows 4096 bytes for a whole control line, of which it is a part."""
+"""Size limit of a pattern. NATS allows 4096 bytes for a whole control line, which contains the
+pattern."""
 
 _WILDCARD = re.compile(r"[*>]")
 _WILD = ("*", ">")
@@ -37,7 +38,8 @@ def why_invalid(pattern: str) -> str | None:
 
 
 def why_no_subject(pattern: str) -> str | None:
-    """Return why NATS refuses `pattern`, or None. For NATS `a*` is an ordinary token."""
+    """Return the reason why NATS refuses `pattern`; None if NATS accepts it. For NATS, `a*` is an
+    ordinary token."""
     if not pattern:
         return "it is empty"
     if any(char.isspace() or not char.isprintable() for char in pattern):
@@ -90,7 +92,7 @@ def matches_any(patterns: Iterable[str], subject: str) -> bool:
 
 
 def overlap_any(first: Sequence[str], second: Sequence[str]) -> bool:
-    """True if some subject matches a pattern of both."""
+    """True if some subject matches a pattern of `first` and a pattern of `second`."""
     if len(first) == len(second) == 1:  # nearly all streams have one pattern
         return overlaps(first[0], second[0])
     by_token: dict[str, list[str]] = {}
@@ -105,8 +107,9 @@ def overlap_any(first: Sequence[str], second: Sequence[str]) -> bool:
 
 
 def first_overlap(patterns: Sequence[str]) -> tuple[str, str] | None:
-    """Return two of `patterns` that overlap; None if there are none. Takes time for each token, not
-    for each pair: clients send hundreds of patterns with hundreds of tokens."""
+    """Return two of `patterns` that overlap; None if there are none. The time grows with the number
+    of tokens, not with the number of pairs, because clients send hundreds of patterns with hundreds
+    of tokens."""
     known = _Known()
     for one in patterns:
         others = known.overlapping(tokens := one.split("."))
@@ -117,16 +120,17 @@ def first_overlap(patterns: Sequence[str]) -> tuple[str, str] | None:
 
 
 class _Known:
-    """Numbered patterns. A set of them is an integer: pattern i is bit i."""
+    """Numbered patterns. A set of patterns is an integer in which bit i stands for pattern i."""
 
     def __init__(self) -> None:
         self._bit = 1
         self._ended: list[int] = []
-        """By number of tokens: the patterns of exactly that length that do not end with `>`."""
+        """For each number of tokens, the patterns with exactly this number of tokens that do not
+        end with `>`."""
         self._longer: list[int] = []
-        """By place: the patterns that have a token there."""
+        """For each position, the patterns that have a token at this position."""
         self._with: list[dict[str, int]] = []
-        """By place and token: the patterns that have this token there."""
+        """For each position and token, the patterns that have this token at this position."""
 
     def add(self, tokens: Sequence[str]) -> None:
         while len(self._with) < len(tokens):

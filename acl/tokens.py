@@ -1,9 +1,9 @@
-"""Tokens: the client has `<principal>.<secret>`, the ACL file only a hash of the secret.
+"""Tokens: the client has `<principal>.<secret>`; the ACL file contains only a hash of the secret.
 
 `$argon2id$...` is safe for every secret, even one that a person chose. Each check takes tens of
-milliseconds and some MiB, so it runs off the event loop and behind a rate limit. `sha256:<hex>` is
-safe for a random secret (`new_secret`): no one can guess it, so a slow hash adds no safety. A check
-takes microseconds.
+milliseconds and some MiB, so it runs outside the event loop and behind a rate limit. `sha256:<hex>`
+is safe for a random secret (`new_secret`): no one can guess it, so a slow hash adds no safety. A
+check takes microseconds.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ARGON2 = re.compile(
     re.ASCII,
 )
 _MAX_MEMORY_KIB = 1024 * 1024
-_MAX_WORK_KIB = 16 * _MAX_MEMORY_KIB  # memory times passes: some seconds
+_MAX_WORK_KIB = 16 * _MAX_MEMORY_KIB  # memory times passes; this limit takes some seconds
 _MAX_LANES = 64
 
 # An unknown principal is checked against this hash, so that the answer takes as long. No text with
@@ -56,7 +56,7 @@ def hash_token(secret: str, algorithm: Algorithm = "sha256") -> str:
 
 
 def wrong_hash(token_hash: object) -> str | None:
-    """Return the problem of a `token_hash`, or None. The text never shows the hash."""
+    """Return the problem of a `token_hash`; None if it is valid. The text never shows the hash."""
     if isinstance(token_hash, str):
         if _SHA256.fullmatch(token_hash):
             return None
@@ -80,8 +80,8 @@ def slowest_hash(hashes: Iterable[str | None]) -> str | None:
 
 
 def verify_secret(token_hash: str | None, secret: str, *, decoy: str | None = None) -> bool:
-    """Return True if `secret` has this hash. For None the check takes as long as for `decoy`, then
-    fails."""
+    """Return True if `secret` has this hash. If the hash is None, the check takes as long as for
+    `decoy`, then fails."""
     expected = token_hash or decoy or _NO_SECRET
     raw = secret.encode("utf-8", "surrogatepass")
     if expected.startswith("$argon2id$"):

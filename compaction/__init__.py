@@ -1,6 +1,8 @@
-"""Decides which data a log deletes: whole segments by retention, superseded records by compaction.
+"""Decides which data a log deletes: retention deletes whole segments, compaction deletes superseded
+records.
 
-Both are in one package, since they limit each other. The package only decides; the log applies.
+Both are in one package, because each limits the other. The package only decides; the log carries
+the decisions out.
 
     ages       ages of segments, even if clocks were wrong when their records were stamped
     retention  limits by age, size and number of messages: decides which segments are deleted

@@ -25,14 +25,16 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 TOLERANCE_NS = 60 * 1_000_000_000
-"""Timestamps may be 60 s ahead of the present time: clocks of machines differ a little."""
+"""Timestamps may be up to 60 s ahead of the present time, because clocks of machines differ a
+little."""
 FIRST_CREDIBLE_NS = 1_577_836_800_000_000_000  # 2020-01-01
-"""2020-01-01. A clock with an earlier time was never set."""
+"""2020-01-01. A clock that shows an earlier time was never set."""
 
 
 class Witness(NamedTuple):
-    """Evidence for the age of one segment: the timestamp of its newest record, 0 without records;
-    for how long this process has had all of its records; and if they were written at that time."""
+    """Evidence for the age of one segment: the timestamp of its newest record (0 without records),
+    the time for which this process has had all of its records, and whether they were written in
+    that time."""
 
     stamp_ns: int
     held_ns: int = 0
@@ -40,7 +42,7 @@ class Witness(NamedTuple):
 
 
 Asked = Callable[[int], int]
-"""Returns a time of the segment with this index, 0 if unknown. May read."""
+"""Returns a time of the segment with this index; 0 if it is unknown. It may read a file."""
 
 
 def is_credible(stamp_ns: int, now_ns: int) -> bool:

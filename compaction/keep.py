@@ -1,8 +1,8 @@
-"""Decides which records of a compacted stream stay. No other code decides that.
+"""Decides which records of a compacted stream stay. No other code decides this.
 
-A record stays if it has no key, or if no newer record with its key is mapped. A tombstone stays
-like any other record until its retention time has passed; the plan's `drop_tombstones` says for
-which sources this is the case.
+A record stays if it has no key, or if the map contains no newer record with its key. A tombstone
+stays like any other record until its retention time has passed; the plan's `drop_tombstones` says
+for which sources it has passed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 UNKNOWN = -1
-"""In place of an offset: no record with this key was seen, or the record has no key."""
+"""Stands for an offset if no record with this key was seen, or if the record has no key."""
 
 
 def keep_mask(
@@ -22,11 +22,11 @@ def keep_mask(
     *,
     drop_tombstones: bool,
 ) -> NDArray[np.bool_]:
-    """Return True for each record that stays, in the order given.
+    """Return True for each record that stays, in the given order.
 
-    `newest` is the result of `KeyMap.newest` for the records' keys. A record newer than the mapped
-    one stays: it is not part of the mapped range. `is_tombstone` has an effect only with a key: a
-    record with neither key nor value always stays.
+    `newest` is the result of `KeyMap.newest` for the keys of the records. A record newer than the
+    mapped one stays, because it does not belong to the mapped range. `is_tombstone` matters only
+    for records with a key: a record with neither key nor value always stays.
     """
     # An unknown key gives -1, and no offset is below that.
     keep = offsets >= newest

@@ -2,8 +2,8 @@
 
 Keys are stored whole, in one table for each number of words, with their newest offset as 32 bits
 relative to the first offset that was added. An 11-byte key takes 12 bytes, plus 4 for the offset
-and 8 to 12 for its slot. Hashes may collide (a test can force it): that only costs time, since the
-keys themselves are compared.
+and 8 to 12 for its slot. Hashes may collide. This only costs time, because the keys themselves are
+compared.
 
 numpy processes thousands of records at a time; no step runs per record.
 """
@@ -21,7 +21,7 @@ from .keys import HashWords, KeyColumn, KeyedHash, Words, key_words
 LOAD = 0.5
 LEAST_SLOTS = 16
 _SLOTS_GROWTH = 1.5
-_ROWS_GROWTH = 16  # by a sixteenth
+_ROWS_GROWTH = 16  # grows by a sixteenth
 _CHUNK = 16_384
 
 Numbers = NDArray[np.intp]
@@ -45,7 +45,8 @@ class Search:
         self.entries = np.full(len(words), -1, np.intp)
         self.slots: Numbers = np.empty(0, np.intp)
         self.size = 0
-        """The number of slots that the table had. After a resize, `slots` is invalid."""
+        """Number of slots of the table at the time of the search. After a resize, `slots` is
+        invalid."""
 
 
 class KeyTable:
@@ -78,9 +79,9 @@ class KeyTable:
         return found
 
     def insert(self, found: Search, spare_bytes: int) -> None:
-        """Make entries for the keys of `found` that have none. Equal keys get the same entry.
+        """Create entries for the keys of `found` that have none. Equal keys get the same entry.
 
-        Memory grows as needed, and ahead of that by at most a part of `spare_bytes`.
+        Memory grows as needed, and in advance by at most a part of `spare_bytes`.
         """
         missing = (found.entries < 0).nonzero()[0]
         self._reserve(self.count + len(missing), spare_bytes)
@@ -103,7 +104,8 @@ class KeyTable:
             self._rows[self.count : self.count + len(winners)] = found.words.take(winners, axis=0)
             self.count += len(winners)
             found.entries[winners] = entries
-            # The others find the winner there: either it is the same key, or they probe further.
+            # The other records find the winner's key in the slot. It is either their own key, or
+            # they probe further.
             missing = missing.compress(~won)
             self._probe(found, missing)
             missing = missing.compress(found.entries.take(missing) < 0)
@@ -123,7 +125,8 @@ class KeyTable:
         return tags
 
     def _search_from_home(self, found: Search) -> None:
-        """Search from the home slots on. Most keys are there, so compare all at once."""
+        """Search from the home slots on. All keys are compared at once, because most are found
+        there."""
         self._begin(found)
         if not self.count:
             return
@@ -168,12 +171,12 @@ class KeyTable:
     # --- memory ---
 
     def _reserve(self, count: int, spare_bytes: int) -> None:
-        """Make room for `count` entries."""
+        """Allocate memory for `count` entries."""
         room = len(self.newest)
         if count > room:
             spare = max(0, spare_bytes) // (4 * _ROWS_GROWTH * (1 + self.per_key))
             larger = max(count, min(room + room // _ROWS_GROWTH, count + spare))
-            # In place: without a copy, if the allocator can do that.
+            # Resized in place, without a copy if the allocator can do that.
             self.newest.resize(larger, refcheck=False)
             self._rows.resize((larger, self.per_key), refcheck=False)
         if count > self._limit:
@@ -196,7 +199,7 @@ class KeyTable:
             hashes = self._hash(self._rows[first:end])
             values = self._tags(hashes) | np.arange(first + 1, end + 1, dtype=np.uint32)
             slots = self._home_slots(hashes)
-            while len(slots):  # the keys are distinct, so none has to be compared
+            while len(slots):  # the keys are distinct, so none is compared
                 free = self._slots.take(slots) == 0
                 self._slots[slots.compress(free)] = values.compress(free)
                 left = self._slots.take(slots) != values
@@ -224,10 +227,10 @@ _Part = tuple[NDArray[np.intp], KeyTable, Search]
 
 
 class KeyMap:
-    """The newest offset of each key. Not thread-safe.
+    """Maps each key to its newest offset. Not thread-safe.
 
-    `memory_bytes` bounds the map itself; during a call it needs up to about 4 MiB more. An empty
-    map takes at least one record, however long its key, so that every pass makes progress.
+    `memory_bytes` limits the map itself; during a call it needs up to about 4 MiB more. An empty
+    map accepts at least one record, however long its key, so that every pass makes progress.
     """
 
     def __init__(self, memory_bytes: int, *, hash_words: HashWords | None = None) -> None:
@@ -252,12 +255,13 @@ class KeyMap:
         offsets: NDArray[np.int64],
         on_superseded: OnSuperseded | None = None,
     ) -> int:
-        """Add the offsets of these keys; returns how many records were added, from the first on.
+        """Add the offsets of these keys; return the number of records that were added, from the
+        first on.
 
-        Fewer than given means that the memory is full: the rest is left to another pass. Offsets
-        must ascend, also from call to call. Most efficient with thousands of records per call.
-        `on_superseded` gets, in no particular order and each at least once, the added offsets that
-        are no longer the newest of their key.
+        If fewer records were added than given, the memory is full, and the rest is left to another
+        pass. Offsets must ascend, also from one call to the next. Most efficient with thousands of
+        records per call. `on_superseded` is called with the added offsets that are no longer the
+        newest of their key, in no particular order and each at least once.
         """
         if not len(offsets):
             return 0
@@ -328,7 +332,8 @@ class KeyMap:
         return count
 
     def _fitting(self, parts: list[_Part], count: int) -> int:
-        """Return how many of the first `count` records fit, if all unknown keys are distinct."""
+        """Return the number of the first `count` records that fit, assuming that all unknown keys
+        are distinct."""
         cost = np.zeros(count)
         for rows, table, found in parts:
             unknown = rows.compress(found.entries < 0)

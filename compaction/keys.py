@@ -1,8 +1,8 @@
-"""Columns of keys, and keys as rows of 32-bit words, so that numpy processes many at a time.
+"""Columns of keys, and keys as rows of 32-bit words, so that numpy processes many keys at a time.
 
-The words of a key are its bytes, then 01, then zeros up to a multiple of four. So two keys are
-equal if and only if their words are equal, and numpy compares and hashes them without their
-lengths.
+The words of a key are its bytes, then 01, then zeros up to a multiple of four bytes. Two keys are
+equal if and only if their words are equal, so numpy compares and hashes words without the lengths
+of the keys.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ HashWords = Callable[[Words], NDArray[np.uint64]]
 
 
 class KeyColumn(NamedTuple):
-    """The keys of n records: record i has `data[ends[i]:ends[i + 1]]`, or none if not `valid[i]`.
+    """The keys of n records. Record i has the key `data[ends[i]:ends[i + 1]]`, or no key unless
+    `valid[i]`.
 
     `ends` ascends and has n + 1 entries; it need not start at 0.
     """
@@ -81,7 +82,7 @@ def _joined(
     for length, members in parts:
         part = padded[done : done + len(members)]
         if length:
-            # Overlapping items of raw bytes: one copy for each key.
+            # The items are overlapping ranges of raw bytes, so each key is copied once.
             every = np.ndarray((len(data) - length + 1,), _raw(length), data, strides=(1,))
             _pad(part, every[ends.take(members)], length)
         part[:, length] = 1
@@ -117,11 +118,11 @@ def _pad(padded: NDArray[np.uint8], packed: NDArray[np.void], length: int) -> No
 
 
 class KeyedHash:
-    """A 64-bit hash of keys with a secret: publishers choose the keys, but cannot make them
-    collide.
+    """A 64-bit hash of keys with a secret, because publishers choose the keys and must not be able
+    to make them collide.
 
-    It sums each word times a secret 64-bit factor for its position (multilinear hashing, Lemire
-    and Kaser: any two keys agree in the upper half with probability 2^-32), and mixes the sum, so
+    It sums each word times a secret 64-bit factor for its position (multilinear hashing, Lemire and
+    Kaser: any two keys agree in the upper half with probability 2^-32). It then mixes the sum, so
     that every bit can be used.
     """
 
@@ -136,7 +137,7 @@ class KeyedHash:
     def __call__(self, words: Words) -> NDArray[np.uint64]:
         count = words.shape[1]
         if count > len(self._factors):
-            self._factors = self._make_factors(2 * count)  # starts with the same factors
+            self._factors = self._make_factors(2 * count)  # begins with the same factors
         if count <= _FEW_WORDS:
             total = np.zeros(len(words), np.uint64)
             for i in range(count):

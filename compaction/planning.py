@@ -6,19 +6,20 @@ older segment. Afterwards each key occurs only once below the end of the pass. A
     dirty ratio         enough of what could be compacted has not been compacted yet
     max_lag             the oldest record that was never compacted is older than this
     expired tombstones  the retention of tombstones in a clean segment has passed
-    on demand           an operator asked, and there is something to do
+    on demand           an operator requested a pass, and something can be compacted
 
-A pass takes whole sealed segments below the bound, from the oldest up to the first that is too
-young: for min_lag, or because message ids are rebuilt from it (the dedupe window).
+A pass takes whole sealed segments below the bound, from the oldest up to the first one that is too
+new: newer than min_lag, or newer than the dedupe window, because message ids are rebuilt from such
+segments.
 
 Tombstones. A segment in which a pass keeps tombstones gets a *delete horizon*: the time of the
-first such pass plus tombstone_retention. Once it has passed, the next pass drops them; this alone
-makes a pass due, even for a quiet stream. By then the map with that tombstone has been applied to
-every older segment, except those that must not be rewritten. Tombstones newer than such a segment
-are never dropped, since the value that they delete may still be in it. Horizons are rounded up to
-an eighth of tombstone_retention, and only segments with the same horizon are merged. Otherwise a
-stream that is compacted often would merge old tombstones with new ones each time and never drop
-any.
+first such pass plus tombstone_retention. After that time the next pass drops them; this alone makes
+a pass due, even for a stream without new records. By then the map with that tombstone has been
+applied to every older segment, except those that must not be rewritten. Tombstones newer than such
+a segment are never dropped, since the value that they delete may still be in it. Horizons are
+rounded up to an eighth of tombstone_retention, and only segments with the same horizon are merged.
+Otherwise a stream that is compacted often would merge old tombstones with new ones each time and
+never drop any.
 
 This works like Kafka's LogCleaner, whose class comment describes the idea best.
 """
@@ -31,7 +32,7 @@ from enum import StrEnum
 from typing import Protocol
 
 MAX_RELATIVE_OFFSET = 0xFFFF_FFFF
-"""Maximum span of offsets in a segment, since offsets in an index are 32 bits wide."""
+"""Maximum span of offsets in a segment, because offsets in an index are 32 bits wide."""
 
 _HORIZONS_PER_RETENTION = 8
 
@@ -72,7 +73,8 @@ class CompactionPolicy:
             raise ValueError("times must not be negative, max_lag must be greater than 0")
 
     def horizon_ns(self, now_ns: int) -> int:
-        """Return when tombstones may be dropped that a pass at `now_ns` is the first to keep."""
+        """Return the time after which tombstones may be dropped, if a pass at `now_ns` is the first
+        to keep them."""
         step = max(1, self.tombstone_retention_ns // _HORIZONS_PER_RETENTION)
         return -(-(now_ns + self.tombstone_retention_ns) // step) * step
 
@@ -175,7 +177,7 @@ def plan_compaction(
         reasons.append(f"expired tombstones in {sum(drop)} segments")
     if not reasons:
         return None
-    # A clock that is behind the stamps of the log must not end the retention of tombstones early.
+    # A clock that is behind the log's timestamps must not end the retention of tombstones early.
     stamps = [segment.max_timestamp_ns for segment in taken]
     horizon = policy.horizon_ns(max([now_ns, *stamps]))
     return CompactionPlan(
@@ -215,7 +217,8 @@ def backlog(
 def _live(
     taken: Sequence[CompactableSegment], log_start_offset: int, quarantined: Collection[int]
 ) -> list[bool]:
-    """Return which segments a pass may map and rewrite: none that retention will delete anyway."""
+    """Return, for each segment, whether a pass may map and rewrite it. Segments that retention will
+    delete anyway are excluded."""
     return [
         segment.next_offset > log_start_offset and segment.base_offset not in quarantined
         for segment in taken
@@ -245,7 +248,8 @@ def _eligible(
     bound_offset: int,
     now_ns: int,
 ) -> tuple[int, StoppedBy | None]:
-    """Return how many of the oldest segments may take part in a pass, and why not more."""
+    """Return the number of the oldest segments that may take part in a pass, and the reason why no
+    more may."""
     protected_from = now_ns - policy.protect_newer_than_ns if policy.protect_newer_than_ns else None
     too_young_from = now_ns - policy.min_lag_ns if policy.min_lag_ns else None
     for i, (segment, newest) in enumerate(zip(segments, newest_ns, strict=True)):
@@ -341,8 +345,8 @@ def _groups(
     max_bytes: int,
     new_horizon_ns: int,
 ) -> tuple[tuple[int, int], ...]:
-    """Group adjacent segments to merge. A large one stays alone: rewriting it each time to add a
-    small one would cost more than a file less saves."""
+    """Group adjacent segments to merge. A large segment stays alone, because rewriting it each time
+    to add a small one would cost more than one file less saves."""
     groups: list[tuple[int, int]] = []
     size = 0
     horizon: int | None = None

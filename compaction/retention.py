@@ -1,21 +1,22 @@
 """Retention decides how far the log start moves, and how many of the oldest files are deleted.
 
-These are two decisions. The *log start offset* is the first offset that can be read; it can be that
-of any record. *Files* are deleted segment by segment, the oldest first, once the log start has
-passed the whole file. The log start is authoritative; files follow when they can.
+These are two decisions. The *log start offset* is the first offset that can be read; it can be the
+offset of any record. *Files* are deleted segment by segment, the oldest first, once the log start
+has passed the whole file. The log start is authoritative; files are deleted when that is possible.
 
     max_age       deletes whole sealed segments by the time of their newest record (see `ages`), the
-                  oldest first, up to the first that is young enough. A segment without records has
-                  no age; it is deleted together with the next one that has
+                  oldest first, up to the first that is new enough. A segment without records has
+                  no age; it is deleted together with the next one that has records
     max_bytes     deletes a segment only if at least max_bytes remain without it, as in Kafka: the
-                  limit is the least that is kept, and up to one segment more may stay
+                  limit is a minimum that is kept, and up to one segment more may stay
     max_messages  is exact: the log start moves into a segment, even the active one, right past the
                   newest record to drop. If compaction left holes in that segment, the caller
                   must look up the offset there (`offset_of_record`)
 
-Never deleted are the active segment, the last segment, and a file whose newest record is younger
-than the dedupe window: after a crash the remembered message ids are rebuilt from it. The log start
-may pass such a file, which is then deleted later. The log start never passes a lease.
+Three kinds of files are never deleted: the active segment, the last segment, and a file whose
+newest record is newer than the dedupe window, because the message ids are rebuilt from it after a
+crash. The log start may pass such a file, which is then deleted later. The log start never passes a
+lease.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class SegmentView(Protocol):
 _Segment = TypeVar("_Segment", bound=SegmentView)
 
 OffsetOfRecord = Callable[[_Segment, int], int]
-"""The offset of record number n (from 0) in a segment with holes."""
+"""Returns the offset of record number n (from 0) in a segment with holes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +123,9 @@ def decide(
         start = _start_by_bytes(segments, policy.max_bytes, log_start_offset)
         move(start, f"max_bytes: more than {policy.max_bytes} bytes")
     if policy.max_age_ns is not None:
-        # Last, and from where the other limits ended: these may have passed a young segment with
-        # older ones after it, and one decision must find all that can be deleted.
+        # This limit comes last and begins where the other limits ended. These may have passed a new
+        # segment with older ones after it, and one decision must find everything that can be
+        # deleted.
         start = _start_by_age(segments, newest_ns, now_ns - policy.max_age_ns, new_start)
         if start > new_start:
             move(start, f"max_age: older than {policy.max_age_ns / 1e9:g} s")
@@ -140,10 +142,10 @@ def _start_by_age(
     start = log_start
     for segment, newest in zip(segments, newest_ns, strict=True):
         if segment.next_offset <= log_start:
-            continue  # passed already; its file is kept for another reason
+            continue  # the log start has passed it; its file is kept for another reason
         if segment.sealed and not segment.record_count:
-            # Compaction has emptied it, so it has no age. A reader in this hole continues after it,
-            # so the log start passes it only together with records that are too old.
+            # Compaction has emptied this segment, so it has no age. A reader in this hole continues
+            # after it, so the log start passes it only together with records that are too old.
             continue
         if not segment.sealed or newest >= oldest_ns:
             break
@@ -152,7 +154,8 @@ def _start_by_age(
 
 
 def _start_by_bytes(segments: Sequence[SegmentView], max_bytes: int, log_start: int) -> int:
-    # Files that the log start has passed do not count: moving it further does not remove them.
+    # Files that the log start has passed do not count, because moving it further does not delete
+    # them.
     live = [segment for segment in segments if segment.next_offset > log_start]
     remaining = sum(segment.size_bytes for segment in live)
     start = log_start
@@ -178,15 +181,15 @@ def _start_by_messages(
         if count <= missing:
             missing -= count
             continue
-        # The start is right past the newest dropped record, not at the oldest that stays, since a
-        # reader in the hole between them has lost nothing.
+        # The start is right past the newest dropped record, not at the oldest remaining one,
+        # because a reader in the hole between them has lost nothing.
         if not missing:
             return segment.next_offset
         gone = count - missing  # number of its oldest records to drop
         has_holes = segment.record_count < segment.next_offset - segment.base_offset
         if has_holes and offset_of_record is not None:
             return offset_of_record(segment, gone - 1) + 1
-        # Exact without holes. With holes, fewer records lie below, so never too many are dropped.
+        # Exact without holes. With holes, fewer records lie below, so too many are never dropped.
         return segment.base_offset + gone
     return segments[0].base_offset if segments else 0
 

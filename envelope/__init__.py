@@ -1,14 +1,14 @@
 """The publisher's envelope: a key, headers and an ack subject without NATS headers.
 
-For publishers that cannot set NATS headers, or that want the ack on a subject of their choice.
-docs/reference/envelope.md specifies the bytes.
+It is meant for publishers that cannot set NATS headers, or that want the ack on a subject of their
+choice. docs/reference/envelope.md specifies the bytes.
 
     format      the header's layout, and all limits
     fields      the valid values of each field
     codec       `encode` and `decode`
     liftbridge  the envelope of Liftbridge, which streams can accept too
     same_shape  decodes many envelopes of either kind at once
-    protobuf    the encoding of its body
+    protobuf    the encoding of the body of Liftbridge's envelope
 
 Pure; needs only msgpack and crc32c.
 """

@@ -28,7 +28,7 @@ from .format import (
 )
 
 _KEYS = frozenset("kvhacpie")
-_MAX_MAPS = 2  # `h` and the body itself
+_MAX_MAPS = 2  # key `h`, and the body itself
 _SMALL = 8192
 _SMALL_MAP = 0x80  # of up to 15 pairs, in msgpack
 _USUAL_HEADER = HEADER.pack(COOKIE, VERSION, FLAG_CRC, HEADER_SIZE_WITH_CRC)
@@ -100,7 +100,7 @@ def decode(data: bytes) -> Envelope | None:
     try:
         return _decode_small(body) if len(body) <= _SMALL else _decode_body(body)
     except (ValueError, msgpack.UnpackException):
-        # Broken msgpack, bad UTF-8, too much nesting, trailing bytes.
+        # broken msgpack, bad UTF-8, too much nesting, trailing bytes
         return None
 
 
@@ -128,7 +128,7 @@ def _decode_small(body: bytes | memoryview) -> Envelope | None:
     body of `_SMALL` bytes.
     """
     fields = _unpackb(body, use_list=False, max_array_len=0, max_map_len=MAX_HEADERS, max_ext_len=0)
-    # The first byte of a small map holds its number of pairs; equal keys reduce the result.
+    # The first byte of a small map contains its number of pairs; equal keys reduce the result.
     if type(fields) is not dict or body[0] != _SMALL_MAP | len(fields) or "h" in fields:
         return _decode_body(body)
     if not _KEYS.issuperset(fields) or "v" not in fields:
@@ -140,17 +140,17 @@ def _decode_body(body: bytes | memoryview) -> Envelope | None:
     maps = 0
 
     def on_map(pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-        # A pair of two bytes becomes a tuple of 56 bytes, so limit what is built: at most two maps
-        # are ever finished, each of at most MAX_HEADERS pairs.
+        # A pair of two bytes becomes a tuple of 56 bytes, so the result is limited: at most two
+        # maps are ever completed, each with at most MAX_HEADERS pairs.
         nonlocal maps
         maps += 1
         if maps > _MAX_MAPS:
             raise ValueError("more maps than an envelope has")
         return pairs
 
-    # Pairs instead of dicts, to detect duplicate keys. With `use_list=False` an array is a tuple,
-    # so a list is always a map. Text and bytes cannot be longer than the input. msgpack's defaults
-    # require UTF-8 text, and text or bytes as keys.
+    # Pairs are used instead of dicts to detect duplicate keys. With `use_list=False` an array is a
+    # tuple, so a list is always a map. Text and bytes cannot be longer than the input. msgpack's
+    # defaults require UTF-8 text, and text or bytes as keys.
     pairs = _unpackb(
         body,
         use_list=False,

@@ -1,7 +1,7 @@
 """The fields of an envelope, and checks of their values.
 
-Every check returns the problem in words, or None. `encode` raises it as a ValueError; for `decode`
-any problem means that it is not an envelope.
+Every check returns the problem in words, or None. `encode` raises the problem as a ValueError.
+`decode` treats data with any problem as a plain message.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 # Printable ASCII without blanks and colons, as in NATS (its ADR-4).
 _HEADER_NAME = re.compile(r"[!-9;-~]+")
-# One line: no control characters, no Unicode line separators, and no blank at either end, since
-# parsers strip it and the value would not come back unchanged.
+# One line: no control characters, no Unicode line separators, and no blank at either end, because
+# parsers remove it and the value would not come back unchanged.
 _HEADER_VALUE = re.compile(
     r"(?:[^\x00-\x20\x7f-\x9f\u2028\u2029\ud800-\udfff]"
     r"(?:[^\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]*"
@@ -42,9 +42,10 @@ _ACK_SUBJECT = re.compile(r"(?!\$|liftlog\.)[!-)+\-,/-=?-~]+(?:\.[!-)+\-,/-=?-~]
 
 
 class Envelope(NamedTuple):
-    """The content of an envelope. `value` None is a tombstone, and then there is a key.
+    """The content of an envelope. If `value` is None, the envelope is a tombstone and has a key.
 
-    A tuple, because one is built per message: a frozen dataclass takes eight times as long.
+    It is a tuple, because one is built per message and a frozen dataclass takes eight times as
+    long.
     """
 
     value: bytes | None
@@ -79,7 +80,7 @@ def wrong_headers(headers: Mapping[str, str]) -> str | None:
 
 
 def is_header(name: str, value: str) -> bool:
-    """True if one line of a NATS header block can carry this header, of any length."""
+    """Return True if one line of a NATS header block can carry this header, whatever its length."""
     return _HEADER_NAME.fullmatch(name) is not None and _is_line(value, len(value) * 4)
 
 
@@ -112,7 +113,7 @@ def wrong_ack_policy(policy: object) -> str | None:
 
 
 def wrong_offset(offset: object) -> str | None:
-    # type() and not isinstance(): True is an int.
+    # type() and not isinstance(), because True is an int.
     if type(offset) is int and 0 <= offset <= MAX_OFFSET:
         return None
     return "the expected last offset must be a whole number from 0 to 2^63 - 1"

@@ -63,7 +63,7 @@ _USUAL = [
     _HEADER.pack(COOKIE, VERSION, _HEADER_SIZE_WITH_CRC, FLAG_CRC, message_type)
     for message_type in (TYPE_PUBLISH, TYPE_ACK)
 ]
-"""The header of each type with a checksum, which follows it."""
+"""The header of each message type with a checksum. The checksum follows the header."""
 
 _NO_HEADERS: Mapping[str, bytes] = {}
 
@@ -75,10 +75,11 @@ _SAFE_IN_NAMES = "!#$&'()*+,/;<=>?@[]^`{|}"
 
 
 class Publish(NamedTuple):
-    """`Message` of api.proto; a publisher sets some of its fields.
+    """The `Message` of api.proto, of which a publisher sets some fields.
 
-    In protobuf, absent and default are the same: no key is an empty key. `offset` is the expected
-    offset of the record; -1 means none, and so does 0, the default.
+    In protobuf, an absent field and its default value are the same: no key is an empty key.
+    `offset` is the expected offset of the record; both -1 and the default 0 mean that there is
+    none.
     """
 
     offset: int = 0
@@ -96,7 +97,7 @@ class Publish(NamedTuple):
 
 
 class Ack(NamedTuple):
-    """`Ack` of api.proto. Times in nanoseconds since 1970."""
+    """The `Ack` of api.proto. Times are in nanoseconds since 1970."""
 
     stream: str = ""
     partition_subject: str = ""
@@ -180,8 +181,8 @@ def encode_ack(ack: Ack, *, crc: bool = False) -> bytes:
 def encode_acks(acks: Iterable[tuple[Ack, int]], *, commit_timestamp: int) -> Iterator[bytes]:
     """Encode each ack like `encode_ack`, with its offset and this commit timestamp.
 
-    The fields that many have in common, before the offset and after the correlation id, are encoded
-    once.
+    Acks have many fields in common. These fields, before the offset and after the correlation id,
+    are encoded once.
     """
     names: tuple[str, str, str] | None = None
     rest: tuple[int, int, int] | None = None
@@ -211,9 +212,12 @@ def encode_acks(acks: Iterable[tuple[Ack, int]], *, commit_timestamp: int) -> It
 def encode_alike_acks(
     acks: Sequence[Ack], offsets: Sequence[int], *, commit_timestamp: int
 ) -> tuple[int, list[Sequence[bytes]]] | None:
-    """Encode acks that differ only in the offset, and in an ack inbox and a correlation id of one
-    length. Returns the size of each ack, and columns that form the acks if joined row by row. None
-    if the acks differ in more."""
+    """Encode acks that differ only in the offset, and in ack inboxes and correlation ids of equal
+    length.
+
+    Returns the size of each ack, and columns that form the acks if they are joined row by row.
+    Returns None if the acks differ in more.
+    """
     fields = list(zip(*acks, strict=True))
     inboxes, correlation_ids = fields[4], fields[5]
     same = [column for at, column in enumerate(fields) if at not in (4, 5)]
@@ -240,7 +244,8 @@ def encode_alike_acks(
 
 
 def _equally_long(texts: Sequence[str]) -> Sequence[bytes] | None:
-    """Return the texts encoded, if they are ASCII without blanks and of one length; else None."""
+    """Return the encoded texts if they are ASCII without blanks and of equal length; None
+    otherwise."""
     joined = " ".join(texts)
     size = len(texts[0])
     if not joined.isascii() or {*map(len, texts)} != {size}:
@@ -250,7 +255,7 @@ def _equally_long(texts: Sequence[str]) -> Sequence[bytes] | None:
 
 
 def _varints(numbers: Sequence[int]) -> list[bytes]:
-    """Encode numbers that are mostly close to each other."""
+    """Encode numbers, most of which are close to each other."""
     highs = {high: protobuf.varint(high) for high in {number >> 7 for number in numbers}}
     continued = protobuf.CONTINUED
     return [

@@ -1,7 +1,8 @@
 """The part of protobuf's wire format that Liftbridge's messages need, driven by tables.
 
-A message is a sequence of fields, each a tag (number and wire type) and a value: integers, text,
-bytes, and maps of text to bytes. Specification: https://protobuf.dev/programming-guides/encoding/
+A message is a sequence of fields. Each field is a tag (number and wire type) and a value: an
+integer, a text, bytes, or a map of text to bytes. Specification:
+https://protobuf.dev/programming-guides/encoding/
 
 Publishers control the input of `decode`. It returns None for malformed input, never raises, and
 reads at most `MAX_FIELDS` fields, and `MAX_ENTRY_FIELDS` in each entry of a map.
@@ -53,11 +54,12 @@ def known_tags(table: Table) -> KnownTags:
 
 
 def decode_known(data: bytes, tags: KnownTags, fields: list[Any]) -> bool:
-    """Decode an ordinary message into `fields`, by place. Returns False if it is not ordinary.
+    """Decode an ordinary message into `fields`, by index. Returns False if the message is not
+    ordinary; `decode` must then read it.
 
-    Then `decode` has to read it. If this returns True, `decode` gives the same result. An ordinary
-    message has a few short fields, all of them in the table and none of them a map. Raises
-    ValueError and IndexError for a malformed message.
+    An ordinary message has a few short fields, all of them in the table and none of them a map. If
+    this returns True, `decode` gives the same result. Raises ValueError and IndexError for a
+    malformed message.
     """
     pos, end = 0, len(data)
     for _ in range(_MAX_KNOWN):
@@ -159,7 +161,7 @@ def _signed(value: int, bits: int) -> int:
 
 
 def encode(values: Iterable[Any], table: Table) -> bytes:
-    """Encode a message of these values, in the order of the table; leaves out defaults.
+    """Encode a message of these values, in the order of the table. Default values are left out.
 
     Raises OverflowError for a number that does not fit 64 bits.
     """
@@ -186,7 +188,7 @@ def _entries(items: Mapping[str, bytes], tag: bytes) -> Iterator[bytes]:
 
 
 def sized(raw: bytes) -> bytes:
-    """Return the bytes with their length before them."""
+    """Return the bytes with their length in front of them."""
     size = len(raw)
     return (_ONE_BYTE[size] if size < 0x80 else _to_varint(size)) + raw
 
@@ -197,7 +199,8 @@ CONTINUED = [bytes([0x80 | low]) for low in range(0x80)]
 
 
 def varint(value: int) -> bytes:
-    """Encode a number that seldom recurs, such as an offset: 0 or more, 63 bits."""
+    """Encode a number that seldom occurs again, such as an offset. It must be 0 or more and fit 63
+    bits."""
     if value < 0x80:
         return _to_varint(value)
     low, middle, high = value & 0x7F, value >> 7 & 0x7F, value >> 14

@@ -1,10 +1,10 @@
-"""Decodes many envelopes at once: equally long ones that differ in some fields only.
+"""Decodes many envelopes at once, if they have the same length and differ only in some fields.
 
-Envelopes of one publisher mostly have the same fields in the same order, of the same lengths. The
-positions of the fields are found in one example. Then one call into C per envelope extracts them,
-and the bytes between them must be the same in all envelopes. An envelope that does not fit must be
-decoded on its own. For one that fits, `decode` or `liftbridge.decode_publish` gives the same
-result.
+Most envelopes of one publisher have the same fields in the same order, with the same lengths. The
+positions of the fields are found in one example. Then one call into C per envelope extracts the
+fields, and all bytes between them must be the same in all envelopes. An envelope that does not fit
+must be decoded on its own. For one that fits, `decode` or `liftbridge.decode_publish` gives the
+same result.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .format import COOKIE as OUR_COOKIE
 from .format import FLAG_CRC, HEADER, HEADER_SIZE, HEADER_SIZE_WITH_CRC, VERSION
 
 MIN_ROWS = 16
-"""Fewer envelopes are decoded just as fast one by one."""
+"""Below this number of envelopes, decoding them one by one is as fast."""
 
 _BINARY, _ASCII, _WORD, _CHECKSUM = range(4)
 _FIELDS = {
@@ -62,8 +62,8 @@ class Span(NamedTuple):
 
 
 class Alike(NamedTuple):
-    """The fields that differ, with one entry per envelope in `rows`; text is ASCII. All other
-    fields are those of `example`."""
+    """The result for envelopes of the same shape. The fields that differ have one entry per
+    envelope in `rows`, and their text is ASCII. All other fields are those of `example`."""
 
     example: bytes
     rows: Sequence[int]
@@ -72,11 +72,11 @@ class Alike(NamedTuple):
     correlation_ids: Sequence[bytes] | None = None
     message_ids: Sequence[bytes] | None = None
     ack_subjects: Sequence[bytes] | None = None
-    """The ack subjects, or for Liftbridge the ack inboxes."""
+    """The ack subjects, or the ack inboxes in Liftbridge's envelopes."""
 
 
 def ours(envelopes: Sequence[bytes]) -> Alike | None:
-    """Decode most of these equally long envelopes; None if they have little in common."""
+    """Decode most of these envelopes of equal length; None if they have little in common."""
     return _alike(envelopes, _our_spans, "<")
 
 
@@ -101,8 +101,8 @@ def _alike(
 def split(
     items: Sequence[bytes], example: bytes, spans: Sequence[tuple[int, int]]
 ) -> tuple[list[Sequence[bytes]], set[int]]:
-    """Return the bytes at `spans` (start and end, ascending) of each item, by column, and the rows
-    that differ from `example` elsewhere. All items are as long as `example`."""
+    """Return, by column, the bytes at `spans` (start and end, ascending) of each item, and the rows
+    that differ from `example` outside of the spans. All items are as long as `example`."""
     values, rest, between, at = "", "", [], 0
     for start, stop in [*spans, (len(example), len(example))]:
         values += f"{start - at}x{stop - start}s"
@@ -112,7 +112,7 @@ def split(
     joined, count, width = b"".join(items), len(items), len(spans) + 1
     flat = list(chain.from_iterable(Struct(values).iter_unpack(joined)))
     columns: list[Sequence[bytes]] = [flat[at::width] for at in range(width)]
-    # The bytes in between are compared by joining everything again.
+    # The bytes between the spans are compared by joining all parts again.
     pieces = [b""] * (2 * width * count)
     for at, constant in enumerate(between):
         pieces[2 * at :: 2 * width] = [constant] * count
@@ -126,7 +126,7 @@ def split(
 
 
 def rows_by_length(items: Sequence[bytes], rows: Sequence[int]) -> list[Sequence[int]]:
-    """Group rows whose items have the same length; leaves out groups of fewer than MIN_ROWS."""
+    """Group rows whose items have the same length; groups of fewer than MIN_ROWS are left out."""
     lengths = list(map(len, items))
     if len(rows) == len(items) and lengths.count(lengths[0]) == len(lengths):
         return [rows] if len(rows) >= MIN_ROWS else []
@@ -167,7 +167,7 @@ def _split(example: bytes, envelopes: Sequence[bytes], spans: list[Span], order:
 
 
 def _wrong_text(span: Span, column: Sequence[bytes]) -> list[int]:
-    """Return the rows that may hold no text, or not the usual kind of text."""
+    """Return the rows whose field may not be text, or not the usual kind of text."""
     if span.kind == _BINARY:
         return []
     joined = b"".join(column)

@@ -12,7 +12,7 @@ from liftlog.protocol.wire import wire as key
 MAX_METADATA_CHARS = 4096
 
 PAGE_CHECKPOINTS = 1000
-"""Most checkpoints in one answer."""
+"""Maximum number of checkpoints in one answer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ UNNAMED = "unnamed-"
 """Prefix of the names of members that did not choose one. Metrics count them together."""
 
 PAGE_GROUPS = 1000
-"""Most groups in one answer."""
+"""Maximum number of groups in one answer."""
 
 _SLOTS = array_of(uint(MAX_SLOTS - 1), MAX_SLOTS)
 _NUMBERS = array_of(uint(), MAX_SLOTS)

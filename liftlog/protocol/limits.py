@@ -14,21 +14,24 @@ MAX_DEPTH = 8
 """Nesting of maps and arrays in a frame's map, the map itself included."""
 
 MAX_HELLO_VALUES = 256
-"""Values in all maps and arrays of a frame together, including keys, before the login."""
+"""Maximum number of values in all maps and arrays of a frame together, including keys, before the
+login."""
 
 MAX_REQUEST_VALUES = 2304
-"""The same after the login. A commit of all slots of a group has about 2,100, a fetch with every
-filter full about 2,250."""
+"""Maximum number of values in a frame after the login. A commit of all slots of a group has about
+2,100, a fetch with every filter full about 2,250."""
 
 MAX_ANSWER_VALUES = 8_000_000
-"""The same for answers to a client: a list of 65,536 streams is the longest."""
+"""Maximum number of values in an answer to a client: a list of 65,536 streams is the longest
+answer."""
 
 HELLO_FRAME_BYTES = 4 * KIB
 """Longest frame of a client that is not authenticated yet."""
 
 OPENING_FRAME_BYTES = 64 * KIB
-"""Longest map that a client accepts before the welcome. Shorter than the length that the first
-bytes of other protocols stand for, so that a wrong port is recognised."""
+"""Longest map that a client accepts before the welcome. If a client connects to a wrong port, the
+first bytes of the other protocol, read as a length, exceed this limit, so the mistake is
+detected."""
 
 ANSWER_FRAME_BYTES = 16 * MIB
 """Longest map that a client accepts: a list of many streams."""

@@ -17,22 +17,22 @@ PEER_MAX_IN_FLIGHT = 65_536
 """Requests that a node may have in flight: one per stream that it follows."""
 
 MAX_REPLICAS = 16
-"""Most replicas of one stream."""
+"""Maximum number of replicas of one stream."""
 
 MAX_DIGEST_BYTES = 512 * 1024
-"""Most bytes of digests in one `handover`."""
+"""Maximum number of bytes of digests in one `handover`."""
 
 MAX_ASKED_RECORDS = 64
-"""Most records whose state a node reports in one answer."""
+"""Maximum number of records whose state a node reports in one answer."""
 
 MAX_STREAMS = 100_000
-"""Most streams that one answer names."""
+"""Maximum number of streams that one answer names."""
 
 MAX_PARKED_MS = 30_000
 """A `replicate` that finds nothing new is answered after this time at the latest."""
 
 MAX_ASKED = 1000
-"""Streams in one `ends` or `resign`."""
+"""Maximum number of streams in one `ends` or `resign`."""
 
 MAX_RECORD_BYTES = 64 * 1024
 """Longest record of a stream, as JSON."""
