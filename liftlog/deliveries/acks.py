@@ -10,12 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from liftlog.deliveries.columns import Bools, Index, Ints
-from liftlog.deliveries.pending import Found
+from liftlog.deliveries.pending import Found, PendingMessages
 
 MAX_ACKS = 4096
 """Most acks of one call."""
 
 Bytes = NDArray[np.uint8]
+
+FEW = 24
+"""Up to so many acks, a loop is faster than columns."""
 
 
 class AckKind(IntEnum):
@@ -84,18 +87,56 @@ class Judged:
     verdicts: Bytes
 
 
+_ACK, _NAK, _PROGRESS, _TERM = [int(kind) for kind in AckKind]
+_IGNORED, _COUNTED, _AGAIN, _OUTDATED = [int(verdict) for verdict in Verdict]
+
+
+def are_plain(acks: Acks) -> bool:
+    """Return True if all of them are of the kind ACK."""
+    return not acks.kinds.any()
+
+
+def judge_plain(acks: Acks, pending: PendingMessages, next_offset: int) -> tuple[Bytes, Ints]:
+    """Judge acks of the kind ACK; return the verdicts, and the offsets that are done now."""
+    if len(acks) <= FEW:
+        return _judge_each(acks, pending, next_offset)
+    offsets = acks.offsets
+    is_pending, is_foreign = pending.stand(offsets, acks.stamps_ns)
+    is_known = (offsets >= 0) & (offsets < next_offset) & ~is_foreign
+    live = np.flatnonzero(is_known & is_pending)
+    done, first = np.unique(offsets[live], return_index=True)
+    verdicts = np.where(is_known, np.uint8(_AGAIN), np.uint8(_IGNORED))
+    verdicts[live[first]] = _COUNTED
+    return verdicts, done
+
+
+def _judge_each(acks: Acks, pending: PendingMessages, next_offset: int) -> tuple[Bytes, Ints]:
+    done: set[int] = set()
+    verdicts = []
+    for offset, stamp_ns in zip(acks.offsets.tolist(), acks.stamps_ns.tolist(), strict=True):
+        is_pending = pending.has(offset, stamp_ns) if 0 <= offset < next_offset else None
+        if is_pending is None:
+            verdicts.append(_IGNORED)
+        elif is_pending and offset not in done:
+            verdicts.append(_COUNTED)
+            done.add(offset)
+        else:
+            verdicts.append(_AGAIN)
+    return np.array(verdicts, np.uint8), np.array(sorted(done), np.int64)
+
+
 def judge(acks: Acks, part: Index, found: Found, next_offset: int) -> Judged:
     """Judge acks by their messages, one ack per message."""
     offsets, kinds = acks.offsets[part], acks.kinds[part]
-    is_end = (kinds == AckKind.ACK) | (kinds == AckKind.TERM)
+    is_end = (kinds == _ACK) | (kinds == _TERM)
     is_known = (offsets >= 0) & (offsets < next_offset) & ~found.is_foreign
     is_live = is_known & found.is_pending
     is_current = is_live & (acks.counts[part] == found.counts)
-    naks = is_current & (kinds == AckKind.NAK)
-    progress = is_current & (kinds == AckKind.PROGRESS) & ~found.is_delayed
+    naks = is_current & (kinds == _NAK)
+    progress = is_current & (kinds == _PROGRESS) & ~found.is_delayed
     ends = is_live & is_end
-    verdicts = np.full(len(part), Verdict.OUTDATED, np.uint8)
-    verdicts[is_end & ~ends] = Verdict.AGAIN
-    verdicts[ends | naks | progress] = Verdict.COUNTED
-    verdicts[~is_known] = Verdict.IGNORED
+    verdicts = np.full(len(part), _OUTDATED, np.uint8)
+    verdicts[is_end & ~ends] = _AGAIN
+    verdicts[ends | naks | progress] = _COUNTED
+    verdicts[~is_known] = _IGNORED
     return Judged(ends, naks, progress, verdicts)

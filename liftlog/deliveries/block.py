@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
+from typing import Final
 
 import numpy as np
 
@@ -17,14 +17,17 @@ MAX_COUNT = 2**32 - 1
 NEVER = 2**63 - 1
 
 
-class Phase(IntEnum):
-    """How a pending message stands. The time of the block's column `times` means:"""
+class Phase:
+    """How a pending message stands. The time of the block's column `times` means:
 
-    OUT = 0
+    No enumeration, as the members of one take longer to look up than the code around them.
+    """
+
+    OUT: Final = 0
     """A worker has it; the time of its newest delivery or of the newest sign of progress."""
-    DELAYED = 1
+    DELAYED: Final = 1
     """A worker returned it with a delay; the time at which it falls due."""
-    QUEUED = 2
+    QUEUED: Final = 2
     """It is due; no time, but its ticket in the queue of redeliveries."""
 
 

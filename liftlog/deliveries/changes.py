@@ -42,7 +42,7 @@ class Advanced:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Acked, terminated or gone."""
+    """Acked, terminated or gone; in offset order."""
 
     offsets: Ints
 

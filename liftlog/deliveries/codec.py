@@ -130,7 +130,7 @@ def read_offsets(reader: Reader) -> Ints:
 
 
 def _write_delivered(writer: Writer, change: changes.Delivered) -> None:
-    writer.column(change.offsets)
+    writer.rising(change.offsets)
     writer.number(change.now_ns)
     writer.signed(change.now_ns - change.oldest_ns)
     writer.number(change.newest_ns - change.oldest_ns)
@@ -140,6 +140,8 @@ def _read_delivered(reader: Reader) -> changes.Delivered:
     offsets, now_ns = read_offsets(reader), reader.number(MAX_TIME_NS)
     oldest_ns = now_ns - reader.signed()
     newest_ns = oldest_ns + reader.number()
+    if bool((np.diff(offsets) <= 0).any()):
+        raise CorruptState("first deliveries are not in offset order")
     if oldest_ns < -(2**63) or newest_ns >= 2**63:
         raise CorruptState("stamps of a delivery are out of range")
     return changes.Delivered(offsets, now_ns, oldest_ns, newest_ns)
@@ -197,7 +199,11 @@ _CODECS: tuple[_Codec, ...] = (
         _write_advanced,
         lambda reader: changes.Advanced(reader.number(MAX_OFFSET), reader.number()),
     ),
-    (changes.Done, _write_offsets, lambda reader: changes.Done(read_offsets(reader))),
+    (
+        changes.Done,
+        lambda writer, change: writer.rising(change.offsets),
+        lambda reader: changes.Done(read_offsets(reader)),
+    ),
     (
         changes.DoneBelow,
         lambda writer, change: writer.number(change.end),

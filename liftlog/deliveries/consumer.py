@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from liftlog.deliveries import changes
-from liftlog.deliveries.acks import AckKind, Acks, Bytes, Verdict, judge
+from liftlog.deliveries.acks import AckKind, Acks, Bytes, Verdict, are_plain, judge, judge_plain
 from liftlog.deliveries.block import NEVER
 from liftlog.deliveries.codec import encode_delta
 from liftlog.deliveries.columns import NO_INTS, Bools, Index, Ints
@@ -34,6 +34,8 @@ from liftlog.deliveries.statuses import left_over
 
 _MOST_BLOCKS = 32
 """Blocks that one `tick` looks into: about 2 ms."""
+
+_EXPLICIT, _ALL, _NONE = AckPolicy  # bound here, as looking up a member takes a while
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +120,7 @@ class Consumer:
         asked = asked[found.is_queued]
         is_there, places = _places(asked, records.offsets)
         if not is_there.all():
-            self._do(changes.Done(asked[~is_there]))
+            self._do(changes.Done(np.sort(asked[~is_there])))
         offsets, counts = asked[is_there], found.counts[found.is_queued][is_there] + 1
         if not len(offsets) or self.state.settings.is_paused(now_ns):
             return
@@ -159,8 +161,15 @@ class Consumer:
 
     def acknowledge(self, acks: Acks, now_ns: int) -> Bytes:
         """Judge a chunk of acks, and return a `Verdict` for each."""
+        state = self.state
+        policy = state.settings.ack_policy
+        if policy == _EXPLICIT and are_plain(acks):
+            verdicts, done = judge_plain(acks, state.pending, state.next_offset)
+            if len(done):
+                self._do(changes.Done(done))
+            return verdicts
         verdicts = np.full(len(acks), Verdict.IGNORED, np.uint8)
-        if self.state.settings.ack_policy == AckPolicy.NONE:
+        if policy == _NONE:
             return verdicts
         for part in acks.rounds():
             verdicts[part] = self._acknowledge(acks, part, now_ns)
@@ -271,7 +280,7 @@ class Consumer:
     def _room(self, room: int) -> int:
         """Return how many more messages may become pending."""
         settings = self.state.settings
-        if settings.ack_policy == AckPolicy.NONE:
+        if settings.ack_policy == _NONE:
             return MAX_PENDING
         return min(settings.most_pending - self.state.pending.total, room)
 
@@ -314,7 +323,7 @@ class Consumer:
             )
         naks, progress = judged.naks, judged.progress
         if judged.ends.any():
-            if state.settings.ack_policy == AckPolicy.ALL:
+            if state.settings.ack_policy == _ALL:
                 end = int(offsets[judged.ends].max()) + 1
                 self._do(changes.DoneBelow(end))
                 is_done = (naks | progress) & (offsets < end)

@@ -13,6 +13,9 @@ from liftlog.deliveries.block import BLOCK_SIZE, MAX_COUNT, MERGED_SIZE, NEVER, 
 from liftlog.deliveries.columns import NO_INTS, Bools, Index, Ints, Rising
 from liftlog.errors import CorruptState
 
+_FEW = 24
+"""Up to so many messages, a loop is faster than columns."""
+
 Group = tuple[Block, Index, Index]
 """A block, places in the list of offsets that were looked up, and their places in the block."""
 
@@ -53,6 +56,7 @@ class PendingMessages:
         self.queued = 0
         """Pending messages in the queue of redeliveries."""
         self._starts: Ints | None = None
+        self._begins: list[int] | None = None
         self._heap: list[tuple[int, int, int, Block]] = []
         self._entries = 0
         self._waits = np.array(waits_ns, np.int64)
@@ -99,6 +103,35 @@ class PendingMessages:
         """Return the offsets of all pending messages."""
         return self._joined([block.offsets.at(block.places()) for block in self.blocks])
 
+    def has(self, offset: int, stamp_ns: int) -> bool | None:
+        """Return True if a message is pending, and None if a block has its offset with other
+        stamps."""
+        number = bisect_right(self._bases(), offset) - 1
+        block = self.blocks[number] if number >= 0 else None
+        place = -1 if block is None else block.offsets.place(offset)
+        if block is None or place < 0:
+            return False
+        if not block.oldest_ns <= stamp_ns <= block.newest_ns:
+            return None
+        return block.is_pending is None or bool(block.is_pending[place])
+
+    def stand(self, offsets: Ints, stamps_ns: Ints) -> tuple[Bools, Bools]:
+        """Return `is_pending` and `is_foreign` of `find`."""
+        is_pending = np.zeros(len(offsets), np.bool_)
+        is_foreign = np.zeros(len(offsets), np.bool_)
+        numbers = self._numbers(offsets)
+        if self._is_scattered(numbers):
+            pairs = zip(offsets.tolist(), stamps_ns.tolist(), strict=True)
+            found = [self.has(offset, stamp_ns) for offset, stamp_ns in pairs]
+            for place, one in enumerate(found):
+                is_pending[place], is_foreign[place] = one is True, one is None
+            return is_pending, is_foreign
+        for block, where, places in self._groups(offsets, numbers):
+            stamps = stamps_ns[where]
+            is_foreign[where] = (stamps < block.oldest_ns) | (stamps > block.newest_ns)
+            is_pending[where] = block.is_pending is None or block.is_pending[places]
+        return is_pending, is_foreign
+
     def up_to(self, end: int) -> Ints:
         """Return the offsets of the pending messages below `end`."""
         parts = []
@@ -141,24 +174,27 @@ class PendingMessages:
             new = Block(Rising(offsets[at:end]), Rising(sequences[at:end]), *stamps)
             new.times.fill(now_ns)
             self.blocks.append(new)
-            self._starts = None
+            self._moved()
             self._watch(new, now_ns + int(self._waits.min()))
             at = end
         self.total += len(offsets)
 
     def remove(self, offsets: Ints) -> None:
         """Remove messages that are done."""
-        numbers = self._numbers(offsets)
-        if self._is_scattered(numbers):
-            touched = self._remove_each(offsets, numbers)
+        if len(offsets) <= _FEW:
+            bases = self._bases()
+            each = [bisect_right(bases, offset) - 1 for offset in offsets.tolist()]
+            touched = self._remove_each(offsets.tolist(), each)
+        elif self._is_scattered(numbers := self._numbers(offsets)):
+            touched = self._remove_each(offsets.tolist(), numbers.tolist())
         else:
             touched = []
-            for block, _, places in self._pending_groups(offsets):
+            for block, _, places in self._pending_groups(offsets, numbers):
                 self._forget(block, places)
                 block.remove(places)
                 touched.append(block.offsets.base)
         for base in reversed(touched):
-            self._tidy(bisect_right(self.blocks, base, key=_base) - 1)
+            self._tidy(bisect_right(self._bases(), base) - 1)
 
     def remove_below(self, end: int) -> None:
         self.remove(self.up_to(end))
@@ -167,7 +203,7 @@ class PendingMessages:
         """Remove the messages from `end` on, and their places: others may get these offsets."""
         while self.blocks and self.blocks[-1].offsets.last >= end:
             block = self.blocks.pop()
-            self._starts = None
+            self._moved()
             places = block.places()
             kept = places[block.offsets.at(places) < end]
             self._forget(block, places[len(kept) :])
@@ -224,7 +260,7 @@ class PendingMessages:
     def restore(self, blocks: list[Block]) -> None:
         """Adopt the blocks of a snapshot."""
         self.blocks = blocks
-        self._starts = None
+        self._moved()
         for block in blocks:
             places = block.places()
             self.total += block.pending
@@ -284,8 +320,18 @@ class PendingMessages:
     def _numbers(self, offsets: Ints) -> Index:
         """Return the number of the block that may have each offset; -1 for none."""
         if self._starts is None:
-            self._starts = np.array([block.offsets.base for block in self.blocks], np.int64)
+            self._starts = np.array(self._bases(), np.int64)
         return np.searchsorted(self._starts, offsets, side="right") - 1
+
+    def _bases(self) -> list[int]:
+        """Return where the blocks begin."""
+        if self._begins is None:
+            self._begins = [block.offsets.base for block in self.blocks]
+        return self._begins
+
+    def _moved(self) -> None:
+        """Note that blocks have come, gone, or begin elsewhere."""
+        self._starts = self._begins = None
 
     @staticmethod
     def _is_scattered(numbers: Index) -> bool:
@@ -313,9 +359,9 @@ class PendingMessages:
                 found.phases[at] = block.phases.one(place)
                 found.tickets[at] = block.times.one(place)
 
-    def _remove_each(self, offsets: Ints, numbers: Index) -> list[int]:
+    def _remove_each(self, offsets: list[int], numbers: list[int]) -> list[int]:
         """Remove messages, and return where the blocks that had them begin, in order."""
-        for offset, number in zip(offsets.tolist(), numbers.tolist(), strict=True):
+        for offset, number in zip(offsets, numbers, strict=True):
             block = self.blocks[number] if number >= 0 else None
             place = -1 if block is None else block.offsets.place(offset)
             if block is None or place < 0 or not block.remove_one(place):
@@ -323,7 +369,7 @@ class PendingMessages:
             self.total -= 1
             self.queued -= block.phases.one(place) == Phase.QUEUED
             self.redelivered -= block.counts.one(place) > 1
-        return [self.blocks[number].offsets.base for number in sorted(set(numbers.tolist()))]
+        return [self.blocks[number].offsets.base for number in sorted(set(numbers))]
 
     def _groups(self, offsets: Ints, numbers: Index) -> Iterator[Group]:
         """Yield the blocks that have some of the offsets, in order."""
@@ -345,9 +391,10 @@ class PendingMessages:
                 elif is_here.any():
                     yield block, where[is_here], places[is_here]
 
-    def _pending_groups(self, offsets: Ints) -> list[Group]:
+    def _pending_groups(self, offsets: Ints, numbers: Index | None = None) -> list[Group]:
         """Return the same for offsets that are all pending. Raises CorruptState."""
-        groups = list(self._groups(offsets, self._numbers(offsets)))
+        numbers = self._numbers(offsets) if numbers is None else numbers
+        groups = list(self._groups(offsets, numbers))
         count = 0
         for block, _, places in groups:
             is_pending = block.is_pending is None or bool(block.is_pending[places].all())
@@ -373,7 +420,7 @@ class PendingMessages:
         block = self.blocks[number]
         if block.pending * 2 >= block.size:
             return
-        self._starts = None
+        self._moved()
         if not block.pending:
             del self.blocks[number]
             return
@@ -419,7 +466,3 @@ class PendingMessages:
     @staticmethod
     def _joined(parts: list[Ints]) -> Ints:
         return np.concatenate(parts) if parts else NO_INTS
-
-
-def _base(block: Block) -> int:
-    return block.offsets.base

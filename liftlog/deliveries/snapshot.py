@@ -125,7 +125,7 @@ def _read_block(reader: Reader) -> Block:
         raise CorruptState("too few messages of a block are pending")
     places = block.places()
     counts = _of(places, reader.column(BLOCK_SIZE), 1, MAX_COUNT)
-    phases = _of(places, reader.column(BLOCK_SIZE), 0, max(Phase))
+    phases = _of(places, reader.column(BLOCK_SIZE), 0, Phase.QUEUED)
     times = _of(places, reader.column(BLOCK_SIZE), 0, MAX_TIME_NS)
     block.counts = _values(np.uint32, places, counts, block.size)
     block.phases = _values(np.uint8, places, phases, block.size)

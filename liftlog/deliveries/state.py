@@ -15,6 +15,8 @@ from liftlog.deliveries.queue import RedeliveryQueue
 from liftlog.deliveries.settings import MAX_PENDING, MAX_WAITING, AckPolicy, Settings
 from liftlog.errors import CorruptState
 
+_NONE = AckPolicy.NONE
+
 MAX_EXHAUSTED = 1000
 """Exhausted offsets that are kept, the newest ones."""
 
@@ -61,9 +63,9 @@ class ConsumerState:
     def _deliver(self, change: changes.Delivered) -> None:
         offsets = change.offsets
         first, last = int(offsets[0]), int(offsets[-1])
-        if first < self.next_offset or bool((np.diff(offsets) <= 0).any()):
+        if first < self.next_offset:
             raise CorruptState(f"a first delivery of {first} after {self.next_offset}")
-        if self.settings.ack_policy == AckPolicy.NONE:
+        if self.settings.ack_policy == _NONE:
             self.floor_offset, self.floor_sequence = last + 1, self.sequence + len(offsets)
         else:
             if self.pending.total + len(offsets) > MAX_PENDING:

@@ -53,6 +53,18 @@ class Writer:
         self.number(len(value))
         self._data += value
 
+    def rising(self, numbers: Ints) -> None:
+        """Add a column of numbers in ascending order without repeats."""
+        count = len(numbers)
+        first, last = (int(numbers[0]), int(numbers[-1])) if count else (0, 0)
+        if not count or last - first != count - 1 or last > _SAFE:
+            self.column(numbers)
+            return
+        self.number(count)
+        self._data.append(EVEN)
+        self.signed(first)
+        self.signed(1 if count > 1 else 0)
+
     def column(self, numbers: Ints) -> None:
         count = len(numbers)
         self.number(count)
