@@ -9,15 +9,17 @@ import time
 from datetime import UTC, datetime
 from typing import Any
 
+import numpy as np
 import pytest
 from support.clients.raw_nats import RawNats
 from support.daemons.nats_server import NatsServer
 
+from liftlog.deliveries.instructions import Advisory, AdvisoryKind
 from liftlog.server.jetstream_api.answers import time_text
 from liftlog.server.jetstream_api.consumers.config import parse_time
 from liftlog.server.jetstream_api.consumers.leaf import LeafLink
 from liftlog.server.jetstream_api.consumers.leaf_login import LeafLogin
-from liftlog.server.jetstream_api.workers.advisories import Advisories, AdvisoryKind, OneMessage
+from liftlog.server.jetstream_api.workers.advisories import Advisories
 from liftlog.settings import NatsSettings
 
 pytestmark = pytest.mark.integration
@@ -83,11 +85,19 @@ def theirs(until_ns: int) -> list[tuple[str, dict[str, Any]]]:
         return found + seen(watcher, 1)
 
 
+def about(kind: AdvisoryKind, offset: int, count: int, *reasons: str) -> Advisory:
+    numbers = np.array([offset])
+    return Advisory(kind, numbers, numbers, np.array([count]), reasons)
+
+
 def say(advisories: Advisories, until_ns: int) -> None:
     advisories.created("s", "c")
-    advisories.about_messages(AdvisoryKind.TERMINATED, "s", "c", [OneMessage(1, 1, 1, "bad input")])
-    advisories.about_messages(AdvisoryKind.NAKED, "s", "c", [OneMessage(2, 2, 1)])
-    advisories.about_messages(AdvisoryKind.MAX_DELIVERIES, "s", "c", [OneMessage(2, 3, 2)])
+    for advisory in (
+        about(AdvisoryKind.TERMINATED, 1, 1, "bad input"),
+        about(AdvisoryKind.NAK, 2, 1),
+        about(AdvisoryKind.MAX_DELIVERIES, 2, 2),
+    ):
+        advisories.about_messages("s", "c", advisory)
     advisories.paused("s", "c", until_ns)
     advisories.paused("s", "c", 0)
     advisories.deleted("s", "c")

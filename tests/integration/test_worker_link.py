@@ -14,13 +14,13 @@ from nats.aio.msg import Msg
 from support.clients.raw_nats import RawNats, header_block, pub_frame
 from support.daemons.nats_server import NatsServer
 
+from liftlog.deliveries.acks import AckKind
 from liftlog.errors import NatsRefused, NatsUnavailable
 from liftlog.sequencing.destinations import own_subject
 from liftlog.server.jetstream_api.consumers.leaf import LeafLink
 from liftlog.server.jetstream_api.consumers.leaf_frames import leaf_message
 from liftlog.server.jetstream_api.consumers.leaf_login import LeafLogin
 from liftlog.server.jetstream_api.consumers.pull_body import BadPull, Pull
-from liftlog.server.jetstream_api.workers.ack_bodies import ACK, NAK, PROGRESS, TERM
 from liftlog.server.jetstream_api.workers.worker_link import Arrived, WorkerLink
 from liftlog.settings import NatsSettings
 
@@ -49,7 +49,12 @@ class Taken:
 
     @property
     def offsets(self) -> list[int]:
-        return [int(offset) for one in self.arrived for acks in one.acks for offset in acks.offsets]
+        return [
+            int(offset)
+            for one in self.arrived
+            for found in one.acks
+            for offset in found.acks.offsets
+        ]
 
     @property
     def pulls(self) -> list[tuple[str, bytes, Pull | BadPull]]:
@@ -119,13 +124,13 @@ async def test_acks_of_one_read_come_before_its_pulls(server: NatsServer, raw: R
         await until(lambda: link.counters.not_parsed == 2)
         [arrived] = taken.arrived
         assert arrived.stream == "s"
-        found = {acks.consumer: acks for acks in arrived.acks}
-        assert found["c"].offsets.tolist() == found["c"].sequences.tolist() == [1, 3]
-        assert found["c"].stamps_ns.tolist() == [STAMP, STAMP]
-        assert found["c"].counts.tolist() == [1, 1]
+        found = {one.consumer: one for one in arrived.acks}
+        assert found["c"].acks.offsets.tolist() == found["c"].sequences.tolist() == [1, 3]
+        assert found["c"].acks.stamps_ns.tolist() == [STAMP, STAMP]
+        assert found["c"].acks.counts.tolist() == [1, 1]
         assert list(found["c"].replies) == []
-        assert found["d"].kinds.tolist() == [NAK]
-        assert found["d"].delays_ns.tolist() == [5 * SECOND]
+        assert found["d"].acks.kinds.tolist() == [AckKind.NAK]
+        assert found["d"].acks.delays_ns.tolist() == [5 * SECOND]
         assert list(found["d"].replies) == [b"_INBOX.nak"]
         assert sorted(taken.pulls) == [
             ("c", b"_INBOX.next", Pull(2)),
@@ -160,9 +165,10 @@ async def test_the_acks_of_a_client(server: NatsServer) -> None:
             waiting = asyncio.ensure_future((await delivered(6)).ack_sync(PATIENCE))
             await until(lambda: len(taken.offsets) == 6)
             acks = [one for arrived in taken.arrived for one in arrived.acks]
-            kinds = [int(kind) for one in acks for kind in one.kinds]
-            assert kinds == [ACK, NAK, NAK, PROGRESS, TERM, ACK]
-            delays = [int(delay) for one in acks for delay in one.delays_ns]
+            ack, nak = AckKind.ACK, AckKind.NAK
+            kinds = [int(kind) for one in acks for kind in one.acks.kinds]
+            assert kinds == [ack, nak, nak, AckKind.PROGRESS, AckKind.TERM, ack]
+            delays = [int(delay) for one in acks for delay in one.acks.delays_ns]
             assert delays == [0, 0, 3 * SECOND // 2, 0, 0, 0]
             assert not waiting.done()
             [answer] = acks[-1].replies
@@ -185,7 +191,7 @@ async def test_pulls_of_a_read_with_headers(server: NatsServer, raw: RawNats) ->
         assert words[0] == b"412 Required Api Level"
         assert words[1].startswith(b"400 Bad Request - ")
         assert taken.pulls[1][2] == Pull(3)
-        reasons = [acks.reasons for one in taken.arrived for acks in one.acks]
+        reasons = [found.acks.reasons for one in taken.arrived for found in one.acks]
         assert reasons == [{0: "why"}]
 
 

@@ -6,12 +6,10 @@ import json
 import re
 from typing import Any
 
-from liftlog.server.jetstream_api.workers.advisories import (
-    MOST_PER_SECOND,
-    Advisories,
-    AdvisoryKind,
-    OneMessage,
-)
+import numpy as np
+
+from liftlog.deliveries.instructions import Advisory, AdvisoryKind
+from liftlog.server.jetstream_api.workers.advisories import MOST_PER_SECOND, Advisories
 
 SECOND = 10**9
 NAKED = "$JS.EVENT.ADVISORY.CONSUMER.MSG_NAKED.s.c"
@@ -50,22 +48,23 @@ class Clock:
         return self.ns
 
 
-def some(count: int) -> list[OneMessage]:
-    return [OneMessage(number, number, 1) for number in range(count)]
+def some(count: int, kind: AdvisoryKind = AdvisoryKind.NAK) -> Advisory:
+    numbers = np.arange(count)
+    return Advisory(kind, numbers, numbers, np.ones(count, np.int64))
 
 
 def test_only_where_someone_listens() -> None:
     leaf = Leaf(NAKED)
     advisories = Advisories(leaf)
-    for kind in (AdvisoryKind.MAX_DELIVERIES, AdvisoryKind.TERMINATED, AdvisoryKind.NAKED):
-        advisories.about_messages(kind, "s", "c", some(3))
-        advisories.about_messages(kind, "s", "other", some(3))
-        advisories.about_messages(kind, "s", "c", [])
+    for kind in AdvisoryKind:
+        advisories.about_messages("s", "c", some(3, kind))
+        advisories.about_messages("s", "other", some(3, kind))
+        advisories.about_messages("s", "c", some(0, kind))
     advisories.created("s", "c")
     advisories.deleted("s", "c")
     advisories.paused("s", "c", 0)
     assert len(leaf.bodies) == 3
-    assert dict(advisories.sent) == {AdvisoryKind.NAKED: 3}
+    assert dict(advisories.sent) == {"MSG_NAKED": 3}
     assert not advisories.left_out.total()
     assert b"".join(leaf.commands).startswith(b"LMSG " + NAKED.encode() + b" ")
 
@@ -73,7 +72,7 @@ def test_only_where_someone_listens() -> None:
 def test_members_of_queue_groups_listen_too() -> None:
     leaf = Leaf(NAKED)
     leaf.groups = b"watchers"
-    Advisories(leaf).about_messages(AdvisoryKind.NAKED, "s", "c", some(1))
+    Advisories(leaf).about_messages("s", "c", some(1))
     assert leaf.commands[0].startswith(b"LMSG %b | watchers " % NAKED.encode())
 
 
@@ -81,14 +80,14 @@ def test_at_most_so_many_a_second() -> None:
     leaf, clock = Leaf(NAKED), Clock()
     advisories = Advisories(leaf, clock, clock)
     for _ in range(3):
-        advisories.about_messages(AdvisoryKind.NAKED, "s", "c", some(400))
+        advisories.about_messages("s", "c", some(400))
     assert len(leaf.bodies) == MOST_PER_SECOND
-    assert advisories.left_out[AdvisoryKind.NAKED] == 200
+    assert advisories.left_out["MSG_NAKED"] == 200
     clock.ns += SECOND // 10
-    advisories.about_messages(AdvisoryKind.NAKED, "s", "c", some(400))
+    advisories.about_messages("s", "c", some(400))
     assert len(leaf.bodies) == MOST_PER_SECOND + 100
     clock.ns += 3600 * SECOND  # it saves nothing up
-    advisories.about_messages(AdvisoryKind.NAKED, "s", "c", some(5000))
+    advisories.about_messages("s", "c", some(5000))
     assert len(leaf.bodies) == 2 * MOST_PER_SECOND + 100
 
 
@@ -96,8 +95,8 @@ def test_what_the_connection_does_not_take_is_left_out() -> None:
     leaf = Leaf(NAKED)
     advisories = Advisories(leaf)
     leaf.is_open = False
-    advisories.about_messages(AdvisoryKind.NAKED, "s", "c", some(MOST_PER_SECOND))
-    assert advisories.left_out[AdvisoryKind.NAKED] == MOST_PER_SECOND
+    advisories.about_messages("s", "c", some(MOST_PER_SECOND))
+    assert advisories.left_out["MSG_NAKED"] == MOST_PER_SECOND
     leaf.is_open = True
-    advisories.about_messages(AdvisoryKind.NAKED, "s", "c", some(1))  # the room was not used
-    assert advisories.sent[AdvisoryKind.NAKED] == 1
+    advisories.about_messages("s", "c", some(1))  # the room was not used
+    assert advisories.sent["MSG_NAKED"] == 1

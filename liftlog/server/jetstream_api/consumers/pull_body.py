@@ -10,8 +10,8 @@ import re
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from liftlog.deliveries.statuses import go_duration
 from liftlog.server.jetstream_api.answers import JetStreamError
-from liftlog.server.jetstream_api.consumers.durations import duration_text
 from liftlog.server.jetstream_api.fields import flag, read_object, text, whole
 
 MAX_BATCH = 100_000
@@ -108,7 +108,7 @@ def check_limits(pull: Pull, limits: PullLimits) -> None:
     if 0 < limits.batch < pull.batch:
         raise BadPull(b"409 Exceeded MaxRequestBatch of %d" % limits.batch)
     if 0 < limits.expires_ns < pull.expires_ns:
-        shown = duration_text(limits.expires_ns).encode()
+        shown = go_duration(limits.expires_ns).encode()
         raise BadPull(b"409 Exceeded MaxRequestExpires of %b" % shown)
     if 0 < limits.max_bytes < pull.max_bytes:
         raise BadPull(b"409 Exceeded MaxRequestMaxBytes of %d" % limits.max_bytes)

@@ -16,11 +16,12 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
+from liftlog.deliveries.acks import AckKind
+from liftlog.deliveries.settings import MAX_WAIT_NS
 from liftlog.server.jetstream_api.answers import JetStreamError
 from liftlog.server.jetstream_api.consumers.durations import parse_duration
 from liftlog.server.jetstream_api.fields import read_object, whole
 
-ACK, NAK, PROGRESS, TERM, NO_EFFECT = range(5)
 PLAIN = (b"+ACK", b"", b"+OK")
 """The bodies of a plain ack, the most frequent first."""
 _NAK, _PROGRESS, _TERM, _NEXT = b"-NAK", b"+WPI", b"+TERM", b"+NXT"
@@ -30,9 +31,10 @@ _CACHED = 1024
 
 
 class AckBody(NamedTuple):
-    kind: int
+    kind: AckKind | None
+    """None: it has no effect."""
     delay_ns: int = 0
-    """That of a NAK; 0 for none."""
+    """That of a NAK, at most MAX_WAIT_NS; 0 for none."""
     reason: str = ""
     """That of a TERM, at most 1,024 characters."""
     pull: bytes | None = None
@@ -45,17 +47,17 @@ def parse_ack_body(body: bytes) -> AckBody:
 
 def _parse(body: bytes) -> AckBody:
     if body in PLAIN:
-        return AckBody(ACK)
+        return AckBody(AckKind.ACK)
     if body == _PROGRESS:
-        return AckBody(PROGRESS)
+        return AckBody(AckKind.PROGRESS)
     if body.startswith(_NEXT):
-        return AckBody(ACK, pull=body.removeprefix(_NEXT))
+        return AckBody(AckKind.ACK, pull=body.removeprefix(_NEXT))
     if body.startswith(_NAK):
-        return AckBody(NAK, _delay_ns(body.removeprefix(_NAK).strip()))
+        return AckBody(AckKind.NAK, _delay_ns(body.removeprefix(_NAK).strip()))
     if body.startswith(_TERM):
         text = body.removeprefix(_TERM)[: 4 * _MAX_REASON].decode("utf-8", "replace")
-        return AckBody(TERM, reason=text.strip()[:_MAX_REASON])
-    return AckBody(NO_EFFECT)
+        return AckBody(AckKind.TERM, reason=text.strip()[:_MAX_REASON])
+    return AckBody(None)
 
 
 # Workers send the same few bodies all the time.
@@ -66,7 +68,9 @@ def _delay_ns(text: bytes) -> int:
     """Return the delay of a NAK. As in JetStream, a text that is none delays nothing."""
     try:
         if text.startswith(b"{"):
-            return whole(read_object(text), "delay")
-        return max(parse_duration(text.decode()), 0) if text else 0
+            delay_ns = whole(read_object(text), "delay")
+        else:
+            delay_ns = parse_duration(text.decode()) if text else 0
     except (ValueError, JetStreamError):
         return 0
+    return min(max(delay_ns, 0), MAX_WAIT_NS)

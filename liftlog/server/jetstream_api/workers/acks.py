@@ -15,19 +15,16 @@ from itertools import repeat
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from liftlog.deliveries.acks import MAX_ACKS, AckKind, Acks, Bytes
+from liftlog.deliveries.columns import Ints
 from liftlog.sequencing.run import MessageRun
 from liftlog.server.jetstream_api.workers.ack_bodies import (
-    ACK,
-    NO_EFFECT,
     PLAIN,
     AckBody,
     parse_ack_body,
 )
 
-MAX_ACKS = 4096
-"""Most acks in one `Acks`."""
 PREFIX = b"$JS.ACK."
 _NUMBERS = 5
 _MAX_DIGITS = 19
@@ -36,34 +33,16 @@ _BEYOND = 2**63 - 1
 _FEW = 32
 """With fewer acks than this, columns cost more than they save."""
 
-Ints = NDArray[np.int64]
-Bytes = NDArray[np.uint8]
 
-
-class Acks(NamedTuple):
-    """Acks for one consumer in the order in which they came, at most MAX_ACKS: one entry per ack in
-    each column."""
+class WorkerAcks(NamedTuple):
+    """Acks for one consumer in the order in which they came."""
 
     consumer: str
-    counts: Ints
-    """Which delivery of the message is acked: 1 for the first one."""
-    offsets: Ints
-    """Sequences of the stream."""
+    acks: Acks
     sequences: Ints
-    """Sequences of the consumer."""
-    stamps_ns: Ints
-    """When the message was stored, in ns since 1970."""
-    kinds: Bytes
-    """ACK, NAK, PROGRESS or TERM of `ack_bodies`."""
-    delays_ns: Ints
-    """Those of naks; 0 for none."""
-    reasons: dict[int, str]
-    """Reasons of terms, by the place of the ack."""
+    """Sequences of the consumer, by the place of the ack."""
     replies: Sequence[bytes]
     """Where each client wants an answer, b"" where it wants none. Empty if no one does."""
-
-    def __len__(self) -> int:
-        return len(self.offsets)
 
 
 class NextPull(NamedTuple):
@@ -75,7 +54,7 @@ class NextPull(NamedTuple):
 
 
 class ParsedAcks(NamedTuple):
-    acks: list[Acks]
+    acks: list[WorkerAcks]
     pulls: list[NextPull]
     answers: list[bytes]
     """Reply subjects of acks that have no effect, because of their bodies, and want an answer."""
@@ -200,14 +179,14 @@ def _append(parsed: ParsedAcks, consumer: str, rows: _Rows, numbers: Ints) -> No
     """Add acks of one consumer with these numbers to `parsed`."""
     count = len(numbers)
     if sum(map(rows.payloads.count, PLAIN)) == count:
-        kinds, delays = np.zeros(count, np.uint8), np.zeros(count, np.int64)
+        kinds, delays = np.full(count, AckKind.ACK, np.uint8), np.zeros(count, np.int64)
         parsed.acks.append(_acks(consumer, numbers, kinds, delays, {}, rows.replies))
         return
     known = {payload: parse_ack_body(payload) for payload in set(rows.payloads)}
     if any(body.pull is not None for body in known.values()):
         rows = _take_pulls(parsed, consumer, rows, known)
-    if any(body.kind == NO_EFFECT for body in known.values()):
-        places = [at for at, one in enumerate(rows.payloads) if known[one].kind != NO_EFFECT]
+    if any(body.kind is None for body in known.values()):
+        places = [at for at, one in enumerate(rows.payloads) if known[one].kind is not None]
         rows = _take_ineffective(parsed, rows, places)
         numbers = numbers[places]
         if not places:
@@ -230,10 +209,10 @@ def _acks(
     delays_ns: Ints,
     reasons: dict[int, str],
     replies: Sequence[bytes],
-) -> Acks:
+) -> WorkerAcks:
     counts, offsets, sequences, stamps_ns, _ = numbers.T
-    replies = replies if any(replies) else ()
-    return Acks(consumer, counts, offsets, sequences, stamps_ns, kinds, delays_ns, reasons, replies)
+    acks = Acks(offsets, counts, stamps_ns, kinds, delays_ns, reasons)
+    return WorkerAcks(consumer, acks, sequences, replies if any(replies) else ())
 
 
 def _take_pulls(
@@ -259,6 +238,3 @@ def _take_ineffective(parsed: ParsedAcks, rows: _Rows, effective: Sequence[int])
         others = set(range(len(rows.payloads))).difference(effective)
         parsed.answers.extend(filter(None, (rows.replies[place] for place in sorted(others))))
     return rows.only(effective)
-
-
-__all__ = ["ACK", "MAX_ACKS", "AckParser", "Acks", "NextPull", "ParsedAcks"]

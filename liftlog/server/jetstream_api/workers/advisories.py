@@ -11,10 +11,11 @@ from __future__ import annotations
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from enum import Enum
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, repeat
+from typing import Any, Protocol
 
+from liftlog.deliveries.instructions import Advisory, AdvisoryKind
 from liftlog.sequencing.destinations import own_subject
 from liftlog.server.jetstream_api.answers import ZERO_TIME, time_text, to_text
 from liftlog.server.jetstream_api.consumers.leaf_frames import leaf_message
@@ -24,6 +25,12 @@ _SECOND_NS = 1_000_000_000
 _FULL = MOST_PER_SECOND * _SECOND_NS
 _SUBJECT = "$JS.EVENT.ADVISORY.CONSUMER."
 _TYPE = "io.nats.jetstream.advisory.v1."
+_ACTION = "consumer_action"
+_TOKENS = {
+    AdvisoryKind.MAX_DELIVERIES: "MAX_DELIVERIES",
+    AdvisoryKind.TERMINATED: "MSG_TERMINATED",
+    AdvisoryKind.NAK: "MSG_NAKED",
+}
 
 
 class Sender(Protocol):
@@ -36,28 +43,6 @@ class Sender(Protocol):
     def offer(self, commands: bytes) -> bool:
         """Send without waiting. Returns False if that is not possible now."""
         ...
-
-
-class AdvisoryKind(Enum):
-    """The token of the subject, and the end of the type."""
-
-    MAX_DELIVERIES = "MAX_DELIVERIES", "max_deliver"
-    TERMINATED = "MSG_TERMINATED", "terminated"
-    NAKED = "MSG_NAKED", "nak"
-    CREATED = "CREATED", "consumer_action"
-    DELETED = "DELETED", "consumer_action"
-    PAUSE = "PAUSE", "consumer_pause"
-
-
-class OneMessage(NamedTuple):
-    """A message in an advisory."""
-
-    offset: int
-    sequence: int
-    """Sequence of the consumer; it is not in MAX_DELIVERIES."""
-    deliveries: int
-    reason: str = ""
-    """That of TERMINATED."""
 
 
 class Advisories:
@@ -75,23 +60,24 @@ class Advisories:
         self._room = _FULL
         """Room for advisories, each of which takes `_SECOND_NS`."""
         self._refilled_ns = monotonic_ns()
-        self.sent: Counter[AdvisoryKind] = Counter()
-        self.left_out: Counter[AdvisoryKind] = Counter()
-        """Those that had a subscriber, but no room."""
+        self.sent: Counter[str] = Counter()
+        """Number by kind, the token in the subject."""
+        self.left_out: Counter[str] = Counter()
+        """Number of those that had a subscriber, but no room, by kind."""
 
     # --- kinds ---
 
-    def about_messages(
-        self, kind: AdvisoryKind, stream: str, consumer: str, messages: Sequence[OneMessage]
-    ) -> None:
-        """Send MAX_DELIVERIES, TERMINATED or NAKED, one per message."""
-        self._send(kind, stream, consumer, (_fields(kind, one) for one in messages), len(messages))
+    def about_messages(self, stream: str, consumer: str, advisory: Advisory) -> None:
+        """Send what a turn of a consumer says about its messages, one advisory per message."""
+        kind = advisory.kind
+        bodies = _bodies(advisory)
+        self._send(_TOKENS[kind], kind.value, stream, consumer, bodies, len(advisory.offsets))
 
     def created(self, stream: str, consumer: str) -> None:
-        self._send(AdvisoryKind.CREATED, stream, consumer, [{"action": "create"}], 1)
+        self._send("CREATED", _ACTION, stream, consumer, [{"action": "create"}], 1)
 
     def deleted(self, stream: str, consumer: str) -> None:
-        self._send(AdvisoryKind.DELETED, stream, consumer, [{"action": "delete"}], 1)
+        self._send("DELETED", _ACTION, stream, consumer, [{"action": "delete"}], 1)
 
     def paused(self, stream: str, consumer: str, until_ns: int) -> None:
         """Send PAUSE, also for the end of a pause. `until_ns` is the end in ns since 1970; 0 if the
@@ -100,19 +86,19 @@ class Advisories:
             "paused": self._now_ns() < until_ns,
             "pause_until": time_text(until_ns) if until_ns else ZERO_TIME,
         }
-        self._send(AdvisoryKind.PAUSE, stream, consumer, [fields], 1)
+        self._send("PAUSE", "consumer_pause", stream, consumer, [fields], 1)
 
     # --- sending ---
 
     def _send(
         self,
-        kind: AdvisoryKind,
+        token: str,
+        type_: str,
         stream: str,
         consumer: str,
         bodies: Iterable[dict[str, Any]],
         count: int,
     ) -> None:
-        token, type_ = kind.value
         subject = own_subject(f"{_SUBJECT}{token}.{stream}.{consumer}".encode())
         if not count or not self._sender.has_interest(subject):
             return
@@ -129,8 +115,8 @@ class Advisories:
         if commands and not self._sender.offer(b"".join(commands)):
             sent = 0
         self._room -= sent * _SECOND_NS
-        self.sent[kind] += sent
-        self.left_out[kind] += count - sent
+        self.sent[token] += sent
+        self.left_out[token] += count - sent
 
     def _refill(self) -> int:
         """Return how many may be sent now."""
@@ -140,12 +126,14 @@ class Advisories:
         return self._room // _SECOND_NS
 
 
-def _fields(kind: AdvisoryKind, message: OneMessage) -> dict[str, Any]:
-    fields: dict[str, Any] = {}
-    if kind is not AdvisoryKind.MAX_DELIVERIES:
-        fields["consumer_seq"] = message.sequence
-    fields["stream_seq"] = message.offset
-    fields["deliveries"] = message.deliveries
-    if message.reason:
-        fields["reason"] = message.reason
-    return fields
+def _bodies(advisory: Advisory) -> Iterator[dict[str, Any]]:
+    """Yield the fields about each message."""
+    with_sequence = advisory.kind is not AdvisoryKind.MAX_DELIVERIES
+    columns = advisory.offsets.tolist(), advisory.sequences.tolist(), advisory.counts.tolist()
+    reasons = chain(advisory.reasons, repeat(""))
+    for offset, sequence, count, reason in zip(*columns, reasons, strict=False):
+        fields: dict[str, Any] = {"consumer_seq": sequence} if with_sequence else {}
+        fields |= {"stream_seq": offset, "deliveries": count}
+        if reason:
+            fields["reason"] = reason
+        yield fields

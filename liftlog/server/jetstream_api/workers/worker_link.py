@@ -26,7 +26,7 @@ from liftlog.server.ingest.nats_link import NatsLink
 from liftlog.server.ingest.subscriptions import LinkSubscription
 from liftlog.server.jetstream_api.workers import acks as ack_columns
 from liftlog.server.jetstream_api.workers import pulls as pull_parsing
-from liftlog.server.jetstream_api.workers.acks import AckParser, Acks
+from liftlog.server.jetstream_api.workers.acks import AckParser, WorkerAcks
 from liftlog.server.jetstream_api.workers.pulls import PullParser, WorkerPull, request_of
 from liftlog.server.vitals.rare_warnings import RareWarnings
 from liftlog.settings import NatsSettings
@@ -39,7 +39,7 @@ class Arrived(NamedTuple):
     first: they make room for what the pulls ask for."""
 
     stream: str
-    acks: list[Acks]
+    acks: list[WorkerAcks]
     pulls: list[WorkerPull]
     answers: list[bytes]
     """Reply subjects of acks that have no effect. Their clients want an empty answer."""
@@ -65,7 +65,7 @@ class _Led:
     ack_parser: AckParser
     pull_parser: PullParser
     subscriptions: list[LinkSubscription] = field(default_factory=list)
-    acks: list[Acks] = field(default_factory=list)
+    acks: list[WorkerAcks] = field(default_factory=list)
     pulls: list[WorkerPull] = field(default_factory=list)
     answers: list[bytes] = field(default_factory=list)
 
