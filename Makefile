@@ -12,7 +12,7 @@ export PIP_NO_INPUT := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup tidy demo demo-cluster demo-spark test test-cluster test-install test-upgrade test-bare torture storage-faults request-flood kv-torture cluster-torture identity-torture clock-torture fuzz simulate simulate-groups round-trips group-torture descriptors lint type bench bench-cluster bench-streams bench-web bench-over-nats bench-api-flood bench-spark jetstream-clients natscli jar test-jar docs pages blocking screenshot recording lock ci clean
+.PHONY: help setup tidy demo demo-cluster demo-spark test test-cluster test-install test-upgrade test-bare torture storage-faults request-flood kv-torture cluster-torture identity-torture clock-torture fuzz simulate simulate-groups round-trips group-torture descriptors lint type bench bench-cluster bench-streams bench-web bench-over-nats bench-api-flood bench-journal bench-spark jetstream-clients natscli jar test-jar docs pages blocking screenshot recording lock ci clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -175,6 +175,9 @@ bench-over-nats: setup ## Measure reading over NATS beside JetStream and the pul
 
 bench-api-flood: setup ## Measure acks while a client floods the JetStream API (ARGS="--help")
 	$(BIN)/python tests/bench/api_flood.py $(ARGS)
+
+bench-journal: setup ## Measure how a journal may write beside its syncs (ARGS="--busy", ARGS="--help")
+	$(BIN)/python tests/bench/journal.py $(ARGS)
 
 bench-spark: setup ## Measure the Spark data source and the export (ARGS="--help")
 	$(BIN)/python tests/bench/spark.py $(ARGS)

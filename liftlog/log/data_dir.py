@@ -300,22 +300,27 @@ class DataDir:
         initial_offset: int,
         metadata: dict[str, Any],
         incarnation: str | None = None,
+        environment: LogEnvironment | None = None,
     ) -> Log:
-        """Create a new log for `name`; durable on return. See `Log.create`."""
+        """Create a new log for `name`; durable on return. See `Log.create`. It uses `environment`
+        if that is given, in place of the one that all logs share."""
         return Log.create(
             self.stream_path(name),
-            self.environment,
+            environment or self.environment,
             config,
             initial_offset=initial_offset,
             metadata=metadata,
             incarnation=incarnation,
         )
 
-    def open_log(self, name: str, config: LogConfig) -> tuple[Log, RecoveryReport]:
-        """Open the log of `name` and recover it if necessary. An error affects only this stream."""
+    def open_log(
+        self, name: str, config: LogConfig, *, environment: LogEnvironment | None = None
+    ) -> tuple[Log, RecoveryReport]:
+        """Open the log of `name` and recover it if necessary. An error affects only this stream. It
+        uses `environment` if that is given, in place of the one that all logs share."""
         return open_log(
             self.stream_path(name),
-            self.environment,
+            environment or self.environment,
             config,
             clean=self._clean.pop(name, None),
             recovery_point=self._recovery_points.get(name),

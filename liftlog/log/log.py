@@ -1,7 +1,8 @@
 """The log of one stream: append, sync, read. Blocking; the daemon calls it from threads.
 
-Only one thread at a time, the current writer, appends, syncs and truncates. Any thread may read,
-and may change the structure by retention, swaps and quarantine.
+Only one thread at a time, the current writer, appends, syncs and truncates; but an append may run
+beside a sync in another thread, unless it begins another segment (`must_roll`). Any thread may
+read, and may change the structure by retention, swaps and quarantine.
 """
 
 from __future__ import annotations

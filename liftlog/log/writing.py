@@ -35,9 +35,9 @@ _RESERVED_NS = 60_000_000_000
 
 
 class LogWriter:
-    """The writer of one log. One thread at a time calls it: the current writer.
-
-    `commit_group` is the number that batches encoded for the next append must carry.
+    """The writer of one log. One thread at a time calls it: the current writer. But `append` may
+    run beside `sync` while `must_roll` is False. `commit_group` is the number that batches encoded
+    for the next append must carry.
     """
 
     def __init__(

@@ -16,6 +16,7 @@ streams      all streams: opened, created, changed; retention, leases
 cleaning     compaction, re-batching and scrubbing, in a process of their own
 replication  elections, and streams that this node serves to other nodes or fetches from them
 checkpoints  the positions of consumers, in the stream `_offsets`
+journal      the journal of consumers with acks
 metadata     the metadata store, and this node's place in it
 commits      one stream: from runs of messages to committed groups
 ingest       from the NATS connection to runs of messages

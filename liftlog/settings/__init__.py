@@ -3,7 +3,8 @@
 keys       the base of all models; key paths; differences between two configurations
 units      durations and sizes          addresses  listen addresses and server URLs
 daemon     the settings of the daemon   stream     the settings of one stream
-cluster    those of a node of a cluster       stored     the form in which settings are stored
+cluster    those of a node of a cluster       consumers  those of consumers with acks
+stored     the form in which settings are stored
 findings   errors of a configuration, in words   checks     across fields: findings and cautions
 load       `load_settings`: file < environment < --set; `parse_stream_settings`; the ACL file
 

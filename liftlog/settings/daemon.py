@@ -12,6 +12,7 @@ from liftlog.names import NAME_HELP, is_stream_name
 
 from .addresses import HostName, HostPort, ListenUrl, NatsUrl
 from .cluster import ClusterSettings
+from .consumers import ConsumerSettings
 from .keys import SettingsModel
 from .stream import StreamSettings
 from .units import Count, Duration, Flag, PositiveDuration, Size, SizeOrAuto, path_text
@@ -480,6 +481,7 @@ class Settings(SettingsModel):
     log: LogSettings = LogSettings()
     cleaner: CleanerSettings = CleanerSettings()
     checkpoints: CheckpointSettings = CheckpointSettings()
+    consumers: ConsumerSettings = ConsumerSettings()
     cluster: ClusterSettings | None = Field(
         default=None, description="Membership of a cluster. `null`: this daemon is on its own."
     )

@@ -1,0 +1,270 @@
+"""Keeps for each consumer where its newest record and its snapshot are in the log, how large they
+are, and if anything is missing. Pure.
+
+The ledger follows the log record by record, at the start (`replay`) and with each append (`add`).
+What is not synced yet can be taken back: a failed sync drops the end of the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from heapq import nlargest
+from typing import NamedTuple
+
+from liftlog.server.journal.records import (
+    UNCERTAIN,
+    Chaining,
+    Change,
+    ConsumerKey,
+    Head,
+    Kind,
+    StateVersion,
+    size_of,
+)
+
+MAX_DELTA_BYTES = 64 * 1024
+"""A consumer with this many bytes of deltas is snapshotted, unless its snapshot is larger."""
+
+
+class Entry(NamedTuple):
+    """One consumer in the log. `base` is its snapshot, `last` its newest record."""
+
+    base: int
+    last: int
+    base_bytes: int
+    delta_bytes: int
+    epoch: int
+    number: int
+    is_uncertain: bool
+    """Records of it are lost, or may be."""
+
+    @property
+    def version(self) -> StateVersion:
+        """The version of its newest change."""
+        return StateVersion(self.epoch, self.number)
+
+    @property
+    def is_heavy(self) -> bool:
+        """True if its deltas are to be replaced by a snapshot."""
+        return self.delta_bytes >= MAX_DELTA_BYTES and self.delta_bytes >= self.base_bytes
+
+    @property
+    def size_bytes(self) -> int:
+        return self.base_bytes + self.delta_bytes
+
+
+Undo = dict[ConsumerKey, Entry | None]
+"""The entries before the first change that is not synced; None: there was none."""
+
+
+class Ledger:
+    def __init__(self) -> None:
+        self.entries: dict[ConsumerKey, Entry] = {}
+        self.lost: set[ConsumerKey] = set()
+        """Consumers of which only deltas were found."""
+        self.base_bytes = 0
+        self.delta_bytes = 0
+        self._by_stream: dict[str, set[str]] = {}
+        self._unsynced: Undo = {}
+        self._syncing: Undo = {}
+
+    # --- looking ---
+
+    def __len__(self) -> int:
+        """Number of consumers."""
+        return len(self.entries)
+
+    def incarnations(self) -> list[str]:
+        """Return the incarnations of streams that have consumers."""
+        return list(self._by_stream)
+
+    def consumers_of(self, incarnation: str) -> list[str]:
+        """Return the consumers of a stream, in order."""
+        return sorted(self._by_stream.get(incarnation, ()))
+
+    def version_of(self, key: ConsumerKey) -> StateVersion | None:
+        """Return the version of the newest written change of a consumer."""
+        entry = self.entries.get(key)
+        return None if entry is None else entry.version
+
+    def is_uncertain(self, key: ConsumerKey) -> bool:
+        """Return True if synced changes of the consumer are lost, or may be."""
+        entry = self.entries.get(key)
+        return entry is not None and entry.is_uncertain
+
+    def floor(self) -> int | None:
+        """Return the lowest offset that is needed, also if what is not synced is taken back; None
+        if nothing is."""
+        bases = [one.base for one in self.entries.values()]
+        for undo in (self._unsynced, self._syncing):
+            bases += [one.base for one in undo.values() if one is not None]
+        return min(bases, default=None)
+
+    def based_below(self, offset: int) -> list[ConsumerKey]:
+        """Return the consumers whose snapshots are below `offset`."""
+        return [key for key, one in self.entries.items() if one.base < offset]
+
+    def heaviest(self, excess_bytes: int) -> list[ConsumerKey]:
+        """Return the consumers with the most deltas, which together exceed `excess_bytes`."""
+        found: list[ConsumerKey] = []
+        count = 16
+        while True:
+            largest = nlargest(count, self.entries.items(), key=lambda one: one[1].delta_bytes)
+            found, freed = [], 0
+            for key, entry in largest:
+                if freed >= excess_bytes:
+                    return found
+                found.append(key)
+                freed += entry.delta_bytes
+            if count >= len(self.entries):
+                return found
+            count *= 4
+
+    def uncertain_count(self) -> int:
+        return sum(one.is_uncertain for one in self.entries.values())
+
+    # --- following the log ---
+
+    def add(self, change: Change, offset: int) -> None:
+        """Note a record that was appended."""
+        key = change.key
+        for one in self._meant(key) if change.kind is Kind.DELETED else (key,):
+            self._unsynced.setdefault(one, self.entries.get(one))
+        entry = self.entries.get(key)
+        is_uncertain = entry is not None and entry.is_uncertain and not change.settles
+        self._take(key, change.kind, change.version, size_of(change), offset, is_uncertain)
+
+    def replay(
+        self, key: ConsumerKey, head: Head, size: int, offset: int, losses: Sequence[int] = ()
+    ) -> None:
+        """Note a record of `size` bytes that was read. Call it in the order of offsets. If it does
+        not continue what is known of its consumer, an older state of that counts.
+
+        `losses` are the first offsets of lost records before it. Without one that was synced, only
+        unsynced records are missing, and the consumer is not uncertain.
+        """
+        kind, flags, _, epoch, unsynced, number, previous = head
+        if kind is Kind.DELTA or kind is Kind.SETTINGS:
+            entry = self.entries.get(key)
+            if entry is None:
+                self.lost.add(key)
+                return
+            if entry[1] != previous:
+                if any(entry.last < first < offset - unsynced for first in losses):
+                    self.entries[key] = entry._replace(is_uncertain=True)
+                return
+        self._take(key, kind, (epoch, number), size, offset, bool(flags & UNCERTAIN))
+
+    def doubt_before(self, offset: int) -> None:
+        """Records from `offset` on are lost, and were synced: mark the consumers that may have had
+        one among them."""
+        for key, entry in self.entries.items():
+            if entry.last < offset:
+                self.entries[key] = entry._replace(is_uncertain=True)
+
+    def _take(
+        self,
+        key: ConsumerKey,
+        kind: Kind,
+        version: tuple[int, int],
+        size: int,
+        offset: int,
+        is_uncertain: bool,
+    ) -> None:
+        if kind is Kind.DELETED:
+            for one in self._meant(key):
+                self._put(one, None)
+            return
+        entry = self.entries.get(key)
+        if kind is Kind.SNAPSHOT or entry is None:
+            self._put(key, Entry(offset, offset, size, 0, *version, is_uncertain))
+            return
+        base, _, base_bytes, delta_bytes = entry[:4]
+        # For each delta: without the constructor of the NamedTuple, which costs twice as much.
+        fields = (base, offset, base_bytes, delta_bytes + size, *version, is_uncertain)
+        self.entries[key] = tuple.__new__(Entry, fields)
+        self.delta_bytes += size
+
+    def _meant(self, key: ConsumerKey) -> Iterator[ConsumerKey]:
+        if key.consumer:
+            yield key
+            return
+        for consumer in self.consumers_of(key.incarnation):
+            yield ConsumerKey(key.incarnation, consumer)
+        for lost in [one for one in self.lost if one.incarnation == key.incarnation]:
+            self.lost.discard(lost)
+
+    def _put(self, key: ConsumerKey, entry: Entry | None) -> None:
+        """Replace the entry of a consumer; None: there is none any more."""
+        self.lost.discard(key)
+        before = self.entries.pop(key, None)
+        if before is not None:
+            self.base_bytes -= before.base_bytes
+            self.delta_bytes -= before.delta_bytes
+        if entry is not None:
+            self.entries[key] = entry
+            self._by_stream.setdefault(key.incarnation, set()).add(key.consumer)
+            self.base_bytes += entry.base_bytes
+            self.delta_bytes += entry.delta_bytes
+        elif before is not None:
+            consumers = self._by_stream[key.incarnation]
+            consumers.discard(key.consumer)
+            if not consumers:
+                del self._by_stream[key.incarnation]
+
+    # --- syncs ---
+
+    def sync_begins(self) -> None:
+        """A sync of all that was added begins. What is added from now on is not part of it."""
+        for key, entry in self._unsynced.items():
+            self._syncing.setdefault(key, entry)
+        self._unsynced = {}
+
+    def synced(self) -> None:
+        """The sync succeeded."""
+        self._syncing = {}
+
+    def take_back(self) -> None:
+        """Return to what was synced last: the rest of the log was dropped."""
+        for undo in (self._unsynced, self._syncing):
+            for key, entry in undo.items():
+                self._put(key, entry)
+        self._unsynced, self._syncing = {}, {}
+
+
+class Chainer:
+    """Chains changes that are about to be appended together, on top of a ledger."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._entries = ledger.entries
+        self._ends: dict[ConsumerKey, tuple[int, bool]] = {}
+        self._deleted: set[str] = set()
+
+    def chain(self, change: Change, offset: int, durable_end: int) -> Chaining | None:
+        """Return how a change is chained at `offset`; None if there is no such consumer, so that
+        the change means nothing. Call it in the order of offsets."""
+        key = change.key
+        last, is_uncertain = self._end(key)
+        if not last and change.kind in (Kind.DELTA, Kind.SETTINGS):
+            return None
+        is_uncertain = is_uncertain and not change.settles
+        if change.kind is not Kind.DELETED:
+            self._ends[key] = offset, is_uncertain
+        elif key.consumer:
+            self._ends[key] = 0, False
+        else:
+            self._deleted.add(key.incarnation)
+            for one in [one for one in self._ends if one.incarnation == key.incarnation]:
+                del self._ends[one]
+        return Chaining(last, offset - durable_end, is_uncertain)
+
+    def _end(self, key: ConsumerKey) -> tuple[int, bool]:
+        """Return the offset of the newest record of a consumer, 0 without one, and whether it is
+        uncertain."""
+        found = self._ends.get(key)
+        if found is not None:
+            return found
+        entry = self._entries.get(key)
+        if entry is None or key.incarnation in self._deleted:
+            return 0, False
+        return entry.last, entry.is_uncertain

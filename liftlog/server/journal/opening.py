@@ -1,0 +1,147 @@
+"""Opens the journal, or creates it for the first consumer. Blocking work runs in threads.
+
+The journal is a log in the directory `streams/_deliveries`, but no stream: nobody can list, read,
+publish to or change it. The form of its records stands in the manifest where streams have their
+settings. Versions without consumers take it for a stream with an unknown setting: they report it,
+and leave it as it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from liftlog.errors import LiftlogError, NewerFormat
+from liftlog.log import DataDir, FileSystem, Log, LogConfig, LogEnvironment, OsFileSystem
+from liftlog.log.files.filesystem import storage_errors
+from liftlog.log.files.manifest import read_manifest
+from liftlog.log.files.shared_descriptors import SharedDescriptors
+from liftlog.server.commits.writing import WriterPool
+from liftlog.server.journal.content import read_content
+from liftlog.server.journal.journal import Journal
+from liftlog.server.journal.records import VERSION
+from liftlog.server.journal.storing import SEGMENT_BYTES, JournalStore
+from liftlog.settings.consumers import ConsumerSettings
+
+logger = logging.getLogger("liftlog.server.journal")
+
+JOURNAL = "_deliveries"
+"""Name of the directory."""
+
+_FORM = "deliveries"
+_UNSYNCED_LOSSES = "unsynced_losses"
+_CONFIG = LogConfig(segment_max_bytes=SEGMENT_BYTES, segment_max_age_ns=None)
+
+
+async def open_journal(
+    data_dir: DataDir, pool: WriterPool, settings: ConsumerSettings
+) -> Journal | None:
+    """Open the journal; None if there is none. Raises NewerFormat if a newer liftlog has written
+    it, StorageError, DiskFull, CorruptMetadata; the files are then left as they are."""
+    store = await asyncio.to_thread(open_store, data_dir)
+    return None if store is None else _journal(store, pool, settings)
+
+
+async def create_journal(
+    data_dir: DataDir, pool: WriterPool, settings: ConsumerSettings
+) -> Journal:
+    """Create the journal, for the first consumer of this daemon. Durable on return. Raises
+    StorageError, DiskFull."""
+    return _journal(await asyncio.to_thread(create_store, data_dir), pool, settings)
+
+
+async def close_journal(data_dir: DataDir, journal: Journal) -> None:
+    """Close the journal, before `data_dir` is closed. One without consumers is removed, so that
+    versions without consumers can use the data directory again."""
+    state = await journal.close()
+    if state is not None and not journal.ledger and not journal.ledger.lost:
+        await asyncio.to_thread(data_dir.delete_log, JOURNAL)
+    else:
+        data_dir.keep_clean(JOURNAL, state)
+
+
+def _journal(store: JournalStore, pool: WriterPool, settings: ConsumerSettings) -> Journal:
+    return Journal(store, pool, flush_interval_seconds=settings.flush_interval_seconds)
+
+
+# --- blocking ---
+
+
+def open_store(data_dir: DataDir) -> JournalStore | None:
+    """See `open_journal`."""
+    started = time.monotonic()
+    environment = _own_environment(data_dir.environment)
+    path = data_dir.stream_path(JOURNAL)
+    data_dir.remove_unfinished(JOURNAL)
+    with storage_errors(f"reading the manifest of {JOURNAL}"):
+        if not environment.fs.exists(path):
+            return None
+        manifest = read_manifest(environment.fs, path)
+    if manifest is not None:
+        _check_form(manifest.metadata)
+    log, report = data_dir.open_log(JOURNAL, _CONFIG, environment=environment)
+    try:
+        store = load_store(log)
+    except LiftlogError:
+        data_dir.keep_clean(JOURNAL, log.close())
+        raise
+    logger.info(
+        "journal-opened clean=%s consumers=%d uncertain=%d bytes=%d seconds=%.2f",
+        report.clean,
+        len(store.ledger.entries),
+        store.ledger.uncertain_count(),
+        store.size_bytes,
+        time.monotonic() - started,
+    )
+    return store
+
+
+def create_store(data_dir: DataDir) -> JournalStore:
+    """See `create_journal`."""
+    log = data_dir.create_log(
+        JOURNAL,
+        _CONFIG,
+        initial_offset=1,
+        metadata=new_metadata(),
+        environment=_own_environment(data_dir.environment),
+    )
+    return load_store(log)
+
+
+def new_metadata() -> dict[str, Any]:
+    return {"settings": {_FORM: VERSION}, "origin": "system"}
+
+
+def load_store(log: Log) -> JournalStore:
+    """Read and verify an open log. Raises StorageError, NewerFormat."""
+    metadata = log.view.manifest.metadata
+    _check_form(metadata)
+    known = metadata.get(_UNSYNCED_LOSSES, ())
+    content = read_content(log, known)
+    found = sorted(one for one in content.unsynced_losses if one >= log.log_start_offset)
+    if found != sorted(known):
+        log.structure.set_metadata({**metadata, _UNSYNCED_LOSSES: found})
+    return JournalStore(log, content.ledger)
+
+
+def _check_form(metadata: Mapping[str, Any]) -> None:
+    form = metadata.get("settings", {}).get(_FORM)
+    if form != VERSION:
+        raise NewerFormat(
+            f"the journal of consumers has the form {form!r}, and this version reads {VERSION}",
+            hint="install the version that has written it",
+        )
+
+
+def _own_environment(shared: LogEnvironment) -> LogEnvironment:
+    """Return an environment whose files keep their descriptors: of those that are shared, none can
+    be written beside a sync."""
+    fs: FileSystem = OsFileSystem() if isinstance(shared.fs, SharedDescriptors) else shared.fs
+    own = LogEnvironment.create(
+        fs, shared.clock, max_open_files=8, cached_indexes=8, synced=shared.synced
+    )
+    return replace(own, age_clock_ns=shared.age_clock_ns)

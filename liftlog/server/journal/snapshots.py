@@ -1,0 +1,109 @@
+"""Decides which consumers are written again as snapshots, so that the log stays short.
+
+Three reasons: a consumer has many deltas; all consumers together have too many; a consumer keeps
+old segments. The owner of the consumers gives the snapshot. If it does not have a consumer in
+memory, the records of that consumer are copied as they are.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from liftlog.server.journal.ledger import MAX_DELTA_BYTES, Ledger
+from liftlog.server.journal.records import Change, ConsumerKey
+from liftlog.server.journal.storing import SEGMENT_BYTES
+
+MAX_ALL_DELTA_BYTES = 16 * 1024 * 1024
+"""Bytes of deltas that a start has to apply at most."""
+
+_KEPT_DELTA_BYTES = 12 * 1024 * 1024
+_TURN_SECONDS = 0.002
+_SPARE_BYTES = 2 * SEGMENT_BYTES
+
+Owner = Callable[[ConsumerKey], Change | None]
+"""Returns the snapshot of a consumer, with exactly the changes that it has passed to the journal;
+None if it does not have the consumer in memory."""
+
+
+class Snapshots:
+    """Belongs to the event loop."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.owner: Owner = lambda key: None
+        self.copies: dict[ConsumerKey, None] = {}
+        """Consumers to be copied."""
+        self._ledger = ledger
+        self._heavy: dict[ConsumerKey, None] = {}
+        self._moving: dict[ConsumerKey, None] = {}
+        self._refused: dict[ConsumerKey, int] = {}  # bytes of deltas when the owner gave nothing
+        self._looked_at_bytes = 0  # all deltas, when too many were found last
+
+    @property
+    def are_due(self) -> bool:
+        return bool(self._heavy or self._moving)
+
+    @property
+    def are_moving(self) -> bool:
+        """True while consumers are being written again to free a segment."""
+        return bool(self._moving or self.copies)
+
+    def changed(self, key: ConsumerKey) -> None:
+        """Look at a consumer that has another delta."""
+        entry = self._ledger.entries.get(key)
+        if entry is None or not entry.is_heavy:
+            return
+        if entry.delta_bytes >= self._refused.get(key, 0) + MAX_DELTA_BYTES:
+            self._heavy[key] = None
+
+    def look_at_all(self) -> None:
+        """Choose the consumers with the most deltas if all together have too many."""
+        total = self._ledger.delta_bytes
+        if total <= MAX_ALL_DELTA_BYTES:
+            self._looked_at_bytes = 0
+            return
+        if total < self._looked_at_bytes + MAX_DELTA_BYTES:
+            return  # those that were chosen last are still to come
+        self._looked_at_bytes = total
+        for key in self._ledger.heaviest(total - _KEPT_DELTA_BYTES):
+            self._heavy[key] = None
+
+    def is_too_large(self, size_bytes: int) -> bool:
+        """Return True if a log of this size holds more old records than needed ones."""
+        ledger = self._ledger
+        return size_bytes > 2 * (ledger.base_bytes + ledger.delta_bytes) + _SPARE_BYTES
+
+    def move_from(self, offset: int) -> None:
+        """Write the consumers again whose snapshots are below `offset`."""
+        self._moving.update(dict.fromkeys(self._ledger.based_below(offset)))
+
+    def collect(self) -> list[Change]:
+        """Ask the owner for the snapshots that are due, as many as fit into 2 ms."""
+        found: list[Change] = []
+        until = time.monotonic() + _TURN_SECONDS
+        for waiting in (self._heavy, self._moving):
+            while waiting and time.monotonic() < until:
+                key = next(iter(waiting))
+                del waiting[key]
+                change = self._ask(key, is_moving=waiting is self._moving)
+                if change is not None:
+                    found.append(change)
+        return found
+
+    def _ask(self, key: ConsumerKey, *, is_moving: bool) -> Change | None:
+        entry = self._ledger.entries.get(key)
+        if entry is None:
+            return None
+        change = self.owner(key)
+        if change is not None:
+            self._refused.pop(key, None)
+            return change
+        if is_moving:
+            self.copies[key] = None
+        else:
+            self._refused[key] = entry.delta_bytes
+        return None
+
+    def forget(self, key: ConsumerKey) -> None:
+        """The consumer was deleted."""
+        self._refused.pop(key, None)

@@ -1,0 +1,210 @@
+"""The log of the journal and its ledger: append, sync, take back what a failed sync has dropped,
+cut off what is not needed.
+
+A change has a position: its number since the start. What was appended and is not synced stays in
+memory, so that it can be appended again after a failed sync.
+
+Threads: everything but `write`, `sync`, `abandon` and `cut` belongs to the event loop. These four
+may run in another thread: one of the first three at a time, except that `write` may run beside
+`sync` if it does not roll to another segment.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from liftlog.errors import SyncFailed
+from liftlog.log import ActiveState, EncodedBatch, Log
+from liftlog.records.encode import encode_batch
+from liftlog.records.format import MAX_BATCH_RECORDS
+from liftlog.server.journal.content import StoredConsumer, read_chain, read_consumer
+from liftlog.server.journal.ledger import Chainer, Entry, Ledger
+from liftlog.server.journal.records import (
+    Change,
+    ConsumerKey,
+    encode_key,
+    encode_value,
+    size_of,
+)
+
+SEGMENT_BYTES = 8 * 1024 * 1024
+SUBJECT = b"liftlog.deliveries"
+
+_BATCH_BYTES = 4 * 1024 * 1024
+
+
+class Prepared(NamedTuple):
+    """Changes that are encoded for the end of the log."""
+
+    changes: Sequence[Change]
+    offsets: Sequence[int]
+    """The offset of each change; 0 if it is not written, since there is no such consumer."""
+    batches: list[EncodedBatch]
+    size_bytes: int
+
+
+class JournalStore:
+    """One log with its ledger."""
+
+    def __init__(self, log: Log, ledger: Ledger) -> None:
+        self.log = log
+        self.ledger = ledger
+        self.written_position = 0
+        """All changes up to this position were appended."""
+        self.synced_position = 0
+        """All changes up to this position were fdatasynced."""
+        self.must_abandon = False
+        """True after a failed sync: nothing may be appended before `abandon`."""
+        self._unsynced: deque[tuple[int, Change]] = deque()
+        self._syncing_position = 0
+
+    @property
+    def has_unsynced(self) -> bool:
+        return self.written_position > self.synced_position
+
+    # --- appending ---
+
+    def prepare(self, changes: Sequence[Change]) -> Prepared:
+        """Encode changes for the end of the log."""
+        log = self.log
+        chainer, durable_end = Chainer(self.ledger), log.durable_end_offset
+        next_offset = base = log.log_end_offset
+        offsets, batches = [], []
+        keys: list[bytes] = []
+        values: list[bytes] = []
+        size = 0
+        for change in changes:
+            chaining = chainer.chain(change, next_offset, durable_end)
+            if chaining is None:
+                offsets.append(0)
+                continue
+            offsets.append(next_offset)
+            keys.append(encode_key(change.key))
+            values.append(encode_value(change, chaining))
+            next_offset += 1
+            size += size_of(change)
+            if size >= _BATCH_BYTES or len(keys) == MAX_BATCH_RECORDS:
+                batches.append(self._batch(base, keys, values))
+                base, keys, values, size = next_offset, [], [], 0
+        if keys:
+            batches.append(self._batch(base, keys, values))
+        return Prepared(changes, offsets, batches, sum(len(one.data) for one in batches))
+
+    def _batch(self, base: int, keys: list[bytes], values: list[bytes]) -> EncodedBatch:
+        log, count = self.log, len(keys)
+        stamp = log.environment.clock.now_ns()
+        data = encode_batch(
+            base_offset=base,
+            leader_epoch=log.leader_epoch,
+            commit_group=log.writer.commit_group,
+            stamps=[(stamp, count)],
+            subjects=[SUBJECT] * count,
+            keys=keys,
+            values=values,
+        )
+        return EncodedBatch(data, base, base + count, count, stamp, stamp)
+
+    def rolls(self, prepared: Prepared) -> bool:
+        """Return True if `write` begins another segment, which takes several syncs."""
+        batches = prepared.batches
+        return bool(batches) and self.log.writer.must_roll(
+            prepared.size_bytes, batches[-1].next_offset
+        )
+
+    def write(self, prepared: Prepared) -> None:
+        """Append, all or nothing; not durable. Raises DiskFull, StorageError."""
+        if self.must_abandon:
+            raise SyncFailed(f"the end of {self.log.name} is not dropped yet")
+        if prepared.batches:
+            self.log.append(prepared.batches)
+
+    def written(self, prepared: Prepared) -> None:
+        """Note what `write` has appended."""
+        position = self.written_position
+        for change, offset in zip(prepared.changes, prepared.offsets, strict=True):
+            position += 1
+            self._unsynced.append((position, change))
+            if offset:
+                self.ledger.add(change, offset)
+        self.written_position = position
+
+    # --- syncs ---
+
+    def sync_begins(self) -> None:
+        """All that was written so far is to be synced."""
+        self.ledger.sync_begins()
+        self._syncing_position = self.written_position
+
+    def sync(self) -> None:
+        """Make everything written durable. Raises SyncFailed: then `failed` comes next."""
+        self.log.sync()
+
+    def synced(self) -> None:
+        """Note that `sync` has succeeded. Raises StorageError if the acked end cannot be stored."""
+        self.ledger.synced()
+        self.synced_position = position = self._syncing_position
+        unsynced = self._unsynced
+        while unsynced and unsynced[0][0] <= position:
+            unsynced.popleft()
+        self.log.commit_up_to(self.log.durable_end_offset)
+
+    def failed(self) -> list[Change]:
+        """After a failed sync: forget what was not synced. Returns it, for `prepare`."""
+        self.must_abandon = True
+        self.ledger.take_back()
+        self.written_position = self.synced_position
+        changes = [change for _, change in self._unsynced]
+        self._unsynced.clear()
+        return changes
+
+    def abandon(self) -> None:
+        """Drop the end of the log that a failed sync has left in doubt. Raises StorageError,
+        DiskFull; then call it again."""
+        if self.must_abandon:
+            self.log.writer.abandon_tail(keep_offsets=False)
+            self.must_abandon = False
+
+    # --- reading ---
+
+    def is_readable(self, entry: Entry) -> bool:
+        """True if all records of the consumer are committed."""
+        return entry.last < self.log.high_watermark
+
+    def read(self, key: ConsumerKey, entry: Entry) -> StoredConsumer:
+        """Raises StorageError. Any thread may call it."""
+        return read_consumer(self.log, key, entry)
+
+    def read_changes(self, key: ConsumerKey, entry: Entry) -> list[Change]:
+        """Return the records of a consumer, to be written again. Raises StorageError. Any thread
+        may call it."""
+        return read_chain(self.log, key, entry)
+
+    # --- its size ---
+
+    @property
+    def size_bytes(self) -> int:
+        return self.log.view.size_bytes
+
+    def cut_offset(self) -> int | None:
+        """Return the offset below which nothing is needed, if that frees a segment."""
+        segments = self.log.segments
+        if len(segments) < 2:
+            return None
+        floor = self.ledger.floor()
+        high_watermark = self.log.high_watermark
+        offset = high_watermark if floor is None else min(floor, high_watermark)
+        return offset if segments[0].next_offset <= offset else None
+
+    def cut(self, offset: int) -> int:
+        """Remove the segments below `offset`; returns their bytes. Durable on return. Raises
+        StorageError, DiskFull. Any thread may call it."""
+        return self.log.structure.remove_before(offset, self.log.segment_count)
+
+    def close(self) -> ActiveState | None:
+        """Sync and close the log; see `Log.close`."""
+        if self.must_abandon:
+            self.log.close_files()
+            return None
+        return self.log.close()
