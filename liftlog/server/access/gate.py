@@ -98,8 +98,8 @@ class Gate:
         return None if self.policy is None else self.policy.deliverable
 
     def delivery_denied(self, principal: str, stream: str, subject: str, *, peer: str) -> Forbidden:
-        """Audit that records of `stream` were to be sent to a forbidden subject, and return the
-        error."""
+        """Return the error for a client that wants records of `stream` sent to a forbidden subject,
+        and write a line to the audit log."""
         why = (
             f"denied: {subject[:_MAX_SHOWN]!a} is not an inbox, and `deliver` in the section nats "
             "leaves it out"

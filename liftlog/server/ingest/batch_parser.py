@@ -1,4 +1,4 @@
-"""The NATS client protocol, parsed by the chunk.
+"""The NATS client protocol, parsed a chunk at a time.
 
 Takes the place of nats-py's parser (nats.protocol.parser.Parser): every MSG and HMSG becomes part
 of a run that is handed over as a whole; INFO, PING, PONG, +OK and -ERR go to the stock parser, one

@@ -81,7 +81,7 @@ class JetStreamWatch:
 
 
 class _Look:
-    """Asks JetStream over one connection, as far as NATS allows the questions."""
+    """Asks JetStream over one connection, unless NATS forbids it."""
 
     def __init__(self, connection: NatsConnection, lock: asyncio.Lock) -> None:
         self.connection = connection

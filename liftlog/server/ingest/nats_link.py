@@ -554,8 +554,8 @@ class NatsLink:
 
 
 async def _checked(ending: Ending, address: NatsServerAddress) -> Ending:
-    """Return the ending, corrected if the server no longer listens: then the cause is that the
-    server has stopped, whatever the daemon was doing."""
+    """Return the ending, corrected if the server no longer listens: in that case the server has
+    stopped, and the daemon did not cause the end."""
     if not ending.is_guess:
         return ending
     try:

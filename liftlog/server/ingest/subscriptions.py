@@ -72,7 +72,7 @@ class LinkSubscription:
         self.refusals, self.was_refused = {}, False
 
     def refused(self, refusals: Mapping[str, str]) -> None:
-        """Note that NATS does not deliver on these subjects, with the reasons."""
+        """Note the subjects on which NATS does not deliver, with the reasons."""
         self.confirmed, self.was_refused = False, True
         self.refusals = dict(refusals)
 

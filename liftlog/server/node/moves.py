@@ -144,7 +144,7 @@ class Moves:
         return record
 
     async def _check_nodes(self, nodes: Sequence[str]) -> None:
-        """Raise InvalidArgument if one of them does not exist. Reads the store if necessary,
+        """Raise InvalidArgument if a node does not exist. Reads the store if necessary,
         because this node may not have received the record of a new node yet."""
         known = self._mirror.directory.nodes
         if not known.keys() >= set(nodes):

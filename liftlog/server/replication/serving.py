@@ -271,8 +271,8 @@ class ServedStream:
 
     def lead_on(self, leader: Leader, ended: Callable[[str], None]) -> None:
         """Continue in the next epoch, that of `leader`. The log has begun this epoch and is
-        otherwise unchanged. Records that wait for followers are committed by their requests in this
-        epoch."""
+        otherwise unchanged. The followers' requests in this epoch commit the records that wait for
+        followers."""
         self._refuse_parked()  # they belong to the previous epoch
         self.leader.resign()
         self.leader = self.gate.leader = leader
