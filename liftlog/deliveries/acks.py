@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -10,15 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from liftlog.deliveries.columns import Bools, Index, Ints
-from liftlog.deliveries.pending import Found, PendingMessages
+from liftlog.deliveries.pending import FEW, Found, PendingMessages
 
 MAX_ACKS = 4096
 """Most acks of one call."""
+MAX_ROUNDS = 8
+"""Acks of one message in a chunk that are judged one after the other."""
 
 Bytes = NDArray[np.uint8]
-
-FEW = 24
-"""Up to so many acks, a loop is faster than columns."""
 
 
 class AckKind(IntEnum):
@@ -44,6 +42,10 @@ class Verdict(IntEnum):
     """Not for the current delivery of a pending message: no effect."""
 
 
+_ACK, _NAK, _PROGRESS, _TERM = [int(kind) for kind in AckKind]
+_IGNORED, _COUNTED, _AGAIN, _OUTDATED = [int(verdict) for verdict in Verdict]
+
+
 @dataclass(frozen=True, slots=True)
 class Acks:
     """At most MAX_ACKS acks in the order in which they came; the fields of their reply subjects."""
@@ -61,20 +63,34 @@ class Acks:
     def __len__(self) -> int:
         return len(self.offsets)
 
-    def rounds(self) -> Iterator[Index]:
-        """Divide the chunk so that no part has two acks of one message, each part in order.
+    def rounds(self) -> tuple[list[Index], Index]:
+        """Divide the chunk into parts with one ack per message at most, each in order: the first
+        acks of all messages, then the second ones, and so on.
 
-        The first acks of all messages come first, then the second ones, and so on.
+        Also returns a rest, which has no effect: acks of messages with more than MAX_ROUNDS. But
+        the first ACK or TERM there has a part.
         """
-        left = np.arange(len(self))
-        while len(left):
-            _, first = np.unique(self.offsets[left], return_index=True)
-            if len(first) == len(left):
-                yield left
-                return
-            first.sort()
-            yield left[first]
-            left = np.delete(left, first)
+        order = np.argsort(self.offsets, kind="stable")
+        offsets = self.offsets[order]
+        begins = np.flatnonzero(np.diff(offsets, prepend=offsets[:1] - 1))
+        if len(begins) == len(order):
+            return [np.arange(len(order))], order[:0]
+        ranks = np.empty(len(order), np.intp)
+        ranks[order] = np.arange(len(order)) - np.repeat(begins, np.diff(begins, append=len(order)))
+        most = min(int(ranks.max()) + 1, MAX_ROUNDS)
+        parts = [np.flatnonzero(ranks == rank) for rank in range(most)]
+        rest = np.flatnonzero(ranks >= most)
+        ends = rest[self.is_end[rest]]
+        if len(ends):
+            last = ends[np.unique(self.offsets[ends], return_index=True)[1]]
+            parts.append(last)
+            rest = np.setdiff1d(rest, last)
+        return parts, rest
+
+    @property
+    def is_end(self) -> Bools:
+        """True for acks after which the message is done."""
+        return np.equal(self.kinds, _ACK) | np.equal(self.kinds, _TERM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +101,6 @@ class Judged:
     naks: Bools
     progress: Bools
     verdicts: Bytes
-
-
-_ACK, _NAK, _PROGRESS, _TERM = [int(kind) for kind in AckKind]
-_IGNORED, _COUNTED, _AGAIN, _OUTDATED = [int(verdict) for verdict in Verdict]
 
 
 def are_plain(acks: Acks) -> bool:
@@ -125,10 +137,19 @@ def _judge_each(acks: Acks, pending: PendingMessages, next_offset: int) -> tuple
     return np.array(verdicts, np.uint8), np.array(sorted(done), np.int64)
 
 
+def judge_rest(acks: Acks, rest: Index, pending: PendingMessages, next_offset: int) -> Bytes:
+    """Return verdicts for acks without an effect. None of them confirms what is still pending."""
+    offsets = acks.offsets[rest]
+    is_pending, is_foreign = pending.stand(offsets, acks.stamps_ns[rest])
+    is_end = acks.is_end[rest]
+    is_known = (offsets >= 0) & (offsets < next_offset) & ~is_foreign & ~(is_pending & is_end)
+    return np.where(is_known, np.where(is_end, _AGAIN, _OUTDATED), _IGNORED).astype(np.uint8)
+
+
 def judge(acks: Acks, part: Index, found: Found, next_offset: int) -> Judged:
     """Judge acks by their messages, one ack per message."""
     offsets, kinds = acks.offsets[part], acks.kinds[part]
-    is_end = (kinds == _ACK) | (kinds == _TERM)
+    is_end = acks.is_end[part]
     is_known = (offsets >= 0) & (offsets < next_offset) & ~found.is_foreign
     is_live = is_known & found.is_pending
     is_current = is_live & (acks.counts[part] == found.counts)

@@ -12,7 +12,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from liftlog.deliveries import changes
-from liftlog.deliveries.acks import AckKind, Acks, Bytes, Verdict, are_plain, judge, judge_plain
+from liftlog.deliveries.acks import (
+    AckKind,
+    Acks,
+    Bytes,
+    Verdict,
+    are_plain,
+    judge,
+    judge_plain,
+    judge_rest,
+)
 from liftlog.deliveries.block import NEVER
 from liftlog.deliveries.codec import encode_delta
 from liftlog.deliveries.columns import NO_INTS, Bools, Index, Ints
@@ -171,8 +180,11 @@ class Consumer:
         verdicts = np.full(len(acks), Verdict.IGNORED, np.uint8)
         if policy == _NONE:
             return verdicts
-        for part in acks.rounds():
+        parts, rest = acks.rounds()
+        for part in parts:
             verdicts[part] = self._acknowledge(acks, part, now_ns)
+        if len(rest):
+            verdicts[rest] = judge_rest(acks, rest, state.pending, state.next_offset)
         return verdicts
 
     # --- time, log, settings -----------------------------------------------------

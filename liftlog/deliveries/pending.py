@@ -13,7 +13,7 @@ from liftlog.deliveries.block import BLOCK_SIZE, MAX_COUNT, MERGED_SIZE, NEVER, 
 from liftlog.deliveries.columns import NO_INTS, Bools, Index, Ints, Rising
 from liftlog.errors import CorruptState
 
-_FEW = 24
+FEW = 24
 """Up to so many messages, a loop is faster than columns."""
 
 Group = tuple[Block, Index, Index]
@@ -181,7 +181,7 @@ class PendingMessages:
 
     def remove(self, offsets: Ints) -> None:
         """Remove messages that are done."""
-        if len(offsets) <= _FEW:
+        if len(offsets) <= FEW:
             bases = self._bases()
             each = [bisect_right(bases, offset) - 1 for offset in offsets.tolist()]
             touched = self._remove_each(offsets.tolist(), each)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from support.rounds import examples
 from support.worlds.delivery_world import SECOND, DeliveryWorld
 
+from liftlog.deliveries import acks as acks_module
 from liftlog.deliveries import pending
 from liftlog.deliveries.acks import AckKind
 from liftlog.deliveries.settings import AckPolicy, Settings
@@ -20,10 +21,12 @@ from liftlog.deliveries.settings import AckPolicy, Settings
 
 @pytest.fixture(autouse=True, scope="module")
 def small_blocks() -> Iterator[None]:
-    """So that few messages are many blocks."""
+    """So that few messages are many blocks, and few acks are many."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pending, "BLOCK_SIZE", 8)
         patch.setattr(pending, "MERGED_SIZE", 6)
+        patch.setattr(pending, "FEW", 4)
+        patch.setattr(acks_module, "FEW", 3)
         yield
 
 
@@ -55,8 +58,9 @@ def acks(world: DeliveryWorld, chance: Random) -> None:
     if not world.known:
         return
     found = []
+    are_plain = chance.random() < 0.3
     for offset, count in chance.choices(world.known[-25:], k=chance.randint(1, 12)):
-        kind = chance.choice(KINDS)
+        kind = AckKind.ACK if are_plain else chance.choice(KINDS)
         delay = chance.choice([0, 0, 5, 40]) if kind == AckKind.NAK else 0
         odd = chance.random()
         if odd < 0.04:

@@ -148,7 +148,7 @@ class DeliveryWorld:
         offsets, counts, stamps, kinds, delays = columns
         chunk = Acks(offsets, counts, stamps, kinds.astype(np.uint8), delays * SECOND)
         verdicts = [Verdict(one) for one in self.consumer.acknowledge(chunk, self.now).tolist()]
-        order = [int(one) for part in chunk.rounds() for one in part]
+        order = [int(one) for part in chunk.rounds()[0] for one in part]
         for place in order:
             offset, count, stamp, kind, delay = acks[place]
             right = self.model.acknowledge(offset, count, stamp, kind, delay * SECOND, self.now)

@@ -371,3 +371,24 @@ def test_many_blocks_in_any_order_of_acks(seed: int) -> None:
     assert set(lead.ack(left, 2)) == {COUNTED}
     assert lead.state.pending.blocks == []
     assert lead.state.queue.size_bytes() == 0
+
+
+def test_more_acks_of_one_message_than_are_judged_one_by_one() -> None:
+    """An ACK among them counts; nothing is confirmed that did not count."""
+    lead = Lead()
+    lead.deliver(3)
+    offsets = some(*[0] * 40, *[1] * 40, *[2] * 40, *[9] * 40)
+    kinds = np.full(160, AckKind.PROGRESS, np.uint8)
+    kinds[[30, 35, 75]] = AckKind.ACK
+    ones = np.ones(160, np.int64)
+    stamps = NOW + offsets
+    stamps[75] -= SECOND
+    kinds[77] = AckKind.ACK
+    verdicts = lead.consumer.acknowledge(Acks(offsets, ones, stamps, kinds, 0 * ones), NOW)
+    assert verdicts[:8].tolist() == [COUNTED] * 8
+    assert (verdicts[30], verdicts[35]) == (COUNTED, AGAIN)
+    assert (verdicts[75], verdicts[77]) == (IGNORED, IGNORED)
+    assert set(verdicts[np.r_[8:30, 31:35, 36:40]].tolist()) == {OUTDATED}
+    assert set(verdicts[120:].tolist()) == {IGNORED}
+    assert lead.state.pending.up_to(9).tolist() == [1, 2]
+    assert lead.consumer.acknowledge(acks_of(some()), NOW).tolist() == []
