@@ -93,7 +93,7 @@ class Coordinator:
         now: float,
         limits: Limits = Limits(),  # noqa: B008 - frozen
     ) -> None:
-        """`groups` is the durable state. All sessions begin now."""
+        """Take over `groups`, the durable state. All sessions begin now."""
         self.groups = dict(groups)
         self._limits, self._use = limits, Use.of(groups.values())
         self._kept: dict[GroupKey, dict[str, list[int]]] = {}

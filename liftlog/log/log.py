@@ -231,7 +231,8 @@ class Log:
     def start_over(
         self, offset: int, *, epoch_before: int = 0, tombstones_removed_below: int = 0
     ) -> None:
-        """Empty the log and let it continue at `offset`, to copy another replica from there.
+        """Empty the log and let it continue at `offset`, to copy another replica from that offset
+        on.
 
         `epoch_before` is the leader epoch of the other replica's record before `offset`
         (`manifest.epoch_before`). If this node leads later, a follower whose log ends at `offset`
@@ -249,9 +250,9 @@ class Log:
         """Return one or more whole batches below the HW, beginning with the one that holds
         `offset`.
 
-        Returns None if `offset` lies between HW and the log end, because nothing is readable there
-        yet. If `offset` lies in a hole, the slice begins after the hole. The caller must release
-        the slice. Raises OffsetOutOfRange, CorruptRange, StorageError.
+        Returns None if `offset` lies between HW and the log end, because no committed record is
+        there yet. If `offset` lies in a hole, the slice begins after the hole. The caller must
+        release the slice. Raises OffsetOutOfRange, CorruptRange, StorageError.
         """
         return reading.read_from(
             self._state, offset, max_bytes, max_records, self.quarantine_damage

@@ -1,9 +1,9 @@
 """Sequences the messages of one stream: stores, refuses or deduplicates each. Pure, without I/O.
 
-run         messages as they come from NATS
-sequencer   judges, numbers and groups them; then forms acks or nacks
-tail        messages that are judged and not committed, and those that wait for other replicas
-judging     checks that need only the message itself, one at a time or for a whole run, by column;
+run         messages as they come from NATS sequencer   judges, numbers and groups them; then builds
+acks or nacks tail        messages that are judged and not committed, and those that wait for other
+replicas judging     checks that need only the message itself, one at a time or for a whole run, by
+column;
             header_columns has the keys and ids of headers, opened the fields of envelopes
 control, enveloped, liftbridge   requests in headers and envelopes
 dedupe      message ids seen within the window; marks, which stand for text of publishers

@@ -1,5 +1,5 @@
-"""A commit group: the records that one write and one fsync make durable, and the answers that
-wait."""
+"""A commit group: the records that one write and one fsync make durable, and the waiting
+answers."""
 
 from __future__ import annotations
 

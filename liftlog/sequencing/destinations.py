@@ -64,9 +64,9 @@ class Destinations:
         witnesses: Iterable[str] = (),
         chosen: Iterable[str] = (">",),
     ) -> None:
-        """`attached` are the subjects of streams that send acks, `witnesses` those of streams with
-        `acks: off`. A destination must match one of the patterns `chosen`, which the operator
-        sets."""
+        """Set the patterns. `attached` are the subjects of streams that send acks, `witnesses`
+        those of streams with `acks: off`. A destination must match one of the patterns `chosen`,
+        which the operator sets."""
         self._chosen = tuple(chosen)
         attached = tuple(attached)
         self._attached = _by_token(attached)

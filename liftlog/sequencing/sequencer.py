@@ -65,8 +65,9 @@ class Sequencer(Tail):
         last_message_id: bytes = b"",
         commit_clock: Callable[[], int] | None = None,
     ) -> None:
-        """`commit_clock` returns the time of a commit (ns since 1970), for the acks that contain
-        it; without it these acks contain the time of the newest record."""
+        """Continue a stream at `next_offset`. `commit_clock` returns the time of a commit (ns since
+        1970), for the acks that contain it; without it these acks contain the time of the newest
+        record."""
         super().__init__(
             config,
             dedupe,

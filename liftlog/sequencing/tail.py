@@ -388,7 +388,7 @@ class Tail:
                 table.note(notes, subject, -offset)
 
     def _checked(self, reply: bytes) -> bytes:
-        """Return the reply subject, or b"" if no ack may be sent there."""
+        """Return the reply subject, or b"" if no ack may be sent to it."""
         if not reply or self.destinations.allows(reply):
             return reply
         self.acks_suppressed += 1

@@ -225,7 +225,7 @@ class Leases:
 
     @property
     def are_known(self) -> bool:
-        """True if the file was read."""
+        """True if the leases were read from their file."""
         return self._known is not None
 
     @property

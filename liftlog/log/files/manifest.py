@@ -98,7 +98,7 @@ class QuarantinedRange:
         return self.position == self.end_position and self.reason in (SKIPPED, NOT_SYNCED)
 
     def widened(self, other: QuarantinedRange) -> QuarantinedRange:
-        """Return a range that covers both, with the reason of this one."""
+        """Return a range that covers this range and `other`, with the reason of this range."""
         return replace(
             self,
             first_offset=min(self.first_offset, other.first_offset),
@@ -200,7 +200,7 @@ def epochs_from(epochs: Sequence[tuple[int, int]], offset: int) -> tuple[tuple[i
 
 
 def epochs_below(epochs: Sequence[tuple[int, int]], offset: int) -> tuple[tuple[int, int], ...]:
-    """Return the epochs that began below `offset`: the others have no record there."""
+    """Return the epochs that began below `offset`, which are those with records below it."""
     return tuple(entry for entry in epochs if entry[1] < offset)
 
 

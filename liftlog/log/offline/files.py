@@ -235,5 +235,6 @@ def existing_part(path: Path) -> Path:
 
 
 def _exists(path: Path) -> bool:
-    """Return True if the path exists. `Path.exists` raises for the two cases above."""
+    """Return True if the path exists; False, too, if it may not be accessed or is not a valid
+    name."""
     return os.path.exists(path)  # noqa: PTH110

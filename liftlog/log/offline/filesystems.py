@@ -206,7 +206,8 @@ class _KeptFile:
 
 
 class KeepingFileSystem:
-    """Changes the files of another file system, after it has made durable copies of the lost bytes.
+    """Changes the files of another file system, but first makes durable copies of bytes that get
+    lost.
 
     The copies go to `directory`, which is created with the first copy. A file that is replaced or
     removed is copied under its own name, a tail that is cut off as `<name>.<position>.tail`.

@@ -60,8 +60,8 @@ class PartialPiece:
     they are read. A batch that is cheaper to read whole is complete from the start."""
 
     def __init__(self, piece: LogSlice, parts: SegmentParts, first: int, end: int) -> None:
-        """Read the heads. `first` and `end` are the numbers of the slice's batches in the segment.
-        Raises OSError."""
+        """Read the heads of the batches. `first` is the number, in the segment, of the slice's
+        first batch, `end` the number after its last one. Raises OSError."""
         self.raw = memoryview(bytearray(piece.length))
         self._piece, self._parts = piece, parts
         self._heads: dict[int, _Part] = {}

@@ -37,7 +37,8 @@ class BatchMerger:
         target_bytes: int = TARGET_BATCH_BYTES,
         compression: str = "none",
     ) -> None:
-        """`compression` applies to joined batches; others stay as they are."""
+        """Make a merger for `writer`. Joined batches get `compression`; other batches stay
+        unchanged."""
         self._writer = writer
         self._codec = codec_named(compression)
         self._target_bytes = target_bytes - _OVERHEAD_BYTES

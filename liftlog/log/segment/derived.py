@@ -121,8 +121,8 @@ class DerivedFiles(Generic[D]):
         path_of: Callable[[Path], Path],
         read: Callable[[FileSystem, Path, SegmentEntry, str], D | None],
     ) -> None:
-        """`path_of` maps a segment's path to the path of the file beside it. `read` gets the path
-        of the segment, and reads that file."""
+        """Make an empty cache. `path_of` maps a segment's path to the path of the file beside it.
+        `read` gets the path of the segment, and reads that file."""
         self._fs = fs
         self._path_of, self._read = path_of, read
         self._lock = threading.Lock()
