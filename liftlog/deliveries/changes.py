@@ -112,7 +112,8 @@ class TakenOver:
 
 @dataclass(frozen=True, slots=True)
 class StoredPull:
-    """A waiting pull, as far as the next leader needs it."""
+    """A waiting pull, as far as the next leader needs it. In a change, one without a reply is known
+    already, and only has less left."""
 
     number: int
     reply: bytes

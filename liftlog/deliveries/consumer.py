@@ -361,12 +361,13 @@ class Consumer:
         if not is_last.all():
             self._do(changes.Queued(offsets[~is_last]))
 
-    def _exhaust(self, offsets: Ints, counts: Ints) -> Bools:
+    def _exhaust(self, offsets: Ints, counts: Ints, sequences: Ints | None = None) -> Bools:
         """Remove the messages that had their last delivery; return True for them."""
         most = self.state.settings.max_deliver
         is_last = counts >= most if most > 0 else np.zeros(len(offsets), np.bool_)
         if is_last.any():
-            sequences = self.state.pending.find(offsets).sequences
+            if sequences is None:
+                sequences = self.state.pending.find(offsets).sequences
             self._advise(AdvisoryKind.MAX_DELIVERIES, offsets, sequences, counts, is_last)
             self._do(changes.Exhausted(offsets[is_last]))
         return is_last

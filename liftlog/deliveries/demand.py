@@ -32,7 +32,7 @@ _ENDINGS = {
 
 @dataclass(frozen=True, slots=True)
 class PullRequest:
-    """A request for messages. Durations are 0 for none.
+    """A request for messages. Durations are 0 for none. `reply` is not empty.
 
     The door has parsed it, and has refused a heartbeat of more than half of `expires_ns`.
     """
@@ -199,9 +199,13 @@ class Pulls:
     def take_changes(self, stored: dict[int, StoredPull]) -> PullsChanged | None:
         """Return the changes since the last call, relative to the pulls that are `stored`."""
         waiting = tuple(
-            StoredPull(one.number, one.reply, one.left, one.left_bytes, one.expires_at_ns)
-            for one in self._waiting
-            if one.number in self._changed
+            [
+                StoredPull(one.number, b"", one.left, one.left_bytes, 0)
+                if one.number in stored
+                else StoredPull(one.number, one.reply, one.left, one.left_bytes, one.expires_at_ns)
+                for one in self._waiting
+                if one.number in self._changed
+            ]
         )
         ended = tuple(number for number in self._ended if number in stored)
         self._changed.clear()

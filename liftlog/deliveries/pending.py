@@ -142,16 +142,18 @@ class PendingMessages:
             parts.append(found[: int(np.searchsorted(found, end))])
         return self._joined(parts)
 
-    def in_queue(self) -> tuple[Ints, Ints]:
-        """Return offsets and delivery counts of the messages in the queue, in offset order."""
-        offsets, counts = [], []
+    def in_queue(self) -> tuple[Ints, Ints, Ints]:
+        """Return offsets, delivery counts and first consumer sequences of the messages in the
+        queue, in offset order."""
+        offsets, counts, sequences = [], [], []
         for block in self.blocks:
             if block.phases.same not in (Phase.OUT, Phase.DELAYED):
                 places = block.places()
                 places = places[block.phases.at(places) == Phase.QUEUED]
                 offsets.append(block.offsets.at(places))
                 counts.append(block.counts.at(places))
-        return self._joined(offsets), self._joined(counts)
+                sequences.append(block.sequences.at(places))
+        return self._joined(offsets), self._joined(counts), self._joined(sequences)
 
     # --- changes -----------------------------------------------------------------
 

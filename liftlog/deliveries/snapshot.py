@@ -72,6 +72,8 @@ def decode_snapshot(data: bytes) -> ConsumerState:
     state.exhausted.extend(reader.column(MAX_EXHAUSTED).tolist())
     for _ in range(reader.number(MAX_WAITING)):
         pull = read_pull(reader)
+        if not pull.reply:
+            raise CorruptState("a waiting pull has no reply")
         state.pulls[pull.number] = pull
     _read_blocks(reader, state)
     _read_queue(reader, state)
@@ -135,7 +137,7 @@ def _read_block(reader: Reader) -> Block:
 
 def _read_queue(reader: Reader, state: ConsumerState) -> None:
     offsets = reader.column(MAX_PENDING)
-    queued, _ = state.pending.in_queue()
+    queued, _, _ = state.pending.in_queue()
     if not np.array_equal(np.sort(offsets), queued):
         raise CorruptState("the queue has other messages than the blocks")
     state.pending.queue(offsets, state.queue.push(offsets))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -162,7 +163,15 @@ class ConsumerState:
     def _change_pulls(self, change: changes.PullsChanged) -> None:
         for number in change.ended:
             self.pulls.pop(number, None)
-        self.pulls |= {pull.number: pull for pull in change.waiting}
+        for pull in change.waiting:
+            if pull.reply:
+                self.pulls[pull.number] = pull
+            elif pull.number in self.pulls:
+                known = self.pulls[pull.number]
+                less = replace(known, left=pull.left, left_bytes=pull.left_bytes)
+                self.pulls[pull.number] = less
+            else:
+                raise CorruptState(f"the pull {pull.number} does not wait")
         if len(self.pulls) > MAX_WAITING:
             raise CorruptState(f"more than {MAX_WAITING} waiting pulls")
 

@@ -90,7 +90,7 @@ def test_a_delta_of_a_turn_is_small() -> None:
     lead.end_turn()
     lead.consumer.deliver(Scan(500, 1000, records(np.arange(500, 1000)), False), 500, lead.now)
     lead.ack(np.arange(500))
-    assert len(lead.deltas[-1]) < 110
+    assert len(lead.deltas[-1]) < 60
     lead.ack(np.arange(500, 1000, 2))
     assert len(lead.deltas[-1]) < 15
 

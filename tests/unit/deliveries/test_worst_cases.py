@@ -6,8 +6,10 @@ measured figures.
 
 from __future__ import annotations
 
+import time
 import tracemalloc
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -164,6 +166,30 @@ def test_a_tick_looks_into_few_blocks_and_leaves_the_rest_for_the_next() -> None
         ticks += 1
     assert ticks > 1
     assert consumer.state.queue.all().tolist() == list(range(MAX_PENDING))
+
+
+@pytest.mark.parametrize(
+    "what", ["log start", "max_deliver", "new leader", "truncation", "snapshot"]
+)
+def test_rare_events_with_a_million_pending(what: str) -> None:
+    state = with_pending(MAX_PENDING, step=2)
+    if what == "max_deliver":
+        state.apply(changes.Queued(state.pending.up_to(2**60)))
+    data = encode_snapshot(state)
+
+    def seconds() -> float:
+        consumer = Consumer(decode_snapshot(data))
+        began = time.thread_time()
+        {
+            "log start": lambda: consumer.log_started(2 * MAX_PENDING),
+            "max_deliver": lambda: consumer.update(replace(MANY, max_deliver=1), NOW),
+            "new leader": lambda: consumer.take_over(NOW),
+            "truncation": lambda: consumer.log_truncated(5),
+            "snapshot": lambda: encode_snapshot(consumer.state),
+        }[what]()
+        return time.thread_time() - began
+
+    assert min(seconds() for _ in range(2)) < 0.25
 
 
 def test_an_idle_consumer_is_small() -> None:
