@@ -60,7 +60,7 @@ class ClusterSettings(SettingsModel):
         default="liftlog", description="Name of the cluster."
     )
     node: Annotated[str, AfterValidator(_name)] = Field(
-        description="Name of this node; no other node has it."
+        description="Name of this node, unique in the cluster."
     )
     advertise: Annotated[str, AfterValidator(_advertised)] = Field(
         description="Address of this node's pull socket, as other nodes and clients reach it: "
@@ -68,18 +68,18 @@ class ClusterSettings(SettingsModel):
     )
     store: Annotated[str, AfterValidator(_store)] = Field(
         description="Where the nodes keep their metadata. `nats`: in JetStream, on the servers of "
-        "`nats.servers`, in a bucket that `liftlog cluster init` makes. file:///DIR: a directory "
-        "that all nodes on one machine share."
+        "`nats.servers`, in a bucket that `liftlog cluster init` creates. file:///DIR: a "
+        "directory that all nodes on one machine share."
     )
     zone: Annotated[str, AfterValidator(_zone)] = Field(
         default="",
-        description="What fails together with this node, such as a rack or a building: replicas of "
-        "a stream are placed in as many zones as there are. Empty: a zone of its own.",
+        description="The rack or building with which this node may fail together. The replicas of "
+        "a stream are placed in as many zones as possible. Empty: a zone of its own.",
     )
     token_file: Annotated[Path, BeforeValidator(path_text)] | None = Field(
         default=None,
-        description="File with the token by which this node logs in to the others, where they have "
-        "an ACL. It needs the operation `replicate`.",
+        description="File with the token with which this node logs in to the other nodes if they "
+        "have an ACL. It needs the operation `replicate`.",
     )
     nkey: Annotated[Path, BeforeValidator(path_text)] | None = Field(
         default=None, description="File with the seed of an nkey, instead of a token."
@@ -93,8 +93,8 @@ class ClusterSettings(SettingsModel):
         default=15.0,
         alias="session",
         description="A node that has not renewed its session within this time counts as down; "
-        "whole seconds. With `store: nats` at least 12s, since NATS takes up to 9 s to elect a "
-        "leader. A leader whose disk has not answered within this time hands its streams over.",
+        "whole seconds. With `store: nats` at least 12s, because NATS takes up to 9 s to elect a "
+        "leader. A leader whose disk has blocked for this time hands its streams over.",
     )
     lag_max_seconds: Duration = Field(
         default=10.0,
@@ -104,32 +104,32 @@ class ClusterSettings(SettingsModel):
     suspect_after_seconds: PositiveDuration = Field(
         default=2.0,
         alias="suspect_after",
-        description="A leader from which most replicas have received nothing for this long, "
-        "though it is connected, is replaced. One whose process has ended is replaced sooner.",
+        description="A connected leader is replaced if most replicas have received nothing from "
+        "it for this time. A leader whose process has ended is replaced sooner.",
     )
     balance_interval_seconds: PositiveDuration = Field(
         default=30.0,
         alias="balance_interval",
-        description="How often a leader looks for streams whose first replica is another node. One "
-        "that has been in sync for two such intervals gets the lead.",
+        description="How often a leader looks for streams whose first replica is another node. If "
+        "that node has been in sync for two intervals, it becomes the leader.",
     )
     catch_up_rate_bytes: Size = Field(
         default=64 * 2**20,
         alias="catch_up_rate",
-        description="Maximum size per second that replicas out of sync fetch from this node, all "
-        "together.",
+        description="Maximum number of bytes per second that all out-of-sync replicas together "
+        "fetch from this node.",
     )
     forget_after_seconds: PositiveDuration = Field(
         default=7 * 86400.0,
         alias="forget_after",
-        description="Deletions in compacted streams are kept for this long for a replica that is "
-        "away. One that comes back later copies such a stream from its start.",
+        description="Time for which compacted streams keep tombstones for a replica that is away. "
+        "A replica that returns later copies such a stream from its start.",
     )
     ready_after_seconds: Duration = Field(
         default=600.0,
         alias="ready_after",
-        description="After a start `/readyz` answers 503 until the replicas here are in sync, but "
-        "no longer than this. So a rolling restart waits for each node.",
+        description="After a start, `/readyz` answers 503 until the replicas of this node are in "
+        "sync, but no longer than this. So a rolling restart waits for each node.",
     )
     unclean: Literal["manual", "balanced"] = Field(
         default="manual",
@@ -137,10 +137,10 @@ class ClusterSettings(SettingsModel):
         "disks. `manual`: it has no leader until an operator names one, with `liftlog cluster "
         "elect --lost`. `balanced`: as soon as all its replicas are up, the one with the longest "
         "log leads, and acked messages that it lacks are lost, even if a node was only started "
-        "without its disk. The same on all nodes.",
+        "without its disk. All nodes must have the same value.",
     )
     web: Annotated[str, AfterValidator(_url)] = Field(
         default="",
-        description="Address of this node's web page as browsers reach it, such as "
+        description="Address at which browsers reach this node's web page, such as "
         "https://a.example. The pages of other nodes link to it.",
     )

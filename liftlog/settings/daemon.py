@@ -107,8 +107,8 @@ class NatsTlsSettings(SettingsModel):
 class NatsSettings(SettingsModel):
     servers: NatsUrls = Field(
         default=["nats://127.0.0.1:4222"],
-        description="NATS servers: a list, or text separated by commas. Not together with "
-        "`embedded`, except for the default.",
+        description="NATS servers: a list, or text separated by commas. `embedded` excludes this "
+        "setting, unless it has its default.",
         validate_default=True,
     )
     embedded: Flag = Field(
@@ -125,25 +125,26 @@ class NatsSettings(SettingsModel):
     tls: NatsTlsSettings = NatsTlsSettings()
     ack_subjects: Subjects = Field(
         default=[">"],
-        description="Subjects to which acks may be sent, and answers and records of "
-        "`jetstream_api`. Clients choose them; `_INBOX.>` keeps the daemon from sending to other "
-        "services. Acks to any other subject are not sent, only counted.",
+        description="Subjects to which the daemon may send acks, and answers and records of "
+        "`jetstream_api`. Clients choose these subjects; `_INBOX.>` keeps the daemon from sending "
+        "to other services. Acks to any other subject are counted, but not sent.",
     )
     jetstream_api: Flag = Field(
         default=False,
         description="Answer JetStream's clients on `$JS.API.>`: they create, describe and delete "
-        "streams, and get single messages. Only while JetStream is off on the NATS servers.",
+        "streams, and get single messages. The daemon answers only while JetStream is off on the "
+        "NATS servers.",
     )
     leafnode: HostPorts | None = Field(
         default=None,
         description="HOST:PORT of a NATS server's `leafnodes` listener, over which consumers of "
-        "`jetstream_api` deliver; of several servers a list, or text separated by commas. The "
-        "login and TLS are those of this section. `null`: no consumers over NATS.",
+        "`jetstream_api` deliver; a list, or text separated by commas, names several servers. The "
+        "login and TLS of this section apply. `null`: no consumers over NATS.",
     )
     seam: Literal["auto", "parser", "client"] = Field(
         default="auto",
-        description="How messages are taken from nats-py: `parser` in batches, `client` one by "
-        "one (slower). `auto` uses the first of them that fits the installed nats-py.",
+        description="How the daemon receives messages from nats-py: `parser` in batches, `client` "
+        "one by one (slower). `auto` uses the first of them that fits the installed nats-py.",
     )
     connect_timeout_seconds: PositiveDuration = Field(
         default=2.0, alias="connect_timeout", description="Time limit of one connection attempt."
@@ -203,7 +204,7 @@ class PullSettings(SettingsModel):
     )
     max_request_memory_bytes: Size = Field(
         default=16 * 2**20,
-        description="Maximum memory that the unanswered requests of one connection take (their "
+        description="Maximum memory of the unanswered requests of one connection (mostly "
         "filters). Further requests are refused.",
     )
     max_request_memory_per_principal_bytes: Size = Field(
@@ -212,8 +213,9 @@ class PullSettings(SettingsModel):
     )
     unix_mode: UnixMode = Field(
         default="0600",
-        description="File mode of a Unix socket, which says who may connect: `0600` only the "
-        "daemon's user (and root), `0660` also its group, `0666` every user of this machine.",
+        description="File mode of a Unix socket, which determines who may connect. `0600`: only "
+        "the daemon's user (and root). `0660`: also its group. `0666`: every user of this "
+        "machine.",
     )
     hello_timeout_seconds: PositiveDuration = Field(
         default=5.0,
@@ -238,14 +240,14 @@ class PullSettings(SettingsModel):
     )
     max_unsent_memory_bytes: Size = Field(
         default=256 * 2**20,
-        description="Maximum memory that unsent answers and unanswered requests take over all "
-        "connections. Beyond it the daemon closes the connection that holds most of it.",
+        description="Maximum memory of unsent answers and unanswered requests on all connections "
+        "together. Above it the daemon closes the connection that uses most.",
     )
     default_fetch_bytes: Size = Field(
-        default=2**20, description="Answer size of a fetch that does not name one."
+        default=2**20, description="Maximum size of the answer to a fetch that requests no size."
     )
     max_fetch_bytes: Size = Field(
-        default=8 * 2**20, description="Largest answer size that a fetch may ask for."
+        default=8 * 2**20, description="Largest answer size that a fetch may request."
     )
     max_wait_seconds: PositiveDuration = Field(
         default=60.0,
@@ -255,8 +257,8 @@ class PullSettings(SettingsModel):
     linger_seconds: Duration = Field(
         default=0.005,
         alias="linger",
-        description="A consumer that waits at the end of a stream is answered at most once in "
-        "this time. The first commit after a pause is delivered at once.",
+        description="Minimum time between two answers to a consumer that waits at the end of a "
+        "stream. The first commit after a pause is delivered at once.",
     )
 
 
@@ -288,7 +290,7 @@ class HttpSettings(SettingsModel):
     timeout_seconds: PositiveDuration = Field(
         default=30.0,
         alias="timeout",
-        description="Time limit for a request to arrive, for the client to take its answer, and "
+        description="Time limit for a request to arrive, for the client to read its answer, and "
         "for an idle connection between two requests.",
     )
     max_body_bytes: Size = Field(
@@ -327,12 +329,12 @@ class CommitSettings(SettingsModel):
     inline_max_messages: Annotated[int, Field(strict=True, ge=0, le=65_535)] = Field(
         default=64,
         description="Groups of up to this many messages, or 512 KiB of a stream with followers, "
-        "may be committed in the event loop; 0: none.",
+        "may be committed in the event loop; 0: no group is.",
     )
     inline_budget_seconds: Duration = Field(
         default=0.001,
         alias="inline_budget",
-        description="Time that such commits may take in one turn of the event loop.",
+        description="Time limit of commits in one turn of the event loop.",
     )
     writer_threads: Annotated[int, Field(strict=True, ge=1, le=256)] = Field(
         default=4, description="Number of threads that write and sync larger groups."
@@ -342,7 +344,7 @@ class CommitSettings(SettingsModel):
 class IngestSettings(SettingsModel):
     max_pending_bytes: Size = Field(
         default=256 * 2**20,
-        description="Maximum size of messages received but not yet committed, all streams "
+        description="Maximum size of messages received but not yet committed, in all streams "
         "together. At the limit the daemon stops reading from NATS.",
     )
 
@@ -357,8 +359,8 @@ class LogSettings(SettingsModel):
     recovery_checkpoint_interval_seconds: PositiveDuration = Field(
         default=30.0,
         alias="recovery_checkpoint_interval",
-        description="How often recovery points are saved. Recovery scans what was written after "
-        "the last.",
+        description="How often recovery points are saved. Recovery scans the records after the "
+        "last recovery point.",
     )
     retention_interval_seconds: PositiveDuration = Field(
         default=30.0,
@@ -372,14 +374,16 @@ class CleanerSettings(SettingsModel):
     """Key compaction, re-batching, sketches and scrubbing. They run in a separate process."""
 
     interval_seconds: PositiveDuration = Field(
-        default=15.0, alias="interval", description="How often the daemon looks for work."
+        default=15.0,
+        alias="interval",
+        description="How often the daemon looks for segments to clean.",
     )
     max_rate_bytes: SizeOrAuto = Field(
         default=None,
         alias="max_rate",
         description="Bytes per second that compaction and re-batching may read and write, all "
-        "streams together. `auto`: no limit while the daemon is idle, 32MiB while messages come, "
-        "something waits for the disk or the daemon uses a quarter of a core.",
+        "streams together. `auto`: no limit while the daemon is idle; 32MiB while messages "
+        "arrive, a commit waits for the disk or the daemon uses a quarter of a core.",
     )
     memory_bytes: Annotated[Size, AfterValidator(_enough_memory)] = Field(
         default=64 * 2**20,
@@ -389,16 +393,16 @@ class CleanerSettings(SettingsModel):
     )
     sketches: bool = Field(
         default=True,
-        description="Make a sketch of each sealed segment of 1 MiB or more, one to three "
-        "hundredths of its size, with which reads of few records (one key, subject, time) or few "
-        "columns skip the rest.",
+        description="Make a sketch of each sealed segment of 1 MiB or more. With it, reads of few "
+        "records (one key, subject, time) or few columns skip most of the segment. A sketch has "
+        "one to three hundredths of the size of its segment.",
     )
     subject_indexes: bool = Field(
         default=True,
-        description="Make a subject index with each sketch, with which a daemon reads one subject "
-        "of many in less than half the time. It takes about 18 bytes for each record (a tenth of "
-        "200 bytes), none more than a fifth of its segment; none is made while less than a tenth "
-        "of the disk is free. Needs `sketches`.",
+        description="Make a subject index with each sketch. With it, the daemon reads one subject "
+        "of many in less than half the time. An index takes about 18 bytes for each record (a "
+        "tenth of a record of 200 bytes), and at most a fifth of its segment. No index is made "
+        "while less than a tenth of the disk is free. Needs `sketches`.",
     )
     scrub_interval_seconds: PositiveDuration | None = Field(
         default=7 * 86_400.0,
@@ -418,8 +422,8 @@ class CheckpointSettings(SettingsModel):
     over_nats: Flag | None = Field(
         default=None,
         description="Accept checkpoints on the NATS subjects "
-        "`liftlog.<name>.offsets.<stream>.<consumer>`. `null`: only without `acl.file`, since "
-        "NATS does not tell who published a message.",
+        "`liftlog.<name>.offsets.<stream>.<consumer>`. `null`: only without `acl.file`, because "
+        "NATS does not identify the publisher of a message.",
     )
     expire_after_seconds: PositiveDuration | None = Field(
         default=None,
@@ -439,8 +443,8 @@ class CheckpointSettings(SettingsModel):
     )
     max_groups: Count = Field(
         default=10_000,
-        description="Maximum number of consumer groups. One with more than 64 slots counts as "
-        "several: 1,024 slots as 16.",
+        description="Maximum number of consumer groups. A group with more than 64 slots counts as "
+        "several groups; 1,024 slots count as 16.",
     )
     max_groups_per_principal: Count = Field(
         default=1_000,
@@ -466,8 +470,9 @@ class Settings(SettingsModel):
     drain_timeout_seconds: PositiveDuration = Field(
         default=30.0,
         alias="drain_timeout",
-        description="Time for a stop, after SIGTERM or SIGINT: a node of a cluster hands over the "
-        "streams that it leads, then what has arrived is committed and acked.",
+        description="Time limit of a stop after SIGTERM or SIGINT. A node of a cluster first "
+        "hands over the streams that it leads; then the received messages are committed and "
+        "acked.",
     )
     allow_anonymous: Flag = Field(
         default=False, description="Allow the daemon to listen beyond loopback without an ACL file."
@@ -483,7 +488,8 @@ class Settings(SettingsModel):
     checkpoints: CheckpointSettings = CheckpointSettings()
     consumers: ConsumerSettings = ConsumerSettings()
     cluster: ClusterSettings | None = Field(
-        default=None, description="Membership of a cluster. `null`: this daemon is on its own."
+        default=None,
+        description="Membership of a cluster. `null`: this daemon belongs to no cluster.",
     )
     logging: LoggingSettings = LoggingSettings()
     streams: dict[Name, StreamSettings] = Field(default={}, description="Streams by name.")

@@ -105,20 +105,20 @@ Replicas = Annotated[int, Strict(), AfterValidator(_some_replicas)]
 
 class FlushSettings(SettingsModel):
     messages: Count = Field(
-        default=1000, description="With `durability: interval`: sync after this many messages."
+        default=1000, description="With `durability: interval`, sync after this many messages."
     )
     interval_seconds: PositiveDuration = Field(
         default=1.0,
         alias="interval",
-        description="With `durability: interval`: sync after this long.",
+        description="With `durability: interval`, sync after this time.",
     )
 
 
 class DedupeSettings(SettingsModel):
     max_ids: Count = Field(
         default=1_000_000,
-        description="Maximum number of message ids remembered. Beyond it the oldest are forgotten "
-        "early.",
+        description="Maximum number of message ids remembered. Above it, the oldest ids are "
+        "dropped before `dedupe_window` ends.",
     )
 
 
@@ -140,9 +140,10 @@ class RetentionSettings(SettingsModel):
     )
     discard: Literal["old", "new"] = Field(
         default="old",
-        description="At `max_bytes` and `max_messages`: `old`: delete the oldest records. `new`: "
-        "refuse messages (10077) until there is room, which a purge or `max_age` makes. With "
-        "`jetstream.max_msgs_per_subject` only the newest records of each subject count.",
+        description="What happens at `max_bytes` and `max_messages`. `old`: the oldest records "
+        "are deleted. `new`: messages are refused (10077) until a purge or `max_age` has freed "
+        "space. With `jetstream.max_msgs_per_subject` only the newest records of each subject "
+        "count.",
     )
 
 
@@ -163,8 +164,8 @@ class BatchSettings(SettingsModel):
     )
     max_bytes: Annotated[Size, _at_most(MAX_BATCH_BYTES, "16MiB")] = Field(
         default=2**20,
-        description="Maximum size of one record batch, which is the most that one bad bit can "
-        "cost (up to 16MiB; a larger message gets a batch of its own).",
+        description="Maximum size of one record batch, which is the largest loss that one bad bit "
+        "can cause (up to 16MiB; a larger message gets a batch of its own).",
     )
 
 
@@ -185,13 +186,14 @@ class CompactionSettings(SettingsModel):
     max_lag_seconds: PositiveDuration | None = Field(
         default=None,
         alias="max_lag",
-        description="Compact after this long at the latest, whatever the dirty ratio. `null`: no "
+        description="Compact after this time at the latest, whatever the dirty ratio. `null`: no "
         "limit.",
     )
     tombstone_retention_seconds: Duration = Field(
         default=86_400.0,
         alias="tombstone_retention",
-        description="Delete a tombstone this long after the first pass that kept it.",
+        description="Time after which a tombstone is deleted, counted from the first pass that "
+        "kept it.",
     )
     max_rate_bytes: Size | None = Field(
         default=None,
@@ -217,12 +219,12 @@ class JetStreamSettings(SettingsModel):
     does not use."""
 
     description: Annotated[str, Strict(), AfterValidator(_short_text)] = Field(
-        default="", description="Text for people, at most 4 KiB."
+        default="", description="Description of the stream for people, at most 4 KiB."
     )
     metadata: Annotated[dict[str, str], AfterValidator(_short_texts)] = Field(
         default={},
-        description="Texts by name, at most 128 KiB in all; in a cluster all settings of a stream "
-        "together take at most 48 KiB.",
+        description="Texts by name, at most 128 KiB in total; in a cluster, all settings of a "
+        "stream together may take at most 48 KiB.",
     )
     discard: Literal["old", "new"] = Field(
         default="old",
@@ -235,23 +237,24 @@ class JetStreamSettings(SettingsModel):
     )
     deny_delete: Flag = Field(
         default=False,
-        description="Shown to clients. Single messages are never deleted, whatever it says.",
+        description="Shown to clients. Single messages are never deleted, whatever the value.",
     )
     deny_purge: Flag = Field(default=False, description="`true`: refuse to purge over NATS.")
     allow_direct: Flag = Field(default=True, description="`true`: answer direct gets.")
     max_msgs_per_subject: Annotated[Count, _at_most(MAX_HISTORY, "1000")] | None = Field(
         default=None,
-        description="Clients of JetStream see only so many of the newest records of each subject "
-        "(1 to 1000), and a key-value bucket can be kept in the stream: `Nats-Rollup: sub` is "
-        "taken, and a record without a key has its subject for one, by which compaction keeps the "
-        "newest. Above 1 compaction has to be off. `null`: all records.",
+        description="Number of the newest records of each subject that clients of JetStream see "
+        "(1 to 1000). With this setting, the stream can hold a key-value bucket: `Nats-Rollup: "
+        "sub` is accepted, and the key of a record without a key is its subject, so compaction "
+        "keeps the newest record of each subject. Above 1, compaction must be off. `null`: all "
+        "records.",
     )
     max_consumers: Count | None = Field(
         default=None,
         description="Maximum number of consumers over NATS. `null`: only the daemon's own limit.",
     )
     created: Annotated[str, Strict(), AfterValidator(_short_text)] = Field(
-        default="", description="When the stream was created over `$JS.API`; shown only."
+        default="", description="Time at which the stream was created over `$JS.API`; only shown."
     )
 
 
@@ -260,7 +263,7 @@ class RebatchSettings(SettingsModel):
 
     enabled: Flag = Field(default=True, description="`false`: leave batches as they were written.")
     min_age_seconds: Duration = Field(
-        default=600.0, alias="min_age", description="Leave segments younger than this alone."
+        default=600.0, alias="min_age", description="Do not rewrite segments younger than this."
     )
 
 
@@ -284,7 +287,7 @@ class StreamSettings(SettingsModel):
     acks: Annotated[Acks, BeforeValidator(_on_or_off)] = Field(
         default="on",
         description="`on`: JetStream-style acks to reply subjects. `envelope`: only to the ack "
-        "subject inside an envelope. `off`: none; the stream only listens.",
+        "subject inside an envelope. `off`: no acks; the stream only records.",
     )
     durability: Durability = Field(
         default="fsync",
@@ -326,7 +329,7 @@ class StreamSettings(SettingsModel):
     )
     jetstream: JetStreamSettings | None = Field(
         default=None,
-        description="What JetStream's clients say of the stream. `null`: the defaults.",
+        description="Settings that JetStream's clients gave to the stream. `null`: the defaults.",
     )
     initial_offset: Count = Field(
         default=1,
@@ -353,8 +356,8 @@ class StreamSettings(SettingsModel):
     )
     ack_policy: AckPolicy = Field(
         default="all",
-        description="`all`: ack when every replica in sync has synced the message, and at least "
-        "`min_isr` have. `leader`: ack when the leader has.",
+        description="`all`: ack when every replica in sync has synced the message to disk, and at "
+        "least `min_isr` replicas have. `leader`: ack when the leader has synced it.",
     )
 
     @property
