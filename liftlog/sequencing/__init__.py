@@ -1,17 +1,17 @@
 """Sequences the messages of one stream: stores, refuses or deduplicates each. Pure, without I/O.
 
-run         messages as they come from NATS sequencer   judges, numbers and groups them; then builds
-acks or nacks tail        messages that are judged and not committed, and those that wait for other
-replicas judging     checks that need only the message itself, one at a time or for a whole run, by
-column;
+run         messages as they come from NATS
+sequencer   judges, numbers and groups them; then builds acks or nacks
+tail        messages that are judged and not committed, and those that wait for other replicas
+judging     checks that need only the message itself, one at a time or for a whole run, by column;
             header_columns has the keys and ids of headers, opened the fields of envelopes
-control, enveloped, liftbridge   requests in headers and envelopes
+control, enveloped, liftbridge   parse requests in headers and envelopes
 dedupe      message ids seen within the window; marks, which stand for text of publishers
 subject_sequences   the last offset of each subject
-room        the space that is left in a stream that refuses messages at a limit
+room        checks the limits of a stream that refuses messages at a limit
 commit_group  messages that one write and one fsync make durable, and the answers that wait for it
-acks, destinations, refusals     the content of answers, and the subjects that they may go to
-config      the settings of a stream that matter here
+acks, destinations, refusals     the content of answers, and the subjects that they are sent to
+config      the settings of a stream that affect its sequencer
 """
 
 from liftlog.sequencing.acks import AckFormat
