@@ -308,3 +308,35 @@ def waiting(raw: RawNats) -> str:
     consumer(raw)
     [first] = pulled(raw, {"batch": 5, "max_bytes": 1000, "expires": 50 * SECOND}, 1)
     return first
+
+
+def test_a_pull_of_a_client_that_is_gone_takes_no_messages(sides: tuple[RawNats, RawNats]) -> None:
+    """A request may come before the news of its subscription, so this takes two seconds."""
+    seen = []
+    _, ours = sides
+    for raw in sides:
+        consumer(raw)
+        asks = json.dumps({"batch": 5, "expires": 50 * SECOND}).encode()
+        raw.pub("$JS.API.CONSUMER.MSG.NEXT.s.c", asks, reply="_INBOX.gone")
+        if raw is ours:  # JetStream finds out when it has a message for the client
+            until(lambda: asked(ours, "CONSUMER.INFO.s.c", {})["num_waiting"] == 1)
+            until(lambda: asked(ours, "CONSUMER.INFO.s.c", {})["num_waiting"] == 0)
+        publish(raw, b"a")
+        seen.append(pulled(raw, {"batch": 1}, 1))
+    [step] = same(*seen)
+    assert step.endswith("b'a'")
+
+
+def test_subscribers_of_a_deliver_subject_get_messages_and_no_status(
+    sides: tuple[RawNats, RawNats],
+) -> None:
+    seen = []
+    for raw in sides:
+        raw.sub("_INBOX.pushed")
+        consumer(raw, deliver_subject="_INBOX.pushed")
+        publish(raw, b"a")
+        steps = [next_of(raw)]
+        assert asked(raw, "CONSUMER.DELETE.s.c", {})["success"]
+        raw.ping()
+        seen.append(steps + [described(one) for one in raw.messages])
+    assert len(same(*seen)) == 1

@@ -87,7 +87,7 @@ class Consumer:
         self._group = services.live_group(host)
         self._reading = asyncio.Lock()
         """The cursor accepts one call at a time."""
-        self._requests = PullRequests(spec.max_waiting, waiting, deliveries, leaf.queues)
+        self._requests = PullRequests(spec.max_waiting, waiting, deliveries, leaf)
         self._delivered = Delivered(
             host.name, spec.name, cursor.next_offset, headers_only=spec.headers_only
         )
@@ -126,7 +126,8 @@ class Consumer:
         self._news.set()
 
     async def close(self, status: bytes = b"") -> None:
-        """End the consumer; waiting requests get `status`."""
+        """End the consumer; waiting requests get `status`. As in JetStream, a deliver subject gets
+        none: its subscribers would take it for a message."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -135,13 +136,7 @@ class Consumer:
 
     async def _say_end(self, status: bytes) -> None:
         self._let_go()
-        commands = self._requests.end_all(status)
-        if not status:
-            return
-        target = self._to.pushes() if self.spec.deliver_subject else Why.RESERVED
-        if not isinstance(target, Why):
-            commands.append(self._control(target, b"", status_block(status)))
-        await self._try_send(b"".join(commands))
+        await self._try_send(b"".join(self._requests.end_all(status)))
 
     def _let_go(self) -> None:
         self._cursor.close()
@@ -369,4 +364,4 @@ class Consumer:
 
     async def _try_send(self, commands: bytes) -> None:
         with contextlib.suppress(NatsUnavailable):
-            await self._leaf.send(commands)
+            await self._send(commands)

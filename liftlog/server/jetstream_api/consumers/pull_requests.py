@@ -11,26 +11,29 @@ from liftlog.server.jetstream_api.consumers.budget import Part
 from liftlog.server.jetstream_api.consumers.cursor import Cursor, Row
 from liftlog.server.jetstream_api.consumers.delivered import Delivered, Message, size_of
 from liftlog.server.jetstream_api.consumers.deliveries import Deliveries
+from liftlog.server.jetstream_api.consumers.leaf import LeafLink
 from liftlog.server.jetstream_api.consumers.leaf_frames import leaf_message
 from liftlog.server.jetstream_api.consumers.pull_body import Pull
 
 SHUTDOWN = b"409 Server Shutdown"
-
-
 _NS = 1_000_000_000
 _MAX_EXPIRES_SECONDS = 3600.0
+_GRACE_SECONDS = 2.0
+"""A request may come before the news that its reply subject has a subscriber, which takes another
+way through NATS."""
 
 
 class PullRequest:
     """One that waits. `expires_at` and `heartbeat_at` are times of the event loop; None: never."""
 
     __slots__ = (
-        "batch", "delivered", "expires_at", "heartbeat_at", "heartbeat_seconds", "max_bytes",
-        "no_wait", "reply",
+        "batch", "came_at", "delivered", "expires_at", "heartbeat_at", "heartbeat_seconds",
+        "max_bytes", "no_wait", "reply",
     )  # fmt: skip
 
     def __init__(self, reply: bytes, pull: Pull, now: float) -> None:
         self.reply = reply
+        self.came_at = now
         self.batch = pull.batch
         """Number of messages that may still be sent."""
         self.max_bytes = pull.max_bytes
@@ -50,15 +53,13 @@ class PullRequests:
     """Those that wait, in order. Methods return the commands for the leaf link; the caller sends
     them."""
 
-    def __init__(
-        self, most: int, waiting: Part, to: Deliveries, queues: Callable[[bytes], bytes]
-    ) -> None:
+    def __init__(self, most: int, waiting: Part, to: Deliveries, leaf: LeafLink) -> None:
         """At most `most` wait. `waiting` is their part of the requests that wait on all consumers,
-        `queues` returns the queue groups that subscribe to a subject."""
+        `leaf` reports who subscribes to their reply subjects."""
         self._most = most
         self._part = waiting
         self._to = to
-        self._queues = queues
+        self._leaf = leaf
         self._waiting: deque[PullRequest] = deque()
 
     def __len__(self) -> int:
@@ -90,7 +91,9 @@ class PullRequests:
         return [self._status(one, words, counted=is_counted) for one in ended] if words else []
 
     def expire(self, now: float) -> bytes:
-        """End the requests whose time is over."""
+        """End the requests whose time is over, and without a status those whose clients are
+        gone."""
+        self._take(lambda one: self._is_abandoned(one, now))
         ended = self._take(lambda one: one.expires_at is not None and one.expires_at <= now)
         statuses = [self._status(one, b"408 Request Timeout", counted=True) for one in ended]
         return b"".join(statuses)
@@ -126,7 +129,7 @@ class PullRequests:
         while rows and self._waiting:
             request = self._waiting[0]
             target = self._to.pulls(request.reply)
-            if isinstance(target, Why):
+            if isinstance(target, Why) or self._is_abandoned(request, now):
                 self._waiting.popleft()
                 continue
             had_limit = request.max_bytes > 0
@@ -137,7 +140,7 @@ class PullRequests:
                 fitting = _fitting(request, messages)
                 count, is_exceeded = fitting, fitting < len(messages) and request.max_bytes > 0
             found = [rows.popleft() for _ in range(count)]
-            commands += delivered.commands(target, found, cursor, self._queues(target))
+            commands += delivered.commands(target, found, cursor, self._leaf.queues(target))
             request.batch -= count
             request.delivered += count
             if request.heartbeat_at is not None:
@@ -153,6 +156,10 @@ class PullRequests:
             if words or request.batch <= 0 or (had_limit and not request.max_bytes):
                 self._waiting.popleft()
         return b"".join(commands)
+
+    def _is_abandoned(self, request: PullRequest, now: float) -> bool:
+        is_young = now - request.came_at < _GRACE_SECONDS
+        return not is_young and not self._leaf.has_interest(request.reply)
 
     def _take(self, ends: Callable[[PullRequest], bool]) -> list[PullRequest]:
         """Remove the requests that end, and return them."""
@@ -174,7 +181,7 @@ class PullRequests:
                 request.batch,
                 request.max_bytes,
             )
-        return leaf_message(target, b"", status_block(words, lines), b"", self._queues(target))
+        return leaf_message(target, b"", status_block(words, lines), b"", self._leaf.queues(target))
 
 
 def _fitting(request: PullRequest, messages: Sequence[Message]) -> int:
