@@ -15,7 +15,7 @@ import nats
 import pytest
 from nats.js import JetStreamContext
 from nats.js.api import DeliverPolicy
-from nats.js.errors import BadRequestError, KeyNotFoundError, KeyWrongLastSequenceError
+from nats.js.errors import KeyNotFoundError, KeyWrongLastSequenceError
 from support.clients.ingesting import assert_no_traceback, until
 from support.clients.raw_nats import RawMessage, RawNats
 from support.daemons.compacted import Compacted
@@ -436,18 +436,6 @@ def test_a_consumer_is_deleted(raw: RawNats) -> None:
     assert name == "mine"
     assert asked(raw, f"CONSUMER.DELETE.{stream}.{name}")["success"] is True
     assert asked(raw, f"CONSUMER.DELETE.{stream}.{name}")["error"]["err_code"] == 10014
-
-
-async def test_durable_consumers_and_acks_are_refused_with_what_to_use(
-    js: JetStreamContext, raw: RawNats
-) -> None:
-    stream = new_stream(raw)
-    with pytest.raises(BadRequestError) as refusal:
-        await js.subscribe(f"{stream}.>", durable="mine", stream=stream)
-    assert "consumer groups" in str(refusal.value.description)
-    with pytest.raises(BadRequestError) as refusal:
-        await js.pull_subscribe(f"{stream}.>", stream=stream)
-    assert "consumer groups" in str(refusal.value.description)
 
 
 # --- key-value buckets ---

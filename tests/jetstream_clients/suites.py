@@ -157,8 +157,6 @@ class NatsPy(Suite):
         OBJECTS: "ObjectStoreTest",
         PLACES: "AccountLimitsTest|ClusterInfoTest",
         CLIENT: "DatetimeFieldsTest",
-        CONSUMERS: "PullSubscribeTest|SubscribeTest|AckPolicyTest|ConsumerReplicasTest|"
-        "ConsumerPauseResumeTest",
     }
 
     def prepare(self) -> None:
@@ -205,7 +203,6 @@ class NatsGo(Suite):
     outside: ClassVar[Mapping[str, str]] = {
         OBJECTS: "Object",
         PLACES: "Domain|Cluster|Account",
-        CONSUMERS: "^TestPull|^TestPush|^TestMessage|^TestAck|^(?!TestOrdered).*Consumer",
     }
     other_files: ClassVar[Mapping[str, Sequence[str]]] = {
         OLDER: [f"test/{one}_test.go" for one in ("js", "js_internal", "kv", "object")],

@@ -28,6 +28,8 @@ _TYPE_PREFIX = "io.nats.jetstream.api.v1."
 _MAX_DESCRIPTION = 1024
 PREAMBLE = b"NATS/1.0\r\n"
 _NO_STATUS = (b"", PREAMBLE)
+API_LEVEL = 0
+"""The level of JetStream's API that is reported: higher ones have priority groups."""
 ZERO_TIME = "0001-01-01T00:00:00Z"
 """The value that a Go program shows for an unset time."""
 

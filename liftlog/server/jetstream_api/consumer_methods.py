@@ -9,6 +9,7 @@ from typing import Any
 from acl.rules import OVER_NATS
 from liftlog.errors import Forbidden
 from liftlog.server.jetstream_api.answers import (
+    ZERO_TIME,
     JetStreamError,
     command,
     invalid_json,
@@ -25,6 +26,7 @@ from liftlog.server.jetstream_api.consumers.pull_requests import status_block
 from liftlog.server.jetstream_api.fields import text, whole
 from liftlog.server.jetstream_api.inboxes import party_of
 from liftlog.server.jetstream_api.methods import PREFIX, Answer, Request, always, answers
+from liftlog.server.jetstream_api.workers.acked_consumer import AckedConsumer
 
 _PAGE = 256
 
@@ -35,38 +37,68 @@ def _not_found() -> JetStreamError:
 
 @answers("CONSUMER.CREATE", "consumer_create", arguments=(1, None), at_leader=True)
 async def _create(request: Request) -> Answer:
-    body = request.body()
-    config = body.get("config")
-    if not isinstance(config, dict):
-        raise invalid_json("config: expected an object")
-    if text(body, "stream_name") != request.stream:
-        raise JetStreamError(400, 10056, "stream name in subject does not match request")
+    body, config = _config_of(request)
+    if len(request.arguments) == 1 and config.get("durable_name"):
+        raise JetStreamError(
+            400,
+            10020,
+            "consumer expected to be ephemeral but a durable name was set in request",
+        )
     config = _named(request.arguments[1:], config)
     return await _made(request, config, text(body, "action"))
 
 
 @answers("CONSUMER.DURABLE.CREATE", "consumer_create", arguments=(2, 2), at_leader=True)
 async def _create_durable(request: Request) -> Answer:
-    config = request.body().get("config")
-    return await _made(
-        request, {**(config if isinstance(config, dict) else {}), "durable_name": "durable"}, ""
+    body, config = _config_of(request)
+    durable = config.get("durable_name")
+    if not durable:
+        raise JetStreamError(
+            400, 10018, "consumer expected to be durable but a durable name was not set"
+        )
+    if durable != request.arguments[1]:
+        raise _other_name()
+    return await _made(request, config, text(body, "action"))
+
+
+def _config_of(request: Request) -> tuple[Answer, dict[str, Any]]:
+    """Return the body of a request, and the configuration in it."""
+    body = request.body()
+    config = body.get("config")
+    if not isinstance(config, dict):
+        raise invalid_json("config: expected an object")
+    if text(body, "stream_name") != request.stream:
+        raise JetStreamError(400, 10056, "stream name in subject does not match request")
+    return body, config
+
+
+def _other_name() -> JetStreamError:
+    return JetStreamError(
+        400, 10017, "consumer name in subject does not match durable name in request"
     )
 
 
 async def _made(request: Request, config: dict[str, Any], action: str) -> Answer:
-    consumers = request.parts.consumers
+    if action not in ("", "create", "update"):
+        raise invalid_json("action: expected create or update")
     request.authorize("read")
     host = request.led_stream()
     spec = parse_consumer(config, secrets.token_hex(4))
-    there = consumers.find(request.stream, spec.name)
+    there = await _find(request, spec.name)
     if there is not None:
-        if action != "update" and there.spec != spec:
+        if there.spec == spec:
+            return await there.info()
+        if action == "create":
             raise JetStreamError(400, 10148, "consumer already exists")
-        if there.spec != spec:
-            raise refused("a consumer cannot be updated: delete it, and create another one")
+        if isinstance(there, Consumer):
+            raise refused("a consumer without acks cannot be updated: create another one")
+        await request.parts.acked.update(there, spec)
         return await there.info()
     if action == "update":
         raise JetStreamError(400, 10149, "consumer does not exist")
+    party = party_of(request.reply)
+    if spec.is_kept:
+        return await (await request.parts.acked.create(spec, host, party)).info()
     gate = request.parts.gate
     readable = gate.readable_subjects(OVER_NATS, request.stream, peer="nats")
 
@@ -78,8 +110,14 @@ async def _made(request: Request, config: dict[str, Any], action: str) -> Answer
             and gate.readable_subjects(OVER_NATS, host.name, peer="nats") == readable
         )
 
-    consumer = await consumers.create(spec, host, readable, may_read, party_of(request.reply))
+    consumer = await request.parts.consumers.create(spec, host, readable, may_read, party)
     return await consumer.info(is_new=True)
+
+
+async def _find(request: Request, name: str) -> Consumer | AckedConsumer | None:
+    parts = request.parts
+    await parts.acked.opened()
+    return parts.acked.find(request.stream, name) or parts.consumers.find(request.stream, name)
 
 
 def _named(rest: Sequence[str], config: dict[str, Any]) -> dict[str, Any]:
@@ -89,9 +127,11 @@ def _named(rest: Sequence[str], config: dict[str, Any]) -> dict[str, Any]:
         return config
     for key in ("name", "durable_name"):
         if config.get(key) not in (None, "", rest[0]):
-            raise JetStreamError(
-                400, 10017, "consumer name in subject does not match the one in the request"
-            )
+            raise _other_name()
+    if len(rest) > 1 and config.get("filter_subjects"):
+        raise JetStreamError(
+            400, 10137, "consumer with multiple subject filters cannot use subject based API"
+        )
     if len(rest) > 1 and ".".join(rest[1:]) != config.get("filter_subject"):
         raise JetStreamError(
             400, 10131, "consumer create request did not match filtered subject from create subject"
@@ -103,7 +143,7 @@ def _named(rest: Sequence[str], config: dict[str, Any]) -> dict[str, Any]:
 async def _info(request: Request) -> Answer:
     request.authorize("read")
     request.led_stream()
-    consumer = request.parts.consumers.find(request.stream, request.arguments[1])
+    consumer = await _find(request, request.arguments[1])
     if consumer is None:
         raise _not_found()
     return await consumer.info()
@@ -113,35 +153,65 @@ async def _info(request: Request) -> Answer:
 async def _delete(request: Request) -> Answer:
     request.authorize("read")
     request.led_stream()
-    if not await request.parts.consumers.delete(request.stream, request.arguments[1]):
+    await request.parts.acked.opened()
+    for table in (request.parts.acked, request.parts.consumers):
+        if await table.delete(request.stream, request.arguments[1]):
+            return {"success": True}
+    raise _not_found()
+
+
+@answers("CONSUMER.PAUSE", "consumer_pause", arguments=(2, 2), at_leader=True)
+async def _pause(request: Request) -> Answer:
+    request.authorize("read")
+    request.led_stream()
+    consumer = await _find(request, request.arguments[1])
+    if isinstance(consumer, Consumer):
+        raise refused("a consumer without acks cannot be paused")
+    if consumer is None:
         raise _not_found()
-    return {"success": True}
+    until = request.body().get("pause_until")
+    spec = parse_consumer({**consumer.spec.config, "pause_until": until}, consumer.spec.name)
+    await request.parts.acked.update(consumer, spec)
+    info = await consumer.info()
+    return {
+        "paused": info.get("paused", False),
+        "pause_until": until or ZERO_TIME,
+        "pause_remaining": info.get("pause_remaining", 0),
+    }
 
 
 @answers("CONSUMER.NAMES", "consumer_names", arguments=(1, 1), at_leader=True, is_cheap=always)
 async def _names(request: Request) -> Answer:
-    found, answer = _page(request)
+    found, answer = await _page(request)
     return {**answer, "consumers": [one.spec.name for one in found]}
 
 
 @answers("CONSUMER.LIST", "consumer_list", arguments=(1, 1), at_leader=True)
 async def _list(request: Request) -> Answer:
-    found, answer = _page(request)
+    found, answer = await _page(request)
     return {**answer, "consumers": [await one.info() for one in found]}
 
 
-def _page(request: Request) -> tuple[list[Consumer], Answer]:
+async def _page(request: Request) -> tuple[list[Consumer | AckedConsumer], Answer]:
     request.authorize("read")
     request.led_stream()
     offset = whole(request.body(), "offset")
-    found = request.parts.consumers.of(request.stream)
+    parts = request.parts
+    await parts.acked.opened()
+    found: list[Consumer | AckedConsumer] = [
+        *parts.acked.of(request.stream),
+        *parts.consumers.of(request.stream),
+    ]
+    found.sort(key=lambda one: one.spec.name)
     page = found[offset : offset + _PAGE]
     return page, {"total": len(found), "offset": offset, "limit": _PAGE}
 
 
 @answers("CONSUMER.MSG.NEXT", "consumer_getnext", arguments=(2, 2), at_leader=True, is_cheap=always)
 async def _next(request: Request) -> None:
-    consumer = request.parts.consumers.find(request.stream, request.arguments[1])
+    consumer = await _find(request, request.arguments[1])
+    if isinstance(consumer, AckedConsumer):
+        return  # which has got the request on the link of workers
     if consumer is None:
         asked = f"{PREFIX}CONSUMER.MSG.NEXT.{'.'.join(request.arguments)}"
         await _say(request, b"503", b"Nats-Subject: %b\r\n" % asked.encode())

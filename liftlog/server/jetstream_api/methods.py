@@ -23,6 +23,7 @@ from liftlog.server.jetstream_api.fields import read_object
 from liftlog.server.jetstream_api.inboxes import Inboxes
 from liftlog.server.jetstream_api.messages.ages import Ages
 from liftlog.server.jetstream_api.messages.buckets import Buckets
+from liftlog.server.jetstream_api.workers.acked_table import AckedConsumers
 from liftlog.server.pull.services import PullServices
 from liftlog.server.requests.rights import Caller
 from liftlog.server.streams.broker import Broker
@@ -70,6 +71,7 @@ class Parts:
     max_payload_bytes: Callable[[], int]
     """Returns the maximum size of one message; 0 if it is unknown."""
     consumers: Consumers
+    acked: AckedConsumers
     ages: Ages
     buckets: Buckets
     counters: ApiCounters

@@ -25,6 +25,7 @@ from liftlog.server.ingest.nats_link import NatsLink
 from liftlog.server.ingest.subscriptions import LinkSubscription
 from liftlog.server.jetstream_api import consumer_methods, message_methods, purging, streams
 from liftlog.server.jetstream_api.answers import (
+    API_LEVEL,
     JetStreamError,
     answer_text,
     bad_request,
@@ -57,6 +58,8 @@ from liftlog.server.jetstream_api.methods import (
 from liftlog.server.jetstream_api.pace import Pace, ReadingPause
 from liftlog.server.jetstream_api.presence import Presence
 from liftlog.server.jetstream_api.waiting import MAX_OF_PARTY, WORKERS, Message, Waiting
+from liftlog.server.jetstream_api.workers.acked_table import AckedConsumers
+from liftlog.server.jetstream_api.workers.worker_link import Arrived, WorkerLink
 from liftlog.server.pull.services import PullServices
 from liftlog.server.streams.broker import Broker
 from liftlog.server.streams.catalog import Catalog
@@ -113,7 +116,12 @@ class JetStreamApi:
         self._ages = Ages(broker, services.cold_readers)
         self._buckets = Buckets(broker, services.scanners.of("(buckets)"), self._ages)
         pace = Pace(self._ingested_bytes, time.thread_time)
-        self._consumers = Consumers(broker, services, self._ages, _leaf_link(broker), pace)
+        leaf = _leaf_link(broker)
+        self._consumers = Consumers(broker, services, self._ages, leaf, pace)
+        self._workers = WorkerLink(
+            settings.nats, servers, seam, self._take_from_workers, api_level=API_LEVEL
+        )
+        self._acked = AckedConsumers(broker, services, self._ages, leaf, self._workers)
         inboxes = Inboxes()
         self._parts = Parts(
             broker,
@@ -122,6 +130,7 @@ class JetStreamApi:
             self.send,
             lambda: link.max_payload_bytes,
             self._consumers,
+            self._acked,
             self._ages,
             self._buckets,
             self.counters,
@@ -148,6 +157,8 @@ class JetStreamApi:
         self._presence = Presence(self.link, self._mark)
         self.link.on_connected.append(self._look_again)
         self._consumers.start()
+        self._workers.start()
+        self._acked.start()
         tasks = {
             "look": self._keep_looking(),
             "ages": self._ages.keep(),
@@ -162,13 +173,18 @@ class JetStreamApi:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._acked.close()
+        await self._workers.close()
         await self._consumers.close()
         await self._buckets.close()
         await self.link.close()
 
     @property
     def consumer_count(self) -> int:
-        return self._consumers.count()
+        return self._consumers.count() + self._acked.count()
+
+    def _take_from_workers(self, arrived: Arrived) -> None:
+        self._acked.take(arrived)
 
     # --- the decision to answer ---
 

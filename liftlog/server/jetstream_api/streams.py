@@ -31,6 +31,7 @@ from liftlog.protocol.messages import (
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.ingest.jetstream import MARK
 from liftlog.server.jetstream_api.answers import (
+    API_LEVEL,
     ZERO_TIME,
     JetStreamError,
     bad_request,
@@ -95,7 +96,7 @@ async def _info(request: Request) -> Answer:
         "streams": len(names),
         "consumers": request.parts.consumers.count(),
         "limits": _NO_LIMITS,
-        "api": {"level": 0, "total": counters.requests.total(), "errors": counters.errors},
+        "api": {"level": API_LEVEL, "total": counters.requests.total(), "errors": counters.errors},
         MARK: request.parts.mark,
         "liftlog_version": liftlog.__version__,
     }

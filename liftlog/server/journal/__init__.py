@@ -10,7 +10,7 @@ upkeep     has snapshots written, and cuts off old segments
 journal    turns of the event loop: one append for all changes, one sync for all that wait
 opening    opens or creates the journal
 
-Everything that is written becomes durable with the next sync. ADR 52 has the reasons for this form.
+Everything that is written becomes durable with the next sync. ADR 53 has the reasons for this form.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ class Broker:
         )
         self.broken: dict[str, str] = {}
         """Why a stream on disk is not served, by name."""
-        self._data_dir = data_dir
+        self.data_dir = data_dir
         self.conditions = Conditions()
         """The conditions of the daemon and its streams."""
         self.conditions.add(self._stream_conditions)
@@ -419,9 +419,9 @@ class Broker:
         reserve.release()
         self.clock_keeper.store()
         states = self.hosted.close_logs(self.now_ns() - self.intake.steady_ns())
-        self._data_dir.mark_clean(states)
+        self.data_dir.mark_clean(states)
         reserve.keep()  # otherwise the next start may find the disk full
-        self._data_dir.close(None)
+        self.data_dir.close(None)
         logger.info("closed streams=%d seconds=%.2f", len(states), time.monotonic() - started)
 
 

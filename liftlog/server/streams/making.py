@@ -21,6 +21,7 @@ from liftlog.server.commits.configs import log_config, sequencer_config, window_
 from liftlog.server.commits.gate import CommitGate
 from liftlog.server.commits.host import SYSTEM, Committers, Overrides, StreamHost, new_metadata
 from liftlog.server.commits.subjects import new_table, restore_subjects
+from liftlog.server.journal.opening import JOURNAL
 from liftlog.server.metadata.records import RECORDS_NAME, StreamRecords
 from liftlog.server.streams.attachments import PossibleLosses
 from liftlog.server.streams.dedupe_restoring import (
@@ -82,6 +83,7 @@ class StreamMaker:
     async def open_all(self, *, assume_yes: bool, is_stopping: Callable[[], bool]) -> None:
         """Open and create the streams of the daemon; see `Broker.open_streams`."""
         names = await asyncio.to_thread(self._data_dir.stream_names)
+        names = [name for name in names if name != JOURNAL]
         await self._open_each(names, assume_yes, is_stopping)
         await self._create_configured(is_stopping)
 

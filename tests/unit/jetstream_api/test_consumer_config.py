@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from liftlog.deliveries.settings import AckPolicy
 from liftlog.server.jetstream_api.answers import JetStreamError
 from liftlog.server.jetstream_api.consumers.config import parse_consumer, parse_time
 
@@ -44,36 +45,50 @@ def test_a_wildcard_within_a_token_is_a_literal() -> None:
     assert parse_consumer(config, "default").filters == ("jt.a*", "jt.>b.c")
 
 
-PAGER = {
-    "name": "stream_pager_1",
-    "durable_name": "stream_pager_1",
-    "ack_policy": "explicit",
-    "mem_storage": True,
-    "inactive_threshold": 3600 * SECOND,
-    "pause_until": "0001-01-01T00:00:00Z",
-}
+def test_a_worker_of_a_client_is_taken() -> None:
+    spec = parse_consumer(
+        {
+            "durable_name": "d",
+            "ack_policy": "explicit",
+            "ack_wait": 5 * SECOND,
+            "max_deliver": 0,
+            "backoff": [SECOND, 2 * SECOND],
+            "pause_until": "1970-01-01T00:00:02Z",
+        },
+        "default",
+    )
+    assert (spec.name, spec.is_durable, spec.is_kept, spec.inactive_seconds) == ("d", True, True, 0)
+    settings = spec.settings
+    assert (settings.ack_policy, settings.max_deliver) == (AckPolicy.EXPLICIT, -1)
+    assert (settings.ack_wait_ns, settings.backoff_ns) == (SECOND, (SECOND, 2 * SECOND))
+    assert (settings.max_ack_pending, settings.pause_until_ns) == (1000, 2 * SECOND)
 
 
-def test_the_pager_of_the_command_line_is_taken() -> None:
-    spec = parse_consumer(PAGER, "default")
-    assert (spec.name, spec.config["ack_policy"]) == ("stream_pager_1", "none")
+def test_what_is_shown_means_the_same() -> None:
+    """A restart reads it again, and clients send it back to change one field."""
+    for more in (
+        {},
+        {"deliver_subject": "_INBOX.a"},
+        {"ack_policy": "none"},
+        {"ack_policy": "all"},
+    ):
+        given = {"durable_name": "d", "ack_policy": "explicit", "filter_subject": "a.*", **more}
+        spec = parse_consumer(given, "default")
+        assert parse_consumer(spec.config, "other") == spec
 
 
 @pytest.mark.parametrize(
     ("config", "err_code"),
     [
-        ({"durable_name": "d"}, 10012),
-        ({**PAGER, "mem_storage": False}, 10012),
-        ({**PAGER, "inactive_threshold": 0}, 10012),
-        ({**PAGER, "durable_name": "pager"}, 10012),
-        ({**PAGER, "durable_name": ["stream_pager_"]}, 10012),
-        ({"ack_policy": "explicit"}, 10012),
-        ({"ack_policy": "all"}, 10012),
-        ({"deliver_group": "g"}, 10012),
+        ({"durable_name": ["d"]}, 10025),
+        ({"durable_name": "d", "name": "e"}, 10132),
+        ({"durable_name": "a@b"}, 10103),
+        ({"backoff": [0]}, 10025),
+        ({"backoff": [1, 2], "max_deliver": 1}, 10116),
+        ({"pause_until": "tomorrow"}, 10025),
+        ({"max_waiting": 1, "deliver_subject": "a"}, 10080),
         ({"replay_policy": "original"}, 10012),
-        ({"backoff": [1]}, 10012),
         ({"rate_limit_bps": 1}, 10012),
-        ({"pause_until": "2030-01-01T00:00:00Z"}, 10012),
         ({"priority_groups": ["a"]}, 10012),
         ({"unheard_of": 1}, 10025),
         ({"deliver_policy": "soon"}, 10025),
@@ -87,7 +102,8 @@ def test_the_pager_of_the_command_line_is_taken() -> None:
         ({"filter_subject": "a", "filter_subjects": ["b"]}, 10136),
         ({"filter_subjects": ["a", ""]}, 10139),
         ({"deliver_subject": "a", "flow_control": True}, 10108),
-        ({"idle_heartbeat": SECOND}, 10012),
+        ({"idle_heartbeat": SECOND}, 10088),
+        ({"flow_control": True}, 10089),
     ],
 )
 def test_what_is_not_promised_is_refused(config: dict[str, Any], err_code: int) -> None:
@@ -122,6 +138,13 @@ NAMES = st.sampled_from(
         "max_batch",
         "metadata",
         "inactive_threshold",
+        "ack_policy",
+        "ack_wait",
+        "max_deliver",
+        "max_ack_pending",
+        "max_waiting",
+        "backoff",
+        "pause_until",
     ]
 )
 

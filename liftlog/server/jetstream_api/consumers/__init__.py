@@ -8,6 +8,7 @@ pull_body   what one of them asks for, and the limits of its consumer
 durations   durations as Go programs write them
 push_flow   flow control and heartbeats of a push consumer
 delivered   the messages that carry records, and their number
+placing     moves the cursor of a new consumer to its start
 cursor      the position of a consumer in the log
 deliveries  the subjects that a consumer may deliver to
 leaf        the connection over which consumers deliver

@@ -1,8 +1,7 @@
-"""JetStream's configuration of a consumer, restricted to ordered reading. Pure.
+"""JetStream's configuration of a consumer. Pure.
 
-A consumer here keeps a position for one reader, and is deleted with the reader. Settings that need
-acks per message, or a consumer that outlives its client, are refused; the refusal names liftlog's
-alternative.
+Most checks, defaults and codes are those of nats-server (consumer.go, checkConsumerCfg and
+setConsumerConfigDefaults). Settings of features that this daemon does not have are refused.
 """
 
 from __future__ import annotations
@@ -14,11 +13,13 @@ from datetime import datetime
 from typing import Any
 
 from acl.subjects import why_no_subject
+from liftlog.deliveries.settings import MAX_WAIT_NS, AckPolicy, Settings
 from liftlog.server.jetstream_api.answers import (
     ZERO_TIME,
     JetStreamError,
     invalid_json,
     is_utf8,
+    time_text,
     to_text,
 )
 from liftlog.server.jetstream_api.config_fields import ConfigFields, is_empty
@@ -34,23 +35,23 @@ _MAX_CONFIG_BYTES = 16 * 1024
 """It is kept as long as the consumer, and repeated in answers."""
 _MAX_NAME = 255
 _FAR = 2**63
-_PAGER = "stream_pager_"
 
-_INSTEAD = (
-    "read with liftlog's pull API, where checkpoints and consumer groups keep positions (see "
-    "docs: how-to/consume, how-to/groups)"
-)
+_DEFAULT_ACK_WAIT_NS = 30 * _NS
+_DEFAULT_ACK_PENDING = 1000
+
 _REFUSED = {
-    "deliver_group": "delivery to a queue group is not supported: " + _INSTEAD,
-    "backoff": "redelivery is not supported: " + _INSTEAD,
     "rate_limit_bps": "rate limits of consumers are not supported",
     "sample_freq": "sampling of acks is not supported",
-    "pause_until": "paused consumers are not supported",
     "priority_groups": "priority groups are not supported",
     "priority_policy": "priority groups are not supported",
     "priority_timeout": "priority groups are not supported",
 }
-_ECHOED = ("description", "ack_wait", "max_deliver", "max_ack_pending", "metadata", "num_replicas")
+_ECHOED = ("description", "metadata", "num_replicas")
+_ACK_POLICIES = {
+    "none": AckPolicy.NONE,
+    "all": AckPolicy.ALL,
+    "explicit": AckPolicy.EXPLICIT,
+}
 _POLICIES = ("all", "last", "new", "by_start_sequence", "by_start_time", "last_per_subject")
 _TIME = re.compile(r"(\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?([Zz]|[+-]\d\d:\d\d)")
 
@@ -68,12 +69,21 @@ class ConsumerSpec:
     filters: tuple[str, ...]
     deliver_subject: str
     """Empty: a pull consumer."""
+    deliver_group: str
     headers_only: bool
     flow_control: bool
     heartbeat_seconds: float
     inactive_seconds: float
-    max_waiting: int
+    """A consumer without a client for this time is deleted; 0: never."""
+    is_durable: bool
     limits: PullLimits
+    settings: Settings
+    """All that decides about deliveries."""
+
+    @property
+    def is_kept(self) -> bool:
+        """True if its state outlives its client and the daemon."""
+        return self.is_durable or self.settings.ack_policy is not AckPolicy.NONE
 
 
 def refused(why: str) -> JetStreamError:
@@ -96,16 +106,13 @@ def parse_time(text: str) -> int:
 
 
 class _Reader(ConfigFields):
+    _is_durable = False
+    _limits: PullLimits | None = None
+
     def read(self, default_name: str) -> ConsumerSpec:
         self._refuse_what_is_not_promised()
-        name = self._text("name") or default_name
-        if len(name) > _MAX_NAME or re.search(r"[\s.*>/\\\x00-\x20\x7f]", name):
-            raise JetStreamError(400, 10103, "Invalid consumer name")
-        deliver = self._text("deliver_subject")
-        if deliver and not {"*", ">"}.isdisjoint(deliver.split(".")):
-            raise JetStreamError(400, 10079, "consumer deliver subject has wildcards")
-        if deliver and (why_no_subject(deliver) or not is_utf8(deliver)):
-            raise JetStreamError(400, 10112, "invalid push consumer deliver subject")
+        name = self._name(default_name)
+        deliver = self._deliver_subject()
         policy = self._choice("deliver_policy", _POLICIES)
         spec = ConsumerSpec(
             config={},
@@ -115,21 +122,16 @@ class _Reader(ConfigFields):
             start_time_ns=self._start_time(policy),
             filters=self._filters(),
             deliver_subject=deliver,
+            deliver_group=self._text("deliver_group") if deliver else "",
             headers_only=self._flag("headers_only"),
             flow_control=self._flag("flow_control"),
             heartbeat_seconds=self._natural("idle_heartbeat") / _NS,
             inactive_seconds=self._inactive(),
-            max_waiting=min(self._natural("max_waiting") or MAX_WAITING, MAX_WAITING),
+            is_durable=self._is_durable,
             limits=self._pull_limits(),
+            settings=self._settings(is_push=bool(deliver)),
         )
-        if not deliver and (spec.flow_control or spec.heartbeat_seconds):
-            raise refused("flow control and idle heartbeats of the consumer need a deliver subject")
-        if spec.flow_control and not spec.heartbeat_seconds:
-            raise JetStreamError(400, 10108, "consumer with flow control also needs heartbeats")
-        if 0 < spec.heartbeat_seconds < 0.1:
-            raise refused("idle_heartbeat: expected at least 100ms")
-        if not deliver and 0 < spec.limits.expires_ns < _LEAST_EXPIRES_NS:
-            raise JetStreamError(400, 10115, "consumer max request expires needs to be >= 1ms")
+        self._check_kind_of_delivery(spec)
         spec.config.update(self._shown(spec))
         if len(spec.filters) > _MAX_FILTERS or len(to_text(spec.config)) > _MAX_CONFIG_BYTES:
             raise refused(
@@ -139,16 +141,99 @@ class _Reader(ConfigFields):
         self._refuse_unknown()
         return spec
 
-    def _refuse_what_is_not_promised(self) -> None:
-        is_pager = self._is_pager()
-        if self._left.get("durable_name") and not is_pager:
-            raise refused(f"durable consumers are not supported over NATS: {_INSTEAD}")
-        acks = self._choice("ack_policy", ("explicit", "all", "none", "flow_control"))
-        if acks != "none" and not is_pager:
-            raise refused(
-                f"acks per message are not supported over NATS; ack_policy: expected none, or "
-                f"{_INSTEAD}"
+    def _name(self, default: str) -> str:
+        durable, name = self._text("durable_name"), self._text("name")
+        if durable and name and durable != name:
+            raise JetStreamError(
+                400, 10132, "Consumer Durable and Name have to be equal if both are provided"
             )
+        self._is_durable = bool(durable)
+        name = name or durable or default
+        if len(name) > _MAX_NAME or re.search(r"[\s.*>/\\@\x00-\x20\x7f]", name):
+            raise JetStreamError(400, 10103, "Invalid consumer name")
+        return name
+
+    def _deliver_subject(self) -> str:
+        deliver = self._text("deliver_subject")
+        if deliver and not {"*", ">"}.isdisjoint(deliver.split(".")):
+            raise JetStreamError(400, 10079, "consumer deliver subject has wildcards")
+        if deliver and (why_no_subject(deliver) or not is_utf8(deliver)):
+            raise JetStreamError(400, 10112, "invalid push consumer deliver subject")
+        return deliver
+
+    def _check_kind_of_delivery(self, spec: ConsumerSpec) -> None:
+        if not spec.deliver_subject:
+            if spec.heartbeat_seconds:
+                raise JetStreamError(
+                    400, 10088, "consumer idle heartbeat requires a push based consumer"
+                )
+            if spec.flow_control:
+                raise JetStreamError(
+                    400, 10089, "consumer flow control requires a push based consumer"
+                )
+            if 0 < spec.limits.expires_ns < _LEAST_EXPIRES_NS:
+                raise JetStreamError(400, 10115, "consumer max request expires needs to be >= 1ms")
+        if spec.flow_control and not spec.heartbeat_seconds:
+            raise JetStreamError(400, 10108, "consumer with flow control also needs heartbeats")
+        if 0 < spec.heartbeat_seconds < 0.1:
+            raise JetStreamError(400, 10083, "consumer idle heartbeat needs to be >= 100ms")
+
+    def _settings(self, *, is_push: bool) -> Settings:
+        acks = _ACK_POLICIES[self._choice("ack_policy", tuple(_ACK_POLICIES))]
+        has_acks = acks is not AckPolicy.NONE
+        backoff = self._durations("backoff")
+        wait = self._natural("ack_wait") or _DEFAULT_ACK_WAIT_NS
+        if backoff:
+            wait = backoff[0]
+        most = self._whole("max_deliver", least=-_FAR)
+        if most <= 0:
+            most = -1
+        if backoff and 0 < most < len(backoff):
+            raise JetStreamError(
+                400, 10116, "max deliver is required to be > length of backoff values"
+            )
+        pending = self._whole("max_ack_pending", least=-_FAR)
+        if not pending and has_acks:
+            pending = _DEFAULT_ACK_PENDING
+        waiting = self._whole("max_waiting", least=-_FAR)
+        if waiting and is_push:
+            raise JetStreamError(400, 10080, "consumer in push mode can not set max waiting")
+        limits = self._pull_limits()
+        try:
+            return Settings(
+                ack_policy=acks,
+                ack_wait_ns=wait,
+                backoff_ns=backoff,
+                max_deliver=most,
+                max_ack_pending=pending if pending > 0 else -1,
+                max_waiting=0 if is_push else waiting if waiting > 0 else MAX_WAITING,
+                max_request_batch=limits.batch,
+                max_request_expires_ns=limits.expires_ns,
+                max_request_bytes=limits.max_bytes,
+                pause_until_ns=self._pause_until(),
+                is_push=is_push,
+            )
+        except ValueError as error:
+            raise refused(str(error)) from None
+
+    def _durations(self, key: str) -> tuple[int, ...]:
+        found = self._left.pop(key, None) or []
+        if not isinstance(found, list) or not all(
+            type(one) is int and 0 < one <= MAX_WAIT_NS for one in found
+        ):
+            raise invalid_json(f"{key}: expected a list of durations in ns")
+        return tuple(found)
+
+    def _pause_until(self) -> int:
+        text = self._text("pause_until")
+        if text in ("", ZERO_TIME):
+            return 0
+        try:
+            return max(parse_time(text), 0)
+        except ValueError as error:
+            raise invalid_json(f"pause_until: {error}") from None
+
+    def _refuse_what_is_not_promised(self) -> None:
         if self._choice("replay_policy", ("instant", "original")) != "instant":
             raise refused("replay_policy: only instant is supported")
         for key, why in _REFUSED.items():
@@ -156,32 +241,34 @@ class _Reader(ConfigFields):
             if value not in ("none", ZERO_TIME) and not is_empty(value):
                 raise refused(f"{key}: {why}")
 
-    def _is_pager(self) -> bool:
-        """Return True for the consumer of `nats stream view`: durable by name and with acks, but in
-        memory and with an inactivity threshold. The command deletes it at its end, and never
-        acks."""
-        durable = self._left.get("durable_name")
-        return (
-            isinstance(durable, str)
-            and durable.startswith(_PAGER)
-            and self._left.get("mem_storage") is True
-            and bool(self._left.get("inactive_threshold"))
-        )
-
     def _refuse_unknown(self) -> None:
-        for key in (*_ECHOED, "mem_storage", "durable_name", "direct"):
+        for key in (*_ECHOED, "mem_storage", "direct"):
             self._left.pop(key, None)
         for key, value in self._left.items():
             if not is_empty(value):
                 raise invalid_json(f"unknown field {key[:80]!r}")
 
     def _shown(self, spec: ConsumerSpec) -> dict[str, Any]:
+        settings = spec.settings
+        policy = next(name for name, one in _ACK_POLICIES.items() if one is settings.ack_policy)
         config: dict[str, Any] = {"name": spec.name, "deliver_policy": spec.policy}
-        config |= {"ack_policy": "none", "replay_policy": "instant", "num_replicas": 1}
+        if spec.is_durable:
+            config["durable_name"] = spec.name
+        config |= {"ack_policy": policy, "replay_policy": "instant", "num_replicas": 1}
         config |= {key: self._left[key] for key in _ECHOED if self._left.get(key)}
-        config.setdefault("max_deliver", -1)
-        config["mem_storage"] = True
-        config["inactive_threshold"] = round(spec.inactive_seconds * _NS)
+        config["max_deliver"] = settings.max_deliver
+        if settings.ack_policy is not AckPolicy.NONE:
+            config["ack_wait"] = settings.ack_wait_ns
+        if settings.max_ack_pending:
+            config["max_ack_pending"] = settings.max_ack_pending
+        if settings.backoff_ns:
+            config["backoff"] = list(settings.backoff_ns)
+        if settings.pause_until_ns:
+            config["pause_until"] = time_text(settings.pause_until_ns)
+        if not spec.is_kept or self._left.get("mem_storage") is True:
+            config["mem_storage"] = True
+        if spec.inactive_seconds:
+            config["inactive_threshold"] = round(spec.inactive_seconds * _NS)
         if spec.start_sequence:
             config["opt_start_seq"] = spec.start_sequence
         if self._start_text:
@@ -191,12 +278,14 @@ class _Reader(ConfigFields):
             config["headers_only"] = True
         if spec.deliver_subject:
             config["deliver_subject"] = spec.deliver_subject
+            if spec.deliver_group:
+                config["deliver_group"] = spec.deliver_group
             if spec.flow_control:
                 config["flow_control"] = True
             if spec.heartbeat_seconds:
                 config["idle_heartbeat"] = round(spec.heartbeat_seconds * _NS)
         else:
-            config["max_waiting"] = spec.max_waiting
+            config["max_waiting"] = settings.max_waiting
             limits = spec.limits
             shown = (limits.batch, limits.expires_ns, limits.max_bytes)
             names = ("max_batch", "max_expires", "max_bytes")
@@ -254,14 +343,18 @@ class _Reader(ConfigFields):
 
     def _inactive(self) -> float:
         seconds = self._natural("inactive_threshold") / _NS
+        if self._is_durable:
+            return seconds
         return min(seconds or _DEFAULT_INACTIVE_SECONDS, _MAX_INACTIVE_SECONDS)
 
     def _pull_limits(self) -> PullLimits:
-        return PullLimits(
-            batch=self._natural("max_batch"),
-            max_bytes=self._natural("max_bytes"),
-            expires_ns=self._natural("max_expires"),
-        )
+        if self._limits is None:
+            self._limits = PullLimits(
+                batch=self._natural("max_batch"),
+                max_bytes=self._natural("max_bytes"),
+                expires_ns=self._natural("max_expires"),
+            )
+        return self._limits
 
     def _natural(self, key: str) -> int:
         """Negative numbers count as 0, as in JetStream."""

@@ -87,7 +87,7 @@ class Consumer:
         self._group = services.live_group(host)
         self._reading = asyncio.Lock()
         """The cursor accepts one call at a time."""
-        self._requests = PullRequests(spec.max_waiting, waiting, deliveries, leaf)
+        self._requests = PullRequests(spec.settings.max_waiting, waiting, deliveries, leaf)
         self._delivered = Delivered(
             host.name, spec.name, cursor.next_offset, headers_only=spec.headers_only
         )

@@ -106,19 +106,22 @@ class Cursor:
 
     # --- where to begin ---
 
-    async def begin(self, offset: int, newest: int | None) -> None:
-        """Begin at this offset. `newest`: deliver only that many of the existing records of each
-        subject. Raises LimitExceeded if the search for them takes too long."""
+    async def begin(self, offset: int, newest: int | None, end: int | None = None) -> None:
+        """Begin at this offset. `newest`: deliver only that many of the records of each subject
+        that exist below `end`, by default below the high watermark. Raises LimitExceeded if the
+        search for them takes too long."""
         self.next_offset = max(offset, self._shown.first_offset)
         if newest is None:
             await self.count()
             return
-        end = self.log.high_watermark
+        end = self.log.high_watermark if end is None else end
         found = await self._newest(newest, end)
         chosen = found[bisect_left(found, offset) :]
         if not self._kept.resize(len(chosen)):
             raise _too_many()
         self._chosen = chosen
+        if chosen:
+            self.next_offset = chosen[0]
         self._chosen_end = self._counted_to = end
         self.left = len(self._chosen)
 
@@ -252,6 +255,40 @@ class Cursor:
             flags = None if self._is_all else self._selection.matching(decode_columns(batch))
             rows += _rows_of(batch, flags, keeps_tombstones=self._keeps_tombstones)
         return [row for row in rows if row.offset >= self.next_offset]
+
+    async def rows_at(self, offsets: Sequence[int]) -> list[Row]:
+        """Return the records at these rising offsets, without those that do not exist any more or
+        may not be read. Filters do not count."""
+        rows: list[Row] = []
+        everything, place = replace(self._selection, subjects=None), 0
+        while place < len(offsets):
+            at, stop = offsets[place], _end_of_run(offsets, place)
+            chosen = set(offsets[place : bisect_left(offsets, stop, place)])
+            place += len(chosen)
+            while at < stop:
+                found: list[Row] = []
+
+                def take(body: bytes, found: list[Row] = found) -> None:
+                    found.extend(_rows(body, keeps_tombstones=self._keeps_tombstones))
+
+                scanned = await self._scan(Scan(at, stop, PIECE_BYTES, everything), take)
+                rows += [row for row in found if row.offset in chosen]
+                at = max(scanned.next_offset, at + 1)
+        return rows
+
+    @property
+    def chosen_end(self) -> int:
+        """Below this offset, only chosen records are wanted."""
+        return self._chosen_end
+
+    @property
+    def is_counted(self) -> bool:
+        """True if `left` is exact for all committed records."""
+        return max(self.next_offset, self._counted_to) >= self.log.high_watermark
+
+    def move(self, offset: int) -> None:
+        """Read on from `offset`, wherever the cursor was. What was counted stays."""
+        self.next_offset = offset
 
     def close(self) -> None:
         """The cursor reads no more."""

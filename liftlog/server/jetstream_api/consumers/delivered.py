@@ -39,7 +39,7 @@ class Delivered:
                 row.subject,
             )
             if self._headers_only:
-                messages.append((reply, _headers_only(row), b""))
+                messages.append((reply, headers_only(row), b""))
             else:
                 messages.append((reply, row.headers, row.value))
         return messages
@@ -73,6 +73,6 @@ def size_of(message: Message) -> int:
     return len(reply) - 1 + len(headers) + len(value)  # the reply holds the subject after an `@`
 
 
-def _headers_only(row: Row) -> bytes:
+def headers_only(row: Row) -> bytes:
     head = row.headers[:-2] if row.headers else b"NATS/1.0\r\n"
     return b"%bNats-Msg-Size: %d\r\n\r\n" % (head, len(row.value))

@@ -14,6 +14,7 @@ from liftlog.server.jetstream_api.consumers.consumer import Consumer
 from liftlog.server.jetstream_api.consumers.cursor import Budgets, Cursor
 from liftlog.server.jetstream_api.consumers.deliveries import Deliveries
 from liftlog.server.jetstream_api.consumers.leaf import LeafLink
+from liftlog.server.jetstream_api.consumers.placing import place
 from liftlog.server.jetstream_api.consumers.pull_requests import SHUTDOWN
 from liftlog.server.jetstream_api.consumers.push_flow import LEAST_WINDOW_BYTES
 from liftlog.server.jetstream_api.messages.ages import Ages
@@ -142,7 +143,7 @@ class Consumers:
         try:
             await self._make_room(host, party)
             await leaf.wait_connected()
-            await _place(cursor, spec, shown)
+            await place(cursor, spec, shown)
             if self.find(*key) is not None:
                 raise JetStreamError(400, 10148, "consumer already exists")
         except BaseException:
@@ -192,21 +193,3 @@ class Consumers:
         key = (consumer.host.name, consumer.spec.name)
         if self._all.get(key) is consumer:
             del self._all[key]
-
-
-async def _place(cursor: Cursor, spec: ConsumerSpec, shown: Shown) -> None:
-    """Move the cursor to the start of this consumer."""
-    limit = shown.history
-    match spec.policy:
-        case "new":
-            await cursor.begin(shown.host.log.high_watermark, None)
-        case "last":
-            await cursor.begin_at_last()
-        case "last_per_subject":
-            await cursor.begin(0, 1)
-        case "by_start_sequence":
-            await cursor.begin(spec.start_sequence, limit)
-        case "by_start_time":
-            await cursor.begin_at_time(spec.start_time_ns, limit)
-        case _:
-            await cursor.begin(0, limit)

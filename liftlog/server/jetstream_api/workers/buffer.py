@@ -1,0 +1,56 @@
+"""Records that were read for a consumer and not delivered yet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from liftlog.deliveries.records import Records
+from liftlog.server.jetstream_api.consumers.cursor import Row
+
+
+class Buffer:
+    """Two kinds of records. `rows` are those for first deliveries: all wanted ones from `start` up
+    to the position of the cursor. `again` are those for redeliveries, by offset, with the offsets
+    that were read."""
+
+    def __init__(self, start: int) -> None:
+        self.start = start
+        self.rows: list[Row] = []
+        self.is_at_end = False
+        self.waits = False
+        self.again: tuple[list[int], dict[int, Row]] = ([], {})
+
+    def take_again(self) -> tuple[list[int], dict[int, Row]]:
+        taken, self.again = self.again, ([], {})
+        return taken
+
+    def clear(self, start: int) -> None:
+        self.start, self.rows, self.is_at_end = start, [], False
+
+    def add(self, rows: list[Row], is_at_end: bool) -> None:
+        self.rows += rows
+        self.is_at_end = is_at_end
+
+    def drop_before(self, offset: int) -> dict[int, Row]:
+        """Remove the records below `offset`, and return them."""
+        if offset <= self.start:
+            return {}
+        self.start = offset
+        place = 0
+        while place < len(self.rows) and self.rows[place].offset < offset:
+            place += 1
+        taken, self.rows = self.rows[:place], self.rows[place:]
+        return {row.offset: row for row in taken}
+
+
+def records_of(rows: Sequence[Row]) -> Records:
+    count = len(rows)
+    return Records(
+        np.fromiter([row.offset for row in rows], np.int64, count),
+        np.fromiter(
+            [len(row.subject) + len(row.headers) + len(row.value) for row in rows], np.int64, count
+        ),
+        np.fromiter([row.timestamp_ns for row in rows], np.int64, count),
+    )
