@@ -37,6 +37,8 @@ from liftlog.names import is_stream_name
 logger = logging.getLogger("liftlog.log.backup")
 
 OFFSETS_STREAM = "_offsets"
+_FIRST = ("_deliveries", OFFSETS_STREAM)
+"""The journal of consumers and the checkpoints: no position in them is ahead of its stream."""
 _ROUNDS = 20
 _CATCH_UP_ROUNDS = 3
 """Number of rounds of copying before the active segment is copied. Each round copies the segments
@@ -61,10 +63,10 @@ def create_backup(
     """Copy the acked records of `streams` (all if None) into `target`, which is empty or missing.
 
     `committed` gives the committed end of each replica. Its end for `_offsets` should be read
-    before the others, because `_offsets` is copied first. Durable on return. Raises InvalidArgument
-    if `target` exists and is not empty, StreamUnavailable if the end of a stream is unknown,
-    CorruptMetadata for a stream without a manifest, OSError. After an error `target` is not a
-    backup.
+    before the others, because `_offsets` and the journal of consumers are copied first. Durable on
+    return. Raises InvalidArgument if `target` exists and is not empty, StreamUnavailable if the end
+    of a stream is unknown, CorruptMetadata for a stream without a manifest, OSError. After an error
+    `target` is not a backup.
     """
     source = source_fs or ReadOnlyFileSystem()
     fs = target_fs or OsFileSystem()
@@ -91,7 +93,7 @@ def create_backup(
 def _names(fs: FileSystem, data_dir: Path) -> list[str]:
     found = fs.list_directory(data_dir / STREAMS_NAME)
     names = [name for name in found if is_stream_name(name, may_be_system=True)]
-    return sorted(names, key=lambda name: (name != OFFSETS_STREAM, name))
+    return sorted(names, key=lambda name: (name not in _FIRST, name))
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ jobs       runs blocking calls in writer threads
 upkeep     has snapshots written, and cuts off old segments
 journal    turns of the event loop: one append for all changes, one sync for all that wait
 opening    opens or creates the journal
+holding    the journal from the start of the daemon to its end
 
 Everything that is written becomes durable with the next sync. ADR 53 has the reasons for this form.
 """

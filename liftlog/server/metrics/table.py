@@ -176,6 +176,25 @@ GROUPS = (
     _counter("group_commits", "Commits of members"),
 )
 
+JOURNAL = (
+    _gauge("ack_consumers", "Consumers with acks that this daemon stores"),
+    _gauge(
+        "ack_consumers_uncertain",
+        "Consumers with acks that may be older than what was confirmed, which was lost to damage",
+    ),
+    _gauge("journal_size_bytes", "Bytes of the journal of consumers"),
+    _gauge("journal_delta_bytes", "Bytes of changes that follow the snapshots"),
+    _gauge("journal_writable", "0 while changes of consumers cannot be stored"),
+    _counter("journal_changes", "Changes of consumers written"),
+    _counter("journal_appends", "Writes of the journal, each with all changes of a moment"),
+    _counter("journal_written_bytes", "Bytes written to the journal"),
+    _counter("journal_syncs", "Syncs of the journal"),
+    _counter("journal_snapshots", "Snapshots made to keep the journal short"),
+    _counter("journal_copies", "Consumers copied as they are to keep the journal short"),
+    _counter("journal_cut_bytes", "Bytes of the journal that were removed"),
+    _counter("journal_failures", "Failed writes and syncs; each is tried again"),
+)
+
 PULL = (
     _gauge("pull_connections", "Connected consumers"),
     _counter("pull_connections_accepted", "Connections of consumers"),
@@ -354,6 +373,7 @@ SECTIONS: tuple[tuple[str, tuple[Metric, ...]], ...] = (
     ("Replication", REPLICATION),
     ("Consumers", CONSUMERS),
     ("Consumer groups", GROUPS),
+    ("Consumers with acks", JOURNAL),
     ("Pull socket", PULL),
     ("NATS", NATS),
     ("JetStream's API", JETSTREAM_API),

@@ -24,6 +24,8 @@ from liftlog.server.http.guard import ConnectionGuard
 from liftlog.server.http.server import HttpCounters
 from liftlog.server.ingest.endings import Cause
 from liftlog.server.ingest.nats_link import NatsLink
+from liftlog.server.journal import Journal
+from liftlog.server.journal.upkeep import JournalCounters
 from liftlog.server.life.health import Health, Phase
 from liftlog.server.life.reloading import Reloads
 from liftlog.server.metrics.table import REPLICATION
@@ -130,6 +132,7 @@ def daemon_values(sources: Sources, found: Iterable[Condition]) -> dict[str, flo
         "liftlog_ready": int(not any(one.is_unready for one in found)),
         "liftlog_draining": int(sources.health.phase is Phase.DRAINING),
         **_broker_values(sources.broker),
+        **_journal_values(sources.broker.journal.opened),
         **_link_values(sources.link),
         **_pull_values(sources.pull),
         **_http_values(sources.http),
@@ -256,6 +259,27 @@ def _broker_values(broker: Broker) -> dict[str, float]:
         "liftlog_group_rebalances_total": 0 if groups is None else groups.generations_total,
         "liftlog_group_members_expired_total": 0 if groups is None else groups.expired_total,
         "liftlog_group_commits_total": 0 if groups is None else groups.commits_total,
+    }
+
+
+def _journal_values(journal: Journal | None) -> dict[str, float]:
+    counters = JournalCounters() if journal is None else journal.counters
+    return {
+        "liftlog_ack_consumers": 0 if journal is None else len(journal.ledger),
+        "liftlog_ack_consumers_uncertain": (
+            0 if journal is None else journal.ledger.uncertain_count()
+        ),
+        "liftlog_journal_size_bytes": 0 if journal is None else journal.size_bytes,
+        "liftlog_journal_delta_bytes": 0 if journal is None else journal.ledger.delta_bytes,
+        "liftlog_journal_writable": int(journal is None or journal.problem is None),
+        "liftlog_journal_changes_total": counters.changes,
+        "liftlog_journal_appends_total": counters.appends,
+        "liftlog_journal_written_bytes_total": counters.bytes,
+        "liftlog_journal_syncs_total": counters.syncs,
+        "liftlog_journal_snapshots_total": counters.snapshots,
+        "liftlog_journal_copies_total": counters.copies,
+        "liftlog_journal_cut_bytes_total": counters.cut_bytes,
+        "liftlog_journal_failures_total": counters.failures,
     }
 
 

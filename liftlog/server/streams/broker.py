@@ -20,6 +20,7 @@ from liftlog.commit import commit
 from liftlog.errors import (
     Forbidden,
     InvalidArgument,
+    LiftlogError,
     ShuttingDown,
     StreamNotFound,
 )
@@ -34,6 +35,8 @@ from liftlog.server.checkpoints import OFFSETS_STREAM, Checkpoints
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.ingest.nats_link import NatsLink
 from liftlog.server.ingest.subscriptions import RunHandler
+from liftlog.server.journal.holding import JournalHolder
+from liftlog.server.journal.opening import JOURNAL
 from liftlog.server.metadata.file_store import FileMetaStore
 from liftlog.server.metadata.records import RECORDS_NAME, StreamRecords
 from liftlog.server.streams.administration import Administration
@@ -46,6 +49,7 @@ from liftlog.server.streams.description import (
     describe_broken,
     stream_conditions,
     warnings_of_streams,
+    why_broken,
 )
 from liftlog.server.streams.hosted import HostedStreams
 from liftlog.server.streams.intake import Intake
@@ -137,6 +141,7 @@ class Broker:
         self.administration = Administration(
             self.hosted, lambda: self.catalog, self.now_ns, self.ages_are_judged
         )
+        self.journal = JournalHolder(data_dir, self.intake.pool, settings.consumers)
         self._started_ns = time.time_ns()
         self._started = time.monotonic()
         self._checkpoints: Checkpoints | None = None
@@ -166,7 +171,21 @@ class Broker:
         """
         await asyncio.to_thread(self.hosted.reserve.release)
         await self.catalog.open(assume_yes=assume_yes, is_stopping=is_stopping)
+        if not is_stopping():
+            await self._open_journal()
         self.hosted.streams_changed()
+
+    async def _open_journal(self) -> None:
+        """Open the journal of consumers. If it cannot be opened, it is shown like a stream."""
+        try:
+            await self.journal.open()
+        except LiftlogError as error:
+            self.broken[JOURNAL] = why_broken(error)
+            logger.error("journal-not-opened error=%s", error)  # noqa: TRY400
+            return
+        # The streams of a node follow their records later on.
+        if not self.broken and not self.catalog.in_cluster:
+            self.journal.keep_only({host.log.incarnation for host in self.hosts.values()})
 
     # --- system streams ---
 
@@ -288,7 +307,10 @@ class Broker:
                 f"stream {name} belongs to the daemon", hint="system streams cannot be deleted"
             )
         async with self.hosted.changes:
+            host = self.hosts.get(name)
             await self.catalog.delete(name)
+            if host is not None:
+                self.journal.stream_deleted(host.log.incarnation)
 
     async def compact_stream(self, name: str) -> StreamInfo:
         """Request a compaction pass as soon as possible. Returns a description that shows the
@@ -408,6 +430,7 @@ class Broker:
     async def close(self) -> None:
         """Close every log, and record in the data directory which of them closed cleanly."""
         await self.hosted.close()
+        await self.journal.close()
         # The threads finish the commits that the drain did not wait for; the loop keeps running and
         # answers them. No log is closed before that.
         await asyncio.to_thread(self.intake.pool.close)
