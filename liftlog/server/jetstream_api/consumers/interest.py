@@ -6,20 +6,41 @@ an inbox with a wildcard.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 PLAIN = b""
 """Stands for the subscribers that are in no queue group."""
 
 
+Groups = frozenset[bytes]
+_NONE: Groups = frozenset()
+_ONLY_PLAIN: Groups = frozenset((PLAIN,))
+"""Shared by nearly all subjects."""
+
+
 class _Node:
-    """The patterns below one prefix of tokens. `here` and `below` are the groups of the
-    patterns that end here, and of those that end with `>` after it."""
+    """The patterns below one prefix of tokens. `here` and `below` are the groups of the patterns
+    that end here, and of those that end with `>` after it."""
 
     __slots__ = ("below", "here", "next")
 
     def __init__(self) -> None:
-        self.next: dict[bytes, _Node] = {}
-        self.here: set[bytes] = set()
-        self.below: set[bytes] = set()
+        self.next: dict[bytes, _Node] | None = None
+        self.here = _NONE
+        self.below = _NONE
+
+    def near(self, token: bytes) -> _Node | None:
+        return None if self.next is None else self.next.get(token)
+
+    def make(self, token: bytes) -> _Node:
+        if self.next is None:
+            self.next = {}
+        return self.next.setdefault(token, _Node())
+
+    def drop(self, token: bytes) -> None:
+        assert self.next is not None
+        del self.next[token]
+        self.next = self.next or None
 
     @property
     def is_empty(self) -> bool:
@@ -30,7 +51,7 @@ class Interest:
     """Subjects and patterns, each with its queue groups. Belongs to one thread."""
 
     def __init__(self) -> None:
-        self._literals: dict[bytes, set[bytes]] = {}
+        self._literals: dict[bytes, Groups] = {}
         self._patterns = _Node()
         self._has_queues = False
 
@@ -44,35 +65,41 @@ class Interest:
         group whenever the number of its members changes."""
         self._has_queues = self._has_queues or queue != PLAIN
         tokens = subject.split(b".")
-        if b"*" not in tokens and tokens[-1] != b">":
-            self._literals.setdefault(subject, set()).add(queue)
+        if _is_literal(tokens):
+            self._literals[subject] = _with(self._literals.get(subject, _NONE), queue)
             return
-        node, is_open = self._patterns, tokens[-1] == b">"
+        is_open = tokens[-1] == b">"
+        node = self._patterns
         for token in tokens[:-1] if is_open else tokens:
-            node = node.next.setdefault(token, _Node())
-        (node.below if is_open else node.here).add(queue)
+            node = node.make(token)
+        if is_open:
+            node.below = _with(node.below, queue)
+        else:
+            node.here = _with(node.here, queue)
 
     def remove(self, subject: bytes, queue: bytes = PLAIN) -> None:
         """Note that it has no subscribers any more. Does nothing if it had none."""
         tokens = subject.split(b".")
-        if b"*" not in tokens and tokens[-1] != b">":
-            groups = self._literals.get(subject, set())
-            groups.discard(queue)
-            if not groups:
-                self._literals.pop(subject, None)
+        if _is_literal(tokens):
+            groups = self._literals.pop(subject, _NONE) - {queue}
+            if groups:
+                self._literals[subject] = groups
             return
         is_open = tokens[-1] == b">"
         if is_open:
             tokens.pop()
         path = [self._patterns]
         for token in tokens:
-            found = path[-1].next.get(token)
+            found = path[-1].near(token)
             if found is None:
                 return
             path.append(found)
-        (path[-1].below if is_open else path[-1].here).discard(queue)
+        if is_open:
+            path[-1].below -= {queue}
+        else:
+            path[-1].here -= {queue}
         while len(path) > 1 and path.pop().is_empty:
-            del path[-1].next[tokens.pop()]
+            path[-1].drop(tokens.pop())
 
     @property
     def size(self) -> int:
@@ -81,8 +108,9 @@ class Interest:
         count, nodes = len(self._literals), [self._patterns]
         while nodes:
             node = nodes.pop()
-            nodes += node.next.values()
-            count += len(node.next) + len(node.here) + len(node.below)
+            below = [] if node.next is None else list(node.next.values())
+            nodes += below
+            count += len(below) + len(node.here) + len(node.below)
         return count
 
     def has(self, subject: bytes) -> bool:
@@ -94,20 +122,29 @@ class Interest:
         separated by blanks."""
         if not self._has_queues:
             return b""
-        found = self._literals.get(subject, set()).union(*self._found(subject))
+        found = self._literals.get(subject, _NONE).union(*self._found(subject))
         return b" ".join(sorted(found - {PLAIN}))
 
-    def _found(self, subject: bytes) -> list[set[bytes]]:
+    def _found(self, subject: bytes) -> list[Groups]:
         """Return the groups of the patterns that match."""
-        nodes, found = [self._patterns], []
+        nodes = [self._patterns]
+        found: list[Groups] = []
         for token in subject.split(b"."):
-            found += [node.below for node in nodes if node.below]
-            nodes = [
-                near
-                for node in nodes
-                for key in (token, b"*")
-                if (near := node.next.get(key)) is not None
-            ]
-            if not nodes:
+            near: list[_Node] = []
+            for node in nodes:
+                if node.below:
+                    found.append(node.below)
+                if node.next is not None:
+                    near += filter(None, (node.next.get(token), node.next.get(b"*")))
+            if not near:
                 return found
+            nodes = near
         return found + [node.here for node in nodes if node.here]
+
+
+def _is_literal(tokens: Sequence[bytes]) -> bool:
+    return b"*" not in tokens and tokens[-1] != b">"
+
+
+def _with(groups: Groups, queue: bytes) -> Groups:
+    return _ONLY_PLAIN if queue == PLAIN and not groups else groups | {queue}
