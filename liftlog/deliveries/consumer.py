@@ -163,7 +163,9 @@ class Consumer:
         if taken == len(records.offsets):
             if scan.end > state.next_offset or scan.epoch != state.epoch:
                 self._do(changes.Advanced(scan.end, scan.epoch))
-            if scan.is_at_end and not state.pending.queued:
+            # With a full max_ack_pending, JetStream does not look whether there is more.
+            is_full = self._room(room - taken) <= 0
+            if scan.is_at_end and not state.pending.queued and not is_full:
                 self._instructions += self._pulls.end_of_data()
 
     # --- acks --------------------------------------------------------------------

@@ -180,7 +180,7 @@ class Model:
                 self.messages[offset] = Message(self.sequence, stamp_ns, now_ns)
             self._send(pull, offset, self.sequence, 1, left)
         self.next = end
-        if is_at_end and not self.queue:
+        if is_at_end and not self.queue and self.room() > 0:
             self.end_of_data()
 
     # --- acks --------------------------------------------------------------------

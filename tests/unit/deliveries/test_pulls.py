@@ -152,7 +152,11 @@ def test_no_wait_does_not_end_while_only_max_ack_pending_holds_it() -> None:
     assert lead.consumer.figures(lead.now).num_waiting == 1
     assert lead.ack(np.array([0, 1])) == [1, 1]
     offer(lead, 2)
-    assert [type(one) for one in lead.end_turn()] == [Deliver, Status]
+    assert [type(one) for one in lead.end_turn()] == [Deliver]
+    assert lead.ack(np.array([2])) == [1]
+    assert lead.consumer.wants(lead.now, 100).first == 1
+    offer(lead, 0)
+    assert blocks(lead) == [plain(b"404 No Messages")]
 
 
 def test_max_bytes_counts_subject_reply_headers_and_payload() -> None:
