@@ -84,8 +84,7 @@ class Beside:
             answer = await self._client.request("s.x", b"x" * size, timeout=10)
             sequence = json.loads(answer.data)["seq"]
             self.log[sequence] = len("s.x") + size
-            self._serve()
-        await self.settle()
+            await self.settle()
 
     async def pull(self, **body: Any) -> str:
         self._pulls += 1
@@ -354,7 +353,8 @@ async def test_random_steps(beside: Any, seed: int) -> None:
     )
     for _ in range(60):
         step = chance.random()
-        known = list(both.replies)[-15:]
+        # A late ack of an exhausted message changes figures of JetStream alone.
+        known = [one for one in both.replies if one[0] not in both.told][-15:]
         if step < 0.25:
             await both.publish(chance.randint(1, 6), chance.randint(0, 50))
         elif step < 0.6:
