@@ -39,7 +39,7 @@ from liftlog.server.jetstream_api.workers.outbox import Outbox
 from liftlog.server.jetstream_api.workers.rounds import Clock, Rounds
 from liftlog.server.jetstream_api.workers.worker_link import Arrived, WorkerLink
 from liftlog.server.journal import Change, ConsumerKey, Journal, StateVersion
-from liftlog.server.journal.opening import close_journal, create_journal, open_journal
+from liftlog.server.journal.opening import JOURNAL
 from liftlog.server.pull.services import PullServices
 from liftlog.server.streams.broker import Broker
 
@@ -112,7 +112,7 @@ class AckedConsumers:
             consumer.end(Ending.SERVER_SHUTDOWN)
         await self._until_written(shared)
         await shared.outbox.close()
-        await close_journal(self._broker.data_dir, shared.journal)
+        shared.journal.set_owner(lambda key: None)  # the broker closes it
         self._shared = None
 
     async def _until_written(self, shared: Shared) -> None:
@@ -125,13 +125,13 @@ class AckedConsumers:
             logger.warning("consumers-not-synced error=%r", error)
 
     async def _open(self) -> None:
-        """Open the journal, and all consumers in it."""
+        """Open all consumers in the journal."""
         try:
             broker = self._broker
-            journal = await open_journal(
-                broker.data_dir, broker.intake.pool, broker.settings.consumers
-            )
+            journal = broker.journal.opened
             if journal is None:
+                if JOURNAL in broker.broken:
+                    self.problem = f"the journal cannot be opened: {broker.broken[JOURNAL]}"
                 return
             shared = self._share(journal)
             hosts = {host.log.incarnation: host for host in broker.hosts.values()}
@@ -258,7 +258,7 @@ class AckedConsumers:
             await self._leaf.wait_connected()
             self._link.lead(host.name)
             await self._link.confirm(host.name)
-            shared = self._shared or self._share(await self._created_journal())
+            shared = self._shared or self._share(await self._broker.journal.get())
             shared.journal.check_writable()
             deliveries = Deliveries(self._broker, self._services.gate, host, spec.deliver_subject)
             deliveries.check()
@@ -348,10 +348,6 @@ class AckedConsumers:
             consumer.flow_answered(subject)
 
     # --- inside ---
-
-    async def _created_journal(self) -> Journal:
-        broker = self._broker
-        return await create_journal(broker.data_dir, broker.intake.pool, broker.settings.consumers)
 
     def _cursor(self, spec: ConsumerSpec, host: StreamHost) -> Cursor:
         """Return a cursor with the present rights of clients of NATS. Raises Forbidden."""
