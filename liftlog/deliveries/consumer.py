@@ -86,6 +86,7 @@ class Consumer:
         self._changes: list[changes.Change] = []
         self._instructions: list[Instruction] = []
         self._is_paused = False
+        self._log_start = 0
 
     # --- demand ------------------------------------------------------------------
 
@@ -97,6 +98,11 @@ class Consumer:
     def drop_pulls(self, replies: Iterable[bytes]) -> None:
         """These replies have no subscriber."""
         self._pulls.drop(replies)
+
+    @property
+    def waiting(self) -> list[bytes]:
+        """The replies of the waiting pulls, also of those that came in this turn."""
+        return self._pulls.replies
 
     def end_pulls(self, why: Ending) -> None:
         """End all waiting pulls with a status."""
@@ -220,7 +226,9 @@ class Consumer:
 
     def log_started(self, offset: int) -> None:
         """Retention or a purge removed everything below `offset`."""
-        state = self.state
+        if offset <= self._log_start:
+            return
+        self._log_start, state = offset, self.state
         if offset > state.floor_offset or offset > min(state.exhausted, default=offset):
             self._do(changes.LogStarted(offset))
 

@@ -95,6 +95,10 @@ class Pulls:
         return len(self._waiting)
 
     @property
+    def replies(self) -> list[bytes]:
+        return [pull.reply for pull in self._waiting]
+
+    @property
     def wanted(self) -> int:
         """Messages that all of them still want."""
         return sum(pull.left for pull in self._waiting)

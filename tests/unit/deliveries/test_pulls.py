@@ -243,6 +243,7 @@ def test_a_pull_whose_reply_has_no_subscriber_is_dropped_without_a_word() -> Non
     lead = Lead()
     pull(lead, 4, b"a")
     pull(lead, 4, b"b")
+    assert lead.consumer.waiting == [b"a", b"b"]
     lead.consumer.drop_pulls([b"a"])
     assert lead.end_turn() == []
     offer(lead, 1)
