@@ -264,10 +264,9 @@ FIGURES: Mapping[str, Callable[[], list[str]]] = {
 }
 
 ALLOWED: Mapping[str, int] = {
-    "modules above 500 lines": 5,
-    "classes with more than 24 attributes or 40 methods": 1,
-    "lines of tests that use private names": 147,
-    "lines of tests that import or patch private names": 129,
+    "modules above 500 lines": 3,
+    "lines of tests that use private names": 142,
+    "lines of tests that import or patch private names": 127,
 }
 """The most of each figure; 0 where none is named."""
 

@@ -26,7 +26,8 @@ from liftlog.server.metadata import kv_link, kv_store
 from liftlog.server.metadata.file_store import FileMetaStore
 from liftlog.server.metadata.kv_bucket import Bucket, Notice, check_created
 from liftlog.server.metadata.kv_link import KvLink
-from liftlog.server.metadata.kv_store import BucketMissing, NatsKvMetaStore, make_store
+from liftlog.server.metadata.kv_reads import BucketMissing
+from liftlog.server.metadata.kv_store import NatsKvMetaStore, make_store
 from liftlog.server.metadata.kv_view import Changes
 from liftlog.settings import NatsSettings
 

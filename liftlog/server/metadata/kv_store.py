@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import secrets
 import time
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
 
 from liftlog.cluster.store import (
     CasLost,
@@ -32,18 +30,19 @@ from liftlog.server.metadata.kv_bucket import (
     IN_PROCESS,
     MARKER_SECONDS,
     NO_CLUSTER,
-    NO_JETSTREAM,
-    NO_PEERS,
-    NO_STREAM,
     WRONG_SEQUENCE,
     Bucket,
-    Found,
     Refused,
-    State,
-    check_created,
-    found_message,
 )
 from liftlog.server.metadata.kv_link import KvLink, NobodyAnswers, NotAllowed, Unanswered
+from liftlog.server.metadata.kv_reads import ANSWER_SECONDS, BucketReads
+from liftlog.server.metadata.kv_setup import (
+    CREATE_SECONDS,
+    BucketSetup,
+    NotEnoughServers,
+    no_jetstream,
+    permissions,
+)
 from liftlog.server.metadata.kv_view import BucketView, Changes
 from liftlog.server.metadata.membership import create_cluster
 from liftlog.server.metadata.sessions import RenewedKey
@@ -52,8 +51,6 @@ from liftlog.settings import NatsSettings
 
 logger = logging.getLogger("liftlog.server.replication")
 
-_ANSWER_SECONDS = 3.0
-_CREATE_SECONDS = 20.0
 _LOOK_SECONDS = 10.0
 """Interval of the checks for changes whose notice was missed. It is longer than a deposed NATS
 server continues to answer reads."""
@@ -63,21 +60,14 @@ _SCANS_IN_DOUBT = 2
 """Number of scans after notices may have been missed: a deposed server may answer the first one."""
 _FULL_SCAN_SECONDS = 300.0
 _LAG_SECONDS = 0.1
-_READS_AT_ONCE = 64
 _ATTEMPTS = 10
 _NO_SERVICE_SECONDS = 10.0
-_SAFE_REPLICAS = 3
 
 _SEQUENCE = "Nats-Expected-Last-Subject-Sequence"
 _OF_SUBJECT = "Nats-Expected-Last-Subject-Sequence-Subject"
 _TTL = "Nats-TTL"  # in whole seconds
 
-_T = TypeVar("_T")
 Headers = Sequence[tuple[str, str]]
-
-
-class BucketMissing(StoreUnavailable):
-    """JetStream has no such bucket. It was deleted, or never created."""
 
 
 class _Doubtful(MetaStoreError):
@@ -87,14 +77,6 @@ class _Doubtful(MetaStoreError):
     def __init__(self, message: str, found: int | None) -> None:
         super().__init__(message)
         self.found = found
-
-
-class NoBucket(ConfigError):
-    """There is no bucket: it was lost, or never created."""
-
-
-class NotEnoughServers(ConfigError):
-    """JetStream cannot keep that many copies of the bucket."""
 
 
 class NatsKvMetaStore:
@@ -117,6 +99,8 @@ class NatsKvMetaStore:
             on_notices=self._noticed,
             on_connected=self._doubt,
         )
+        self._reads = BucketReads(self._link, self.bucket)
+        self._setup = BucketSetup(self._link, self.bucket, self._reads)
         self._view = BucketView()
         self._watchers: dict[object, tuple[str, OnChange]] = {}
         self._looking: asyncio.Task[None] | None = None
@@ -134,52 +118,20 @@ class NatsKvMetaStore:
         permanent problems: no JetStream, no bucket, no permission, a bucket of another
         configuration."""
         self._link.start()
-        await self._link.wait_connected(_ANSWER_SECONDS)
+        await self._link.wait_connected(ANSWER_SECONDS)
         began = time.monotonic()
         while True:
             try:
-                await self._check()
+                await self._setup.check(self._write_barrier)
                 return
             except NobodyAnswers as error:
                 if time.monotonic() - began > _NO_SERVICE_SECONDS:
-                    raise _no_jetstream() from error
+                    raise no_jetstream() from error
                 self._warn("metadata-store-awaited error=%s", error)
             except (StoreUnavailable, CasUnknown) as error:  # whether it wrote is irrelevant
                 self._warn("metadata-store-awaited error=%s", error)
             await asyncio.sleep(_RETRY_SECONDS)
-            await self._link.wait_connected(_ANSWER_SECONDS)
-
-    async def _check(self) -> None:
-        """Check once that the bucket exists and can be written. Raises ConfigError,
-        StoreUnavailable, CasUnknown."""
-        bucket = self.bucket
-        try:
-            state = await self._state()
-            await self._write(self._barrier, b"{}", [(_TTL, str(MARKER_SECONDS))])
-        except BucketMissing as error:
-            raise NoBucket(
-                f"there is no bucket {bucket.name} in JetStream",
-                hint="`liftlog cluster init -c FILE` makes it, once, for a new cluster. If the "
-                "cluster exists, its metadata is gone: restore the JetStream stream "
-                f"{bucket.stream} from a backup, or see `liftlog cluster init --again`",
-            ) from error
-        except NotAllowed as error:
-            raise ConfigError(str(error), hint=_permissions(bucket)) from error
-        if self._link.notices_refused:
-            raise ConfigError(
-                f"the NATS user may not subscribe to {bucket.notices}", hint=_permissions(bucket)
-            )
-        if state.problem:
-            raise ConfigError(
-                f"the bucket {bucket.name} cannot be used: {state.problem}",
-                hint=f"`nats stream edit {bucket.stream}` changes it",
-            )
-        if state.replicas < _SAFE_REPLICAS:
-            logger.warning(
-                "caution setting=cluster.store problem=%s advice=%s",
-                f"the bucket {bucket.name} is on {state.replicas} NATS server(s) only",
-                "keep it on three, or the loss of one is the loss of the metadata",
-            )
+            await self._link.wait_connected(ANSWER_SECONDS)
 
     async def create(self, replicas: int, cluster_id: str = "") -> bool:
         """Create the bucket and the entry of the cluster, for `liftlog cluster init`; returns False
@@ -187,17 +139,17 @@ class NatsKvMetaStore:
         was lost. Raises ConfigError, CasUnknown, StoreUnavailable."""
         bucket = self.bucket
         self._link.start()
-        until = time.monotonic() + _CREATE_SECONDS
-        await self._link.wait_connected(_ANSWER_SECONDS)
+        until = time.monotonic() + CREATE_SECONDS
+        await self._link.wait_connected(ANSWER_SECONDS)
         while True:
             try:
-                made = await self._create_bucket(replicas)
+                made = await self._setup.create(replicas)
                 return await create_cluster(self, cluster_id) or made
             except NotAllowed as error:
-                raise ConfigError(str(error), hint=_permissions(bucket)) from error
+                raise ConfigError(str(error), hint=permissions(bucket)) from error
             except NobodyAnswers as error:
                 if time.monotonic() > until:
-                    raise _no_jetstream() from error
+                    raise no_jetstream() from error
             except NotEnoughServers as error:
                 if time.monotonic() > until or error.details["code"] == NO_CLUSTER:
                     raise
@@ -205,37 +157,6 @@ class NatsKvMetaStore:
                 if time.monotonic() > until:  # longer than an election takes
                     raise
             await asyncio.sleep(_RETRY_SECONDS)
-
-    async def _create_bucket(self, replicas: int) -> bool:
-        """Create the bucket; returns False if it exists with the right configuration."""
-        bucket = self.bucket
-        try:
-            state = await self._state()
-        except BucketMissing:
-            pass
-        else:
-            if state.problem:
-                raise ConfigError(
-                    f"the bucket {bucket.name} exists and cannot be used: {state.problem}",
-                    hint=f"`nats stream edit {bucket.stream}` changes it",
-                )
-            return False
-        question = json.dumps(bucket.configuration(replicas)).encode()
-        subject = f"$JS.API.STREAM.CREATE.{bucket.stream}"
-        try:
-            await self._link.ask(subject, question, check_created, seconds=_CREATE_SECONDS)
-        except Unanswered as error:
-            raise StoreUnavailable(str(error)) from error
-        except Refused as error:
-            if error.code in (NO_PEERS, NO_CLUSTER):
-                raise NotEnoughServers(
-                    f"JetStream cannot keep the bucket on {replicas} servers: {error}",
-                    hint="start three nats-servers with JetStream that form a cluster; for a test "
-                    "on one, `--replicas 1`",
-                    code=error.code,
-                ) from error
-            raise ConfigError(f"JetStream refuses to make the bucket: {error}") from error
-        return True
 
     async def close(self) -> None:
         """End the connection. Sessions must be closed before; later and waiting calls raise
@@ -248,13 +169,13 @@ class NatsKvMetaStore:
     # --- MetaStore ---
 
     async def get(self, key: str) -> Entry | None:
-        return (await self._find(key)).entry
+        return (await self._reads.find(key)).entry
 
     async def get_newest(self, key: str) -> Entry | None:
         """Return the newest entry of a key. To confirm a read, JetStream writes the barrier, and
         does so only if the key is still at the sequence that was read."""
         for _ in range(_ATTEMPTS):
-            found = await self._find(key)
+            found = await self._reads.find(key)
             try:
                 if await self._is_at(key, found.sequence):
                     return found.entry
@@ -264,7 +185,7 @@ class NatsKvMetaStore:
         raise StoreUnavailable(f"{key} changes all the time, or a NATS server that lags answers")
 
     async def scan(self, prefix: str) -> dict[str, Entry]:
-        found, _ = await self._scan(prefix)
+        found, _ = await self._reads.scan(prefix)
         entries = {key: one.entry for key, one in found.items() if key.startswith(prefix)}
         return {key: entry for key, entry in entries.items() if entry is not None}
 
@@ -310,7 +231,7 @@ class NatsKvMetaStore:
                 if revision:
                     raise
                 # For JetStream, a key that has expired or was deleted still exists for a while.
-                found = await self._find(key)
+                found = await self._reads.find(key)
                 if found.value is not None or found.sequence == expected:
                     raise
                 expected = found.sequence
@@ -356,13 +277,16 @@ class NatsKvMetaStore:
         headers = [
             (_SEQUENCE, str(sequence)),
             (_OF_SUBJECT, self.bucket.subject(key)),
-            (_TTL, str(MARKER_SECONDS)),
         ]
         try:
-            await self._write(self._barrier, b"{}", headers)
+            await self._write_barrier(headers)
         except _Doubtful:
             return False
         return True
+
+    async def _write_barrier(self, conditions: Headers = ()) -> int:
+        """Like `_write`, for an entry that nobody reads."""
+        return await self._write(self._barrier, b"{}", [*conditions, (_TTL, str(MARKER_SECONDS))])
 
     async def _write(self, key: str, value: bytes, headers: Headers) -> int:
         """Write a key under the conditions in `headers`; returns the new sequence. Raises
@@ -374,7 +298,7 @@ class NatsKvMetaStore:
                 value,
                 self.bucket.revision,
                 headers=[*headers, ("Nats-Expected-Stream", self.bucket.stream)],
-                seconds=_ANSWER_SECONDS,
+                seconds=ANSWER_SECONDS,
             )
         except Refused as error:
             if error.code == WRONG_SEQUENCE or error.code in IN_PROCESS:
@@ -402,62 +326,6 @@ class NatsKvMetaStore:
         self._written = 0
         self._view.set_back()
         self._doubt()
-
-    # --- reads ---
-
-    async def _find(self, key: str) -> Found:
-        question = json.dumps({"last_by_subj": self.bucket.subject(key)}).encode()
-        return await self._read("STREAM.MSG.GET", question, found_message)
-
-    async def _state(self) -> State:
-        return await self._read("STREAM.INFO", b"", self.bucket.state)
-
-    async def _scan(self, prefix: str) -> tuple[dict[str, Found], State]:
-        """Return the newest message of each key, and the state of the bucket before these reads."""
-        state = await self._state()
-        keys: list[str] = []
-        total = 1
-        while len(keys) < total:
-            filter_ = {"subjects_filter": self.bucket.subjects(prefix), "offset": len(keys)}
-            question = json.dumps(filter_).encode()
-            more, total = await self._read("STREAM.INFO", question, self.bucket.keys)
-            if not more:
-                break
-            keys += more
-        found: dict[str, Found] = {}
-        left = iter(dict.fromkeys(keys))
-
-        async def read() -> None:
-            for key in left:
-                try:
-                    found[key] = await self._find(key)
-                except ValueError:  # not a key: another program wrote it
-                    logger.warning("metadata-key-ignored key=%r", key)
-
-        tasks = [asyncio.ensure_future(read()) for _ in range(min(_READS_AT_ONCE, len(keys)))]
-        try:
-            await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-        return found, state
-
-    async def _read(self, what: str, question: bytes, parse: Callable[[bytes], _T | None]) -> _T:
-        """Send a request that reads, and return the parsed answer. Raises StoreUnavailable."""
-        subject = f"$JS.API.{what}.{self.bucket.stream}"
-        try:
-            return await self._link.ask(subject, question, parse, seconds=_ANSWER_SECONDS)
-        except Refused as error:
-            if error.code == NO_STREAM:
-                raise BucketMissing(
-                    f"there is no bucket {self.bucket.name}: it was deleted, or never made"
-                ) from error
-            if error.code in NO_JETSTREAM:
-                raise NobodyAnswers(f"JetStream: {error}") from error
-            raise StoreUnavailable(f"JetStream: {error}") from error
-        except Unanswered as error:
-            raise StoreUnavailable(str(error)) from error
 
     # --- changes ---
 
@@ -506,16 +374,16 @@ class NatsKvMetaStore:
 
     async def _look(self) -> None:
         """Bring the view up to date with all writes so far. Raises StoreUnavailable."""
-        state = await self._state()
+        state = await self._reads.state()
         is_complete = state.messages == self._view.messages
         try:
-            barrier = await self._write(self._barrier, b"{}", [(_TTL, str(MARKER_SECONDS))])
+            barrier = await self._write_barrier()
         except CasUnknown as error:
             raise StoreUnavailable(str(error)) from error
         is_due = self._scans_due or time.monotonic() - self._scanned_at > _FULL_SCAN_SECONDS
         if not is_due and is_complete and await self._has_come(barrier):
             return
-        found, state = await self._scan("")
+        found, state = await self._reads.scan("")
         self._scans_due = max(0, self._scans_due - 1)
         self._scanned_at = time.monotonic()
         self._report(self._view.scanned(found, state.last_sequence))
@@ -544,17 +412,3 @@ async def make_store(
         ) from error
     finally:
         await store.close()
-
-
-def _no_jetstream() -> ConfigError:
-    return ConfigError(
-        "the NATS servers do not run JetStream, which cluster.store: nats needs",
-        hint="enable `jetstream {}` on three of them, with `sync_interval: always`",
-    )
-
-
-def _permissions(bucket: Bucket) -> str:
-    return (
-        f"allow it to publish to $KV.{bucket.name}.>, $JS.API.STREAM.INFO.{bucket.stream} and "
-        f"$JS.API.STREAM.MSG.GET.{bucket.stream}, and to subscribe to {bucket.notices} and _INBOX.>"
-    )

@@ -1,4 +1,4 @@
-"""This node's copy of the metadata in the store, and its changes of them.
+"""This node's copy of the metadata in the store, and its changes of the records of streams.
 
 A read may already be out of date when it arrives. So every change reads a record, applies a pure
 function to it, and commits the result by compare-and-set. If another node was faster, it reads
@@ -11,15 +11,12 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
 
 from liftlog.cluster import transitions
 from liftlog.cluster.guard import is_regressed
 from liftlog.cluster.leading import Change
 from liftlog.cluster.record import StreamMetadata
 from liftlog.cluster.store import (
-    CasLost,
-    CasUnknown,
     Entry,
     MetaStore,
     MetaStoreError,
@@ -27,20 +24,19 @@ from liftlog.cluster.store import (
     check_given,
 )
 from liftlog.errors import (
-    Conflict,
     CorruptMetadata,
     LiftlogError,
     MetadataUnavailable,
     NewerFormat,
 )
+from liftlog.server.metadata.counted_store import ATTEMPTS, CountedStore, busy
 from liftlog.server.metadata.known_records import KnownRecords
-from liftlog.server.metadata.membership import Directory, NodeInfo, to_bytes, value_of
+from liftlog.server.metadata.membership import Directory
+from liftlog.server.metadata.node_records import NODE_PREFIX, NodeRecords
 
 logger = logging.getLogger("liftlog.server.replication")
 
 STREAM_PREFIX = "stream."
-NODE_PREFIX = "node."
-_ATTEMPTS = 50
 _CHANGES_AT_ONCE = 64
 """A node with many streams changes the records of all of them when it starts and when it stops.
 More changes at once would delay urgent requests to the store, such as those of the session."""
@@ -75,8 +71,6 @@ class Mirror:
         self.records: dict[str, StreamMetadata] = {}
         self.changes = 0
         """Number of times that the record of a stream has changed or was removed."""
-        self.writes = dict.fromkeys(("stored", "lost", "unknown", "unavailable"), 0)
-        """Number of attempts to change a record, by result."""
         self.known: dict[str, StreamMetadata] = {}
         """The newest records of streams that this node has seen, in this start or an earlier
         one."""
@@ -87,19 +81,25 @@ class Mirror:
         self.newer: dict[str, str] = {}
         """Streams whose record only a newer version can read, with the reason."""
         self._kept = kept
-        self._store = store
+        self._store = CountedStore(store)
+        self.nodes = NodeRecords(self._store, self.directory, self._note)
         self._turns = asyncio.Semaphore(_CHANGES_AT_ONCE)
         self._revisions: dict[str, int] = {}
         self._on_record = on_record
         self._on_nodes = on_nodes
         self._is_loaded = False
 
+    @property
+    def writes(self) -> Mapping[str, int]:
+        """Number of attempts to change a record, by result."""
+        return self._store.writes
+
     async def load(self) -> None:
         """Read everything in the store once. Raises MetadataUnavailable if the store is unreachable
         for too long."""
         for attempts_left in reversed(range(_LOAD_ATTEMPTS)):
             try:
-                entries = await self._store.scan("")
+                entries = await self._store.raw.scan("")
                 break
             except StoreUnavailable as error:
                 if not attempts_left:
@@ -167,7 +167,7 @@ class Mirror:
 
     async def run(self) -> None:
         """Receive changes until cancelled."""
-        await self._store.watch("", self._note)
+        await self._store.raw.watch("", self._note)
 
     def _note(self, key: str, entry: Entry | None) -> None:
         try:
@@ -247,7 +247,7 @@ class Mirror:
         than allowed. Raises InvalidArgument if they are too large, MetadataUnavailable.
         """
         async with self._turns:
-            for _ in range(_ATTEMPTS):
+            for _ in range(ATTEMPTS):
                 entry, first = await self._get(record.name), record
                 present = self._believed(record.name, entry)
                 if entry is not None and present is not None:
@@ -259,7 +259,7 @@ class Mirror:
                     check_given(STREAM_PREFIX + record.name, record.to_json())
                 if await self._cas(first, 0 if entry is None else entry.revision):
                     return first
-        raise _busy(f"stream {record.name}")
+        raise busy(f"stream {record.name}")
 
     async def change(
         self, name: str, step: Callable[[StreamMetadata], StreamMetadata | None]
@@ -273,7 +273,7 @@ class Mirror:
         unread.
         """
         async with self._turns:
-            for _ in range(_ATTEMPTS):
+            for _ in range(ATTEMPTS):
                 entry = await self._get(name)
                 record = self._believed(name, entry)
                 if entry is None or record is None:
@@ -284,19 +284,19 @@ class Mirror:
                     return record
                 if await self._cas(after, entry.revision):
                     return after
-        raise _busy(f"stream {name}")
+        raise busy(f"stream {name}")
 
     async def purge(self, name: str) -> None:
         """Remove the record of a deleted stream that no node has a copy of. The record stays if it
         has changed meanwhile, or if the store does not answer. Raises CorruptMetadata."""
         try:
-            entry = await self._store.get(STREAM_PREFIX + name)
+            entry = await self._store.raw.get(STREAM_PREFIX + name)
             if entry is None:
                 self._note_purged(name)
                 return
             record = record_of(STREAM_PREFIX + name, entry)
             if record.deleted and not record.starts:
-                await self._store.delete(STREAM_PREFIX + name, entry.revision)
+                await self._store.raw.delete(STREAM_PREFIX + name, entry.revision)
                 self._note_purged(name)
                 logger.info("record-purged stream=%s", name)
         except MetaStoreError as error:
@@ -420,7 +420,7 @@ class Mirror:
             return None
         after = transitions.give_up(stored, node)
         if after is not None:
-            written = await self._write(STREAM_PREFIX + name, after.to_json(), revision)
+            written = await self._store.write(STREAM_PREFIX + name, after.to_json(), revision)
             if written is None:
                 return None
             stored, revision = after, written
@@ -429,107 +429,19 @@ class Mirror:
         self._adopt(stored, revision)
         return stored
 
-    # --- nodes ---
-
-    async def change_node(
-        self, node: str, step: Callable[[Mapping[str, Any]], dict[str, Any] | None]
-    ) -> None:
-        """Apply `step` to the store's entry of a node; `step` returns None if nothing has to be
-        changed. Raises Conflict if the store no longer has the node, MetadataUnavailable,
-        CorruptMetadata."""
-        key = NODE_PREFIX + node
-        for _ in range(_ATTEMPTS):
-            entry = await self._read(key)
-            if entry is None:
-                raise Conflict(f"node {node} was removed from the cluster meanwhile")
-            after = step(value_of(entry))
-            if after is None:
-                return
-            value = to_bytes(after)
-            stored = await self._write(key, value, entry.revision)
-            if stored is not None:
-                self._note(key, Entry(stored, value))
-                return
-        raise _busy(f"node {node}")
-
-    async def restore_node(self, node: str, value: Mapping[str, Any]) -> None:
-        """Store a node's description of itself again, if the store has lost the entry of this
-        start. Raises MetadataUnavailable, CorruptMetadata."""
-        key = NODE_PREFIX + node
-        for _ in range(_ATTEMPTS):
-            try:
-                entry = await self._store.get_newest(key)
-            except (CasUnknown, StoreUnavailable) as error:
-                raise MetadataUnavailable(str(error)) from error
-            if entry is not None and int(value_of(entry).get("start", 0)) >= value["start"]:
-                self._note(key, entry)
-                return
-            content = to_bytes(value)
-            stored = await self._write(key, content, 0 if entry is None else entry.revision)
-            if stored is not None:
-                logger.warning("node-restored node=%s start=%d", node, value["start"])
-                self._note(key, Entry(stored, content))
-                return
-        raise _busy(f"node {node}")
-
-    async def remove_node(self, node: str) -> None:
-        """Remove the store's entry of a node that does not run. Raises Conflict if the node has
-        started meanwhile, MetadataUnavailable, CorruptMetadata."""
-        key = NODE_PREFIX + node
-        entry = await self._read(key)
-        if entry is None:
-            return
-        known = self.directory.nodes.get(node)
-        try:
-            if known is None or NodeInfo.from_value(node, value_of(entry)) != known:
-                raise CasLost
-            await self._store.delete(key, entry.revision)
-        except CasLost:
-            raise Conflict(f"node {node} has started, or was changed, meanwhile") from None
-        except (CasUnknown, StoreUnavailable) as error:
-            raise MetadataUnavailable(str(error)) from error
-        self._note(key, None)
-
     # --- the store ---
 
     async def _get(self, name: str) -> Entry | None:
-        return await self._read(STREAM_PREFIX + name)
+        return await self._store.read(STREAM_PREFIX + name)
 
     async def _get_newest(self, name: str) -> Entry | None:
-        try:
-            return await self._store.get_newest(STREAM_PREFIX + name)
-        except (CasUnknown, StoreUnavailable) as error:
-            raise MetadataUnavailable(str(error)) from error
-
-    async def _read(self, key: str) -> Entry | None:
-        try:
-            return await self._store.get(key)
-        except StoreUnavailable as error:
-            raise MetadataUnavailable(str(error)) from error
+        return await self._store.read_newest(STREAM_PREFIX + name)
 
     async def _cas(self, record: StreamMetadata, revision: int) -> bool:
         """Store a record if the stored one has this revision. Returns False if another change came
         first."""
-        stored = await self._write(STREAM_PREFIX + record.name, record.to_json(), revision)
+        stored = await self._store.write(STREAM_PREFIX + record.name, record.to_json(), revision)
         if stored is None:
             return False
         self._note_record(record, stored)
         return True
-
-    async def _write(self, key: str, value: bytes, revision: int) -> int | None:
-        """Store a value if the stored one has this revision. Returns the new revision; None if
-        another change came first."""
-        try:
-            stored = await self._store.cas(key, value, revision)
-        except CasLost:
-            self.writes["lost"] += 1
-            return None
-        except (CasUnknown, StoreUnavailable) as error:
-            self.writes["unknown" if isinstance(error, CasUnknown) else "unavailable"] += 1
-            raise MetadataUnavailable(str(error)) from error
-        self.writes["stored"] += 1
-        return stored
-
-
-def _busy(what: str) -> MetadataUnavailable:
-    return MetadataUnavailable(f"the record of {what} changes all the time: try again")

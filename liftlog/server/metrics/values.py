@@ -225,7 +225,7 @@ def _replication_values(
             for node, lag in one.leader.lags().items()
         },
         "liftlog_isr_changes_total": {(name,): n for name, n in streams.isr_changes.items()},
-        "liftlog_elections_total": {(reason,): n for reason, n in streams.elections.items()},
+        "liftlog_elections_total": {(reason,): n for reason, n in streams.candidacy.won.items()},
         "liftlog_handovers_total": {
             ("ok",): streams.handovers.given,
             ("failed",): streams.handovers.failed,

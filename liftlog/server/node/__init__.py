@@ -7,7 +7,12 @@ clustered        joins the cluster, and starts and stops everything that a node 
 offsets          the cluster's checkpoints: their stream, and the node that serves them
 own_offsets      checkpoints from the time before a daemon shared those of a cluster
 cluster_catalog  the catalog of a node: finds, creates, changes and deletes streams by their records
-replicated       the replicas of a node, from its start to its stop
+replicated       creates the parts of a node, connects them, and stops them
+opening          the start: records seen before, copies on the disk, and which of them are opened
+own_record       the node's own record in the store: taken by another process, lost, or stopping
+stream_settings  the settings of all streams of the cluster, from their records
+candidacy        this node in elections: when it may lead, and when it elects itself
+replicas         the replicas of this node, each while a record concerns it
 election_copies  the copies here as elections use them: where each ends, and what it can do
 peer_service     serves the followers on other nodes, and answers the questions of those nodes
 upkeep           periodic work: in-sync sets, moves, records of deleted streams, tombstones

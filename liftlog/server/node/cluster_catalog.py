@@ -60,7 +60,7 @@ class ClusterCatalog:
 
     @property
     def recorded(self) -> Mapping[str, StreamSettings]:
-        return self.node.recorded
+        return self.node.settings.by_stream
 
     @property
     def newer(self) -> Mapping[str, str]:
@@ -70,7 +70,7 @@ class ClusterCatalog:
 
     async def open(self, *, assume_yes: bool, is_stopping: Callable[[], bool]) -> None:
         """Open the streams by their records. The configuration only adds streams, later."""
-        await self.node.open_streams()
+        await self.node.opening.open_streams()
 
     async def stop(self, hurry: asyncio.Event, seconds: float) -> None:
         handing = asyncio.ensure_future(self.node.prepare_to_stop())
@@ -130,7 +130,7 @@ class ClusterCatalog:
     def may_answer(self, name: str) -> bool:
         """Return True if this node leads, as far as sessions show. A newer record that names
         another leader may not have arrived yet."""
-        return self.node.may_answer(name)
+        return self.node.candidacy.may_answer(name)
 
     def answerer(self, name: str) -> str | None:
         return self._view.answerer(name)
@@ -222,7 +222,7 @@ class ClusterCatalog:
         check_same(name, origin_of(record), settings_of(record), settings)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_OPENING_SECONDS):
-                await self.node.opened(name)
+                await self.node.replicas.opened(name)
         host = self._hosted.hosts.get(name)
         if host is None or not host.is_leading:
             raise self.not_leader(name)

@@ -22,7 +22,8 @@ from liftlog.protocol.replication import Peer
 from liftlog.server.cleaning.mending import Mender
 from liftlog.server.metadata.file_store import FileMetaStore
 from liftlog.server.metadata.holders import Holder, take_name
-from liftlog.server.metadata.kv_store import NatsKvMetaStore, NoBucket, make_store
+from liftlog.server.metadata.kv_setup import NoBucket
+from liftlog.server.metadata.kv_store import NatsKvMetaStore, make_store
 from liftlog.server.metadata.membership import (
     Member,
     NodeFile,
@@ -112,8 +113,8 @@ class ClusterNode:
             clock_guard=broker.clock_guard,
         )
         streams.store_problem = lambda: store.problem
-        await streams.remember()
-        await streams.find_copies()
+        await streams.opening.remember()
+        await streams.opening.find_copies()
         broker.catalog = ClusterCatalog(streams, broker.own)
         broker.hosted.mender = Mender(broker.hosts, streams.donors, self._settings.cleaner)
         broker.conditions.add(streams.clocks.conditions)
@@ -125,8 +126,8 @@ class ClusterNode:
             streams.mirror.run,
             streams.upkeep.keep_in_sync,
             streams.upkeep.keep_placed,
-            streams.guard.run,
-            *([streams.unclean.run] if cluster.unclean == "balanced" else ()),
+            streams.candidacy.guard.run,
+            *([streams.candidacy.unclean.run] if cluster.unclean == "balanced" else ()),
             partial(streams.upkeep.purge_deleted, _PURGE_SECONDS),
             streams.hearing.run,
             streams.ids.run,
@@ -138,11 +139,11 @@ class ClusterNode:
             ),
         ):
             self._spawn(kept_up(work))
-        streams.stand(
+        streams.candidacy.stand(
             self._session,
             Patience(session=cluster.session_seconds, silence=cluster.suspect_after_seconds),
         )
-        self._spawn(kept_up(streams.keep_led))
+        self._spawn(kept_up(streams.candidacy.run))
         self._spawn(kept_up(partial(self._watch_name, store, self._session, streams)))
 
     async def _watch_name(
@@ -150,7 +151,10 @@ class ClusterNode:
     ) -> None:
         """Wait until another process has become this node; then stop acting as it and call
         `on_displaced`."""
-        signs = [asyncio.ensure_future(one()) for one in (session.taken_over, streams.displaced)]
+        signs = [
+            asyncio.ensure_future(one())
+            for one in (session.taken_over, streams.own_record.displaced)
+        ]
         try:
             await asyncio.wait(signs, return_when=asyncio.FIRST_COMPLETED)
         finally:

@@ -63,14 +63,14 @@ class Moves:
         if there are too few other nodes, MetadataUnavailable."""
         await self._check_nodes([node])
         self._check_leavable(node)
-        await self._mirror.change_node(node, _draining(True))
+        await self._mirror.nodes.change(node, _draining(True))
         logger.info("drain-begun node=%s", node)
 
     async def undrain(self, node: str) -> None:
         """Place replicas on `node` again. Replicas that have moved away do not come back. Raises
         Conflict, MetadataUnavailable."""
         await self._check_nodes([node])
-        await self._mirror.change_node(node, _draining(False))
+        await self._mirror.nodes.change(node, _draining(False))
         logger.info("drain-ended node=%s", node)
 
     async def forget(self, node: str) -> None:
@@ -92,7 +92,7 @@ class Moves:
         for name, record in list(self._mirror.records.items()):
             if node in record.starts:
                 await self._mirror.change(name, lambda one: transitions.removed(one, node))
-        await self._mirror.remove_node(node)
+        await self._mirror.nodes.remove(node)
         logger.info("node-forgotten node=%s", node)
 
     # --- the leader of a stream ---

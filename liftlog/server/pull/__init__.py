@@ -16,6 +16,7 @@ send_queue       frames and slices of log files that wait to be sent on a connec
 sockets          addresses, the sockets that listen on them, and one connected socket
 limits           the limits of the server
 waiting_fetch    one fetch: its state while it waits, and the header of its answer
+identity         compares the history of a stream with the one that a client has read from
 
 `liftlog.server.requests` answers every request but fetches; `liftlog.server.reading` reads.
 """

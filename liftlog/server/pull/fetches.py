@@ -17,10 +17,8 @@ from typing import Any, TypeVar
 from liftlog.errors import (
     Cancelled,
     CorruptRange,
-    Diverged,
     LiftlogError,
     NotReady,
-    StaleIncarnation,
 )
 from liftlog.log import Log, LogSlice
 from liftlog.protocol.messages import Fetch, FetchHeader
@@ -29,6 +27,7 @@ from liftlog.server.cleaning.mending import Mender
 from liftlog.server.commits.damage import quarantine_found
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.pull.answers import Answers
+from liftlog.server.pull.identity import check_identity
 from liftlog.server.pull.services import PullServices
 from liftlog.server.pull.waiting_fetch import WaitingFetch, header_of, known_offset, rest_seconds
 from liftlog.server.reading.filtering import MAX_ANSWER_BYTES, scan_log
@@ -138,7 +137,7 @@ class FetchQueue:
         log = stream.log
         if fetch.replica is not None and self._lags(waiting, stream):
             return False
-        self._check_identity(fetch, log)
+        check_identity(fetch, log, self._services.broker.catalog)
         if waiting.incarnation != log.incarnation or waiting.readable != readable:
             waiting.begin(log.incarnation, readable)
         if waiting.deadline is None:
@@ -171,36 +170,6 @@ class FetchQueue:
         if replica is None or not broker.catalog.may_read_copy(name, replica):
             return broker.led_stream(name)
         return broker.stream(name)
-
-    def _check_identity(self, fetch: Fetch, log: Log) -> None:
-        """Check that the client means this stream, and that the stream still contains what the
-        client has read. Raises StaleIncarnation, Diverged, NotLeader."""
-        if fetch.incarnation is not None and fetch.incarnation != log.incarnation:
-            name = self._stream_name
-            self._services.broker.catalog.check_incarnation(
-                name, log.incarnation, fetch.incarnation
-            )
-            raise StaleIncarnation(
-                f"the stream {fetch.stream!r} was deleted and created again since",
-                hint="describe the stream and start over",
-                incarnation=log.incarnation,
-            )
-        if fetch.epoch is None or fetch.epoch == log.leader_epoch:
-            return
-        if fetch.epoch > log.leader_epoch:
-            self._services.broker.catalog.check_epoch(self._stream_name, fetch.epoch)
-            raise Diverged(
-                f"epoch {fetch.epoch} is newer than the stream's {log.leader_epoch}",
-                leader_epoch=log.leader_epoch,
-            )
-        end = log.epoch_end(fetch.epoch)
-        if type(fetch.start) is int and fetch.start > end:
-            raise Diverged(
-                f"epoch {fetch.epoch} ended at offset {end}, before {fetch.start}",
-                hint=f"records read from offset {end} on are no longer in the stream",
-                leader_epoch=log.leader_epoch,
-                epoch_end_offset=end,
-            )
 
     def _lags(self, waiting: WaitingFetch, stream: StreamHost) -> bool:
         """Return True if the fetch has to wait until this copy has the requested records. Raises

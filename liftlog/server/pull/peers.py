@@ -122,7 +122,7 @@ class PeerRequests:
         caller.gate.authorize(caller.principal, "replicate", _SHARED_BY_ALL, peer=caller.peer)
         if self._peer is None:
             raise BadRequest("copies comes after peer")
-        self._answers.answer(request_id, self._streams().guard.answer(request.streams))
+        self._answers.answer(request_id, self._streams().candidacy.guard.answer(request.streams))
 
     def ends(self, request_id: int, request: Ends) -> None:
         """Answer with the end offsets of the requested streams that this node leads. Raises

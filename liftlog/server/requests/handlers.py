@@ -357,7 +357,7 @@ async def _elect(caller: Caller, message: ElectLeader) -> Message:
 
 @handles(RestoreMetadata, "admin")
 async def _restore_metadata(caller: Caller, message: RestoreMetadata) -> Message:
-    return await needed_node_of(caller.broker).guard.restore(dry_run=message.dry_run)
+    return await needed_node_of(caller.broker).candidacy.guard.restore(dry_run=message.dry_run)
 
 
 # --- checkpoints ---

@@ -13,17 +13,17 @@ from liftlog.server.replication.succession import Succession
 
 
 def replica_of(streams: ReplicatedStreams, name: str) -> Replica:
-    return streams._replicas[name]
+    return streams.replicas.by_name[name]
 
 
 def give_up(streams: ReplicatedStreams, record: StreamMetadata) -> None:
     """As when its copy turns out to be of another history than this record."""
-    streams._give_up(record.name, record)
+    streams.replicas.give_up(record.name, record)
 
 
 def succession_of(streams: ReplicatedStreams) -> Succession:
     """State of a node that stands for election."""
-    succession = streams._succession
+    succession = streams.candidacy.succession
     assert succession is not None
     return succession
 

@@ -70,7 +70,7 @@ async def test_keys_of_newer_versions_stay_in_the_record_of_a_node() -> None:
     mirror = Mirror(store, on_record=lambda record: None, on_nodes=lambda: None)
     await mirror.load()
     assert mirror.directory.nodes["a"].start == 2
-    await mirror.change_node("a", lambda value: {**value, "draining": True})
+    await mirror.nodes.change("a", lambda value: {**value, "draining": True})
     entry = await store.get("node.a")
     assert entry is not None
     assert value_of(entry)["racks"] == ["r1"]

@@ -169,7 +169,7 @@ async def test_a_change_of_a_known_record_is_one_read_and_one_write(store: FileM
 
 def set_back(node: Node, store: FileMetaStore) -> None:
     """The store that the node uses is replaced by another history of it."""
-    node.mirror._store = store
+    node.mirror._store.raw = store
 
 
 @pytest.mark.parametrize("how", ["change", "commit"])

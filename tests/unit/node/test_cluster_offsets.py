@@ -80,7 +80,7 @@ class Node:
 
     async def start(self) -> None:
         await asyncio.to_thread(own_offsets.set_aside, self.running.data_dir)
-        await self.streams.open_streams()
+        await self.streams.opening.open_streams()
         own = own_offsets.OwnCheckpoints(self.running.data_dir)
         offsets = ReplicatedOffsets(self.broker, self.streams, self.running.clock.now_ns, own)
         for work in (
@@ -275,7 +275,7 @@ async def test_a_leader_without_a_session_answers_no_look_ups(
     await node.streams.mirror.create(record_elsewhere())
     kept = node.broker.checkpoints
     session: Any = SimpleNamespace(deadline=asyncio.get_running_loop().time() + 3600)
-    node.streams.stand(session, Patience(veto=0.2, session=3600))
+    node.streams.candidacy.stand(session, Patience(veto=0.2, session=3600))
     succession = succession_of(node.streams)
     succession.look()
     assert node.broker.checkpoints is kept

@@ -539,8 +539,8 @@ async def change(
 
 async def started(directory: Path, store: Store) -> Node:
     node = Node(directory, store, start=2)
-    await node.streams.find_copies()
-    await node.streams.open_streams()
+    await node.streams.opening.find_copies()
+    await node.streams.opening.open_streams()
     return node
 
 
@@ -579,8 +579,8 @@ async def test_a_copy_that_is_created_at_the_start_is_not_taken_for_an_unfinishe
     left = copy_of(tmp_path / "a", "left")
     left.mkdir(parents=True)
     node = Node(tmp_path / "a", store, start=2)
-    await node.streams.find_copies()
-    await node.streams.open_streams()
+    await node.streams.opening.find_copies()
+    await node.streams.opening.open_streams()
     await wait(lambda: "s" in node.streams.followed)
     assert {path.name for path in copy_of(tmp_path / "a").iterdir()} >= {"manifest", "acked"}
     assert not left.exists()
@@ -693,7 +693,7 @@ async def test_a_stream_that_is_created_again_at_once_is_opened_when_that_return
         record = replace(record, starts={"a": 2, "b": 1, "c": 1})
         await streams.mirror.create(record)
         async with asyncio.timeout(PATIENCE_SECONDS):
-            await streams.opened("s")
+            await streams.replicas.opened("s")
         assert hosts["s"].log.incarnation == f"s-{number}"
         await node.running.broker.catalog.delete("s")
         for _ in range(number * number):
@@ -1183,7 +1183,7 @@ async def test_a_stream_of_the_configuration_waits_until_its_record_can_be_read(
 async def test_the_status_tells_which_node_is_about_to_stop(tmp_path: Path, store: Store) -> None:
     node = Node(tmp_path / "a", store, start=1)
     await with_nodes(store, node.streams)
-    await node.streams.mirror.change_node("b", lambda value: {**value, "stopping": True})
+    await node.streams.mirror.nodes.change("b", lambda value: {**value, "stopping": True})
     told = node.running.broker.catalog.describe_cluster(lambda name: True).members
     assert {one.node: _state(one) for one in told} == {"a": "live", "b": "stopping", "c": "live"}
     silent = replace(told[1], silent_seconds=4.2, draining=True)
@@ -1216,7 +1216,7 @@ async def test_a_node_that_the_store_has_forgotten_says_again_where_it_is(
 async def test_a_newer_start_of_a_node_is_left_alone(tmp_path: Path, store: Store) -> None:
     node = Node(tmp_path / "a", store, start=2)
     await store.cas("node.a", to_bytes(described(3)), 0)
-    await node.streams.mirror.restore_node("a", described(2))
+    await node.streams.mirror.nodes.restore("a", described(2))
     assert value_of(await newest(store)) == described(3)
     await node.close()
 
@@ -1243,7 +1243,7 @@ async def led_by_unknown(directory: Path, store: Store) -> Node:
     await store.cas("node.a", to_bytes(described(1)), 0)
     await store.cas("live.a", to_bytes({"start": 1}), 0)
     await node.streams.mirror.load()
-    node.streams.stand(Session(), Patience(session=0.2, veto=0.2))
+    node.streams.candidacy.stand(Session(), Patience(session=0.2, veto=0.2))
     await node.streams.mirror.create(new_record("s", leader="b"))
     await wait(lambda: node.streams.followed)
     return node
@@ -1254,7 +1254,7 @@ async def test_a_dead_leader_is_replaced_though_the_store_has_forgotten_it(
 ) -> None:
     node = await led_by_unknown(tmp_path / "a", store)
     tasks = [asyncio.create_task(node.streams.hearing.run())]
-    tasks.append(asyncio.create_task(node.streams.keep_led()))
+    tasks.append(asyncio.create_task(node.streams.candidacy.run()))
     await wait(lambda: node.streams.mirror.records["s"].leader == "a")
     for task in tasks:
         task.cancel()
@@ -1331,11 +1331,11 @@ async def test_a_copy_whose_record_is_not_believed_keeps_no_opinion_from_others(
     assert now is not None
     await store.cas("stream.s", entry.value, now.revision)
     node = Node(tmp_path / "a", store, start=2)
-    await node.streams.remember()
+    await node.streams.opening.remember()
     await node.streams.mirror.load()
     assert (node.streams.mirror.records, node.streams.mirror.known) == ({}, {"s": known})
     session = await store.session("live.a", b"{}", 15)
-    node.streams.stand(session, Patience())
+    node.streams.candidacy.stand(session, Patience())
     give_up(node.streams, replace(known, version=7))  # which is not what is stored
     assert node.streams.peers.opinion("b").logs == {}
     await session.close()
@@ -1425,9 +1425,9 @@ def alone() -> StreamMetadata:
 
 async def begun(directory: Path, store: Store, start: int) -> Node:
     node = Node(directory, store, start=start)
-    await node.streams.remember()
-    await node.streams.find_copies()
-    await node.streams.open_streams()
+    await node.streams.opening.remember()
+    await node.streams.opening.find_copies()
+    await node.streams.opening.open_streams()
     return node
 
 

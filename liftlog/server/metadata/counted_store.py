@@ -1,0 +1,51 @@
+"""Access to the metadata store for one key at a time, with the errors of clients, and counted."""
+
+from __future__ import annotations
+
+from liftlog.cluster.store import CasLost, CasUnknown, Entry, MetaStore, StoreUnavailable
+from liftlog.errors import MetadataUnavailable
+
+ATTEMPTS = 50
+"""Number of attempts to change a record. Each fails only if another change came first."""
+
+
+class CountedStore:
+    """All methods raise MetadataUnavailable if the store does not answer."""
+
+    def __init__(self, raw: MetaStore) -> None:
+        self.raw = raw
+        self.writes = dict.fromkeys(("stored", "lost", "unknown", "unavailable"), 0)
+        """Attempts to change a record, by result."""
+
+    async def read(self, key: str) -> Entry | None:
+        """Return the entry, which may be out of date."""
+        try:
+            return await self.raw.get(key)
+        except StoreUnavailable as error:
+            raise MetadataUnavailable(str(error)) from error
+
+    async def read_newest(self, key: str) -> Entry | None:
+        """Return the entry, confirmed at this moment; it may cost a write."""
+        try:
+            return await self.raw.get_newest(key)
+        except (CasUnknown, StoreUnavailable) as error:
+            raise MetadataUnavailable(str(error)) from error
+
+    async def write(self, key: str, value: bytes, revision: int) -> int | None:
+        """Store a value if the stored one has this revision. Returns the new revision; None if
+        another change came first."""
+        try:
+            stored = await self.raw.cas(key, value, revision)
+        except CasLost:
+            self.writes["lost"] += 1
+            return None
+        except (CasUnknown, StoreUnavailable) as error:
+            self.writes["unknown" if isinstance(error, CasUnknown) else "unavailable"] += 1
+            raise MetadataUnavailable(str(error)) from error
+        self.writes["stored"] += 1
+        return stored
+
+
+def busy(what: str) -> MetadataUnavailable:
+    """Return the error after `ATTEMPTS` attempts."""
+    return MetadataUnavailable(f"the record of {what} changes all the time: try again")

@@ -1,0 +1,84 @@
+"""This node's own record in the metadata store: who it belongs to, and that it stays there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+from liftlog.errors import LiftlogError
+from liftlog.server.metadata.membership import Member
+from liftlog.server.metadata.mirror import Mirror
+
+logger = logging.getLogger("liftlog.server.replication")
+
+_AGAIN_SECONDS = 1.0
+_TELL_SECONDS = 2.0
+
+
+class OwnRecord:
+    """Belongs to the event loop. `spawn` starts a task."""
+
+    def __init__(
+        self,
+        member: Member,
+        mirror: Mirror,
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+    ) -> None:
+        self._member = member
+        self._mirror = mirror
+        self._spawn = spawn
+        self._displaced = asyncio.Event()
+        self._is_listed = False
+        """True once the metadata store was seen to have a record of this node."""
+        self._is_restoring = False
+
+    @property
+    def is_displaced(self) -> bool:
+        """True if the record belongs to another process, which runs as this node."""
+        return self._displaced.is_set()
+
+    async def displaced(self) -> None:
+        """Return when another process has registered itself as this node."""
+        await self._displaced.wait()
+
+    def yield_to_other(self) -> None:
+        """Another process is this node: change the record no more."""
+        self._displaced.set()
+
+    def check(self) -> None:
+        """Called when the records of nodes have changed: notice another process, and restore the
+        record if the store has lost it. Without it, other nodes have no address of this one."""
+        own, start = self._mirror.directory.nodes.get(self._member.name), self._member.start
+        self._is_listed = self._is_listed or own is not None
+        if own is not None and own.start > start:
+            self._displaced.set()
+        is_set_back = self._is_listed and (own is None or own.start < start)
+        if is_set_back and not self._is_restoring:
+            self._is_restoring = True
+            self._spawn(self._restore())
+
+    async def _restore(self) -> None:
+        try:
+            while True:
+                try:
+                    return await self._mirror.nodes.restore(self._member.name, self._member.record)
+                except LiftlogError as error:
+                    logger.warning("node-not-restored error=%s", error)
+                await asyncio.sleep(_AGAIN_SECONDS)
+        finally:
+            self._is_restoring = False
+
+    async def tell_that_it_stops(self) -> None:
+        """Store that no lead is to be handed over to this node. Does not raise: if the store does
+        not answer in time, other nodes detect it when they ask."""
+
+        def step(value: Mapping[str, Any]) -> dict[str, Any] | None:
+            is_told = value["start"] != self._member.start or value.get("stopping")
+            return None if is_told else {**value, "stopping": True}
+
+        with contextlib.suppress(LiftlogError, TimeoutError):
+            async with asyncio.timeout(_TELL_SECONDS):
+                await self._mirror.nodes.change(self._member.name, step)
