@@ -10,6 +10,8 @@ connection     one connection to one server, from login to its end
 reading_pauses the pauses in which a connection was not read
 subscriptions  the wanted subscriptions, and the state of each
 nats_link      one connection after another; repeats refused subscriptions
+dialing        reaches a server, and finds out why one is not available
+counters       counts what has happened to the link
 refused_acks   the acks that NATS refuses
 relay          passes messages to a stream that is moving to another node
 handover       moves from a server in lame duck mode to another one

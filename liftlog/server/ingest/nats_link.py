@@ -12,24 +12,20 @@ import contextlib
 import logging
 import random
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 from functools import partial
 
-import nats.errors
-
-from liftlog.client.publishing.publisher_link import why_not_connected
 from liftlog.errors import NatsRefused, NatsUnavailable
 from liftlog.sequencing.acks import within_payload
 from liftlog.server.ingest.coalescing import Coalescing
 from liftlog.server.ingest.connection import NatsConnection
+from liftlog.server.ingest.counters import LinkCounters
+from liftlog.server.ingest.dialing import Dialer, checked
 from liftlog.server.ingest.echoes import Echoes
 from liftlog.server.ingest.endings import Cause, Ending, Rejection
 from liftlog.server.ingest.handover import Handover
 from liftlog.server.ingest.jetstream import JetStreamWatch
 from liftlog.server.ingest.refused_acks import RefusedAcks
-from liftlog.server.ingest.servers import NatsServerAddress, ServerPool
 from liftlog.server.ingest.subscriptions import LinkSubscription, RunHandler, SubscriptionBook
 from liftlog.server.vitals.rare_warnings import RareWarnings
 from liftlog.settings import NatsSettings
@@ -39,21 +35,6 @@ logger = logging.getLogger("liftlog.server.nats")
 _WATCH_SECONDS = 0.5
 _DRAIN_SECONDS = 3.0
 _HANDOVER_PAUSE_SECONDS = 1.0
-_CHECK_SECONDS = 0.5
-
-
-@dataclass(slots=True)
-class LinkCounters:
-    connects: int = 0
-    disconnects: int = 0
-    protocol_errors: int = 0
-    slow_consumer_errors: int = 0
-    watchdog_reconnects: int = 0
-    acks_dropped: int = 0
-    acks_refused: int = 0
-    acks_oversized: int = 0
-    handovers: int = 0
-    disconnects_by_cause: Counter[Cause] = field(default_factory=Counter)
 
 
 class NatsLink:
@@ -76,7 +57,6 @@ class NatsLink:
         stood_still_seconds: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._settings = settings
-        self._pool = ServerPool(servers)
         self.seam = seam
         self._on_chunk_end = on_chunk_end
         self._connection: NatsConnection | None = None
@@ -92,8 +72,9 @@ class NatsLink:
         self._attaching = Coalescing(self._lock, self._attach)
         self._leaving = Coalescing(self._lock, self._leave)
         self._supervisor: asyncio.Task[None] | None = None
-        self._new_connection = partial(
+        new_connection = partial(
             NatsConnection,
+            seam=seam,
             on_chunk_end=on_chunk_end,
             on_revoked=self._book.revoked,
             on_publish_refused=self._publish_refused,
@@ -103,9 +84,8 @@ class NatsLink:
             stood_still_seconds=stood_still_seconds,
         )
         self._warnings = RareWarnings(logger)
+        self._dialer = Dialer(settings, servers, new_connection, self._warnings)
         self._jetstream = JetStreamWatch(self._lock)
-        self.problem = "no connection was made yet"
-        """Why there is no connection."""
         self.refused_acks = RefusedAcks()
         self.counters = LinkCounters()
         self.on_connected: list[Callable[[], None]] = []
@@ -126,9 +106,14 @@ class NatsLink:
         return self._connection is not None and self._connection.connected
 
     @property
+    def problem(self) -> str:
+        """Why there is no connection."""
+        return self._dialer.problem
+
+    @property
     def servers(self) -> list[str]:
         """The configured servers. The link may discover other servers of their cluster."""
-        return self._pool.urls
+        return self._dialer.urls
 
     @property
     def server_url(self) -> str:
@@ -143,8 +128,7 @@ class NatsLink:
     @property
     def generation(self) -> int:
         """A number that changes with each connection that begins or ends."""
-        counters = self.counters
-        return counters.connects + counters.disconnects + counters.handovers
+        return self.counters.changes
 
     @property
     def server_has_jetstream(self) -> bool:
@@ -229,8 +213,8 @@ class NatsLink:
     async def _connect(self, ending: Ending | None) -> NatsConnection:
         """Return a connection on which every wanted subscription was requested. Retries forever."""
         while True:
-            for address in self._pool.round():
-                connection = await self._open(address)
+            for address in self._dialer.round():
+                connection = await self._dialer.open(address)
                 if connection is None:
                     continue
                 try:
@@ -244,32 +228,11 @@ class NatsLink:
                     await connection.close()
                     if not isinstance(error, NatsUnavailable):
                         raise
-                    self._failed(address, error)
+                    self._dialer.failed(address, error)
                     continue
                 self._connected(connection, ending)
                 return connection
             await asyncio.sleep(self._settings.reconnect_wait_seconds * random.uniform(0.8, 1.2))
-
-    async def _open(self, address: NatsServerAddress) -> NatsConnection | None:
-        """Connect to one server; returns None if it is not available, and logs the reason."""
-        tls_name = self._settings.tls.hostname or address.tls_name
-        connection = self._new_connection(address, self.seam, tls_name=tls_name)
-        try:
-            await connection.log_in(self._settings)
-        except (OSError, nats.errors.Error, TimeoutError, NatsUnavailable) as error:
-            await connection.close()
-            self._failed(address, error)
-            return None
-        except BaseException:
-            await connection.close()
-            raise
-        self._pool.learn(address, connection.connect_urls)
-        return connection
-
-    def _failed(self, address: NatsServerAddress, error: Exception) -> None:
-        text = why_not_connected(error).removeprefix("nats: ")
-        self.problem = f"{address.shown}: {text}"
-        self._warnings.warn("nats-connect-failed server=%s error=%s", address.shown, text)
 
     def _connected(self, connection: NatsConnection, ending: Ending | None) -> None:
         self.counters.connects += 1
@@ -298,11 +261,11 @@ class NatsLink:
                 self.counters.watchdog_reconnects += 1
                 connection.end(Ending(Cause.OTHER, "the read loop ended"))
             if connection.ending is not None:
-                ending = await _checked(connection.ending, connection.address)
+                ending = await checked(connection.ending, connection.address)
                 self._ended(ending)
                 await self._abandon()
                 return ending
-            self._pool.learn(connection.address, connection.connect_urls)
+            self._dialer.learn(connection)
             now = time.monotonic()
             if connection.lame_duck and now >= hand_over_at:
                 connection = await self._go_elsewhere(connection)
@@ -316,12 +279,8 @@ class NatsLink:
         return connection.ending
 
     def _ended(self, ending: Ending) -> None:
-        counters = self.counters
-        counters.disconnects += 1
-        counters.disconnects_by_cause[ending.cause] += 1
-        counters.slow_consumer_errors += ending.cause is Cause.SLOW_CONSUMER
-        counters.protocol_errors += ending.cause is Cause.PROTOCOL
-        self.problem = ending.text
+        self.counters.ended(ending.cause)
+        self._dialer.problem = ending.text
         if not self._closing:
             logger.warning("nats-disconnected cause=%s reason=%s", ending.cause.value, ending.text)
 
@@ -338,18 +297,9 @@ class NatsLink:
         """Move to another server; returns the connection that serves from now on, which is `old` if
         no other server is available."""
         self._warnings.warn("nats-lame-duck server=%s action=go-elsewhere", old.address.shown)
-        # The address of the old server comes last: behind a load balancer, it may lead to another
-        # server.
-        for address in sorted(self._pool.round(), key=lambda one: one.shown == old.address.shown):
-            if old.ending is not None:
-                break
-            new = await self._open(address)
-            if new is None:
-                continue
-            if new.server_id == old.server_id or new.lame_duck:
-                await new.close()
-                continue
-            if await self._hand_over(old, new):
+        for address in self._dialer.round_elsewhere(old):
+            new = await self._dialer.open_other(address, old)
+            if new is not None and await self._hand_over(old, new):
                 return new
         return old
 
@@ -457,13 +407,9 @@ class NatsLink:
     def retarget(self, wanted: LinkSubscription, subjects: tuple[str, ...]) -> None:
         """Change the subjects of a subscription. Messages on the old ones are delivered until NATS
         has confirmed the new ones; see `attach`. Does nothing if the subjects are the same."""
-        if subjects == wanted.subjects:
-            return
-        wanted.subjects, wanted.is_changed = subjects, True
-        wanted.confirmed = False
-        wanted.refusals = {one: why for one, why in wanted.refusals.items() if one in subjects}
-        self._jetstream.changed()
-        self._work.set()
+        if wanted.retarget(subjects):
+            self._jetstream.changed()
+            self._work.set()
 
     async def attach(self, wanted: LinkSubscription) -> None:
         """Make a wanted subscription and wait until NATS confirms it.
@@ -551,19 +497,3 @@ class NatsLink:
             await connection.close(flush=self._answers)
         await self._attaching.close()
         await self._leaving.close()
-
-
-async def _checked(ending: Ending, address: NatsServerAddress) -> Ending:
-    """Return the ending, corrected if the server no longer listens: in that case the server has
-    stopped, and the daemon did not cause the end."""
-    if not ending.is_guess:
-        return ending
-    try:
-        async with asyncio.timeout(_CHECK_SECONDS):
-            _, writer = await asyncio.open_connection(*address.endpoint)
-        writer.transport.abort()
-    except ConnectionRefusedError:
-        return Ending(Cause.CLOSED, "NATS closed the connection: its server has stopped")
-    except (OSError, TimeoutError):
-        pass  # this proves nothing
-    return ending

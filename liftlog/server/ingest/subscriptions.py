@@ -64,6 +64,16 @@ class LinkSubscription:
     def refused_subjects(self) -> str:
         return ", ".join(self.refusals)
 
+    def retarget(self, subjects: tuple[str, ...]) -> bool:
+        """Change the subjects; NATS is not asked for them yet. Returns False if they are the
+        same."""
+        if subjects == self.subjects:
+            return False
+        self.subjects, self.is_changed = subjects, True
+        self.confirmed = False
+        self.refusals = {one: why for one, why in self.refusals.items() if one in subjects}
+        return True
+
     def accepted(self) -> None:
         """Note that NATS has confirmed the subscription."""
         if self.was_refused:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support.daemons.catalogs import cluster_catalog, lone_catalog
 
-from liftlog.server.ingest.nats_link import LinkCounters
+from liftlog.server.ingest.counters import LinkCounters
 from liftlog.server.ingest.refused_acks import RefusedAck, RefusedAcks
 from liftlog.server.life.health import Health, Phase
 from liftlog.server.life.reloading import Reloads
