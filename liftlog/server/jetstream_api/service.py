@@ -117,6 +117,8 @@ class JetStreamApi:
         self._buckets = Buckets(broker, services.scanners.of("(buckets)"), self._ages)
         pace = Pace(self._ingested_bytes, time.thread_time)
         leaf = _leaf_link(broker)
+        if leaf is not None:
+            leaf.on_flow = self._flow_answered
         self._consumers = Consumers(broker, services, self._ages, leaf, pace)
         self._workers = WorkerLink(
             settings.nats, servers, seam, self._take_from_workers, api_level=API_LEVEL
@@ -182,6 +184,10 @@ class JetStreamApi:
     @property
     def consumer_count(self) -> int:
         return self._consumers.count() + self._acked.count()
+
+    def _flow_answered(self, subject: bytes) -> None:
+        self._consumers.flow_answered(subject)
+        self._acked.flow_answered(subject)
 
     def _take_from_workers(self, arrived: Arrived) -> None:
         self._acked.take(arrived)

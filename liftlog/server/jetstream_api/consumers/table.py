@@ -71,7 +71,6 @@ class Consumers:
 
     def start(self) -> None:
         if self._leaf is not None:
-            self._leaf.on_flow = self._flow_answered
             self._leaf.start()
             self._watching = asyncio.create_task(self._watch_interest(), name="jetstream-interest")
 
@@ -93,7 +92,8 @@ class Consumers:
                 if consumer.spec.deliver_subject:
                     consumer.wake()
 
-    def _flow_answered(self, subject: bytes) -> None:
+    def flow_answered(self, subject: bytes) -> None:
+        """Take an answer to a request of flow control."""
         tokens = subject.decode("utf-8", "replace").split(".")
         if len(tokens) == 5:
             consumer = self._all.get((tokens[2], tokens[3]))

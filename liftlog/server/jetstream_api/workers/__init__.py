@@ -1,6 +1,8 @@
 """Consumers with acks of JetStream's clients; the decisions are those of `liftlog.deliveries`.
 
 acked_table     all of them: creates, updates, deletes, opens them after a restart
+stored          a consumer in the journal
+updates         what of a consumer may be changed
 acked_consumer  one consumer: reads what it wants, and has its changes written
 buffer          records that were read and not delivered yet
 composing       the NATS commands that carry out instructions

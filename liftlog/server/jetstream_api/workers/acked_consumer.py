@@ -9,7 +9,6 @@ journal has the changes of the turn (`outbox`).
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -39,10 +38,11 @@ from liftlog.server.jetstream_api.consumers.pull_body import (
 )
 from liftlog.server.jetstream_api.workers.acks import WorkerAcks
 from liftlog.server.jetstream_api.workers.advisories import Advisories
-from liftlog.server.jetstream_api.workers.buffer import Buffer, records_of
+from liftlog.server.jetstream_api.workers.buffer import Buffer, records_of, within_payload
 from liftlog.server.jetstream_api.workers.composing import Composer
 from liftlog.server.jetstream_api.workers.outbox import Outbox
 from liftlog.server.jetstream_api.workers.rounds import Clock, Rounds
+from liftlog.server.jetstream_api.workers.stored import encode_settings
 from liftlog.server.journal import Change, ConsumerKey, Journal, StateVersion
 from liftlog.server.pull.services import PullServices
 
@@ -51,6 +51,9 @@ logger = logging.getLogger("liftlog.server.jetstream_api")
 _MOST = 500
 """Messages of one turn."""
 _PUSH_BYTES = 1024 * 1024
+_FULL_NS = 5_000_000
+_FAILED_NS = 1_000_000_000
+"""Time until a failed read is tried again."""
 _GRACE_NS = 2_000_000_000
 """A pull can arrive before NATS has told that its inbox has a subscriber."""
 MAX_PENDING_OF_ALL = 4_000_000
@@ -119,7 +122,8 @@ class AckedConsumer:
         self._idle.set()
         self._group = shared.services.live_group(host)
         self._active_ns = shared.clock.now_ns()
-        self._log_start = 0
+        self._retry_ns = 0
+        """Nothing is delivered before this time, because a read failed or too much waits."""
         self._pending = 0
 
     # --- what arrives ---
@@ -187,10 +191,15 @@ class AckedConsumer:
 
     def end(self, why: Ending) -> None:
         """End all pulls, and do nothing more."""
+        if not self.is_closed:
+            self.machine.end_pulls(why)
+            self._end_turn({})
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Do nothing more. Changes since the last turn are lost, as if the daemon had ended."""
         if self.is_closed:
             return
-        self.machine.end_pulls(why)
-        self._end_turn({})
         self.is_closed = True
         self._cursor.close()
         self._composer.flow.close()
@@ -203,10 +212,7 @@ class AckedConsumer:
             return
         machine = self.machine
         self._take_pulls(now_ns)
-        start = self.host.log.log_start_offset
-        if start != self._log_start:
-            self._log_start = start
-            machine.log_started(start)
+        machine.log_started(self.host.log.log_start_offset)
         due = machine.due_ns()
         if due is not None and due <= now_ns:
             machine.tick(now_ns)
@@ -223,6 +229,8 @@ class AckedConsumer:
         times = [] if (due := self.machine.due_ns()) is None else [due]
         if self._arrived:
             times.append(min(self._arrived.values()) + _GRACE_NS)
+        if self._retry_ns:
+            times.append(self._retry_ns)
         if self.spec.inactive_seconds:
             times.append(self._active_ns + round(self.spec.inactive_seconds * 1e9))
         if self.spec.heartbeat_seconds:
@@ -252,7 +260,11 @@ class AckedConsumer:
 
     def _has_demand(self, now_ns: int) -> bool:
         leaf = self._shared.leaf
-        if not leaf.connected or self._shared.outbox.is_full:
+        if not leaf.connected or now_ns < self._retry_ns:
+            return False
+        self._retry_ns = 0
+        if self._shared.outbox.is_full:
+            self._retry_ns = now_ns + _FULL_NS
             return False
         if self._shared.services.gate.policy is not self.policy:
             self._shared.on_policy(self)
@@ -322,7 +334,8 @@ class AckedConsumer:
 
     async def _read_again(self, offsets: list[int]) -> None:
         rows = await self._cursor.rows_at(offsets)
-        self._buffer.again = (offsets, {row.offset: row for row in rows})
+        fitting = self._within_payload(rows)
+        self._buffer.again = (offsets, {row.offset: row for row in fitting})
 
     def _deliver(self, wants: Wants, now_ns: int, room: int) -> dict[int, Row]:
         buffer, cursor, state = self._buffer, self._cursor, self.machine.state
@@ -360,11 +373,18 @@ class AckedConsumer:
             found = self._cursor.read_now(self._group)
         if found is None:
             return False
-        self._buffer.add(*found)
+        self._add(*found)
         return True
 
     async def _read(self) -> None:
-        self._buffer.add(*await self._cursor.read())
+        self._add(*await self._cursor.read())
+
+    def _add(self, rows: list[Row], is_at_end: bool) -> None:
+        self._buffer.add(self._within_payload(rows), is_at_end)
+
+    def _within_payload(self, rows: list[Row]) -> list[Row]:
+        limit = 0 if self.spec.headers_only else self._shared.leaf.max_payload_bytes
+        return within_payload(rows, limit, self.spec.name)
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         """Start a read, one at a time; the consumer becomes ready when it has ended."""
@@ -378,6 +398,7 @@ class AckedConsumer:
         try:
             await work
         except LiftlogError as error:
+            self._retry_ns = self._shared.clock.now_ns() + _FAILED_NS
             logger.warning("consumer-not-read name=%s error=%s", self.spec.name, error)
         finally:
             self._idle.set()
@@ -419,12 +440,7 @@ class AckedConsumer:
 
     def stored_settings(self) -> bytes:
         """Return what the journal keeps beside the state."""
-        kept = {
-            "config": self.spec.config,
-            "created_ns": self.created_ns,
-            "chosen_end": self._cursor.chosen_end,
-        }
-        return json.dumps(kept, separators=(",", ":")).encode()
+        return encode_settings(self.spec, self.created_ns, self._cursor.chosen_end)
 
     def snapshot(self) -> Change:
         return Change.snapshot(

@@ -7,24 +7,20 @@ answered and works. The same holds for updates and deletions.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
 from dataclasses import replace
-from typing import Any
 
 from acl.policy import Policy
 from acl.rules import OVER_NATS
-from liftlog.deliveries.codec import apply_delta
 from liftlog.deliveries.consumer import Consumer
 from liftlog.deliveries.instructions import Ending
-from liftlog.deliveries.snapshot import decode_snapshot
 from liftlog.deliveries.state import ConsumerState
 from liftlog.errors import LiftlogError
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.jetstream_api.answers import JetStreamError, command
 from liftlog.server.jetstream_api.consumers.budget import Budget
-from liftlog.server.jetstream_api.consumers.config import ConsumerSpec, parse_consumer, refused
+from liftlog.server.jetstream_api.consumers.config import ConsumerSpec, refused
 from liftlog.server.jetstream_api.consumers.cursor import Budgets, Cursor
 from liftlog.server.jetstream_api.consumers.deliveries import Deliveries
 from liftlog.server.jetstream_api.consumers.leaf import LeafLink
@@ -32,11 +28,17 @@ from liftlog.server.jetstream_api.consumers.placing import place
 from liftlog.server.jetstream_api.consumers.push_flow import LEAST_WINDOW_BYTES, PushFlow
 from liftlog.server.jetstream_api.messages.ages import Ages
 from liftlog.server.jetstream_api.messages.shown import Shown
-from liftlog.server.jetstream_api.workers.acked_consumer import AckedConsumer, Shared
+from liftlog.server.jetstream_api.workers.acked_consumer import (
+    MAX_PENDING_OF_ALL,
+    AckedConsumer,
+    Shared,
+)
 from liftlog.server.jetstream_api.workers.advisories import Advisories
 from liftlog.server.jetstream_api.workers.composing import Composer
 from liftlog.server.jetstream_api.workers.outbox import Outbox
 from liftlog.server.jetstream_api.workers.rounds import Clock, Rounds
+from liftlog.server.jetstream_api.workers.stored import load
+from liftlog.server.jetstream_api.workers.updates import check_update, settings_of
 from liftlog.server.jetstream_api.workers.worker_link import Arrived, WorkerLink
 from liftlog.server.journal import Change, ConsumerKey, Journal, StateVersion
 from liftlog.server.journal.opening import JOURNAL
@@ -79,6 +81,8 @@ class AckedConsumers:
         self._shared: Shared | None = None
         self._all: dict[str, dict[str, AckedConsumer]] = {}
         self._opened = asyncio.Event()
+        self._broken: dict[tuple[str, str], tuple[ConsumerKey, str]] = {}
+        """Consumers that could not be loaded, by stream and name, with the reasons."""
         self._renewing: set[ConsumerKey] = set()
         self._changing = asyncio.Lock()
         self._budgets = Budgets(
@@ -139,7 +143,7 @@ class AckedConsumers:
             journal.write([Change.stream_deleted(one) for one in gone])
             for incarnation in journal.ledger.incarnations():
                 for name in journal.ledger.consumers_of(incarnation):
-                    await self._load(shared, hosts[incarnation], ConsumerKey(incarnation, name))
+                    await self._try_load(shared, hosts[incarnation], name)
         except LiftlogError as error:
             self.problem = f"the states of consumers cannot be read: {error.message}"
             logger.exception("consumers-not-opened error=%s", error.message)
@@ -175,35 +179,38 @@ class AckedConsumers:
     async def _send_answers(self, commands: bytes) -> None:
         self._link.link.send(commands)
 
-    async def _load(self, shared: Shared, host: StreamHost, key: ConsumerKey) -> None:
-        stored = await shared.journal.load(key)
+    async def _try_load(self, shared: Shared, host: StreamHost, name: str) -> None:
+        """Load a consumer. If that fails, its name stays taken: a new consumer of this name would
+        replace the stored state."""
+        try:
+            await self._load(shared, host, name)
+            self._broken.pop((host.name, name), None)
+        except (LiftlogError, JetStreamError, ValueError, KeyError) as error:
+            key = ConsumerKey(host.log.incarnation, name)
+            self._broken[host.name, name] = key, str(error)
+            logger.exception("consumer-not-loaded stream=%s name=%s", host.name, name)
+
+    async def _load(self, shared: Shared, host: StreamHost, name: str) -> None:
+        stored = await shared.journal.load(ConsumerKey(host.log.incarnation, name))
         if stored is None:
             return
-        try:
-            kept = json.loads(stored.settings)
-            spec = parse_consumer(kept["config"], key.consumer)
-            state = decode_snapshot(stored.state)
-            version = stored.version
-            for version, delta in stored.deltas:  # noqa: B007  # the last one counts
-                apply_delta(state, delta)
-        except (LiftlogError, JetStreamError, ValueError, KeyError) as error:
-            logger.exception("consumer-not-loaded stream=%s name=%s", host.name, key.consumer)
-            raise LiftlogError(str(error)) from error
-        policy = self._services.gate.policy
+        loaded = load(stored, name)
+        spec, state, policy = loaded.spec, loaded.state, self._services.gate.policy
         cursor = self._cursor(spec, host)
         newest = 1 if spec.policy == "last_per_subject" else Shown(host, self._ages, None).history
-        await cursor.begin(state.next_offset, newest, kept["chosen_end"] or None)
+        await cursor.begin(state.next_offset, newest, loaded.chosen_end or None)
         consumer = self._made(
             shared,
             spec,
             host,
             state,
-            version,
+            loaded.version,
             cursor,
             policy,
-            created_ns=kept["created_ns"],
+            created_ns=loaded.created_ns,
             party=b"",
         )
+        consumer.machine.log_truncated(host.log.log_end_offset)
         consumer.take_over()
 
     def _snapshot(self, key: ConsumerKey) -> Change | None:
@@ -225,6 +232,11 @@ class AckedConsumers:
         return [found[name] for name in sorted(found)]
 
     def find(self, stream: str, name: str) -> AckedConsumer | None:
+        """Raises JetStreamError for a consumer that could not be loaded."""
+        broken = self._broken.get((stream, name))
+        if broken is not None:
+            problem = f"the state of the consumer is unreadable: {broken[1]}"
+            raise JetStreamError(503, 10008, f"{problem}; delete it, and create it again")
         return self._on(stream).get(name)
 
     def _on(self, stream: str) -> dict[str, AckedConsumer]:
@@ -266,7 +278,7 @@ class AckedConsumers:
             policy = self._services.gate.policy
             try:
                 await place(cursor, spec, Shown(host, self._ages, None))
-                state = ConsumerState(_settings(spec, host), cursor.next_offset)
+                state = ConsumerState(settings_of(spec, host.name), cursor.next_offset)
                 consumer = self._made(
                     shared,
                     spec,
@@ -293,7 +305,7 @@ class AckedConsumers:
     async def update(self, consumer: AckedConsumer, spec: ConsumerSpec) -> None:
         """Raises LiftlogError, JetStreamError."""
         before = consumer.spec
-        _check_update(before, spec)
+        check_update(before, spec)
         async with self._changing:
             shared = self._shared
             assert shared is not None
@@ -302,7 +314,7 @@ class AckedConsumers:
             Deliveries(self._broker, self._services.gate, host, spec.deliver_subject).check()
             if spec.filters != before.filters:
                 await self._read_anew(consumer, spec)
-            consumer.update(replace(spec, settings=_settings(spec, host)))
+            consumer.update(replace(spec, settings=settings_of(spec, host.name)))
             change = Change.updated(consumer.key, consumer.version, consumer.stored_settings())
             await shared.journal.synced(shared.journal.write([change]))
             until_ns = spec.settings.pause_until_ns
@@ -311,6 +323,11 @@ class AckedConsumers:
 
     async def delete(self, stream: str, name: str) -> bool:
         """Raises LiftlogError."""
+        broken = self._broken.pop((stream, name), None)
+        if broken is not None and self._shared is not None:
+            journal = self._shared.journal
+            await journal.synced(journal.write([Change.deleted(broken[0])]))
+            return True
         consumer = self.find(stream, name)
         if consumer is None or self._shared is None:
             return False
@@ -342,10 +359,13 @@ class AckedConsumers:
         if answers:
             self._link.link.send(answers)
 
-    def flow_answered(self, stream: str, name: str, subject: bytes) -> None:
-        consumer = self.find(stream, name)
-        if consumer is not None:
-            consumer.flow_answered(subject)
+    def flow_answered(self, subject: bytes) -> None:
+        """Take an answer to a request of flow control."""
+        tokens = subject.decode("utf-8", "replace").split(".")
+        if len(tokens) == 5:
+            consumer = self._all.get(tokens[2], {}).get(tokens[3])
+            if consumer is not None:
+                consumer.flow_answered(subject)
 
     # --- inside ---
 
@@ -446,8 +466,15 @@ class AckedConsumers:
         self._services.spawn(self._delete(consumer, Ending.CONSUMER_DELETED))
 
     def _failed(self, consumer: AckedConsumer) -> None:
-        """A defect ended the consumer in memory; its state in the journal stays."""
-        self._forget(consumer)
+        """A defect. Continue with the state that is in the journal."""
+        consumer.abandon()
+        self._services.spawn(self._reload(consumer))
+
+    async def _reload(self, consumer: AckedConsumer) -> None:
+        await asyncio.sleep(_SWEEP_SECONDS)
+        host, name = consumer.host, consumer.spec.name
+        if self._shared is not None and self._on(host.name).get(name) is consumer:
+            await self._try_load(self._shared, host, name)
 
     async def _watch_interest(self) -> None:
         assert self._leaf is not None
@@ -464,31 +491,6 @@ class AckedConsumers:
             await asyncio.sleep(_SWEEP_SECONDS)
             for stream in [*self._all]:
                 self._on(stream)
-
-
-def _settings(spec: ConsumerSpec, host: StreamHost) -> Any:
-    prefix = len(f"$JS.ACK.{host.name}.{spec.name}.")
-    return replace(spec.settings, ack_prefix_bytes=prefix)
-
-
-_FIXED = (
-    ("policy", "deliver policy"),
-    ("start_sequence", "start sequence"),
-    ("start_time_ns", "start time"),
-    ("heartbeat_seconds", "heart beats"),
-    ("flow_control", "flow control"),
-)
-
-
-def _check_update(old: ConsumerSpec, new: ConsumerSpec) -> None:
-    """Raises JetStreamError for a change that JetStream does not allow either."""
-    for field, shown in _FIXED:
-        if getattr(old, field) != getattr(new, field):
-            raise JetStreamError(500, 10012, f"{shown} can not be updated")
-    if old.settings.ack_policy is not new.settings.ack_policy:
-        raise JetStreamError(500, 10012, "ack policy can not be updated")
-    if bool(old.deliver_subject) != bool(new.deliver_subject):
-        kinds = ("pull", "push") if new.deliver_subject else ("push", "pull")
-        raise JetStreamError(500, 10012, "can not update {} consumer to {} based".format(*kinds))
-    if old.settings.max_waiting != new.settings.max_waiting:
-        raise JetStreamError(500, 10012, "max waiting can not be updated")
+            if self._shared is not None and self._shared.pending >= MAX_PENDING_OF_ALL:
+                for consumer in self._consumers():
+                    consumer.wake()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import numpy as np
 
 from liftlog.deliveries.records import Records
 from liftlog.server.jetstream_api.consumers.cursor import Row
+
+logger = logging.getLogger("liftlog.server.jetstream_api")
 
 
 class Buffer:
@@ -54,3 +57,22 @@ def records_of(rows: Sequence[Row]) -> Records:
         ),
         np.fromiter([row.timestamp_ns for row in rows], np.int64, count),
     )
+
+
+def within_payload(rows: list[Row], limit: int, consumer: str) -> list[Row]:
+    """Leave out rows that are larger than `limit` bytes, the `max_payload` of NATS; 0: no limit.
+    It can be lowered, and NATS ends the connection after a larger message. Such records count as
+    not matching."""
+    if not limit:
+        return rows
+    fitting = [row for row in rows if len(row.value) + len(row.headers) <= limit]
+    if len(fitting) < len(rows):
+        logger.warning(
+            "jetstream-consumer-skipped name=%s first=%d last=%d max_payload=%d reason=%s",
+            consumer,
+            rows[0].offset,
+            rows[-1].offset,
+            limit,
+            "records that are larger than NATS takes",
+        )
+    return fitting
