@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 from liftlog.errors import LiftlogError, StreamUnavailable
 from liftlog.log import DataDir
@@ -11,7 +11,10 @@ from liftlog.server.commits.writing import WriterPool
 from liftlog.server.journal.journal import Journal
 from liftlog.server.journal.opening import close_journal, create_journal, open_journal
 from liftlog.server.journal.records import Change
+from liftlog.server.vitals.conditions import Condition
 from liftlog.settings.consumers import ConsumerSettings
+
+_MAX_NAMED = 20
 
 
 class JournalHolder:
@@ -61,6 +64,20 @@ class JournalHolder:
             for one in self.opened.ledger.incarnations():
                 if one not in incarnations:
                     self.stream_deleted(one)
+
+    def conditions(self) -> Iterator[Condition]:
+        """Yield what is wrong with the journal."""
+        journal = self.opened
+        if journal is None:
+            return
+        if journal.problem is not None:
+            yield Condition.of("consumers_not_stored", str(journal.problem))
+        uncertain = journal.ledger.uncertain()
+        lost = [*uncertain, *journal.ledger.lost]
+        if lost:
+            names = ", ".join(sorted({key.consumer for key in lost})[:_MAX_NAMED])
+            text = f"{len(lost)} consumers have lost changes: {names}"
+            yield Condition.of("consumers_uncertain", text)
 
     async def close(self) -> None:
         """Close the journal, while the writer threads run and before the data directory closes."""

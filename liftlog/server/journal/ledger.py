@@ -65,6 +65,7 @@ class Ledger:
         self.base_bytes = 0
         self.delta_bytes = 0
         self._by_stream: dict[str, set[str]] = {}
+        self._may_be_uncertain = False
         self._unsynced: Undo = {}
         self._syncing: Undo = {}
 
@@ -120,8 +121,11 @@ class Ledger:
                 return found
             count *= 4
 
-    def uncertain_count(self) -> int:
-        return sum(one.is_uncertain for one in self.entries.values())
+    def uncertain(self) -> list[ConsumerKey]:
+        """Return the consumers of which synced changes are lost, or may be."""
+        if not self._may_be_uncertain:
+            return []
+        return [key for key, one in self.entries.items() if one.is_uncertain]
 
     # --- following the log ---
 
@@ -151,8 +155,9 @@ class Ledger:
                 return
             if entry[1] != previous:
                 if any(entry.last < first < offset - unsynced for first in losses):
-                    self.entries[key] = entry._replace(is_uncertain=True)
+                    self._doubt(key, entry)
                 return
+        self._may_be_uncertain = self._may_be_uncertain or bool(flags & UNCERTAIN)
         self._take(key, kind, (epoch, number), size, offset, bool(flags & UNCERTAIN))
 
     def doubt_before(self, offset: int) -> None:
@@ -160,7 +165,11 @@ class Ledger:
         one among them."""
         for key, entry in self.entries.items():
             if entry.last < offset:
-                self.entries[key] = entry._replace(is_uncertain=True)
+                self._doubt(key, entry)
+
+    def _doubt(self, key: ConsumerKey, entry: Entry) -> None:
+        self._may_be_uncertain = True
+        self.entries[key] = entry._replace(is_uncertain=True)
 
     def _take(
         self,

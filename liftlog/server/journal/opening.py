@@ -93,7 +93,7 @@ def open_store(data_dir: DataDir) -> JournalStore | None:
         "journal-opened clean=%s consumers=%d uncertain=%d bytes=%d seconds=%.2f",
         report.clean,
         len(store.ledger.entries),
-        store.ledger.uncertain_count(),
+        len(store.ledger.uncertain()),
         store.size_bytes,
         time.monotonic() - started,
     )

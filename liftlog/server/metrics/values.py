@@ -267,7 +267,7 @@ def _journal_values(journal: Journal | None) -> dict[str, float]:
     return {
         "liftlog_ack_consumers": 0 if journal is None else len(journal.ledger),
         "liftlog_ack_consumers_uncertain": (
-            0 if journal is None else journal.ledger.uncertain_count()
+            0 if journal is None else len(journal.ledger.uncertain())
         ),
         "liftlog_journal_size_bytes": 0 if journal is None else journal.size_bytes,
         "liftlog_journal_delta_bytes": 0 if journal is None else journal.ledger.delta_bytes,

@@ -142,6 +142,7 @@ class Broker:
             self.hosted, lambda: self.catalog, self.now_ns, self.ages_are_judged
         )
         self.journal = JournalHolder(data_dir, self.intake.pool, settings.consumers)
+        self.conditions.add(self.journal.conditions)
         self._started_ns = time.time_ns()
         self._started = time.monotonic()
         self._checkpoints: Checkpoints | None = None
@@ -170,9 +171,11 @@ class Broker:
         configuration would delete much of a stream.
         """
         await asyncio.to_thread(self.hosted.reserve.release)
+        await self._open_journal()  # first: the streams that a node leads need it
         await self.catalog.open(assume_yes=assume_yes, is_stopping=is_stopping)
-        if not is_stopping():
-            await self._open_journal()
+        # The streams of a node follow their records later on.
+        if not (self.broken or self.catalog.in_cluster or is_stopping()):
+            self.journal.keep_only({host.log.incarnation for host in self.hosts.values()})
         self.hosted.streams_changed()
 
     async def _open_journal(self) -> None:
@@ -182,10 +185,6 @@ class Broker:
         except LiftlogError as error:
             self.broken[JOURNAL] = why_broken(error)
             logger.error("journal-not-opened error=%s", error)  # noqa: TRY400
-            return
-        # The streams of a node follow their records later on.
-        if not self.broken and not self.catalog.in_cluster:
-            self.journal.keep_only({host.log.incarnation for host in self.hosts.values()})
 
     # --- system streams ---
 

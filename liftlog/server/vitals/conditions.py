@@ -165,6 +165,21 @@ KINDS: dict[str, Kind] = {
             "see `checkpoints-not-opened` in the log of the daemon, or `liftlog cluster status`",
         ),
         Kind(
+            "consumers_not_stored",
+            Severity.ERROR,
+            "Changes of consumers with acks cannot be stored, so nothing is delivered to them and "
+            "no ack is confirmed. Publishing goes on.",
+            "make room or mend the disk: the daemon tries again by itself",
+        ),
+        Kind(
+            "consumers_uncertain",
+            Severity.WARNING,
+            "Stored changes of consumers with acks are lost to damage. They continue from an older "
+            "state, so messages that were acked may be delivered again.",
+            "check the disk, and whether workers tolerate repeated messages; a consumer that is "
+            "created again is certain",
+        ),
+        Kind(
             "newer_records",
             Severity.ERROR,
             "A newer liftlog has stored checkpoints or consumer groups in a form that this version "

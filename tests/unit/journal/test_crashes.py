@@ -42,12 +42,12 @@ def test_a_stop_before_any_operation(seed: int) -> None:
         actor = run(fs, seed)
         store = reopen_store(fs.kill())
         actor.check(read_all(store), killed=True)
-        assert not store.ledger.uncertain_count()
+        assert not store.ledger.uncertain()
         for keep in ("none", "all", "some", "last"):
             store = reopen_store(fs.power_cut(keep, stop_at), boot="boot-2")
             found = read_all(store)
             actor.check(found, killed=False)
-            assert not store.ledger.uncertain_count(), "only what was not synced is lost"
+            assert not store.ledger.uncertain(), "only what was not synced is lost"
             found_older += found != actor.world
     assert found_older, "power cuts lose something"
 
@@ -64,7 +64,7 @@ def test_it_goes_on_after_each_stop(seed: int) -> None:
         store = reopen_store(after, boot=f"boot-{boot + 2}")
         found = read_all(store)
         actor.check(found, killed=not boot % 2)
-        assert not store.ledger.uncertain_count()
+        assert not store.ledger.uncertain()
         fs, number = after, actor.number
         actor = Actor(store, 100 * seed + boot)
         actor.number = number

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.daemons.local_broker import Running
 
-from liftlog.errors import Forbidden, StreamNotFound, StreamUnavailable
+from liftlog.errors import DiskFull, Forbidden, StreamNotFound, StreamUnavailable
 from liftlog.log import OsFileSystem
 from liftlog.log.files.manifest import read_manifest
 from liftlog.server.journal import Change, ConsumerKey, StateVersion
@@ -96,3 +96,20 @@ async def test_one_of_a_newer_version_is_shown_and_left_alone(tmp_path: Path) ->
     assert broker.stream("orders").is_accepting
     await broker.close()
     assert {one.name: one.read_bytes() for one in directory.iterdir()} == before
+
+
+async def test_what_is_wrong_with_it_is_a_condition(tmp_path: Path) -> None:
+    broker = await Running(tmp_path, **STREAMS).start()
+    await with_consumers(broker, broker.hosts["orders"].log.incarnation)
+    journal = await broker.journal.get()
+    assert list(broker.journal.conditions()) == []
+    journal.problem = DiskFull("the disk is full")
+    (found,) = broker.journal.conditions()
+    assert (found.kind.name, found.text) == ("consumers_not_stored", str(journal.problem))
+    journal.problem = None
+    journal.ledger.doubt_before(100)
+    (found,) = broker.journal.conditions()
+    assert found.kind.name == "consumers_uncertain"
+    assert "billing" in found.text
+    assert found in [*await broker.conditions.now()]
+    await broker.close()
