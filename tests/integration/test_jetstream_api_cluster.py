@@ -297,3 +297,15 @@ async def published_and_read(js: Any, got: asyncio.Queue[Any], numbers: range) -
     found = [await asyncio.wait_for(got.get(), 60) for _ in numbers]
     assert [int(one.data) for one in found] == list(numbers)
     return found
+
+
+def test_consumers_with_acks_are_refused(server: NatsServer, cluster: Cluster) -> None:
+    """A node would keep their states for itself, and the next leader would not know them."""
+    with RawNats(server.port, timeout=60) as raw:
+        while not is_created(raw):
+            pass
+        config = {"durable_name": "d", "ack_policy": "explicit"}
+        body = {"stream_name": "js", "config": config}
+        refused = asked_again(raw, "CONSUMER.DURABLE.CREATE.js.d", body)["error"]
+        assert (refused["code"], refused["err_code"]) == (400, 10012)
+        assert "cluster" in refused["description"]
