@@ -14,7 +14,11 @@ from liftlog.server.jetstream_api.answers import (
     command,
     invalid_json,
 )
-from liftlog.server.jetstream_api.consumers.config import parse_consumer, refused
+from liftlog.server.jetstream_api.consumers.config import (
+    parse_consumer,
+    refused,
+    without_acks,
+)
 from liftlog.server.jetstream_api.consumers.consumer import Consumer
 from liftlog.server.jetstream_api.consumers.pull_body import (
     BadPull,
@@ -83,7 +87,8 @@ async def _made(request: Request, config: dict[str, Any], action: str) -> Answer
         raise invalid_json("action: expected create or update")
     request.authorize("read")
     host = request.led_stream()
-    spec = parse_consumer(config, secrets.token_hex(4))
+    is_cluster = request.broker.settings.cluster is not None
+    spec = parse_consumer(without_acks(config) if is_cluster else config, secrets.token_hex(4))
     there = await _find(request, spec.name)
     if there is not None:
         if there.spec == spec:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from liftlog.deliveries.settings import AckPolicy
 from liftlog.server.jetstream_api.answers import JetStreamError
-from liftlog.server.jetstream_api.consumers.config import parse_consumer, parse_time
+from liftlog.server.jetstream_api.consumers.config import parse_consumer, parse_time, without_acks
 
 SECOND = 10**9
 
@@ -62,6 +62,23 @@ def test_a_worker_of_a_client_is_taken() -> None:
     assert (settings.ack_policy, settings.max_deliver) == (AckPolicy.EXPLICIT, -1)
     assert (settings.ack_wait_ns, settings.backoff_ns) == (SECOND, (SECOND, 2 * SECOND))
     assert (settings.max_ack_pending, settings.pause_until_ns) == (1000, 2 * SECOND)
+
+
+PAGER = {
+    "name": "stream_pager_1",
+    "durable_name": "stream_pager_1",
+    "ack_policy": "explicit",
+    "mem_storage": True,
+    "inactive_threshold": 3600 * SECOND,
+    "pause_until": "0001-01-01T00:00:00Z",
+}
+
+
+def test_the_pager_of_the_command_line_needs_no_acks() -> None:
+    spec = parse_consumer(without_acks(PAGER), "default")
+    assert (spec.name, spec.config["ack_policy"], spec.is_kept) == ("stream_pager_1", "none", False)
+    for other in ({"mem_storage": False}, {"inactive_threshold": 0}, {"durable_name": "pager"}):
+        assert parse_consumer(without_acks({**PAGER, "name": "", **other}), "default").is_kept
 
 
 def test_what_is_shown_means_the_same() -> None:

@@ -35,6 +35,7 @@ _MAX_CONFIG_BYTES = 16 * 1024
 """It is kept as long as the consumer, and repeated in answers."""
 _MAX_NAME = 255
 _FAR = 2**63
+_PAGER = "stream_pager_"
 
 _DEFAULT_ACK_WAIT_NS = 30 * _NS
 _DEFAULT_ACK_PENDING = 1000
@@ -93,6 +94,25 @@ def refused(why: str) -> JetStreamError:
 def parse_consumer(config: Mapping[str, Any], default_name: str) -> ConsumerSpec:
     """Raises JetStreamError."""
     return _Reader(config).read(default_name)
+
+
+def without_acks(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the configuration with which `nats stream view` reads where consumers with acks are
+    refused; any other configuration as it is.
+
+    The command asks for a durable consumer with acks, but in memory and with an inactivity
+    threshold. It never acks, and deletes the consumer at its end.
+    """
+    durable = config.get("durable_name")
+    is_pager = (
+        isinstance(durable, str)
+        and durable.startswith(_PAGER)
+        and config.get("mem_storage") is True
+        and bool(config.get("inactive_threshold"))
+    )
+    if not is_pager:
+        return config
+    return {**config, "durable_name": None, "name": durable, "ack_policy": "none"}
 
 
 def parse_time(text: str) -> int:
