@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 from collections.abc import Iterator
 from typing import Any
@@ -331,3 +332,37 @@ def test_jetstreams_clients_get_no_answer_until_nats_allows_it(
         os.kill(daemon.pid, signal.SIGHUP)
         until(lambda: b"account_info" in raw.request("$JS.API.INFO", b"").payload)
         assert_no_traceback(daemon)
+
+
+WORKERS = ["s.>", "$JS.API.>", "_INBOX.>", "$JS.FC.>"]
+FOR_WORKERS = ["_INBOX.>", "$JS.API.INFO"]
+ACKS = "$JS.ACK.s.>"
+
+
+def test_acks_of_workers() -> None:
+    """A consumer is not created where NATS refuses its acks; one that exists is shown."""
+    leafnodes = {"listen": "127.0.0.1:-1"}
+    with NatsServer(**users(WORKERS, FOR_WORKERS), leafnodes=leafnodes) as server:
+        found = re.search(r"Listening for leafnode connections on (\S+:\d+)", server.log)
+        assert found is not None, server.log
+        nats = {**LOGIN, "reconnect_wait": "50ms", "jetstream_api": True, "leafnode": found[1]}
+        with Daemon(server.url, {"nats": nats}) as daemon, RawNats(server.port) as raw:
+            until(lambda: "jetstream-api-answers" in daemon.log)
+
+            def asked(method: str, body: Any) -> Any:
+                return raw.request(f"$JS.API.{method}", json.dumps(body).encode()).json()
+
+            config = {"durable_name": "c", "ack_policy": "explicit"}
+            wish = {"stream_name": "s", "config": config}
+            assert "error" not in asked("STREAM.CREATE.s", {"name": "s", "subjects": ["s.>"]})
+            refused = asked("CONSUMER.DURABLE.CREATE.s.c", wish)["error"]
+            assert f"permission to subscribe to {ACKS}" in refused["description"]
+            assert "worker_acks" not in readiness(daemon)["warnings"]
+            leafnodes = {"listen": found[1]}
+            server.reload(**users([*WORKERS, "$JS.ACK.>"], FOR_WORKERS), leafnodes=leafnodes)
+            until(lambda: "error" not in asked("CONSUMER.DURABLE.CREATE.s.c", wish))
+            server.reload(**users(WORKERS, FOR_WORKERS), leafnodes=leafnodes)
+            until(lambda: "worker_acks" in readiness(daemon)["warnings"])
+            warning = readiness(daemon)["warnings"]["worker_acks"]
+            assert warning.startswith(f"NATS refuses {ACKS}: Permissions Violation")
+            assert_no_traceback(daemon)

@@ -198,18 +198,15 @@ async def test_pulls_of_a_read_with_headers(server: NatsServer, raw: RawNats) ->
 async def test_streams_come_and_go(server: NatsServer, raw: RawNats) -> None:
     async with linked(server) as (link, taken):
         for stream in ("s", "t"):
-            link.lead(stream)
-            await link.confirm(stream)
-        leaving = asyncio.ensure_future(link.leave("s"))
-        await asyncio.sleep(0)
-        leaving.cancel()  # it ends all the same
-        await asyncio.gather(leaving, return_exceptions=True)
-        link.lead("s")
+            await link.ensure(stream)
+        link.leave("s")
+        link.lead("s")  # at once again
         await link.confirm("s")
         raw.pub(reply_of(1))
         await until(lambda: taken.offsets == [1])  # once: the first subscription is gone
-        await link.leave("s")
-        await link.leave("s")
+        link.leave("s")
+        link.leave("s")
+        await link.left()
         raw.pub(reply_of(2))
         raw.pub(NEXT, reply="_INBOX.a")
         raw.pub(reply_of(3, stream="t"))
@@ -247,10 +244,11 @@ async def test_after_a_disconnect() -> None:
             await link.confirm("s")
             server.stop()
             await until(lambda: not link.link.connected)
-            assert "there is no connection to NATS" in link.problems()["s"]
             link.lead("t")
             with pytest.raises(NatsUnavailable):
                 await link.confirm("t")
+            with pytest.raises(NatsUnavailable):
+                await link.ensure("u")
             server.start()
             await until(lambda: link.link.connected)
             for stream in ("s", "t"):
@@ -276,9 +274,12 @@ async def test_a_permission_that_is_missing_is_named_and_may_be_given_later(
 ) -> None:
     with NatsServer(**users("_INBOX.>", *allowed)) as server:
         async with linked(server, user="daemon", password="secret") as (link, taken):
+            with pytest.raises(NatsRefused, match="Permissions Violation"):
+                await link.ensure("s")
+            assert not link.problems()  # nobody wants it any more
             link.lead("s")
             with pytest.raises(NatsRefused, match="Permissions Violation") as refused:
-                await link.confirm("s")
+                await link.ensure("s")
             hint = f"give the daemon's NATS user permission to subscribe to {ACKS}, {PULLS}"
             assert refused.value.hint == hint
             problem = link.problems()["s"]

@@ -189,6 +189,11 @@ class JetStreamApi:
         self._consumers.flow_answered(subject)
         self._acked.flow_answered(subject)
 
+    @property
+    def worker_problems(self) -> dict[str, str]:
+        """By stream, why NATS does not pass on acks and pulls for its consumers."""
+        return self._workers.problems()
+
     def _take_from_workers(self, arrived: Arrived) -> None:
         self._acked.take(arrived)
 

@@ -225,6 +225,9 @@ class Health:
         api = self.jetstream_api
         if api is not None and api.problem and self._link.connected:
             yield Condition.of("jetstream_api", f"JetStream's clients get no answer: {api.problem}")
+        if api is not None and (refused_acks := api.worker_problems):
+            text = "; ".join(dict.fromkeys(refused_acks.values()))
+            yield Condition.of("worker_acks", text, streams=tuple(refused_acks))
         if self._link.is_lame_duck:
             text = "the NATS server is about to stop, and no other server was found yet"
             yield Condition.of("lame_duck", text)

@@ -256,6 +256,14 @@ KINDS: dict[str, Kind] = {
             "`liftlog docs reference/jetstream-api`",
         ),
         Kind(
+            "worker_acks",
+            Severity.WARNING,
+            "NATS refuses the acks or pulls for consumers with acks: their messages are delivered "
+            "again, or not at all.",
+            "allow the daemon's NATS user to subscribe to the subjects: `liftlog docs how-to/nats`",
+            About.STREAM,
+        ),
+        Kind(
             "lame_duck",
             Severity.WARNING,
             "The NATS server is about to stop, and no other server was found yet.",

@@ -268,8 +268,7 @@ class AckedConsumers:
                 raise JetStreamError(400, 10148, "consumer already exists")
             self._check_room(spec, host, party)
             await self._leaf.wait_connected()
-            self._link.lead(host.name)
-            await self._link.confirm(host.name)
+            await self._link.ensure(host.name)
             shared = self._shared or self._share(await self._broker.journal.get())
             shared.journal.check_writable()
             deliveries = Deliveries(self._broker, self._services.gate, host, spec.deliver_subject)
@@ -450,6 +449,7 @@ class AckedConsumers:
             del found[consumer.spec.name]
             if not found:
                 del self._all[consumer.host.name]
+                self._link.leave(consumer.host.name)
 
     def _check_room(self, spec: ConsumerSpec, host: StreamHost, party: bytes) -> None:
         own = host.settings.jetstream

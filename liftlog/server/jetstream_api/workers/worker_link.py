@@ -94,6 +94,7 @@ class WorkerLink:
         self._api_level = api_level
         self._led: dict[str, _Led] = {}
         self._arrived: dict[str, _Led] = {}
+        self._leaving: set[asyncio.Future[bool]] = set()
         self._is_open = asyncio.Event()
         self._is_open.set()
         self._warnings = RareWarnings(logger)
@@ -115,6 +116,9 @@ class WorkerLink:
         """Send what is queued, and close the connection. Nothing is taken afterwards."""
         self._led.clear()
         self._arrived.clear()
+        for ending in self._leaving:
+            ending.cancel()
+        await self.left()
         await self.link.close()
 
     # --- streams ---
@@ -147,25 +151,43 @@ class WorkerLink:
             if isinstance(found, BaseException):
                 raise found
 
-    async def leave(self, stream: str) -> None:
-        """Unsubscribe. What has arrived for the stream and was not handed over is dropped. The
-        subscriptions end even if the caller is cancelled."""
+    async def ensure(self, stream: str) -> None:
+        """Subscribe for the consumers of a stream, and return when NATS has confirmed it.
+
+        Raises NatsRefused, and NatsUnavailable without a connection. Then, and if the caller is
+        cancelled, the stream is led only if it was before.
+        """
+        was_led = stream in self._led
+        self.lead(stream)
+        try:
+            await self.confirm(stream)
+        except BaseException:
+            if not was_led:
+                self.leave(stream)
+            raise
+
+    def leave(self, stream: str) -> None:
+        """Unsubscribe. What has arrived for the stream and was not handed over is dropped, and what
+        arrives until NATS has confirmed it; `left` returns then."""
         led = self._led.pop(stream, None)
         self._arrived.pop(stream, None)
-        if led is not None:
-            ending = [asyncio.ensure_future(self.link.unwant(one)) for one in led.subscriptions]
-            await asyncio.shield(asyncio.gather(*ending))
+        for one in () if led is None else led.subscriptions:
+            ending = asyncio.ensure_future(self.link.unwant(one))
+            self._leaving.add(ending)
+            ending.add_done_callback(self._leaving.discard)
+
+    async def left(self) -> None:
+        """Return when NATS has confirmed the end of all subscriptions that `leave` has ended."""
+        await asyncio.gather(*self._leaving, return_exceptions=True)
 
     def problems(self) -> dict[str, str]:
-        """Return, by stream, why no acks or pulls arrive at the moment; empty if all do."""
+        """Return, by stream, what NATS refuses, and the permission that it needs."""
         found = {}
         for stream, led in self._led.items():
             refused = [one for one in led.subscriptions if one.problem]
             if refused:
                 subjects = ", ".join(one.refused_subjects for one in refused)
                 found[stream] = f"NATS refuses {subjects}: {refused[0].problem}; {_hint(led)}"
-            elif not self.link.connected:
-                found[stream] = f"there is no connection to NATS: {self.link.problem}"
         return found
 
     # --- reading ---
