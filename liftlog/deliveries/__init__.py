@@ -19,6 +19,8 @@ All times and stamps are ns since 1970. Arrays are columns: one entry per messag
 An object belongs to one thread.
 
 consumer      the leader: events of a turn, its instructions and its delta
+priorities    priority groups: which pull gets the next message
+pull          one pull: what is asked for, what is left
 demand        waiting pulls: what each of them gets, and how it ends
 acks          a chunk of acks, and the verdict about each
 records       records that the daemon has read

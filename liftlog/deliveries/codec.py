@@ -13,7 +13,13 @@ import numpy as np
 
 from liftlog.deliveries import changes
 from liftlog.deliveries.columns import Ints
-from liftlog.deliveries.settings import MAX_BACKOFFS, MAX_WAITING, AckPolicy, Settings
+from liftlog.deliveries.settings import (
+    MAX_BACKOFFS,
+    MAX_WAITING,
+    AckPolicy,
+    PriorityPolicy,
+    Settings,
+)
 from liftlog.deliveries.state import ConsumerState
 from liftlog.deliveries.wire import MAX_OFFSET, MAX_TIME_NS, Reader, Writer
 from liftlog.errors import CorruptState, NewerFormat
@@ -22,6 +28,7 @@ VERSION = 1
 MAX_NUMBERS = 4_000_000
 """Most numbers in the columns of a delta."""
 MAX_REPLY_BYTES = 4096
+MAX_GROUPS = 16
 
 
 def encode_delta(done: Sequence[changes.Change]) -> bytes:
@@ -73,6 +80,10 @@ def check_version(found: int, newest: int) -> None:
 def write_settings(writer: Writer, settings: Settings) -> None:
     writer.number(settings.ack_policy)
     writer.number(settings.is_push)
+    writer.number(settings.priority_policy)
+    writer.number(len(settings.priority_groups))
+    for group in settings.priority_groups:
+        writer.raw(group.encode())
     writer.number(len(settings.backoff_ns))
     for value in (*settings.backoff_ns, *(getattr(settings, name) for name in _LIMITS)):
         writer.signed(value)
@@ -81,10 +92,19 @@ def write_settings(writer: Writer, settings: Settings) -> None:
 def read_settings(reader: Reader) -> Settings:
     policy = AckPolicy(reader.number(max(AckPolicy)))
     is_push = bool(reader.number(1))
+    priority = PriorityPolicy(reader.number(max(PriorityPolicy)))
+    groups = tuple([reader.text() for _ in range(reader.number(MAX_GROUPS))])
     backoff = tuple([reader.signed() for _ in range(reader.number(MAX_BACKOFFS))])
     limits = {name: reader.signed() for name in _LIMITS}
     try:
-        return Settings(policy, backoff_ns=backoff, is_push=is_push, **limits)
+        return Settings(
+            policy,
+            backoff_ns=backoff,
+            is_push=is_push,
+            priority_policy=priority,
+            priority_groups=groups,
+            **limits,
+        )
     except ValueError as error:
         raise CorruptState(f"settings of a consumer: {error}") from error
 
@@ -99,6 +119,7 @@ _LIMITS = (
     "max_request_bytes",
     "pause_until_ns",
     "ack_prefix_bytes",
+    "pinned_ttl_ns",
 )
 
 

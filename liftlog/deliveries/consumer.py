@@ -37,13 +37,20 @@ from liftlog.deliveries.instructions import (
     Turn,
 )
 from liftlog.deliveries.records import Records, Scan, reply_sizes
-from liftlog.deliveries.settings import MAX_PENDING, MAX_WAIT_NS, AckPolicy, Settings
+from liftlog.deliveries.settings import (
+    MAX_PENDING,
+    MAX_WAIT_NS,
+    AckPolicy,
+    PriorityPolicy,
+    Settings,
+)
 from liftlog.deliveries.state import ConsumerState
 from liftlog.deliveries.statuses import left_over
 
 _MOST_BLOCKS = 32
 """Blocks that one `tick` looks into: about 2 ms."""
 
+_NO_PRIORITIES = PriorityPolicy.NONE
 _EXPLICIT, _ALL, _NONE = AckPolicy  # bound here, as looking up a member takes a while
 
 
@@ -140,7 +147,8 @@ class Consumer:
         if not len(offsets) or self.state.settings.is_paused(now_ns):
             return
         pendings = np.full(len(offsets), num_pending)
-        taken = self._share(offsets, counts, pendings, records.sizes[places], now_ns)
+        held = np.full(len(offsets), self.state.pending.total)
+        taken = self._share(offsets, counts, pendings, held, records.sizes[places], now_ns)
         if taken:
             self._do(changes.Redelivered(offsets[:taken], now_ns))
 
@@ -161,7 +169,8 @@ class Consumer:
             counts = np.ones(len(offsets), np.int64)
             left = num_pending - skipped - np.arange(1, len(offsets) + 1)
             sizes = records.sizes[: len(offsets)]
-            taken = self._share(offsets, counts, np.maximum(left, 0), sizes, now_ns)
+            held = state.pending.total + np.arange(len(offsets))
+            taken = self._share(offsets, counts, np.maximum(left, 0), held, sizes, now_ns)
             if taken:
                 stamps = records.stamps_ns[:taken]
                 bounds = int(stamps.min()), int(stamps.max())
@@ -204,6 +213,8 @@ class Consumer:
         offsets, counts = state.pending.take_due(now_ns, _MOST_BLOCKS)
         self._fall_due(offsets, counts)
         self._instructions += self._pulls.expire(now_ns)
+        self._pulls.priorities.expire(now_ns)
+        self._take_pins()
         last = state.next_offset - 1
         self._instructions += self._pulls.heartbeats(now_ns, state.sequence, last)
         was_paused, self._is_paused = self._is_paused, state.settings.is_paused(now_ns)
@@ -280,6 +291,11 @@ class Consumer:
             state.settings.is_paused(now_ns),
         )
 
+    def unpin(self) -> None:
+        """Take the pin of the pinned client, as an operator asks."""
+        self._pulls.priorities.unpin("admin")
+        self._take_pins()
+
     def end_turn(self) -> Turn:
         """Return what the events since the last turn have changed and caused."""
         pulls = self._pulls.take_changes(self.state.pulls)
@@ -306,25 +322,40 @@ class Consumer:
             return MAX_PENDING
         return min(settings.most_pending - self.state.pending.total, room)
 
-    def _share(self, offsets: Ints, counts: Ints, pendings: Ints, sizes: Ints, now_ns: int) -> int:
-        """Divide messages among the demand, and return how many were taken."""
-        state = self.state
+    def _share(
+        self, offsets: Ints, counts: Ints, pendings: Ints, held: Ints, sizes: Ints, now_ns: int
+    ) -> int:
+        """Divide messages among the demand, and return how many were taken. `held`: pending
+        messages when each of them is delivered."""
+        state, settings = self.state, self.state.settings
         first = state.sequence + 1
         sequences = np.arange(first, first + len(offsets), dtype=np.int64)
         shares: list[Share]
-        if state.settings.is_push:
+        pin = b""
+        if settings.is_push:
             shares, taken = self._push.share(sizes)
             statuses: list[Status] = []
         else:
             if self._pulls.has_byte_limits:
-                prefix = state.settings.ack_prefix_bytes
+                prefix = settings.ack_prefix_bytes
                 sizes = sizes + reply_sizes(prefix, counts, offsets, sequences, pendings)
-            shares, taken, statuses = self._pulls.share(sizes, now_ns)
+            if settings.priority_policy == _NO_PRIORITIES:
+                shares, taken, statuses = self._pulls.share(sizes, now_ns)
+            else:
+                shares, taken, statuses = self._pulls.share_by_priority(
+                    sizes, pendings + 1, held, settings, now_ns
+                )
+                self._take_pins()
+                pin = self._pulls.priorities.pin
         for reply, index in shares:
             columns = offsets[index], sequences[index], counts[index], pendings[index]
-            self._instructions.append(Deliver(reply, *columns))
+            self._instructions.append(Deliver(reply, *columns, pin))
         self._instructions += statuses
         return taken
+
+    def _take_pins(self) -> None:
+        self._instructions += self._pulls.priorities.instructions
+        self._pulls.priorities.instructions.clear()
 
     def _acknowledge(self, acks: Acks, part: Index, now_ns: int) -> Bytes:
         """Apply acks of different messages, and return their verdicts."""

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
 
 from liftlog.deliveries.changes import PullsChanged, StoredPull
 from liftlog.deliveries.columns import Index, Ints
 from liftlog.deliveries.instructions import Ending, Status
-from liftlog.deliveries.settings import MAX_WAIT_NS, Settings
-from liftlog.deliveries.statuses import exceeded, go_duration, heartbeat, left_over
+from liftlog.deliveries.priorities import Priorities
+from liftlog.deliveries.pull import Pull
+from liftlog.deliveries.pull import PullRequest as PullRequest
+from liftlog.deliveries.settings import PriorityPolicy, Settings
+from liftlog.deliveries.statuses import exceeded, go_duration, heartbeat
 
 TIMED_OUT = b"408 Request Timeout"
 _NO_MESSAGES = b"404 No Messages"
 _TOO_LARGE = b"409 Message Size Exceeds MaxBytes"
-
-_MOST = 2**62
-"""Larger requests count as this: no client gets so many messages or bytes."""
 
 _ENDINGS = {
     Ending.TAKEN_OVER: (TIMED_OUT, True),
@@ -28,53 +27,6 @@ _ENDINGS = {
     Ending.SERVER_SHUTDOWN: (b"409 Server Shutdown", True),
 }
 """Words, and True for those with what is left."""
-
-
-@dataclass(frozen=True, slots=True)
-class PullRequest:
-    """A request for messages. Durations are 0 for none. `reply` is not empty.
-
-    The door has parsed it, and has refused a heartbeat of more than half of `expires_ns`.
-    """
-
-    reply: bytes
-    batch: int = 1
-    max_bytes: int = 0
-    no_wait: bool = False
-    expires_ns: int = 0
-    heartbeat_ns: int = 0
-
-
-class _Pull:
-    __slots__ = (
-        "delivered",
-        "expires_at_ns",
-        "heartbeat_at_ns",
-        "heartbeat_ns",
-        "left",
-        "left_bytes",
-        "no_wait",
-        "number",
-        "reply",
-    )
-
-    def __init__(self, number: int, request: PullRequest, now_ns: int) -> None:
-        self.number = number
-        self.reply = request.reply
-        self.left = min(max(request.batch, 1), _MOST)
-        self.left_bytes = min(max(request.max_bytes, 0), _MOST)
-        self.no_wait = request.no_wait
-        expires_ns = min(request.expires_ns, MAX_WAIT_NS)
-        self.expires_at_ns = now_ns + expires_ns if expires_ns > 0 else 0
-        self.heartbeat_ns = max(request.heartbeat_ns, 0)
-        self.heartbeat_at_ns = now_ns + self.heartbeat_ns if self.heartbeat_ns else 0
-        self.delivered = 0
-
-    def is_over(self, now_ns: int) -> bool:
-        return 0 < self.expires_at_ns <= now_ns
-
-    def status(self, words: bytes) -> Status:
-        return left_over(self.reply, words, self.left, self.left_bytes)
 
 
 Share = tuple[bytes, Index]
@@ -86,7 +38,8 @@ class Pulls:
     behind the others. Methods return the statuses to send."""
 
     def __init__(self) -> None:
-        self._waiting: deque[_Pull] = deque()
+        self.priorities = Priorities()
+        self._waiting: deque[Pull] = deque()
         self._next_number = 0
         self._changed: set[int] = set()
         self._ended: list[int] = []
@@ -112,6 +65,7 @@ class Pulls:
     ) -> list[Status]:
         """Let a request wait, or refuse it. `available`: messages that could be delivered now."""
         refused = self._refusal(request, settings)
+        refused = refused or self.priorities.refusal(request, settings, now_ns)
         if refused is not None:
             return [refused]
         statuses = self.expire(now_ns)
@@ -125,9 +79,9 @@ class Pulls:
             if request.heartbeat_ns <= 0:
                 statuses.append(Status(request.reply, b"409 Exceeded MaxWaiting"))
             return statuses
-        pull = _Pull(self._next_number, request, now_ns)
+        pull = Pull(self._next_number, request, now_ns)
         self._next_number += 1
-        self._waiting.append(pull)
+        self.priorities.insert(self._waiting, pull, settings.priority_policy)
         self._changed.add(pull.number)
         return statuses
 
@@ -170,6 +124,7 @@ class Pulls:
     def next_event_ns(self) -> int | None:
         """Return when a pull expires or a heartbeat is due; None if never."""
         times = [one.expires_at_ns for one in self._waiting if one.expires_at_ns]
+        times += [self.priorities.unpin_at_ns] if self.priorities.unpin_at_ns else []
         times += [one.heartbeat_at_ns for one in self._waiting if one.heartbeat_at_ns]
         return min(times, default=None)
 
@@ -179,7 +134,7 @@ class Pulls:
         Returns the shares, how many messages were taken, and the statuses that follow.
         """
         statuses = self.expire(now_ns)
-        shares: dict[int, tuple[_Pull, list[Index]]] = {}
+        shares: dict[int, tuple[Pull, list[Index]]] = {}
         at = 0
         while at < len(sizes) and self._waiting:
             rounds = self._whole_rounds(sizes[at:])
@@ -193,12 +148,44 @@ class Pulls:
                 self._end([pull])
                 continue
             self._give_one(pull, at, size, shares, statuses)
+            self._requeue(pull, PriorityPolicy.NONE)
             at += 1
+        return self._shared(shares, now_ns), at, statuses
+
+    def share_by_priority(
+        self, sizes: Ints, pendings: Ints, held: Ints, settings: Settings, now_ns: int
+    ) -> tuple[list[Share], int, list[Status]]:
+        """Do the same by priority groups. `pendings` and `held`: matching records for first
+        deliveries, and messages without acks, when each message is delivered."""
+        statuses = self.expire(now_ns)
+        shares: dict[int, tuple[Pull, list[Index]]] = {}
+        at = 0
+        while at < len(sizes) and self._waiting:
+            had_pin = bool(self.priorities.pin)
+            pull, ended = self.priorities.choose(
+                self._waiting, settings, int(pendings[at]), int(held[at]), now_ns
+            )
+            self._forget(ended)
+            if pull is None:
+                break
+            size = int(sizes[at])
+            if 0 < pull.left_bytes < size:
+                statuses.append(pull.status(_TOO_LARGE))
+                self._end([pull])
+                if not had_pin:
+                    self.priorities.pin = b""
+                continue
+            self._give_one(pull, at, size, shares, statuses)
+            self._requeue(pull, settings.priority_policy)
+            at += 1
+        return self._shared(shares, now_ns), at, statuses
+
+    def _shared(self, shares: dict[int, tuple[Pull, list[Index]]], now_ns: int) -> list[Share]:
+        """Return the shares; a pull that got messages needs no heartbeat for a while."""
         for pull, _ in shares.values():
             if pull.heartbeat_ns:
                 pull.heartbeat_at_ns = now_ns + pull.heartbeat_ns
-        found = [(pull.reply, np.concatenate(parts)) for pull, parts in shares.values()]
-        return found, at, statuses
+        return [(pull.reply, np.concatenate(parts)) for pull, parts in shares.values()]
 
     def take_changes(self, stored: dict[int, StoredPull]) -> PullsChanged | None:
         """Return the changes since the last call, relative to the pulls that are `stored`."""
@@ -242,7 +229,7 @@ class Pulls:
         return rounds
 
     def _give_rounds(
-        self, sizes: Ints, at: int, rounds: int, shares: dict[int, tuple[_Pull, list[Index]]]
+        self, sizes: Ints, at: int, rounds: int, shares: dict[int, tuple[Pull, list[Index]]]
     ) -> int:
         count = len(self._waiting)
         end = at + rounds * count
@@ -258,10 +245,10 @@ class Pulls:
 
     def _give_one(
         self,
-        pull: _Pull,
+        pull: Pull,
         at: int,
         size: int,
-        shares: dict[int, tuple[_Pull, list[Index]]],
+        shares: dict[int, tuple[Pull, list[Index]]],
         statuses: list[Status],
     ) -> None:
         """Give a message to the first pull, which may end with it."""
@@ -273,20 +260,27 @@ class Pulls:
         pull.left -= 1
         pull.delivered += 1
         self._waiting.popleft()
+        if not pull.left and pull.left_bytes:
+            statuses.append(pull.status(b"409 Batch Completed"))
+
+    def _requeue(self, pull: Pull, policy: PriorityPolicy) -> None:
+        """Let a pull that got a message wait behind the others, if it wants more."""
         if pull.left:
-            self._waiting.append(pull)
+            self.priorities.insert(self._waiting, pull, policy)
             self._changed.add(pull.number)
         else:
-            self._ended.append(pull.number)
-            self._changed.discard(pull.number)
-            if pull.left_bytes:
-                statuses.append(pull.status(b"409 Batch Completed"))
+            self._forget([pull])
 
-    def _end(self, ended: list[_Pull]) -> list[_Pull]:
+    def _forget(self, ended: list[Pull]) -> None:
+        """Note that pulls no longer wait."""
+        numbers = {one.number for one in ended}
+        self._ended += numbers
+        self._changed -= numbers
+
+    def _end(self, ended: list[Pull]) -> list[Pull]:
         """Remove pulls, and return them."""
         if ended:
             numbers = {one.number for one in ended}
             self._waiting = deque([one for one in self._waiting if one.number not in numbers])
-            self._ended += numbers
-            self._changed -= numbers
+            self._forget(ended)
         return ended

@@ -24,6 +24,8 @@ class Deliver:
     """Number of deliveries of the message, with this one."""
     pendings: Ints
     """Matching records that are still to be delivered for the first time."""
+    pin: bytes = b""
+    """Id of the pinned client, which goes along in the header `Nats-Pin-Id`; empty: no header."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,21 @@ class Resumed:
     """The pause is over: send the advisory for it."""
 
 
-Instruction = Deliver | Status | Advisory | Resumed
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    """The consumer is pinned to a client: send the advisory for it."""
+
+    pin: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Unpinned:
+    """It no longer is. Reasons are JetStream's: `timeout`, `admin`."""
+
+    reason: str
+
+
+Instruction = Deliver | Status | Advisory | Resumed | Pinned | Unpinned
 
 
 class Ending(IntEnum):

@@ -27,6 +27,13 @@ class AckPolicy(IntEnum):
     """A message is done when it is delivered."""
 
 
+class PriorityPolicy(IntEnum):
+    NONE = 0
+    OVERFLOW = 1
+    PINNED_CLIENT = 2
+    PRIORITIZED = 3
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """Numbers of 0 or less mean "no limit" unless the field says otherwise. Raises ValueError."""
@@ -48,6 +55,10 @@ class Settings:
     is_push: bool = False
     ack_prefix_bytes: int = 0
     """Length of `$JS.ACK.<stream>.<consumer>.`, which counts for `max_bytes` of a pull."""
+    priority_policy: PriorityPolicy = PriorityPolicy.NONE
+    priority_groups: tuple[str, ...] = ()
+    pinned_ttl_ns: int = 120 * _SECOND
+    """A pinned client loses its pin if it sends no pull for so long."""
 
     def __post_init__(self) -> None:
         if not all(0 < wait <= MAX_WAIT_NS for wait in (self.ack_wait_ns, *self.backoff_ns)):

@@ -136,6 +136,12 @@ class Reader:
     def raw(self) -> bytes:
         return self._take(self.number())
 
+    def text(self) -> str:
+        try:
+            return self.raw().decode()
+        except UnicodeDecodeError as error:
+            raise CorruptState("a text is not in UTF-8") from error
+
     def column(self, most: int = _MAX) -> Ints:
         """Return up to `most` numbers."""
         count = self.number(min(most, self._left))

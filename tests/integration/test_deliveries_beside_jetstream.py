@@ -22,9 +22,10 @@ from support.rounds import examples
 from liftlog.deliveries.acks import AckKind, Acks
 from liftlog.deliveries.consumer import Consumer
 from liftlog.deliveries.demand import PullRequest
-from liftlog.deliveries.instructions import Advisory, Deliver, Instruction, Resumed
+from liftlog.deliveries.instructions import Advisory, Deliver, Instruction, Status
+from liftlog.deliveries.pull import Priority
 from liftlog.deliveries.records import Records, Scan
-from liftlog.deliveries.settings import AckPolicy, Settings
+from liftlog.deliveries.settings import AckPolicy, PriorityPolicy, Settings
 from liftlog.deliveries.state import ConsumerState
 
 pytestmark = pytest.mark.integration
@@ -54,6 +55,11 @@ class Beside:
         self.replies: dict[tuple[int, int], str] = {}
         self.exhausted: list[int] = []
         self.told: list[int] = []
+        self.real_pins: list[tuple[str, int]] = []
+        self.our_pins: list[tuple[str, int]] = []
+        self.newest_pin = ""
+        self.pins: dict[str, str] = {}
+        """JetStream's ids of pinned clients -> ours."""
         self._pulls = 0
 
     async def begin(self) -> None:
@@ -68,6 +74,11 @@ class Beside:
         }
         if self.settings.ack_policy != AckPolicy.NONE:
             config["max_ack_pending"] = self.settings.max_ack_pending
+        if self.settings.priority_groups:
+            config["priority_groups"] = list(self.settings.priority_groups)
+            config["priority_policy"] = self.settings.priority_policy.name.lower()
+            if self.settings.priority_policy == PriorityPolicy.PINNED_CLIENT:
+                config["priority_timeout"] = self.settings.pinned_ttl_ns
         if self.settings.backoff_ns:
             config["backoff"] = list(self.settings.backoff_ns)
         await self._request(
@@ -99,6 +110,14 @@ class Beside:
             body.get("no_wait", False),
             body.get("expires", 0),
             body.get("idle_heartbeat", 0),
+            Priority(
+                body.get("group", ""),
+                body.get("min_pending", 0),
+                body.get("min_ack_pending", 0),
+                self.pins.get(body.get("id", ""), body.get("id", "")).encode(),
+                body.get("priority", 0),
+            ),
+            f"pin of {reply}".encode(),
         )
         self.machine.pull(request, self._num_pending(), time.time_ns())
         await self.settle()
@@ -177,10 +196,13 @@ class Beside:
             columns = one.counts, one.offsets, one.sequences, one.pendings
             rows = zip(*[column.tolist() for column in columns], strict=True)
             self.ours[one.reply.decode()] += rows
+            if one.pin:
+                self.our_pins += [(one.reply.decode(), offset) for offset in one.offsets.tolist()]
+                self.pins[self.newest_pin] = one.pin.decode()
         elif isinstance(one, Advisory):
             if one.kind.value == "max_deliver":
                 self.exhausted += one.offsets.tolist()
-        elif not isinstance(one, Resumed):
+        elif isinstance(one, Status):
             headers = {key.decode(): str(value) for key, value in one.headers}
             self.ours[one.reply.decode()].append((one.words.decode(), headers))
 
@@ -188,6 +210,10 @@ class Beside:
         if message.reply.startswith(PREFIX):
             count, sequence, delivery, _, pending = map(int, message.reply.split(".")[4:])
             self.replies[sequence, count] = message.reply
+            pin = (message.headers or {}).get("Nats-Pin-Id", "")
+            if pin:
+                self.real_pins.append((reply, sequence))
+                self.newest_pin = pin
             self.real[reply].append((count, sequence, delivery, pending))
         else:
             headers = dict(message.headers or {})
@@ -340,6 +366,57 @@ async def test_policy_none(beside: Any) -> None:
     await both.publish(9, 5)
     await both.pull(batch=6, expires=60 * SECOND)
     await both.pull(batch=6, expires=60 * SECOND)
+
+
+async def test_requests_of_priority_groups_that_are_refused(beside: Any) -> None:
+    both = await beside(priority_policy=PriorityPolicy.OVERFLOW, priority_groups=("g",))
+    for body in ({}, {"group": "h"}, {"group": "g", "id": "x"}, {"group": "g", "priority": 10}):
+        await both.pull(batch=1, expires=60 * SECOND, **body)
+    assert len(words_of(both)) == 4
+
+
+async def test_a_pinned_client(beside: Any) -> None:
+    both = await beside(
+        priority_policy=PriorityPolicy.PINNED_CLIENT,
+        priority_groups=("g",),
+        pinned_ttl_ns=3600 * SECOND,
+    )
+    body = {"group": "g", "expires": 60 * SECOND}
+    await both.pull(batch=3, **body)
+    await both.pull(batch=9, **body)
+    await both.publish(2, 5)
+    await both.publish(3, 5)
+    await both.settle()
+    assert both.our_pins == both.real_pins == [("r.1", 1), ("r.1", 2), ("r.1", 3)]
+    both.pins[both.newest_pin] = "pin of r.1"
+    await both.pull(batch=3, id="another", **body)
+    await both.pull(batch=4, id=both.newest_pin, **body)
+    await both.publish(1, 5)
+    assert both.our_pins == both.real_pins
+    assert words_of(both) == {"423 Nats-Pin-Id mismatch"}
+
+
+@pytest.mark.parametrize("policy", [PriorityPolicy.OVERFLOW, PriorityPolicy.PRIORITIZED])
+async def test_random_pulls_of_priority_groups(beside: Any, policy: PriorityPolicy) -> None:
+    chance = Random(policy)
+    both = await beside(priority_policy=policy, priority_groups=("g",), max_ack_pending=30)
+    for _ in range(50):
+        step = chance.random()
+        if step < 0.4:
+            await both.publish(chance.randint(1, 4), 5)
+        elif step < 0.8:
+            body: dict[str, Any] = {"group": "g", "expires": 60 * SECOND}
+            if policy == PriorityPolicy.PRIORITIZED:
+                body["priority"] = chance.randint(0, 9)
+            elif chance.random() < 0.7:
+                body["min_pending"] = chance.choice([0, 2, 5])
+                body["min_ack_pending"] = chance.choice([0, 3, 8])
+            await both.pull(batch=chance.randint(1, 6), **body)
+        elif both.replies:
+            kind = chance.choice([AckKind.ACK, AckKind.ACK, AckKind.NAK])
+            offset = chance.choice(list(both.replies))[0]
+            newest = max(one[1] for one in both.replies if one[0] == offset)
+            await both.ack(kind, (offset, newest))
 
 
 @pytest.mark.parametrize("seed", range(examples(0.06)))

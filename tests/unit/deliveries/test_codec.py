@@ -16,7 +16,13 @@ from liftlog.deliveries.acks import AckKind
 from liftlog.deliveries.codec import apply_delta, decode_delta, encode_delta
 from liftlog.deliveries.columns import Rising
 from liftlog.deliveries.records import Scan
-from liftlog.deliveries.settings import MAX_PENDING, MAX_WAIT_NS, AckPolicy, Settings
+from liftlog.deliveries.settings import (
+    MAX_PENDING,
+    MAX_WAIT_NS,
+    AckPolicy,
+    PriorityPolicy,
+    Settings,
+)
 from liftlog.deliveries.snapshot import decode_snapshot, encode_snapshot
 from liftlog.deliveries.state import MAX_EXHAUSTED, ConsumerState
 from liftlog.deliveries.wire import Reader, Writer
@@ -44,7 +50,10 @@ EVERY_CHANGE = [
     changes.LogStarted(3),
     changes.LogTruncated(3),
     changes.Updated(
-        Settings(AckPolicy.ALL, SECOND, (1, MAX_WAIT_NS), 3, -1, 5, 6, 7, 8, NOW, True, 9)
+        Settings(
+            *(AckPolicy.ALL, SECOND, (1, MAX_WAIT_NS), 3, -1, 5, 6, 7, 8, NOW, True, 9),
+            *(PriorityPolicy.OVERFLOW, ("one", "\N{GREEK SMALL LETTER MU}"), 10),
+        )
     ),
     changes.TakenOver(NOW),
     changes.PullsChanged((changes.StoredPull(5, b"_INBOX.a", 3, 0, NOW),), (1, 4)),

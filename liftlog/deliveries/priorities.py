@@ -1,0 +1,110 @@
+"""Priority groups: which of the waiting pulls gets the next message.
+
+Overflow: a pull waits until enough messages are pending or unacked. Pinned client: one client gets
+all messages until it stops to pull. Prioritized: pulls of a lower level come first.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from liftlog.deliveries.instructions import Instruction, Pinned, Status, Unpinned
+from liftlog.deliveries.pull import Pull, PullRequest
+from liftlog.deliveries.settings import PriorityPolicy, Settings
+
+_OVERFLOW, _PINNED, _PRIORITIZED = [
+    PriorityPolicy.OVERFLOW,
+    PriorityPolicy.PINNED_CLIENT,
+    PriorityPolicy.PRIORITIZED,
+]
+_MAX_LEVEL = 9
+
+
+class Priorities:
+    """A pin is in memory alone, as in JetStream: after a takeover another client may get it."""
+
+    def __init__(self) -> None:
+        self.pin = b""
+        """The client that gets all messages; empty: none."""
+        self._unpin_at_ns = 0
+        self.instructions: list[Instruction] = []
+        """Statuses and advisories since the caller cleared them."""
+
+    def refusal(self, request: PullRequest, settings: Settings, now_ns: int) -> Status | None:
+        """Return the status that refuses a request. One of the pinned client keeps its pin."""
+        asked, policy = request.priority, settings.priority_policy
+        why = ""
+        if (asked.min_pending or asked.min_ack_pending) and policy != _OVERFLOW:
+            why = "Not a Overflow Priority consumer"
+        elif asked.pin and policy != _PINNED:
+            why = "Not a Pinned Client Priority consumer"
+        elif not 0 <= asked.level <= _MAX_LEVEL:
+            why = "Priority must be between 0 and 9"
+        elif policy != PriorityPolicy.NONE and not asked.group:
+            why = "Priority Group missing"
+        elif policy != PriorityPolicy.NONE and asked.group not in settings.priority_groups:
+            why = "Invalid Priority Group"
+        if why:
+            return Status(request.reply, b"400 Bad Request - " + why.encode())
+        if self.pin and asked.pin == self.pin:
+            self._unpin_at_ns = now_ns + settings.pinned_ttl_ns
+        elif self.pin and asked.pin:
+            return Status(request.reply, b"423 Nats-Pin-Id mismatch")
+        return None
+
+    def insert(self, waiting: deque[Pull], pull: Pull, policy: PriorityPolicy) -> None:
+        """Let a pull wait behind those of its level."""
+        place = len(waiting)
+        if policy == _PRIORITIZED:
+            while place and waiting[place - 1].priority.level > pull.priority.level:
+                place -= 1
+        waiting.insert(place, pull)
+
+    def choose(
+        self, waiting: deque[Pull], settings: Settings, pending: int, held: int, now_ns: int
+    ) -> tuple[Pull | None, list[Pull]]:
+        """Bring the pull that gets the next message to the front, and return it; also those that
+        end because of their pin. `pending`: messages for first deliveries, `held`: without acks."""
+        ended: list[Pull] = []
+        turned = 0
+        while waiting and turned < len(waiting):
+            pull = waiting[0]
+            if settings.priority_policy == _PINNED and pull.pin and pull.pin != self.pin:
+                self.instructions.append(pull.status(b"423 Nats-Wrong-Pin-Id"))
+                ended.append(waiting.popleft())
+            elif self._is_next(pull, settings.priority_policy, pending, held):
+                if settings.priority_policy == _PINNED and not self.pin:
+                    self._pin_to(pull, now_ns + settings.pinned_ttl_ns)
+                return pull, ended
+            else:
+                waiting.rotate(-1)
+                turned += 1
+        return None, ended
+
+    def unpin(self, reason: str) -> None:
+        """Let another client be pinned."""
+        if self.pin:
+            self.pin = b""
+            self.instructions.append(Unpinned(reason))
+
+    def expire(self, now_ns: int) -> None:
+        """Take the pin of a client that has sent no pull for the time of the setting."""
+        if self.pin and self._unpin_at_ns <= now_ns:
+            self.unpin("timeout")
+
+    @property
+    def unpin_at_ns(self) -> int | None:
+        return self._unpin_at_ns if self.pin else None
+
+    def _is_next(self, pull: Pull, policy: PriorityPolicy, pending: int, held: int) -> bool:
+        asked = pull.priority
+        if policy == _PINNED:
+            return not self.pin or pull.pin == self.pin
+        if policy == _OVERFLOW and (asked.min_pending > 0 or asked.min_ack_pending > 0):
+            return 0 < asked.min_pending <= pending or 0 < asked.min_ack_pending <= held
+        return True
+
+    def _pin_to(self, pull: Pull, until_ns: int) -> None:
+        self.pin = pull.pin = pull.new_pin
+        self._unpin_at_ns = until_ns
+        self.instructions.append(Pinned(self.pin))
