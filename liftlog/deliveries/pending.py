@@ -381,8 +381,12 @@ class PendingMessages:
         if bool((numbers == first).all()):
             parts = [(first, np.arange(len(offsets)))]
         else:
-            order = np.argsort(numbers, kind="stable")
-            cuts = np.flatnonzero(np.diff(numbers[order])) + 1
+            steps = np.diff(numbers)
+            order = np.arange(len(numbers))
+            if bool((steps < 0).any()):
+                order = np.argsort(numbers, kind="stable")
+                steps = np.diff(numbers[order])
+            cuts = np.flatnonzero(steps) + 1
             parts = [(int(numbers[part[0]]), part) for part in np.split(order, cuts)]
         for number, where in parts:
             if number >= 0:

@@ -99,7 +99,7 @@ class ConsumerState:
 
     def _exhaust(self, change: changes.Exhausted) -> None:
         self.pending.remove(change.offsets)
-        self.exhausted.extend(change.offsets.tolist())
+        self.exhausted.extend(change.offsets[-MAX_EXHAUSTED:].tolist())
         self._raise_floor()
 
     def _start_log(self, change: changes.LogStarted) -> None:

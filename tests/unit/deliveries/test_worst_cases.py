@@ -189,7 +189,7 @@ def test_rare_events_with_a_million_pending(what: str) -> None:
         }[what]()
         return time.thread_time() - began
 
-    assert min(seconds() for _ in range(2)) < 0.25
+    assert any(seconds() < 0.25 for _ in range(5))
 
 
 def test_an_idle_consumer_is_small() -> None:
