@@ -14,9 +14,9 @@ Events go in, instructions and deltas come out. A leader drives a `Consumer`:
     consumer.tick(now_ns)                             # at the time of due_ns, or later
     turn = consumer.end_turn()                        # write turn.delta, then do its instructions
 
-Followers and restarts repeat the deltas on their own `ConsumerState`, and come to the same state.
-All times and stamps are ns since 1970. Arrays are columns: one entry per message, of equal length.
-An object belongs to one thread.
+A follower, or a restarted daemon, applies the deltas to its own `ConsumerState` and reaches the
+same state. All times and stamps are ns since 1970. Arrays are columns: one entry per message, of
+equal length. An object belongs to one thread.
 
 consumer      the leader: events of a turn, its instructions and its delta
 priorities    priority groups: which pull gets the next message

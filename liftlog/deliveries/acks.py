@@ -1,4 +1,4 @@
-"""Acks of workers: a chunk of them in columns, and the verdict about each."""
+"""Acks of workers: decides which acks of a chunk take effect. A chunk is stored as columns."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from liftlog.deliveries.columns import Bools, Index, Ints
 from liftlog.deliveries.pending import FEW, Found, PendingMessages
 
 MAX_ACKS = 4096
-"""Most acks of one call."""
+"""Maximum number of acks in one call."""
 MAX_ROUNDS = 8
-"""Acks of one message in a chunk that are judged one after the other."""
+"""Maximum number of acks of the same message that are evaluated in one chunk."""
 
 Bytes = NDArray[np.uint8]
 
@@ -22,24 +22,24 @@ Bytes = NDArray[np.uint8]
 class AckKind(IntEnum):
     ACK = 0
     NAK = 1
-    """Deliver it again, now or after the delay."""
+    """Requests another delivery of the message, now or after the delay."""
     PROGRESS = 2
-    """The wait for the ack begins again."""
+    """Restarts the wait for the ack (`ack_wait`)."""
     TERM = 3
-    """Done without success."""
+    """The worker rejects the message, which is then not delivered again."""
 
 
 class Verdict(IntEnum):
-    """If the sender asks for an answer, it gets one after the turn's delta is synced, but not if
-    the ack was IGNORED."""
+    """The effect of an ack. A sender that asks for an answer gets it after the turn's delta is
+    synced. An IGNORED ack gets no answer."""
 
     IGNORED = 0
-    """For a message that was never delivered, or from another stream of this name."""
+    """The message was never delivered, or belongs to an earlier stream of this name."""
     COUNTED = 1
     AGAIN = 2
-    """The message was done before."""
+    """An earlier ack has completed the message."""
     OUTDATED = 3
-    """Not for the current delivery of a pending message: no effect."""
+    """The ack belongs to an earlier delivery of a pending message, and has no effect."""
 
 
 _ACK, _NAK, _PROGRESS, _TERM = [int(kind) for kind in AckKind]
@@ -48,7 +48,8 @@ _IGNORED, _COUNTED, _AGAIN, _OUTDATED = [int(verdict) for verdict in Verdict]
 
 @dataclass(frozen=True, slots=True)
 class Acks:
-    """At most MAX_ACKS acks in the order in which they came; the fields of their reply subjects."""
+    """The fields of at most MAX_ACKS acks, from their reply subjects and bodies, in the order of
+    arrival."""
 
     offsets: Ints
     counts: Ints
@@ -56,19 +57,20 @@ class Acks:
     stamps_ns: Ints
     kinds: Bytes
     delays_ns: Ints
-    """Those of naks; 0 for none."""
+    """Requested delays of naks; 0 for no delay, and for other acks."""
     reasons: dict[int, str] = field(default_factory=dict)
-    """Reasons of terms, by their place in the chunk."""
+    """Reasons of terms, by the index of the ack in the chunk."""
 
     def __len__(self) -> int:
         return len(self.offsets)
 
     def rounds(self) -> tuple[list[Index], Index]:
-        """Divide the chunk into parts with one ack per message at most, each in order: the first
-        acks of all messages, then the second ones, and so on.
+        """Divide the chunk into parts that contain at most one ack of each message: the first part
+        has the first ack of every message, the second part the second ack, and so on. Each part
+        keeps the order of the chunk.
 
-        Also returns a rest, which has no effect: acks of messages with more than MAX_ROUNDS. But
-        the first ACK or TERM there has a part.
+        Also returns the acks that have no effect: those of a message beyond its first MAX_ROUNDS
+        acks. An exception is the first ACK or TERM among them, which gets into a last part.
         """
         order = np.argsort(self.offsets, kind="stable")
         offsets = self.offsets[order]
@@ -89,13 +91,13 @@ class Acks:
 
     @property
     def is_end(self) -> Bools:
-        """True for acks after which the message is done."""
+        """True for acks that complete their message."""
         return np.equal(self.kinds, _ACK) | np.equal(self.kinds, _TERM)
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """Acks that count, as masks of a part of the chunk, and the verdicts."""
+    """The verdicts for a part of the chunk, and masks of the acks that take effect."""
 
     ends: Bools
     naks: Bools
@@ -104,12 +106,13 @@ class Judged:
 
 
 def are_plain(acks: Acks) -> bool:
-    """Return True if all of them are of the kind ACK."""
+    """Return True if all acks are of the kind ACK."""
     return not acks.kinds.any()
 
 
 def judge_plain(acks: Acks, pending: PendingMessages, next_offset: int) -> tuple[Bytes, Ints]:
-    """Judge acks of the kind ACK; return the verdicts, and the offsets that are done now."""
+    """Evaluate acks of the kind ACK; return the verdicts, and the offsets of the messages that they
+    complete."""
     if len(acks) <= FEW:
         return _judge_each(acks, pending, next_offset)
     offsets = acks.offsets
@@ -138,7 +141,8 @@ def _judge_each(acks: Acks, pending: PendingMessages, next_offset: int) -> tuple
 
 
 def judge_rest(acks: Acks, rest: Index, pending: PendingMessages, next_offset: int) -> Bytes:
-    """Return verdicts for acks without an effect. None of them confirms what is still pending."""
+    """Return verdicts for acks without an effect. No verdict confirms a message that is still
+    pending."""
     offsets = acks.offsets[rest]
     is_pending, is_foreign = pending.stand(offsets, acks.stamps_ns[rest])
     is_end = acks.is_end[rest]
@@ -147,7 +151,7 @@ def judge_rest(acks: Acks, rest: Index, pending: PendingMessages, next_offset: i
 
 
 def judge(acks: Acks, part: Index, found: Found, next_offset: int) -> Judged:
-    """Judge acks by their messages, one ack per message."""
+    """Evaluate acks against the state of their messages, at most one ack per message."""
     offsets, kinds = acks.offsets[part], acks.kinds[part]
     is_end = acks.is_end[part]
     is_known = (offsets >= 0) & (offsets < next_offset) & ~found.is_foreign

@@ -1,4 +1,4 @@
-"""A block: up to 4,096 first deliveries in offset order, and how each of them stands."""
+"""A block: up to 4,096 first deliveries in offset order, with the state of each message."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from liftlog.deliveries.columns import Bools, Index, Ints, Rising, Values
 
 BLOCK_SIZE = 4096
 MERGED_SIZE = 2048
-"""Neighbours with together at most this many messages become one block."""
+"""Two adjacent blocks are merged if they have at most this many messages together."""
 
 MAX_COUNT = 2**32 - 1
 """Delivery counts stop here."""
@@ -18,17 +18,20 @@ NEVER = 2**63 - 1
 
 
 class Phase:
-    """How a pending message stands. The time of the block's column `times` means:
+    """The state of a pending message. It decides what the block's column `times` contains, as
+    described below.
 
-    No enumeration, as the members of one take longer to look up than the code around them.
+    This is not an Enum, because looking up an Enum member would take longer than the code that uses
+    it.
     """
 
     OUT: Final = 0
-    """A worker has it; the time of its newest delivery or of the newest sign of progress."""
+    """A worker has the message. The time is that of the latest delivery or progress ack."""
     DELAYED: Final = 1
-    """A worker returned it with a delay; the time at which it falls due."""
+    """A worker has returned the message with a delay. The time is when it falls due."""
     QUEUED: Final = 2
-    """It is due; no time, but its ticket in the queue of redeliveries."""
+    """The message is due. The column has its ticket in the queue of redeliveries instead of a
+    time."""
 
 
 class Block:
@@ -55,7 +58,7 @@ class Block:
         """Consumer sequences of the first deliveries."""
         self.oldest_ns = oldest_ns
         self.newest_ns = newest_ns
-        """Bounds of the records' stamps."""
+        """Lowest and highest timestamp of the records."""
         self.is_pending: Bools | None = None
         self.pending = offsets.count
         self.counts = Values(np.uint32, 1)
@@ -83,7 +86,7 @@ class Block:
         return 0 if self.is_pending is None else int(self.is_pending.argmax())
 
     def remove(self, index: Index) -> None:
-        """Mark messages as done; all of them are pending, and none is named twice."""
+        """Mark messages as done. All must be pending, and no index may occur twice."""
         if self.is_pending is None:
             self.is_pending = np.ones(self.size, np.bool_)
         self.is_pending[index] = False
@@ -139,9 +142,9 @@ class Block:
         self.earliest_ns = min(self.earliest_ns, other.earliest_ns)
 
     def deadlines(self, places: Index, waits_ns: Ints) -> Ints:
-        """Return when each of these messages falls due; NEVER for those in the queue.
-
-        `waits_ns`: the wait after each delivery, the last one for all further ones.
+        """Return the time at which each of these messages falls due; NEVER for messages in the
+        queue. `waits_ns` has the wait after the first, second ... delivery; its last item applies
+        to all later deliveries.
         """
         same = self.counts.same
         if same is not None:
@@ -159,7 +162,7 @@ class Block:
         return np.where(phases == Phase.QUEUED, NEVER, times)
 
     def size_bytes(self) -> int:
-        """Return the memory of its arrays."""
+        """Return the bytes that its arrays occupy."""
         columns = (self.offsets, self.sequences, self.counts, self.phases, self.times)
         bits = 0 if self.is_pending is None else self.is_pending.nbytes
         return bits + sum(one.size_bytes() for one in columns)

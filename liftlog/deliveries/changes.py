@@ -1,7 +1,8 @@
-"""The changes of a consumer's state. A leader makes them, followers and restarts repeat them.
+"""The changes of a consumer's state. A leader creates them; followers and restarted daemons apply
+them.
 
-A change names what happened, not how the state looks afterwards; `ConsumerState.apply` has the same
-result everywhere.
+A change describes an event, not the state after it; `ConsumerState.apply` has the same result
+everywhere.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ class Delivered:
     now_ns: int
     oldest_ns: int
     newest_ns: int
-    """Bounds of the stamps."""
+    """Lowest and highest timestamp of the records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class Redelivered:
 
 @dataclass(frozen=True, slots=True)
 class Advanced:
-    """Everything below `next_offset` has been examined. `epoch` is the leader epoch of the record
+    """All records below `next_offset` have been examined. `epoch` is the leader epoch of the record
     before it."""
 
     next_offset: int
@@ -42,7 +43,7 @@ class Advanced:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Acked, terminated or gone; in offset order."""
+    """These messages were acked or terminated, or their records were removed; in offset order."""
 
     offsets: Ints
 
@@ -56,21 +57,21 @@ class DoneBelow:
 
 @dataclass(frozen=True, slots=True)
 class Exhausted:
-    """Not delivered again because of `max_deliver`."""
+    """These messages have reached `max_deliver`, and are not delivered again."""
 
     offsets: Ints
 
 
 @dataclass(frozen=True, slots=True)
 class Queued:
-    """Due now, in this order."""
+    """These messages are due now, in this order."""
 
     offsets: Ints
 
 
 @dataclass(frozen=True, slots=True)
 class Delayed:
-    """Each falls due at its own time."""
+    """Each of these messages falls due at its own time."""
 
     offsets: Ints
     until_ns: Ints
@@ -78,7 +79,7 @@ class Delayed:
 
 @dataclass(frozen=True, slots=True)
 class Progressed:
-    """The wait for acks begins again."""
+    """The wait for the acks of these messages starts again."""
 
     offsets: Ints
     now_ns: int
@@ -93,7 +94,7 @@ class LogStarted:
 
 @dataclass(frozen=True, slots=True)
 class LogTruncated:
-    """The log has no records from `end` on; others may get these offsets."""
+    """The log was truncated at `end`. New records may get the offsets from there on."""
 
     end: int
 
@@ -112,8 +113,8 @@ class TakenOver:
 
 @dataclass(frozen=True, slots=True)
 class StoredPull:
-    """A waiting pull, as far as the next leader needs it. In a change, one without a reply is known
-    already, and only has less left."""
+    """The fields of a waiting pull that the next leader needs. In a change, an empty reply means
+    that the pull is already stored, and only its remaining counts have changed."""
 
     number: int
     reply: bytes
@@ -124,7 +125,7 @@ class StoredPull:
 
 @dataclass(frozen=True, slots=True)
 class PullsChanged:
-    """Pulls that wait or have less left, and the numbers of those that ended."""
+    """Pulls that are new or have received messages, and the numbers of the pulls that ended."""
 
     waiting: tuple[StoredPull, ...]
     ended: tuple[int, ...]

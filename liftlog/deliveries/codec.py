@@ -1,7 +1,7 @@
 """Deltas as bytes: the changes of one turn of one consumer.
 
 A delta is a version and changes in order, each a tag and its fields (see `wire` for numbers and
-columns). A checksum, the consumer's name and the state version are left to the journal.
+columns). The journal adds a checksum, the consumer's name and the state version.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from liftlog.errors import CorruptState, NewerFormat
 
 VERSION = 1
 MAX_NUMBERS = 4_000_000
-"""Most numbers in the columns of a delta."""
+"""Maximum number of values in the columns of a delta."""
 MAX_REPLY_BYTES = 4096
 MAX_GROUPS = 16
 
@@ -44,7 +44,8 @@ def encode_delta(done: Sequence[changes.Change]) -> bytes:
 
 
 def decode_delta(delta: bytes) -> list[changes.Change]:
-    """Raises NewerFormat for an unknown version or change, CorruptState for other bytes."""
+    """Decode a delta. Raises NewerFormat for an unknown version or change, CorruptState for invalid
+    bytes."""
     if not delta:
         return []
     reader = Reader(delta, MAX_NUMBERS)
@@ -59,9 +60,8 @@ def decode_delta(delta: bytes) -> list[changes.Change]:
 
 
 def apply_delta(state: ConsumerState, delta: bytes) -> None:
-    """Repeat the changes of a turn.
-
-    Raises as `decode_delta`, and CorruptState if they do not fit the state, which is then unusable.
+    """Apply the changes of a turn to a state. Raises the errors of `decode_delta`, and CorruptState
+    if the changes do not fit the state, which is then unusable.
     """
     for change in decode_delta(delta):
         state.apply(change)
@@ -138,7 +138,7 @@ def read_pull(reader: Reader) -> changes.StoredPull:
 
 
 def read_offsets(reader: Reader) -> Ints:
-    """Return at least one offset, each of them once."""
+    """Read a column of offsets: not empty, and without repeats."""
     offsets = reader.column()
     if not len(offsets) or int(offsets.min()) < 0 or int(offsets.max()) > MAX_OFFSET:
         raise CorruptState("a change without offsets, or with impossible ones")
@@ -260,6 +260,6 @@ _CODECS: tuple[_Codec, ...] = (
     ),
     (changes.PullsChanged, _write_pulls, _read_pulls),
 )
-"""The place of a change is its tag: append new ones."""
+"""The index of a change is its tag on disk, so add new changes at the end."""
 
 _BY_TYPE = {codec[0]: (tag, codec[1], codec[2]) for tag, codec in enumerate(_CODECS)}

@@ -1,4 +1,4 @@
-"""Columns of a block: numbers that take no memory where they are regular."""
+"""Columns of a block. Contiguous or equal numbers are stored without an array."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ def is_run(numbers: Ints | Index) -> bool:
 
 
 class Rising:
-    """Numbers in ascending order without repeats: contiguous from `base`, or 4 bytes each."""
+    """Numbers in ascending order without repeats. Contiguous numbers are stored as `base` and
+    `count`; all others as an array of differences to `base`, 4 bytes each."""
 
     __slots__ = ("_steps", "base", "count")
 
     def __init__(self, numbers: Ints) -> None:
-        """Raises ValueError if they span MAX_SPAN or more. There is at least one."""
+        """`numbers` must not be empty. Raises ValueError if they span MAX_SPAN or more."""
         self.base = int(numbers[0])
         self.count = len(numbers)
         self._steps: NDArray[np.uint32] | None = None
@@ -56,7 +57,8 @@ class Rising:
         return self.last < number < self.limit
 
     def append(self, numbers: Ints) -> None:
-        """All are above `last`. Raises ValueError if they span MAX_SPAN or more."""
+        """Append numbers above `last`. Raises ValueError if the column then spans MAX_SPAN or
+        more."""
         if self._steps is None and numbers[0] == self.base + self.count and is_run(numbers):
             self.count += len(numbers)
             return
@@ -79,8 +81,8 @@ class Rising:
         return self.base + (index if self._steps is None else int(self._steps[index]))
 
     def find(self, numbers: Ints) -> tuple[Index, Bools]:
-        """Return the place of each number, and whether it is here. The place of an absent number
-        is any valid one."""
+        """Return the index of each number, and a mask of the numbers that the column contains. The
+        index of an absent number is valid but arbitrary."""
         relative = numbers - self.base
         if self._steps is None:
             is_here = (relative >= 0) & (relative < self.count)
@@ -93,7 +95,7 @@ class Rising:
         return places, is_near & (self._steps[places] == near)
 
     def place(self, number: int) -> int:
-        """Return the place of one number; -1 if it is absent."""
+        """Return the index of one number; -1 if it is absent."""
         relative = number - self.base
         if not 0 <= relative < MAX_SPAN:
             return -1
@@ -103,7 +105,7 @@ class Rising:
         return place if place < self.count and self._steps[place] == relative else -1
 
     def take(self, index: Index) -> Rising:
-        """Return a column of the numbers at the rising places `index`."""
+        """Return a column of the numbers at the indices `index`, which ascend."""
         return Rising(self.at(index))
 
     def size_bytes(self) -> int:
@@ -116,7 +118,8 @@ class Rising:
 
 
 class Values:
-    """One value per message: a single one while all have the same, else an array of `dtype`."""
+    """One value per message. Stored as a single value while all are equal, otherwise as an array of
+    `dtype`."""
 
     __slots__ = ("_array", "_dtype", "_same")
 
@@ -161,7 +164,7 @@ class Values:
         self._array = np.concatenate((self._array, np.full(count, value, self._dtype)))
 
     def take(self, index: Index) -> Values:
-        """Return the values at `index`, as a single one if all are the same."""
+        """Return the values at `index`; stored as a single value if all are equal."""
         if self._array is None:
             return Values(self._dtype, self._same)
         found = self._array[index]

@@ -48,7 +48,7 @@ from liftlog.deliveries.state import ConsumerState
 from liftlog.deliveries.statuses import left_over
 
 _MOST_BLOCKS = 32
-"""Blocks that one `tick` looks into: about 2 ms."""
+"""Maximum number of blocks that one `tick` examines, which takes about 2 ms."""
 
 _NO_PRIORITIES = PriorityPolicy.NONE
 _EXPLICIT, _ALL, _NONE = AckPolicy  # bound here, as looking up a member takes a while
@@ -56,7 +56,8 @@ _EXPLICIT, _ALL, _NONE = AckPolicy  # bound here, as looking up a member takes a
 
 @dataclass(frozen=True, slots=True)
 class Wants:
-    """Work for the demand. Read `again` first, then up to `first` records from `start` on."""
+    """The records that the daemon has to read for waiting clients: those in `again`, then up to
+    `first` records from `start` on."""
 
     again: Ints
     """Offsets in the order of redelivery."""
@@ -67,7 +68,8 @@ class Wants:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """As in JetStream's INFO. Offsets are the last ones, so -1 if there is none."""
+    """Figures for JetStream's INFO. An offset is that of the last such message; -1 if there is
+    none."""
 
     delivered_sequence: int
     delivered_offset: int
@@ -86,7 +88,7 @@ class Consumer:
     """
 
     def __init__(self, state: ConsumerState) -> None:
-        """Lead a consumer. If the state is not new, `take_over` comes first."""
+        """Lead a consumer. Call `take_over` first unless the state is new."""
         self.state = state
         self._pulls = Pulls()
         self._push = _PushWindow()
@@ -98,12 +100,13 @@ class Consumer:
     # --- demand ------------------------------------------------------------------
 
     def pull(self, request: PullRequest, num_pending: int, now_ns: int) -> None:
-        """A client asks for messages. `num_pending`: matching records from `next_offset` on."""
+        """Accept or refuse a pull of a client. `num_pending` is the number of matching records from
+        `next_offset` on."""
         available = num_pending + self.state.pending.queued
         self._instructions += self._pulls.add(request, available, self.state.settings, now_ns)
 
     def drop_pulls(self, replies: Iterable[bytes]) -> None:
-        """These replies have no subscriber."""
+        """Drop the pulls with these reply subjects, which have no subscriber."""
         self._pulls.drop(replies)
 
     @property
@@ -116,14 +119,13 @@ class Consumer:
         self._instructions += self._pulls.end_all(why)
 
     def open_push(self, subject: bytes, messages: int, size_bytes: int) -> None:
-        """Set the window of a push consumer: so many messages, and so many bytes, of which the last
-        message may exceed the rest. 0 messages: closed."""
+        """Set the window of a push consumer, in messages and bytes. The last message may exceed the
+        bytes. 0 messages close the window."""
         self._push = _PushWindow(subject, messages, size_bytes)
 
     def wants(self, now_ns: int, most: int, room: int = MAX_PENDING) -> Wants:
-        """Return what to read for the demand, at most `most` messages.
-
-        `room`: how many more pending messages the daemon allows for all its consumers.
+        """Return the records to read for waiting clients, at most `most`. `room` is the number of
+        further pending messages that the daemon's limit for all consumers allows.
         """
         state = self.state
         demand = min(self._push.messages if state.settings.is_push else self._pulls.wanted, most)
@@ -136,8 +138,9 @@ class Consumer:
     # --- deliveries --------------------------------------------------------------
 
     def redeliver(self, asked: Ints, records: Records, num_pending: int, now_ns: int) -> None:
-        """Deliver messages again. `asked`: offsets of `wants().again` that could be read; those of
-        them without a record are gone, and leave pending."""
+        """Deliver messages again. `asked` has those offsets of `wants().again` that could be read.
+        If an asked offset has no record in `records`, its message was removed, and is no longer
+        pending."""
         found = self.state.pending.find(asked)
         asked = asked[found.is_queued]
         is_there, places = _places(asked, records.offsets)
@@ -186,7 +189,7 @@ class Consumer:
     # --- acks --------------------------------------------------------------------
 
     def acknowledge(self, acks: Acks, now_ns: int) -> Bytes:
-        """Judge a chunk of acks, and return a `Verdict` for each."""
+        """Apply a chunk of acks, and return a `Verdict` for each."""
         state = self.state
         policy = state.settings.ack_policy
         if policy == _EXPLICIT and are_plain(acks):
@@ -207,8 +210,8 @@ class Consumer:
     # --- time, log, settings -----------------------------------------------------
 
     def tick(self, now_ns: int) -> None:
-        """Note that time has passed: messages fall due, pulls expire, heartbeats leave, a pause
-        ends. May leave work for the next call; then `due_ns` is not above `now_ns`."""
+        """Handle the timers: queue due messages, end expired pulls, send heartbeats, end a pause.
+        If it leaves work for another call, `due_ns` returns at most `now_ns`."""
         state = self.state
         offsets, counts = state.pending.take_due(now_ns, _MOST_BLOCKS)
         self._fall_due(offsets, counts)
@@ -224,8 +227,8 @@ class Consumer:
             self._instructions.append(Resumed())
 
     def due_ns(self) -> int | None:
-        """Return when `tick` is needed next; None if never. May be early: a sign of progress, for
-        example, does not move it."""
+        """Return the time at which `tick` must be called next; None if never. It can be too early:
+        a progress ack, for example, does not move it."""
         times = [self.state.pending.due_ns()]
         event = self._pulls.next_event_ns()
         if event is not None:
@@ -236,7 +239,7 @@ class Consumer:
         return None if earliest == NEVER else earliest
 
     def log_started(self, offset: int) -> None:
-        """Retention or a purge removed everything below `offset`."""
+        """Drop the messages below `offset`, which retention or a purge has removed."""
         if offset <= self._log_start:
             return
         self._log_start, state = offset, self.state
@@ -244,19 +247,19 @@ class Consumer:
             self._do(changes.LogStarted(offset))
 
     def records_gone(self, offsets: Ints) -> None:
-        """A read found no records at these offsets."""
+        """Drop the messages at these offsets, at which a read has found no records."""
         found = self.state.pending.find(offsets)
         if found.is_pending.any():
             self._do(changes.Done(np.unique(offsets[found.is_pending])))
 
     def log_truncated(self, end: int) -> None:
-        """The log lost its records from `end` on. Cuts the state to what it shares with the log."""
+        """Drop everything from `end` on, because the log was truncated there."""
         if end < self.state.next_offset:
             self._do(changes.LogTruncated(end))
 
     def update(self, settings: Settings, now_ns: int) -> None:
-        """Adopt new settings, which the door has judged. Raises ValueError if they change the ack
-        policy, or pull to push."""
+        """Adopt new settings, which the caller has checked. Raises ValueError if they change the
+        ack policy, or change between pull and push."""
         old = self.state.settings
         if (old.ack_policy, old.is_push) != (settings.ack_policy, settings.is_push):
             raise ValueError("ack policy and kind of demand of a consumer cannot change")
@@ -268,8 +271,9 @@ class Consumer:
         self.tick(now_ns)
 
     def take_over(self, now_ns: int) -> None:
-        """Begin to lead after another leader, or after a restart: ends waiting pulls with 408, and
-        gives each message that a worker may have the whole wait. Delays of naks stay."""
+        """Begin to lead after another leader, or after a restart. Ends waiting pulls with 408, and
+        restarts the ack wait of each message that a worker may have. Delays of naks do not
+        change."""
         for pull in self.state.pulls.values():
             status = left_over(pull.reply, b"408 Request Timeout", pull.left, pull.left_bytes)
             self._instructions.append(status)
@@ -297,7 +301,7 @@ class Consumer:
         self._take_pins()
 
     def end_turn(self) -> Turn:
-        """Return what the events since the last turn have changed and caused."""
+        """Return the delta and the instructions of all events since the last turn."""
         pulls = self._pulls.take_changes(self.state.pulls)
         if pulls is not None:
             self._do(pulls)
@@ -325,8 +329,8 @@ class Consumer:
     def _share(
         self, offsets: Ints, counts: Ints, pendings: Ints, held: Ints, sizes: Ints, now_ns: int
     ) -> int:
-        """Divide messages among the demand, and return how many were taken. `held`: pending
-        messages when each of them is delivered."""
+        """Divide messages among the waiting clients, and return the number of messages that were
+        assigned. `held`: pending messages when each of them is delivered."""
         state, settings = self.state, self.state.settings
         first = state.sequence + 1
         sequences = np.arange(first, first + len(offsets), dtype=np.int64)
@@ -397,13 +401,14 @@ class Consumer:
         return judged.verdicts
 
     def _fall_due(self, offsets: Ints, counts: Ints) -> None:
-        """Queue messages in this order, but those that had their last delivery."""
+        """Queue messages in this order, except those that have reached `max_deliver`."""
         is_last = self._exhaust(offsets, counts)
         if not is_last.all():
             self._do(changes.Queued(offsets[~is_last]))
 
     def _exhaust(self, offsets: Ints, counts: Ints, sequences: Ints | None = None) -> Bools:
-        """Remove the messages that had their last delivery; return True for them."""
+        """Remove the messages that have reached `max_deliver`; return a mask that is True for
+        them."""
         most = self.state.settings.max_deliver
         is_last = counts >= most if most > 0 else np.zeros(len(offsets), np.bool_)
         if is_last.any():
@@ -435,7 +440,7 @@ class _PushWindow:
         self.messages = messages if size_bytes > 0 else 0
 
     def share(self, sizes: Ints) -> tuple[list[Share], int]:
-        """Take the messages of these sizes that begin within the window."""
+        """Take messages, of these sizes, as long as the window has bytes left."""
         sums = np.cumsum(sizes[: self.messages])
         taken = min(int(np.searchsorted(sums, self._size_bytes)) + 1, len(sums))
         if taken <= 0:
@@ -446,8 +451,8 @@ class _PushWindow:
 
 
 def _places(asked: Ints, offsets: Ints) -> tuple[Bools, Index]:
-    """Return True for each asked offset that is among the rising `offsets`, and the places of
-    those."""
+    """Return a mask of the asked offsets that occur in `offsets`, and their indices there.
+    `offsets` ascend."""
     places = np.searchsorted(offsets, asked)
     is_there = places < len(offsets)
     is_there[is_there] = offsets[places[is_there]] == asked[is_there]

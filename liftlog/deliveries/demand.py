@@ -1,4 +1,4 @@
-"""Demand of a pull consumer: the pulls that wait, what each of them gets, and how they end."""
+"""The waiting pulls of a pull consumer: assigns messages to them, and ends them with a status."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ _ENDINGS = {
     Ending.LEADERSHIP_CHANGE: (b"409 Leadership Change", False),
     Ending.SERVER_SHUTDOWN: (b"409 Server Shutdown", True),
 }
-"""Words, and True for those with what is left."""
+"""The status, and True if it also has the remaining counts of the pull."""
 
 
 Share = tuple[bytes, Index]
-"""The reply of a pull, and the places of its messages."""
+"""The reply subject of a pull, and the indices of the messages that it gets."""
 
 
 class Pulls:
-    """They take turns, message by message, as JetStream's do: a pull that got a message waits
-    behind the others. Methods return the statuses to send."""
+    """The waiting pulls. As in JetStream, they take turns at messages: a pull that got a message
+    goes to the end of the queue. Methods return the statuses to send."""
 
     def __init__(self) -> None:
         self.priorities = Priorities()
@@ -53,7 +53,7 @@ class Pulls:
 
     @property
     def wanted(self) -> int:
-        """Messages that all of them still want."""
+        """Number of messages that all waiting pulls together can still take."""
         return sum(pull.left for pull in self._waiting)
 
     @property
@@ -63,7 +63,8 @@ class Pulls:
     def add(
         self, request: PullRequest, available: int, settings: Settings, now_ns: int
     ) -> list[Status]:
-        """Let a request wait, or refuse it. `available`: messages that could be delivered now."""
+        """Add a request to the waiting pulls, or refuse it. `available` is the number of messages
+        that could be delivered now."""
         refused = self._refusal(request, settings)
         refused = refused or self.priorities.refusal(request, settings, now_ns)
         if refused is not None:
@@ -86,7 +87,7 @@ class Pulls:
         return statuses
 
     def expire(self, now_ns: int) -> list[Status]:
-        """End those whose time is over."""
+        """End the pulls that have expired."""
         return [
             pull.status(TIMED_OUT)
             for pull in self._end([one for one in self._waiting if one.is_over(now_ns)])
@@ -102,8 +103,8 @@ class Pulls:
         return statuses
 
     def end_of_data(self) -> list[Status]:
-        """End those that do not wait: nothing is left to deliver now. One with an expiry waits for
-        its first messages."""
+        """End the pulls with `no_wait`, because no more messages can be delivered now. A pull that
+        also has an expiry ends only if it has received a message."""
         ended = [
             one for one in self._waiting if one.no_wait and (one.delivered or not one.expires_at_ns)
         ]
@@ -188,7 +189,8 @@ class Pulls:
         return [(pull.reply, np.concatenate(parts)) for pull, parts in shares.values()]
 
     def take_changes(self, stored: dict[int, StoredPull]) -> PullsChanged | None:
-        """Return the changes since the last call, relative to the pulls that are `stored`."""
+        """Return the changes since the last call. `stored` are the pulls that the state already
+        has."""
         waiting = tuple(
             [
                 StoredPull(one.number, b"", one.left, one.left_bytes, 0)
@@ -217,7 +219,8 @@ class Pulls:
         return None
 
     def _whole_rounds(self, sizes: Ints) -> int:
-        """Return how many rounds of one message each end no pull."""
+        """Return the number of rounds, of one message for each pull, that can be assigned before a
+        pull ends."""
         count = len(self._waiting)
         rounds = min(len(sizes) // count, min(pull.left for pull in self._waiting) - 1)
         for place, pull in enumerate(self._waiting):
@@ -251,7 +254,7 @@ class Pulls:
         shares: dict[int, tuple[Pull, list[Index]]],
         statuses: list[Status],
     ) -> None:
-        """Give a message to the first pull, which may end with it."""
+        """Assign a message to the first pull, and end the pull if it is then complete."""
         shares.setdefault(pull.number, (pull, []))[1].append(np.array([at], np.intp))
         if pull.left_bytes:
             pull.left_bytes -= size

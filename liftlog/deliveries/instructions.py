@@ -1,4 +1,4 @@
-"""Instructions to the daemon: what leaves once the delta of their turn is written."""
+"""Instructions to the daemon: messages to send once the delta of their turn is written."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from liftlog.deliveries.columns import Ints
 class Deliver:
     """Send messages to a waiting pull, or to the deliver subject.
 
-    One entry per message and column, in the order in which they are sent. An ack's reply subject
-    is made of them: count, offset, sequence, the record's stamp, pending.
+    One entry per message and column, in the order in which they are sent. The reply subject of a
+    delivery contains them: count, offset, sequence, the record's timestamp, pending.
     """
 
     reply: bytes
@@ -21,7 +21,7 @@ class Deliver:
     sequences: Ints
     """Consumer sequence of this delivery."""
     counts: Ints
-    """Number of deliveries of the message, with this one."""
+    """Number of deliveries of the message, including this one."""
     pendings: Ints
     """Matching records that are still to be delivered for the first time."""
     pin: bytes = b""
@@ -57,12 +57,12 @@ class Advisory:
     sequences: Ints
     counts: Ints
     reasons: tuple[str, ...] = ()
-    """Those of terms; empty for the other kinds."""
+    """Reasons of terms; empty for the other kinds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """The pause is over: send the advisory for it."""
+    """Send the advisory that a pause has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ Instruction = Deliver | Status | Advisory | Resumed | Pinned | Unpinned
 
 
 class Ending(IntEnum):
-    """Why all waiting pulls end."""
+    """The reason for which all waiting pulls end."""
 
     TAKEN_OVER = 0
     CONSUMER_DELETED = 1
@@ -93,10 +93,9 @@ class Ending(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """The outcome of the events since the last turn.
-
-    First the delta is written, then the instructions are carried out in order. `is_lazy`: the delta
-    only says which pulls wait; it may be written with the next one, but before it.
+    """The outcome of the events since the last turn. The daemon writes the delta first, and then
+    carries out the instructions in order. `is_lazy` is true if the delta only changes waiting
+    pulls: the daemon may then write it later, together with the next delta and before it.
     """
 
     instructions: tuple[Instruction, ...]

@@ -14,26 +14,26 @@ from liftlog.deliveries.columns import NO_INTS, Bools, Index, Ints, Rising
 from liftlog.errors import CorruptState
 
 FEW = 24
-"""Up to so many messages, a loop is faster than columns."""
+"""Up to this number of messages, a Python loop is faster than numpy."""
 
 Group = tuple[Block, Index, Index]
-"""A block, places in the list of offsets that were looked up, and their places in the block."""
+"""A block, indices of looked-up offsets, and the indices of the same offsets in the block."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """How each offset of a list stands, in columns."""
+    """The state of each offset of a list, as columns."""
 
     is_pending: Bools
     counts: Ints
-    """Deliveries so far; 0 where the message is not pending."""
+    """Number of deliveries so far; 0 if the message is not pending."""
     sequences: Ints
-    """Consumer sequence of the first delivery; 0 where it is not pending."""
+    """Consumer sequence of the first delivery; 0 if the message is not pending."""
     phases: Ints
     tickets: Ints
-    """Tickets of those in the queue of redeliveries."""
+    """Ticket in the queue of redeliveries, for messages that are in it."""
     is_foreign: Bools
-    """True where a block has the offset, pending or not, but no record with this stamp."""
+    """True if a block has the offset (pending or not), but no record with this timestamp."""
 
     @property
     def is_queued(self) -> Bools:
@@ -105,7 +105,7 @@ class PendingMessages:
 
     def has(self, offset: int, stamp_ns: int) -> bool | None:
         """Return True if a message is pending, and None if a block has its offset with other
-        stamps."""
+        timestamps."""
         number = bisect_right(self._bases(), offset) - 1
         block = self.blocks[number] if number >= 0 else None
         place = -1 if block is None else block.offsets.place(offset)
@@ -202,7 +202,8 @@ class PendingMessages:
         self.remove(self.up_to(end))
 
     def remove_from(self, end: int) -> None:
-        """Remove the messages from `end` on, and their places: others may get these offsets."""
+        """Remove the messages from `end` on from the blocks, because new records may get these
+        offsets."""
         while self.blocks and self.blocks[-1].offsets.last >= end:
             block = self.blocks.pop()
             self._moved()
@@ -223,7 +224,7 @@ class PendingMessages:
             block.times.put(places, where + ticket, block.size)
 
     def delay(self, offsets: Ints, until_ns: Ints) -> None:
-        """Let each message fall due at its time."""
+        """Set the time at which each message falls due."""
         for block, where, places in self._pending_groups(offsets):
             self.queued -= self._count_queued(block, places)
             block.phases.put(places, Phase.DELAYED, block.size)
@@ -231,7 +232,7 @@ class PendingMessages:
             self._watch(block, int(until_ns[where].min()))
 
     def hold(self, offsets: Ints, now_ns: int) -> None:
-        """Let the wait for the acks begin again."""
+        """Restart the wait for the acks of these messages."""
         for block, _, places in self._pending_groups(offsets):
             self.queued -= self._count_queued(block, places)
             block.phases.put(places, Phase.OUT, block.size)
@@ -249,7 +250,7 @@ class PendingMessages:
         self.hold(offsets, now_ns)
 
     def hold_all(self, now_ns: int) -> None:
-        """Give every message that a worker has the whole wait again."""
+        """Restart the wait for the ack of every message that a worker has."""
         for block in self.blocks:
             if block.phases.same == Phase.OUT:
                 block.times.fill(now_ns)
@@ -260,7 +261,7 @@ class PendingMessages:
         self.watch_all()
 
     def restore(self, blocks: list[Block]) -> None:
-        """Adopt the blocks of a snapshot."""
+        """Set the blocks to those of a snapshot."""
         self.blocks = blocks
         self._moved()
         for block in blocks:
@@ -284,7 +285,7 @@ class PendingMessages:
             self._watch(block, int(block.deadlines(block.places(), self._waits).min()))
 
     def due_ns(self) -> int:
-        """Return a time before which nothing falls due; NEVER if nothing does."""
+        """Return a time before which no message falls due; NEVER if no message will."""
         while self._heap and not self._is_current(self._heap[0]):
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else NEVER
@@ -292,7 +293,7 @@ class PendingMessages:
     def take_due(self, now_ns: int, most_blocks: int) -> tuple[Ints, Ints]:
         """Return offsets and delivery counts of messages that are due, in offset order.
 
-        The caller must change each of them. Looks into at most `most_blocks` blocks.
+        The caller must then queue or remove each of them. Examines at most `most_blocks` blocks.
         """
         found: list[tuple[Ints, Ints]] = []
         for _ in range(most_blocks):
@@ -314,7 +315,7 @@ class PendingMessages:
         return self._joined([part[0] for part in found]), self._joined([part[1] for part in found])
 
     def size_bytes(self) -> int:
-        """Return the memory of the arrays."""
+        """Return the bytes that the arrays occupy."""
         return sum(block.size_bytes() for block in self.blocks)
 
     # --- inside ------------------------------------------------------------------
@@ -326,18 +327,18 @@ class PendingMessages:
         return np.searchsorted(self._starts, offsets, side="right") - 1
 
     def _bases(self) -> list[int]:
-        """Return where the blocks begin."""
+        """Return the first offset of each block."""
         if self._begins is None:
             self._begins = [block.offsets.base for block in self.blocks]
         return self._begins
 
     def _moved(self) -> None:
-        """Note that blocks have come, gone, or begin elsewhere."""
+        """Drop the cached block starts, because blocks were added, removed or moved."""
         self._starts = self._begins = None
 
     @staticmethod
     def _is_scattered(numbers: Index) -> bool:
-        """Return True if it is faster to look at each offset than at each block."""
+        """Return True if a loop over the offsets is faster than one over the blocks."""
         changes = int(np.count_nonzero(numbers[1:] != numbers[:-1])) + 1
         if 4 * changes <= len(numbers):
             return False
@@ -362,7 +363,7 @@ class PendingMessages:
                 found.tickets[at] = block.times.one(place)
 
     def _remove_each(self, offsets: list[int], numbers: list[int]) -> list[int]:
-        """Remove messages, and return where the blocks that had them begin, in order."""
+        """Remove messages, and return the first offsets of the blocks that had them, in order."""
         for offset, number in zip(offsets, numbers, strict=True):
             block = self.blocks[number] if number >= 0 else None
             place = -1 if block is None else block.offsets.place(offset)
@@ -398,7 +399,7 @@ class PendingMessages:
                     yield block, where[is_here], places[is_here]
 
     def _pending_groups(self, offsets: Ints, numbers: Index | None = None) -> list[Group]:
-        """Return the same for offsets that are all pending. Raises CorruptState."""
+        """Return the result of `_groups`. Raises CorruptState unless all offsets are pending."""
         numbers = self._numbers(offsets) if numbers is None else numbers
         groups = list(self._groups(offsets, numbers))
         count = 0
@@ -453,7 +454,7 @@ class PendingMessages:
             del self.blocks[number + 1]
 
     def _watch(self, block: Block, time_ns: int) -> None:
-        """Note that a message of the block may fall due at this time."""
+        """Record that a message of the block may fall due at this time."""
         block.earliest_ns = min(block.earliest_ns, time_ns)
         if block.earliest_ns < block.watched_ns:
             block.watched_ns = block.earliest_ns

@@ -10,18 +10,19 @@ import numpy as np
 from liftlog.deliveries.columns import NO_INTS, Bools, Ints
 
 _SLACK = 4096
-"""The queue may have this many entries that no longer count, beside as many as do."""
+"""The queue is compacted if its stale entries outnumber the others by more than this."""
 
 _SLICE = 1024
-"""Entries that are looked at together."""
+"""Number of entries that are examined at once."""
 
 IsLive = Callable[[Ints, Ints], Bools]
-"""Offsets and tickets -> True for the entries that still count."""
+"""Returns a mask of the entries, given by offsets and tickets, that are not stale."""
 
 
 class RedeliveryQueue:
     """Each entry is an offset with a ticket. A pending message in the queue has the ticket of its
-    entry; other entries no longer count, and are skipped. So an ack costs the queue nothing."""
+    entry. An entry whose message no longer has its ticket is stale, and is skipped. So an ack need
+    not change the queue."""
 
     def __init__(self, is_live: IsLive) -> None:
         self._is_live = is_live
@@ -30,7 +31,8 @@ class RedeliveryQueue:
         self._next_ticket = 0
 
     def push(self, offsets: Ints) -> int:
-        """Append offsets, and return the ticket of the first one; the others follow it."""
+        """Append offsets, and return the ticket of the first one; the others have the following
+        tickets."""
         ticket = self._next_ticket
         if len(offsets):
             self._parts.append((ticket, offsets))
@@ -39,7 +41,7 @@ class RedeliveryQueue:
         return ticket
 
     def is_bloated(self, live: int) -> bool:
-        """Return True if too many entries no longer count, and `live` of them do."""
+        """Return True if too many entries are stale. `live` is the number of the others."""
         return self._entries > 2 * live + _SLACK
 
     def clear(self) -> None:
@@ -47,7 +49,7 @@ class RedeliveryQueue:
         self._entries = 0
 
     def peek(self, most: int) -> Ints:
-        """Return the first offsets that count."""
+        """Return the offsets of the first entries that are not stale."""
         self._drop_head()
         found: list[Ints] = []
         left = most
@@ -61,15 +63,15 @@ class RedeliveryQueue:
         return np.concatenate(found) if found else NO_INTS
 
     def all(self) -> Ints:
-        """Return all offsets that count, in order."""
+        """Return the offsets of all entries that are not stale, in order."""
         return self.peek(self._entries)
 
     def size_bytes(self) -> int:
-        """Return the memory of its entries."""
+        """Return the bytes that its entries occupy."""
         return 8 * self._entries
 
     def _drop_head(self) -> None:
-        """Drop the entries before the first one that counts."""
+        """Drop the stale entries at the front."""
         while self._parts:
             ticket, offsets = self._parts.popleft()
             some = offsets[:_SLICE]

@@ -22,7 +22,7 @@ class Records:
     stamps_ns: Ints
 
     def after(self, count: int) -> Records:
-        """Return them without the first `count`."""
+        """Return the records without the first `count`."""
         if not count:
             return self
         return Records(self.offsets[count:], self.sizes[count:], self.stamps_ns[count:])
@@ -30,7 +30,7 @@ class Records:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """The matching records from `start` up to `end`, exclusive: all of them.
+    """All matching records from `start` up to `end`, exclusive.
 
     `is_at_end`: the log has no committed record from `end` on. `epoch`: leader epoch of the record
     before `end`.
@@ -46,7 +46,7 @@ class Scan:
 def reply_sizes(
     prefix_bytes: int, counts: Ints, offsets: Ints, sequences: Ints, pendings: Ints
 ) -> Ints:
-    """Return the lengths of the reply subjects of acks."""
+    """Return the lengths of the reply subjects of deliveries, in bytes."""
     digits = [_digits(column) for column in (counts, offsets, sequences, pendings)]
     total: Ints = np.sum(digits, axis=0)
     return total + (prefix_bytes + _STAMP_DIGITS + 4)

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 MAX_PENDING = 1_000_000
-"""Most pending messages of a consumer. `max_ack_pending` without a limit means this number."""
+"""Maximum number of pending messages of a consumer. `max_ack_pending` without a limit means this
+number."""
 MAX_WAITING = 512
-"""Most waiting pulls of a consumer, and the default."""
+"""Default and maximum number of waiting pulls of a consumer."""
 MAX_BACKOFFS = 1_000
 
 MAX_WAIT_NS = 50 * 365 * 86_400 * 1_000_000_000
-"""The longest wait for an ack, delay of a nak, and expiry of a pull: sums with a time do not
+"""Maximum of an ack wait, of a nak's delay and of a pull's expiry, so that adding a time does not
 overflow."""
 
 _SECOND = 1_000_000_000
@@ -22,7 +23,7 @@ class AckPolicy(IntEnum):
     EXPLICIT = 0
     """Each message is acked by itself."""
     ALL = 1
-    """An ack also counts for all messages below."""
+    """An ack also acks all earlier messages."""
     NONE = 2
     """A message is done when it is delivered."""
 
@@ -43,7 +44,7 @@ class Settings:
     """Time until a delivered message without an ack falls due again; above 0."""
     backoff_ns: tuple[int, ...] = ()
     """Replaces `ack_wait_ns`: the wait after the first delivery, after the second ...; the last one
-    also counts for all later deliveries."""
+    applies to all later deliveries."""
     max_deliver: int = -1
     max_ack_pending: int = 1000
     max_waiting: int = MAX_WAITING
@@ -51,7 +52,7 @@ class Settings:
     max_request_expires_ns: int = 0
     max_request_bytes: int = 0
     pause_until_ns: int = 0
-    """Nothing is delivered before this time; 0: not paused."""
+    """No message is delivered before this time; 0: not paused."""
     is_push: bool = False
     ack_prefix_bytes: int = 0
     """Length of `$JS.ACK.<stream>.<consumer>.`, which counts for `max_bytes` of a pull."""
@@ -78,7 +79,8 @@ class Settings:
 
     @property
     def waits_ns(self) -> tuple[int, ...]:
-        """The wait for an ack after each delivery; the last one is for all further ones."""
+        """The wait for an ack after each delivery; the last item applies to all later
+        deliveries."""
         return self.backoff_ns or (self.ack_wait_ns,)
 
     def is_last(self, count: int) -> bool:

@@ -1,10 +1,10 @@
 """Snapshots: the whole state of a consumer as bytes.
 
-Equal states have equal snapshots, and a state that is decoded behaves as the one that was encoded:
-it has the same blocks. Layout: version, settings, the numbers in the order of `_NUMBERS`, exhausted
+Equal states have equal snapshots. A decoded state has the same blocks as the encoded one, so both
+behave in the same way. Layout: version, settings, the numbers in the order of `_NUMBERS`, exhausted
 offsets, waiting pulls, blocks, the queue of redeliveries. A block has offsets and consumer
 sequences of all its messages, stamps, a bitmap of those that are pending (empty: all), and counts,
-phases and times of these. A checksum is left to the journal.
+phases and times of these. The journal adds a checksum.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ def encode_snapshot(state: ConsumerState) -> bytes:
 
 
 def decode_snapshot(data: bytes) -> ConsumerState:
-    """Raises NewerFormat for an unknown version, CorruptState for other bytes."""
+    """Decode a snapshot. Raises NewerFormat for an unknown version, CorruptState for invalid
+    bytes."""
     reader = Reader(data, 8 * _MOST_SLOTS)
     check_version(reader.byte(), VERSION)
     state = ConsumerState(read_settings(reader), 0)

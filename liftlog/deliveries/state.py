@@ -1,4 +1,4 @@
-"""The state of one consumer: everything that outlives its leader, and the changes of it."""
+"""The state of one consumer: all that a new leader needs. Only changes (`changes`) modify it."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from liftlog.errors import CorruptState
 _NONE = AckPolicy.NONE
 
 MAX_EXHAUSTED = 1000
-"""Exhausted offsets that are kept, the newest ones."""
+"""Number of exhausted offsets that the state keeps; older ones are dropped."""
 
 
 class ConsumerState:
     """`apply` is the only way to change it. After a CorruptState the object is unusable.
 
-    `next_offset`: all below has been examined. `sequence`: number of deliveries so far, which is
-    the consumer sequence of the newest one. `delivered_end`: end of the first deliveries.
-    `floor_offset`, `floor_sequence`: the ack floor; everything below this offset is done, and every
-    message whose first delivery has at most this consumer sequence.
+    `next_offset`: all records below it have been examined. `sequence`: number of deliveries so far,
+    which is the consumer sequence of the newest one. `delivered_end`: the offset after the last
+    first delivery. `floor_offset`, `floor_sequence`: the ack floor. All messages below this offset
+    are done, and so are all messages whose first delivery has at most this consumer sequence.
     """
 
     def __init__(self, settings: Settings, next_offset: int) -> None:
-        """Begin a consumer whose deliver policy came to `next_offset`."""
+        """Create the state of a new consumer that starts at `next_offset`."""
         self.settings = settings
         self.next_offset = next_offset
         self.sequence = 0
@@ -40,21 +40,21 @@ class ConsumerState:
         self.floor_offset = next_offset
         self.floor_sequence = 0
         self.epoch = 0
-        """Leader epoch of the record before `next_offset`, as far as it is known."""
+        """Leader epoch of the record before `next_offset`; 0 if unknown."""
         self.pending = PendingMessages(settings.waits_ns)
         self.queue = RedeliveryQueue(self._is_queued)
         self.exhausted: deque[int] = deque(maxlen=MAX_EXHAUSTED)
         self.pulls: dict[int, changes.StoredPull] = {}
 
     def apply(self, change: changes.Change) -> None:
-        """Raises CorruptState if the change does not fit the state."""
+        """Apply one change. Raises CorruptState if it does not fit the state."""
         _METHODS[type(change)](self, change)
         if not self.pending.queued:
             self.queue.clear()  # of entries that no longer count
 
     @property
     def num_redelivered(self) -> int:
-        """Number of messages that were delivered more than once, with exhausted ones."""
+        """Number of messages that were delivered more than once, including exhausted ones."""
         if self.settings.max_deliver == 1:
             return 0
         return self.pending.redelivered + len(self.exhausted)
@@ -121,7 +121,7 @@ class ConsumerState:
         self._keep_exhausted(lambda offset: offset < end)
 
     def _raise_floor(self) -> None:
-        """Messages have left pending."""
+        """Advance the ack floor after messages were removed from the pending ones."""
         first = self.pending.first()
         if first is None:
             self.floor_offset = max(self.floor_offset, self.delivered_end)

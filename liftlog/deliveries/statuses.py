@@ -1,4 +1,5 @@
-"""The statuses that JetStream's clients compare word by word. Only priority groups have others."""
+"""The statuses that end a pull. Clients of JetStream compare their text, so it is the same here.
+Only priority groups, which liftlog lacks, have other statuses."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ _FRACTIONS = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "\N{MICRO SIGN}s"
 
 
 def left_over(reply: bytes, words: bytes, left: int, left_bytes: int) -> Status:
-    """Return a status with what a pull still wanted; clients count by these headers."""
+    """Return a status with the remaining counts of a pull, which clients evaluate."""
     return Status(reply, words, ((_MESSAGES, left), (_BYTES, left_bytes)))
 
 

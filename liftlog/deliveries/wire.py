@@ -20,13 +20,13 @@ from liftlog.deliveries.columns import NO_INTS, Ints
 from liftlog.errors import CorruptState
 
 MAX_OFFSET = MAX_TIME_NS = 2**62
-"""The largest offset, and time in ns since 1970 (in 2116). Sums with lengths and waits do not
-overflow."""
+"""Maximum of an offset, and of a time in ns since 1970 (in 2116). Adding a length or a wait to it
+does not overflow."""
 
 EVEN, WHOLE = 0, 8
 _MAX = 2**63 - 1
 _SAFE = 2**61
-"""Numbers up to here are stored as differences; their sums do not overflow."""
+"""Columns of numbers up to this are stored as differences, whose sums do not overflow."""
 _FORMS = {1: "<u1", 2: "<u2", 4: "<u4", 255: "<i1", 254: "<i2", 252: "<i4"}
 _RISING = ((2**8, 1), (2**16, 2), (2**32, 4))
 _MIXED = ((2**7, 255), (2**15, 254), (2**31, 252))
@@ -40,7 +40,7 @@ class Writer:
         return bytes(self._data)
 
     def number(self, value: int) -> None:
-        """Add a number from 0 on."""
+        """Add a number that is not negative."""
         while value > 0x7F:
             self._data.append(value & 0x7F | 0x80)
             value >>= 7
@@ -96,10 +96,12 @@ class Writer:
 
 
 class Reader:
-    """Methods raise CorruptState if the bytes do not hold what they read."""
+    """Reads numbers and columns from bytes. Methods raise CorruptState if the bytes are invalid or
+    too short."""
 
     def __init__(self, data: bytes, most_numbers: int) -> None:
-        """Its columns may have at most `most_numbers` numbers together, however short the data."""
+        """Limit all columns together to `most_numbers` numbers, since few bytes can encode many
+        numbers."""
         self._data = data
         self._at = 0
         self._left = most_numbers
