@@ -54,6 +54,7 @@ _MAX_NOTED, _NOTED_SHARE = 1_000_000, 60_000
 _MAX_CHOSEN = 8_000_000
 _MAX_WINDOWS_BYTES = 16 * 2**20
 _SWEEP_SECONDS = 1.0
+_LOADED_AT_ONCE = 64
 _FIRST = StateVersion(1, 0)
 
 
@@ -97,7 +98,6 @@ class AckedConsumers:
         if self._leaf is None or self._broker.settings.cluster is not None:
             self._opened.set()
             return
-        self._rounds.start()
         self._tasks = [
             asyncio.create_task(self._open(), name="consumers-open"),
             asyncio.create_task(self._watch_interest(), name="consumers-interest"),
@@ -140,10 +140,12 @@ class AckedConsumers:
             shared = self._share(journal)
             hosts = {host.log.incarnation: host for host in broker.hosts.values()}
             gone = [one for one in journal.ledger.incarnations() if one not in hosts]
+            for incarnation in hosts.keys() & journal.ledger.incarnations():
+                names, host = journal.ledger.consumers_of(incarnation), hosts[incarnation]
+                for at in range(0, len(names), _LOADED_AT_ONCE):
+                    some = names[at : at + _LOADED_AT_ONCE]
+                    await asyncio.gather(*[self._try_load(shared, host, one) for one in some])
             journal.write([Change.stream_deleted(one) for one in gone])
-            for incarnation in journal.ledger.incarnations():
-                for name in journal.ledger.consumers_of(incarnation):
-                    await self._try_load(shared, hosts[incarnation], name)
         except LiftlogError as error:
             self.problem = f"the states of consumers cannot be read: {error.message}"
             logger.exception("consumers-not-opened error=%s", error.message)
@@ -151,6 +153,8 @@ class AckedConsumers:
             self.problem = "the states of consumers cannot be read"
             logger.exception("consumers-not-opened error=%r", error)
         finally:
+            # Only now: each read of the journal waits for the changes that were made before it.
+            self._rounds.start()
             self._opened.set()
 
     async def opened(self) -> None:
