@@ -279,7 +279,7 @@ class _Reader(ConfigFields):
         config["max_deliver"] = settings.max_deliver
         if settings.ack_policy is not AckPolicy.NONE:
             config["ack_wait"] = settings.ack_wait_ns
-        if settings.max_ack_pending:
+        if settings.ack_policy is not AckPolicy.NONE or settings.max_ack_pending > 0:
             config["max_ack_pending"] = settings.max_ack_pending
         if settings.backoff_ns:
             config["backoff"] = list(settings.backoff_ns)
