@@ -30,6 +30,7 @@ _NUMBERS = 5
 _MAX_DIGITS = 19
 _DOT, _END, _FIRST_DIGIT = b".\n0"
 _BEYOND = 2**63 - 1
+assert AckKind.ACK == 0, "columns of zeros are plain acks"
 _FEW = 32
 """With fewer acks than this, columns cost more than they save."""
 
@@ -85,7 +86,7 @@ class AckParser:
                         [replies[at] for at in place] if replies else (),
                     )
                 dropped += self._parse(chosen, parsed)
-        return parsed._replace(dropped=dropped)
+        return parsed._replace(dropped=dropped) if dropped else parsed
 
     def _by_consumer(self, subjects: Sequence[bytes]) -> Iterator[list[int] | None]:
         """Yield the places of the acks of each consumer; None for all if there is only one."""
@@ -179,7 +180,7 @@ def _append(parsed: ParsedAcks, consumer: str, rows: _Rows, numbers: Ints) -> No
     """Add acks of one consumer with these numbers to `parsed`."""
     count = len(numbers)
     if sum(map(rows.payloads.count, PLAIN)) == count:
-        kinds, delays = np.full(count, AckKind.ACK, np.uint8), np.zeros(count, np.int64)
+        kinds, delays = np.zeros(count, np.uint8), np.zeros(count, np.int64)
         parsed.acks.append(_acks(consumer, numbers, kinds, delays, {}, rows.replies))
         return
     known = {payload: parse_ack_body(payload) for payload in set(rows.payloads)}
