@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from liftlog.deliveries.acks import MAX_ACKS, AckKind, Acks, Bytes
+from liftlog.deliveries.acks import MAX_ACKS, Acks, Bytes
 from liftlog.deliveries.columns import Ints
 from liftlog.sequencing.run import MessageRun
 from liftlog.server.jetstream_api.workers.ack_bodies import (
@@ -30,7 +30,6 @@ _NUMBERS = 5
 _MAX_DIGITS = 19
 _DOT, _END, _FIRST_DIGIT = b".\n0"
 _BEYOND = 2**63 - 1
-assert AckKind.ACK == 0, "columns of zeros are plain acks"
 _FEW = 32
 """With fewer acks than this, columns cost more than they save."""
 
@@ -180,7 +179,7 @@ def _append(parsed: ParsedAcks, consumer: str, rows: _Rows, numbers: Ints) -> No
     """Add acks of one consumer with these numbers to `parsed`."""
     count = len(numbers)
     if sum(map(rows.payloads.count, PLAIN)) == count:
-        kinds, delays = np.zeros(count, np.uint8), np.zeros(count, np.int64)
+        kinds, delays = np.zeros(count, np.uint8), np.zeros(count, np.int64)  # AckKind.ACK is 0
         parsed.acks.append(_acks(consumer, numbers, kinds, delays, {}, rows.replies))
         return
     known = {payload: parse_ack_body(payload) for payload in set(rows.payloads)}
