@@ -57,7 +57,10 @@ class PendingMessages:
         """Pending messages in the queue of redeliveries."""
         self._starts: Ints | None = None
         self._begins: list[int] | None = None
-        self._heap: list[tuple[int, int, int, Block]] = []
+        self._heap: list[tuple[int, int, int]] = []
+        """Deadline, base and number of an entry; it no longer counts if it is not watched."""
+        self._watched: dict[int, Block] = {}
+        """The blocks by their entries. The heap does not keep those that are gone."""
         self._entries = 0
         self._waits = np.array(waits_ns, np.int64)
 
@@ -211,7 +214,7 @@ class PendingMessages:
             kept = places[block.offsets.at(places) < end]
             self._forget(block, places[len(kept) :])
             new = block.taken(kept) if len(kept) else None
-            block.pending = 0
+            self._unwatch(block)
             if new is not None:
                 self.blocks.append(new)
                 self._watch(new, new.earliest_ns)
@@ -280,6 +283,7 @@ class PendingMessages:
     def watch_all(self) -> None:
         """Compute all deadlines again."""
         self._heap.clear()
+        self._watched.clear()
         for block in self.blocks:
             block.watched_ns = block.earliest_ns = NEVER
             self._watch(block, int(block.deadlines(block.places(), self._waits).min()))
@@ -299,8 +303,7 @@ class PendingMessages:
         for _ in range(most_blocks):
             if self.due_ns() > now_ns:
                 break
-            block = heapq.heappop(self._heap)[3]
-            block.entry = 0
+            block = self._watched.pop(heapq.heappop(self._heap)[2])
             places = block.places()
             deadlines = block.deadlines(places, self._waits)
             is_due = deadlines <= now_ns
@@ -428,11 +431,11 @@ class PendingMessages:
         if block.pending * 2 >= block.size:
             return
         self._moved()
+        self._unwatch(block)
         if not block.pending:
             del self.blocks[number]
             return
         new = block.taken(block.places())
-        block.pending = 0
         self.blocks[number] = new
         if number + 1 < len(self.blocks):
             self._merge(number)
@@ -449,26 +452,30 @@ class PendingMessages:
         )
         if is_near and first.size + second.size <= MERGED_SIZE:
             first.join(second)
-            second.pending = 0
-            first.watched_ns = NEVER
+            self._unwatch(first)
+            self._unwatch(second)
             del self.blocks[number + 1]
 
     def _watch(self, block: Block, time_ns: int) -> None:
         """Record that a message of the block may fall due at this time."""
         block.earliest_ns = min(block.earliest_ns, time_ns)
         if block.earliest_ns < block.watched_ns:
+            self._unwatch(block)
             block.watched_ns = block.earliest_ns
             self._entries += 1
             block.entry = self._entries
-            entry = (block.watched_ns, block.offsets.base, block.entry, block)
-            heapq.heappush(self._heap, entry)
+            self._watched[block.entry] = block
+            heapq.heappush(self._heap, (block.watched_ns, block.offsets.base, block.entry))
             if len(self._heap) > 2 * len(self.blocks) + 64:
                 self._heap = [one for one in self._heap if self._is_current(one)]
                 heapq.heapify(self._heap)
 
-    @staticmethod
-    def _is_current(entry: tuple[int, int, int, Block]) -> bool:
-        return entry[3].pending > 0 and entry[2] == entry[3].entry
+    def _unwatch(self, block: Block) -> None:
+        self._watched.pop(block.entry, None)
+        block.watched_ns = NEVER
+
+    def _is_current(self, entry: tuple[int, int, int]) -> bool:
+        return entry[2] in self._watched
 
     @staticmethod
     def _joined(parts: list[Ints]) -> Ints:

@@ -6,6 +6,7 @@ measured figures.
 
 from __future__ import annotations
 
+import gc
 import time
 import tracemalloc
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from support.worlds.deliveries import NOW, SECOND, Ints, Lead, acks_of
 
 from liftlog.deliveries import changes
 from liftlog.deliveries.acks import MAX_ACKS, AckKind, Acks
+from liftlog.deliveries.block import Block
 from liftlog.deliveries.consumer import Consumer
 from liftlog.deliveries.settings import MAX_PENDING, Settings
 from liftlog.deliveries.snapshot import decode_snapshot, encode_snapshot
@@ -110,6 +112,21 @@ def test_one_stuck_message_below_many_acked_ones_keeps_nothing_else() -> None:
     assert len(encode_snapshot(lead.state)) < 400
     assert lead.ack(stuck) == [1]
     assert lead.state.floor_offset == lead.state.next_offset
+
+
+def test_blocks_that_are_done_are_freed_before_their_deadline() -> None:
+    lead = Lead(MANY)
+    for _ in range(5):
+        lead.ack(lead.deliver(4096, at_once=500))
+    gc.collect()
+    before = sum(isinstance(one, Block) for one in gc.get_objects())
+    kept = lead.deliver(20 * 4096, at_once=500)
+    for some in pieces(kept):
+        lead.ack(some)
+    del kept
+    gc.collect()
+    assert sum(isinstance(one, Block) for one in gc.get_objects()) <= before
+    assert lead.consumer.due_ns() is None
 
 
 def test_acks_cost_little_beside_a_million_pending() -> None:
