@@ -11,12 +11,23 @@ from pathlib import Path
 import pytest
 from crash.test_version_skew import OLDER
 from crash.test_version_skew import older as older
-from support.clients.ingesting import publish
+from support.clients.ingesting import publish, until
 from support.clients.raw_nats import RawNats
 from support.daemons.daemon import Daemon
 from support.daemons.nats_server import NatsServer
 
 from liftlog.client import connect_sync
+from liftlog.log import (
+    DataDir,
+    LogConfig,
+    LogEnvironment,
+    OsFileSystem,
+    SystemClock,
+    open_log,
+)
+from liftlog.log.files.manifest import read_manifest
+from liftlog.server.journal import Change, ConsumerKey, StateVersion
+from liftlog.server.journal.opening import JOURNAL, create_store
 
 pytestmark = [
     pytest.mark.integration,
@@ -103,3 +114,50 @@ def test_what_only_this_version_knows_is_left_alone_by_the_older_one(
     daemon.use_version(None)
     with daemon.start(), connect_sync(daemon.pull_address) as client:
         assert [int(one.value or b"") for one in client.read("full", until="end")] == [*range(10)]
+
+
+def test_the_journal_of_consumers_is_left_alone_by_the_older_one(
+    server: NatsServer, older: Path, tmp_path: Path
+) -> None:
+    """An older version serves the streams, and says that it does not serve the consumers."""
+    daemon = Daemon(server.url, {"streams": CONFIGURED}, directory=tmp_path)
+    with daemon.start():
+        pass
+    data_dir = DataDir(daemon.data_dir, LogEnvironment.create(OsFileSystem(), SystemClock()))
+    data_dir.open()
+    incarnation = _incarnation(daemon.data_dir / "streams" / "orders")
+    store = create_store(data_dir)
+    key = ConsumerKey(incarnation, "billing")
+    store.write(store.prepare([Change.snapshot(key, StateVersion(1, 1), b"{}", b"state")]))
+    state = store.close()
+    assert state is not None
+    data_dir.keep_clean(JOURNAL, state)
+    data_dir.mark_clean({})
+    data_dir.close(None)
+    directory = daemon.data_dir / "streams" / JOURNAL
+    before = {one.name: one.read_bytes() for one in directory.glob("*.log")}
+    daemon.use_version(older)
+    daemon.spawn()
+    daemon.wait_listening()
+    with RawNats(server.port) as raw, connect_sync(daemon.pull_address) as client:
+        until(lambda: client.describe_stream("orders").state == "attached", 30)
+        assert publish(raw, "orders.x", b"1")["seq"] == 1
+    status, text = daemon.get("/readyz")
+    assert status == 200 or JOURNAL in text, text  # versions before that condition stay ready
+    assert "stream-not-opened" in daemon.log
+    assert JOURNAL in daemon.log
+    daemon.stop()
+    assert {one.name: one.read_bytes() for one in directory.glob("*.log")} == before
+    daemon.use_version(None)
+    with daemon.start():
+        assert "journal-opened" in daemon.log
+        assert JOURNAL not in daemon.get("/readyz")[1]
+    found = open_log(directory, data_dir.environment, LogConfig())[0]
+    assert found.log_end_offset == 2
+    found.close()
+
+
+def _incarnation(directory: Path) -> str:
+    manifest = read_manifest(OsFileSystem(), directory)
+    assert manifest is not None
+    return manifest.incarnation
