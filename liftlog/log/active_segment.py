@@ -213,8 +213,9 @@ class ActiveSegment:
         self.durable = end
 
     def give_up_tail(self) -> None:
-        """Move `end` back to `durable`, in memory only. The file gets no further writes: after a
-        shorter append, its old bytes could look like batches that continue the log."""
+        """Move `end` back to `durable`, in memory only. The caller must not write to this file
+        again: the bytes behind `durable` stay in it, and after a shorter append they could look
+        like batches that continue the log."""
         self.must_be_left = True
         end, segment = self.durable, self.segment
         segment.next_offset, segment.record_count = end.offset, end.record_count

@@ -74,8 +74,8 @@ class ReadAhead:
 
     - A fetch is sent when the header of the previous answer has arrived and at most
       `read_ahead_bytes` wait for the reader, unless the read is over.
-    - Each record is returned at most once, in the order of the offsets, and none is left out
-      without a report: of damage, or of a reset.
+    - Each record is returned at most once, in the order of the offsets. A record is skipped only if
+      damage or a reset is reported.
     - While the read is interrupted, nothing is returned and nothing is sent.
     """
 
@@ -150,8 +150,8 @@ class ReadAhead:
 
     @property
     def divided_by(self) -> frozenset[int] | None:
-        """The slots to which all records of the newest batch belong, if the daemon has left out all
-        others."""
+        """The slots by which the daemon has filtered the newest batch: the batch has only records
+        of these slots."""
         return self._answers.divided_by
 
     def has_all_of(self, slots: Set[int]) -> bool:

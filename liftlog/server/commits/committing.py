@@ -386,7 +386,8 @@ class GroupCommits:
     # --- what the host reports ---
 
     def after_exclusive(self, error: Exception | None) -> None:
-        """Continue after an exclusive call, in a thread or inline; the call may have synced."""
+        """Continue after an exclusive call, whether it ran in a thread or in the event loop. The
+        call may have synced the log."""
         self._observe_sync()
         if isinstance(error, SyncFailed):
             self._take_back_waiting(error)

@@ -34,10 +34,10 @@ _SEARCHED_BYTES = 64 * 1024
 
 
 class StoredConsumer(NamedTuple):
-    """A consumer as the journal has it: its snapshot, and what changed since."""
+    """A consumer as stored in the journal: its snapshot, and the later changes."""
 
     settings: bytes
-    """The newest ones."""
+    """The latest settings, which can be newer than the snapshot."""
     state: bytes
     version: StateVersion
     """The version of the snapshot."""
@@ -51,11 +51,11 @@ class Content:
 
     ledger: Ledger = field(default_factory=Ledger)
     unsynced_losses: set[int] = field(default_factory=set)
-    """First offsets of lost records that had not been synced."""
+    """First offsets of the lost ranges whose records had not been synced."""
     losses: list[int] = field(default_factory=list)
-    """First offsets of all others."""
+    """First offsets of all other lost ranges."""
     synced_below: int = 0
-    """All below this offset was synced, as later records show."""
+    """All records below this offset had been synced, according to later records."""
 
 
 # --- all of it ---
@@ -64,9 +64,9 @@ class Content:
 def read_content(log: Log, unsynced_losses: Collection[int] = ()) -> Content:
     """Read and verify all records. `unsynced_losses` are those that an earlier start has found.
 
-    Damage costs the records in it: of their consumers an older state counts. They are uncertain if
-    the records had been synced, and so is every consumer of which records may be among them. Raises
-    StorageError if files cannot be read, NewerFormat.
+    Damaged records are lost, and their consumers return to an older state. If the lost records had
+    been synced, every consumer that may have had one of them becomes uncertain. Raises StorageError
+    if files cannot be read, NewerFormat.
     """
     content = Content(unsynced_losses=set(unsynced_losses))
     ledger = content.ledger
@@ -102,8 +102,8 @@ _Raw = tuple[int, bytes, bytes]
 
 
 def _records(log: Log, lost: Callable[[int], None]) -> Iterator[_Raw]:
-    """Yield all committed records. `lost` gets the first offset of records that
-    are damaged, when their place is reached."""
+    """Yield all committed records. Calls `lost` with the first offset of each damaged range when
+    the iteration reaches it."""
     offset = log.log_start_offset
     while offset < log.high_watermark:
         try:

@@ -1,11 +1,9 @@
 """The journal of consumers: writes their changes, syncs them, and keeps its log short.
 
-The changes of one turn of the event loop are one append, whatever consumers and streams they
-belong to, and one sync confirms all that was written before it. A sync runs in a writer thread,
-and appends go on beside it.
-
-When a write or a sync fails, all that waits gets the error. Nothing is dropped: the journal tries
-again with everything that is not synced, in the same order.
+The changes of one turn of the event loop are one append, whatever consumers and streams they belong
+to, and one sync confirms all that was written before it. A sync runs in a writer thread, and
+appends continue meanwhile. When a write or a sync fails, all waiting futures get the error. The
+journal drops no change: it retries all changes that are not synced, in the same order.
 """
 
 from __future__ import annotations
@@ -67,21 +65,23 @@ class Journal:
         self._recovered.set()
 
     def set_owner(self, owner: Owner) -> None:
-        """`owner` gives the snapshots of the consumers; see `Owner`."""
+        """`owner` returns the snapshots of the consumers; see `Owner`."""
         self._upkeep.snapshots.owner = owner
 
     # --- writing ---
 
     def check_writable(self) -> None:
-        """Raises the error of the last write or sync, if it failed: DiskFull, StorageError. While
-        it does, nothing may be delivered or confirmed. Raises ShuttingDown after `close`."""
+        """Raise the error of the last write or sync, if it failed: DiskFull, StorageError.
+        Consumers must not deliver or confirm anything while this raises. Raises ShuttingDown after
+        `close`."""
         if self._is_closed:
             raise ShuttingDown("the journal of consumers is closed")
         if self.problem is not None:
             raise self.problem
 
     async def writable(self) -> None:
-        """Return when nothing fails any more, and all that was accepted before is synced."""
+        """Return when writes and syncs succeed again, and all changes accepted before are
+        synced."""
         await self._recovered.wait()
 
     def write(self, changes: Iterable[Change]) -> int:
@@ -102,12 +102,12 @@ class Journal:
 
     @property
     def written_position(self) -> int:
-        """All changes up to this position outlive the process."""
+        """All changes up to this position are written, and survive a crash of the process."""
         return self._store.written_position
 
     @property
     def synced_position(self) -> int:
-        """All changes up to this position outlive a power cut."""
+        """All changes up to this position are synced, and survive a power cut."""
         return self._store.synced_position
 
     def written(self, position: int) -> asyncio.Future[None]:
@@ -250,7 +250,7 @@ class Journal:
     # --- failures ---
 
     def _failed(self, error: LiftlogError) -> None:
-        """Report the error to all that wait, and try again later."""
+        """Set the error on all waiting futures, and schedule a retry."""
         self.counters.failures += 1
         logger.error("journal-not-written error=%s retry_seconds=%.1f", error, self._retry_seconds)
         if isinstance(error, SyncFailed):

@@ -1,8 +1,8 @@
-"""Keeps for each consumer where its newest record and its snapshot are in the log, how large they
-are, and if anything is missing. Pure.
+"""Stores, for each consumer, the offsets and sizes of its snapshot and newest record in the log,
+and whether records of it are lost. Pure.
 
 The ledger follows the log record by record, at the start (`replay`) and with each append (`add`).
-What is not synced yet can be taken back: a failed sync drops the end of the log.
+Changes that are not synced can be rolled back, because a failed sync drops the end of the log.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Entry(NamedTuple):
     epoch: int
     number: int
     is_uncertain: bool
-    """Records of it are lost, or may be."""
+    """True if records of the consumer are lost, or may be."""
 
     @property
     def version(self) -> StateVersion:
@@ -54,7 +54,7 @@ class Entry(NamedTuple):
 
 
 Undo = dict[ConsumerKey, Entry | None]
-"""The entries before the first change that is not synced; None: there was none."""
+"""The entry of each consumer before its first unsynced change; None if it had no entry."""
 
 
 class Ledger:
@@ -94,8 +94,8 @@ class Ledger:
         return entry is not None and entry.is_uncertain
 
     def floor(self) -> int | None:
-        """Return the lowest offset that is needed, also if what is not synced is taken back; None
-        if nothing is."""
+        """Return the lowest offset that is needed, even after a rollback of the unsynced changes;
+        None if no record is needed."""
         bases = [one.base for one in self.entries.values()]
         for undo in (self._unsynced, self._syncing):
             bases += [one.base for one in undo.values() if one is not None]
@@ -141,11 +141,12 @@ class Ledger:
     def replay(
         self, key: ConsumerKey, head: Head, size: int, offset: int, losses: Sequence[int] = ()
     ) -> None:
-        """Note a record of `size` bytes that was read. Call it in the order of offsets. If it does
-        not continue what is known of its consumer, an older state of that counts.
+        """Add a record of `size` bytes that was read. Call it in the order of offsets. If the
+        record does not follow the last known record of its consumer, the consumer returns to an
+        older state.
 
-        `losses` are the first offsets of lost records before it. Without one that was synced, only
-        unsynced records are missing, and the consumer is not uncertain.
+        `losses` are the first offsets of lost records before it. If none of them had been synced,
+        only unsynced records are missing, and the consumer does not become uncertain.
         """
         kind, flags, _, epoch, unsynced, number, previous = head
         if kind is Kind.DELTA or kind is Kind.SETTINGS:
@@ -204,7 +205,7 @@ class Ledger:
             self.lost.discard(lost)
 
     def _put(self, key: ConsumerKey, entry: Entry | None) -> None:
-        """Replace the entry of a consumer; None: there is none any more."""
+        """Replace the entry of a consumer; None removes it."""
         self.lost.discard(key)
         before = self.entries.pop(key, None)
         if before is not None:
@@ -224,17 +225,18 @@ class Ledger:
     # --- syncs ---
 
     def sync_begins(self) -> None:
-        """A sync of all that was added begins. What is added from now on is not part of it."""
+        """Note that a sync begins. It covers the records added so far, but none that are added
+        later."""
         for key, entry in self._unsynced.items():
             self._syncing.setdefault(key, entry)
         self._unsynced = {}
 
     def synced(self) -> None:
-        """The sync succeeded."""
+        """Note that the sync has succeeded."""
         self._syncing = {}
 
     def take_back(self) -> None:
-        """Return to what was synced last: the rest of the log was dropped."""
+        """Roll back to the last synced state, because the rest of the log was dropped."""
         for undo in (self._unsynced, self._syncing):
             for key, entry in undo.items():
                 self._put(key, entry)
@@ -250,8 +252,8 @@ class Chainer:
         self._deleted: set[str] = set()
 
     def chain(self, change: Change, offset: int, durable_end: int) -> Chaining | None:
-        """Return how a change is chained at `offset`; None if there is no such consumer, so that
-        the change means nothing. Call it in the order of offsets."""
+        """Return the header fields that chain a change at `offset`; None if the consumer does not
+        exist, so that the change has no effect. Call it in the order of offsets."""
         key = change.key
         last, is_uncertain = self._end(key)
         if not last and change.kind in (Kind.DELTA, Kind.SETTINGS):

@@ -1,9 +1,9 @@
 """Opens the journal, or creates it for the first consumer. Blocking work runs in threads.
 
 The journal is a log in the directory `streams/_deliveries`, but no stream: nobody can list, read,
-publish to or change it. The form of its records stands in the manifest where streams have their
-settings. Versions without consumers take it for a stream with an unknown setting: they report it,
-and leave it as it is.
+publish to or change it. The manifest stores the format version of its records in the place of a
+stream's settings. Versions of liftlog without consumers treat the journal as a stream with an
+unknown setting: they report it, and do not change it.
 """
 
 from __future__ import annotations
@@ -138,8 +138,8 @@ def _check_form(metadata: Mapping[str, Any]) -> None:
 
 
 def _own_environment(shared: LogEnvironment) -> LogEnvironment:
-    """Return an environment whose files keep their descriptors: of those that are shared, none can
-    be written beside a sync."""
+    """Return an environment whose files keep their own descriptors, because a file with a shared
+    descriptor cannot be written during a sync."""
     fs: FileSystem = OsFileSystem() if isinstance(shared.fs, SharedDescriptors) else shared.fs
     own = LogEnvironment.create(
         fs, shared.clock, max_open_files=8, cached_indexes=8, synced=shared.synced

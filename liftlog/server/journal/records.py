@@ -1,4 +1,4 @@
-"""One record of the journal: what it may hold, and its bytes. Pure.
+"""Encodes and decodes the records of the journal. Pure.
 
 The key of a record is `<incarnation of the stream>/<consumer>`. Its value begins with a header;
 `docs/reference/storage-format.md` is normative:
@@ -89,8 +89,9 @@ class Change(NamedTuple):
         *,
         settles: bool = False,
     ) -> Change:
-        """The whole consumer: it is new, or this replaces everything before. `settles`: the state
-        comes from another replica or was reset, so it does not lack what was lost here."""
+        """The whole consumer: it is new, or this record replaces all earlier ones. `settles` is
+        true if the state comes from another replica or was reset, so that records lost here no
+        longer matter."""
         return cls(key, Kind.SNAPSHOT, version, settings, state, settles)
 
     @classmethod
@@ -186,11 +187,11 @@ def decode_value(key: ConsumerKey, raw: bytes) -> StoredChange:
 
 
 def size_of(change: Change) -> int:
-    """Return about how many bytes the record of a change takes."""
+    """Return the approximate size of the record of a change, in bytes."""
     key, _, _, settings, state, _ = change
     return HEADER_SIZE + len(settings) + len(state) + size_of_key(key)
 
 
 def size_of_key(key: ConsumerKey) -> int:
-    """Return about how many bytes a record has beside its value."""
+    """Return the approximate size of a record without its value, in bytes."""
     return len(key[0]) + len(key[1]) + 16

@@ -15,7 +15,7 @@ from liftlog.server.journal.records import Change, ConsumerKey
 from liftlog.server.journal.storing import SEGMENT_BYTES
 
 MAX_ALL_DELTA_BYTES = 16 * 1024 * 1024
-"""Bytes of deltas that a start has to apply at most."""
+"""Maximum bytes of deltas in the log, all of which a start has to apply."""
 
 _KEPT_DELTA_BYTES = 12 * 1024 * 1024
 _TURN_SECONDS = 0.002
@@ -49,7 +49,7 @@ class Snapshots:
         return bool(self._moving or self.copies)
 
     def changed(self, key: ConsumerKey) -> None:
-        """Look at a consumer that has another delta."""
+        """Schedule a snapshot of a consumer if its latest delta made one due."""
         entry = self._ledger.entries.get(key)
         if entry is None or not entry.is_heavy:
             return
@@ -57,7 +57,8 @@ class Snapshots:
             self._heavy[key] = None
 
     def look_at_all(self) -> None:
-        """Choose the consumers with the most deltas if all together have too many."""
+        """Schedule snapshots of the consumers with the most deltas if the deltas of all consumers
+        exceed the limit."""
         total = self._ledger.delta_bytes
         if total <= MAX_ALL_DELTA_BYTES:
             self._looked_at_bytes = 0
@@ -74,7 +75,7 @@ class Snapshots:
         return size_bytes > 2 * (ledger.base_bytes + ledger.delta_bytes) + _SPARE_BYTES
 
     def move_from(self, offset: int) -> None:
-        """Write the consumers again whose snapshots are below `offset`."""
+        """Schedule the consumers whose snapshots are below `offset` to be written again."""
         self._moving.update(dict.fromkeys(self._ledger.based_below(offset)))
 
     def collect(self) -> list[Change]:
@@ -105,5 +106,5 @@ class Snapshots:
         return None
 
     def forget(self, key: ConsumerKey) -> None:
-        """The consumer was deleted."""
+        """Drop a consumer that was deleted."""
         self._refused.pop(key, None)

@@ -1,8 +1,6 @@
-"""The log of the journal and its ledger: append, sync, take back what a failed sync has dropped,
-cut off what is not needed.
-
-A change has a position: its number since the start. What was appended and is not synced stays in
-memory, so that it can be appended again after a failed sync.
+"""The log of the journal and its ledger: appends, syncs, rolls back after a failed sync, and cuts
+off old segments. A change has a position: its number since the start. Changes that are appended but
+not synced stay in memory, so that they can be appended again after a failed sync.
 
 Threads: everything but `write`, `sync`, `abandon` and `cut` belongs to the event loop. These four
 may run in another thread: one of the first three at a time, except that `write` may run beside
@@ -133,12 +131,13 @@ class JournalStore:
     # --- syncs ---
 
     def sync_begins(self) -> None:
-        """All that was written so far is to be synced."""
+        """Note that a sync begins, which covers all changes written so far."""
         self.ledger.sync_begins()
         self._syncing_position = self.written_position
 
     def sync(self) -> None:
-        """Make everything written durable. Raises SyncFailed: then `failed` comes next."""
+        """Make all written changes durable. Raises SyncFailed; the caller must then call
+        `failed`."""
         self.log.sync()
 
     def synced(self) -> None:
@@ -151,7 +150,8 @@ class JournalStore:
         self.log.commit_up_to(self.log.durable_end_offset)
 
     def failed(self) -> list[Change]:
-        """After a failed sync: forget what was not synced. Returns it, for `prepare`."""
+        """Roll back after a failed sync. Returns the changes that were not synced, for
+        `prepare`."""
         self.must_abandon = True
         self.ledger.take_back()
         self.written_position = self.synced_position
@@ -160,8 +160,8 @@ class JournalStore:
         return changes
 
     def abandon(self) -> None:
-        """Drop the end of the log that a failed sync has left in doubt. Raises StorageError,
-        DiskFull; then call it again."""
+        """Truncate the log's unsynced end after a failed sync, since it may or may not be on disk.
+        Raises StorageError, DiskFull; then call it again."""
         if self.must_abandon:
             self.log.writer.abandon_tail(keep_offsets=False)
             self.must_abandon = False
@@ -188,7 +188,7 @@ class JournalStore:
         return self.log.view.size_bytes
 
     def cut_offset(self) -> int | None:
-        """Return the offset below which nothing is needed, if that frees a segment."""
+        """Return the offset below which no record is needed; None if that frees no segment."""
         segments = self.log.segments
         if len(segments) < 2:
             return None

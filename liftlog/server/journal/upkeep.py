@@ -39,7 +39,7 @@ class JournalCounters:
     """Appended bytes."""
     cut_bytes: int = 0
     unknown: int = 0
-    """Changes of consumers that there were not."""
+    """Changes of consumers that do not exist."""
 
 
 class Upkeep:
@@ -55,7 +55,7 @@ class Upkeep:
     ) -> None:
         self.snapshots = Snapshots(store.ledger)
         self.must_look = True
-        """True if the log may have become too long: look at it after the next sync."""
+        """True if the log may be too long, which is checked after the next sync."""
         self.needs_sync = False
         """True if a consumer cannot be copied before a sync."""
         self._store = store
@@ -67,7 +67,7 @@ class Upkeep:
         self._is_cutting = False
 
     def written(self, changes: Sequence[Change]) -> None:
-        """Look at consumers of which changes were written."""
+        """Schedule the snapshots that became due by these written changes."""
         snapshots = self.snapshots
         for change in changes:
             if change.kind is Kind.DELETED:
@@ -79,7 +79,8 @@ class Upkeep:
             self._wake()
 
     def synced(self) -> None:
-        """Cut off old segments, or choose the consumers that are to be written again for that."""
+        """Cut off old segments. If old snapshots prevent this, schedule their consumers to be
+        written again."""
         self.needs_sync = False
         if not self.must_look or self._is_cutting or self.snapshots.are_moving:
             return
@@ -105,7 +106,7 @@ class Upkeep:
     # --- consumers that are written again ---
 
     def collect(self, queued: Sequence[Change]) -> list[Change]:
-        """Return what is to be written again in this turn, behind the `queued` changes."""
+        """Return the snapshots and copies to append in this turn, after the `queued` changes."""
         snapshots = self.snapshots
         found: list[Change] = []
         if snapshots.are_due:

@@ -67,7 +67,8 @@ class ReplicatedOffsets:
         self._loading: ServedStream | None = None
         self._grow_at = self._ask_at = self._own_until = 0.0
         self._fitting: StreamMetadata | None = None
-        """The last record whose settings needed no change."""
+        """The metadata of the checkpoints' stream when its settings were last found to need no
+        change."""
         self._problem = ""
         receive_over_nats(broker, lambda: broker.checkpoints)
 

@@ -31,10 +31,10 @@ _TURN_SECONDS = 0.001
 many seconds of the present one."""
 
 _LONG_SECONDS = 0.003
-"""A party rests after a step that computed for longer. Long answers pause more often, so
-their parties do not rest."""
+"""A party rests after a step that has used more processor time than this. A request with a long
+answer pauses before that, so its party does not rest."""
 _REST = 2.0
-"""The length of a rest, in lengths of the step before it."""
+"""Length of a rest, as a multiple of the length of the step before it."""
 
 _ENDED = object()
 """Marks the end of a coroutine, which then awaits nothing more."""
@@ -57,14 +57,14 @@ class Turns:
 
     def __init__(self, turn_seconds: float = _TURN_SECONDS) -> None:
         self.given = 0
-        """Number of turns that requests have got or are waiting for."""
+        """Number of turns that requests have asked for so far."""
         self._turn_seconds = turn_seconds
         self._waiting: FairQueue[asyncio.Future[None]] = FairQueue()
         self._is_taken = False
         self._spent = 0.0  # seconds of the loop's last known turn
         self._is_scheduled = False
         self._resting: dict[Hashable, float] = {}
-        """Until when each party rests, by the clock of the event loop."""
+        """The time at which the rest of each party ends, by the clock of the event loop."""
         self._timer: asyncio.TimerHandle | None = None
 
     async def run(self, asker: Asker, work: Coroutine[Any, Any, Result]) -> Result:

@@ -32,7 +32,8 @@ _LEAST_EXPIRES_NS = 1_000_000
 MAX_WAITING = 512
 _MAX_FILTERS = 256
 _MAX_CONFIG_BYTES = 16 * 1024
-"""It is kept as long as the consumer, and repeated in answers."""
+"""Maximum size of a configuration, which is kept as long as the consumer and repeated in
+answers."""
 _MAX_NAME = 255
 _FAR = 2**63
 _PAGER = "stream_pager_"

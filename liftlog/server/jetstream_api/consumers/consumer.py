@@ -82,8 +82,8 @@ class Consumer:
         self._rows: deque[Row] = deque()
         self._caught_up = False
         self._pieces_now = 0
-        """Number of pieces that may be read in the event loop; it is raised when there was nothing
-        more to read."""
+        """Number of pieces that may still be read in the event loop; set again when the consumer
+        has caught up."""
         self._group = services.live_group(host)
         self._reading = asyncio.Lock()
         """The cursor accepts one call at a time."""
@@ -306,7 +306,7 @@ class Consumer:
     # --- delivery ---
 
     async def _deliver(self) -> None:
-        """Send the requested ones of the records that are here."""
+        """Send the records that were read and that clients have requested."""
         with self._services.read_share:
             if self.spec.deliver_subject:
                 commands = self._push()
@@ -322,7 +322,8 @@ class Consumer:
         return sum(len(row.value) + len(row.headers) for row in self._rows)
 
     def _drop_rows(self) -> None:
-        """Drop large records that no request wants at the moment; they are read again later."""
+        """Drop the records that were read but not requested, to free memory; they are read again
+        later."""
         self._cursor.go_back(self._rows[0])
         self._rows.clear()
         self._caught_up = False

@@ -209,7 +209,7 @@ class Cursor:
         return rows, scanned.caught_up and stop is None
 
     def _advance(self, rows: Sequence[Row], end: int) -> None:
-        """Note that these are the wanted records between `next_offset` and `end`."""
+        """Store the offsets of all wanted records between `next_offset` and `end`."""
         self.next_offset = end
         if end > self._counted_to:
             self.left += len([row for row in rows if row.offset >= self._counted_to])
@@ -287,11 +287,12 @@ class Cursor:
         return max(self.next_offset, self._counted_to) >= self.log.high_watermark
 
     def move(self, offset: int) -> None:
-        """Read on from `offset`, wherever the cursor was. What was counted stays."""
+        """Continue at `offset`, which may be before or after the present position. The counts
+        stay."""
         self.next_offset = offset
 
     def close(self) -> None:
-        """The cursor reads no more."""
+        """Free the cursor's memory. Do not read from it afterwards."""
         self._chosen = ()
         self._kept.close()
 
@@ -300,8 +301,9 @@ class Cursor:
         self.next_offset = row.offset
 
     async def _scan(self, scan: Scan, take: Callable[[bytes], None] = lambda body: None) -> Scanned:
-        """Return the result after passing its batches to `take`. Unreadable records are skipped:
-        the daemon reports them, and a gap in the sequence numbers shows them."""
+        """Run a scan, pass the batches that it finds to `take`, and return its result. Skips
+        unreadable records: the daemon reports the damage, and clients see a gap in the sequence
+        numbers."""
         while True:
             try:
                 return await self._run(_scan_and_take, self.log, scan, take)

@@ -49,8 +49,8 @@ class LeafParser:
         """Bytes of a payload that are still to come."""
 
     def feed(self, data: bytes) -> None:
-        """Raises ValueError for what is no such protocol, NatsUnavailable if the server ends the
-        connection with a reason."""
+        """Parse received bytes. Raises ValueError for bytes that do not follow the protocol,
+        NatsUnavailable if the server ends the connection with a reason."""
         if self._skipped:
             dropped = min(self._skipped, len(data))
             self._skipped -= dropped

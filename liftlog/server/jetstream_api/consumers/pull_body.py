@@ -39,7 +39,7 @@ class Pull(NamedTuple):
     expires_ns: int = 0
     heartbeat_ns: int = 0
     group: str = ""
-    """The priority group, and below what only some policies of groups take."""
+    """The priority group. The fields below apply only to some policies of groups."""
     pin_id: str = ""
     min_pending: int = 0
     min_ack_pending: int = 0
@@ -104,7 +104,7 @@ def _one_line(words: str) -> bytes:
 
 
 def check_limits(pull: Pull, limits: PullLimits) -> None:
-    """Raises BadPull if the pull asks for more than the consumer gives."""
+    """Raise BadPull if the pull exceeds a limit of the consumer."""
     if 0 < limits.batch < pull.batch:
         raise BadPull(b"409 Exceeded MaxRequestBatch of %d" % limits.batch)
     if 0 < limits.expires_ns < pull.expires_ns:
@@ -115,8 +115,7 @@ def check_limits(pull: Pull, limits: PullLimits) -> None:
 
 
 def check_without_priorities(pull: Pull) -> None:
-    """Raises BadPull if the pull asks a consumer without priority groups for what only those
-    have."""
+    """Raise BadPull if the pull uses a field of priority groups, and the consumer has none."""
     if pull.min_pending or pull.min_ack_pending:
         raise BadPull(b"400 Bad Request - Not a Overflow Priority consumer")
     if pull.pin_id:

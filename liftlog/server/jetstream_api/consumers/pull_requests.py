@@ -19,12 +19,13 @@ SHUTDOWN = b"409 Server Shutdown"
 _NS = 1_000_000_000
 _MAX_EXPIRES_SECONDS = 3600.0
 _GRACE_SECONDS = 2.0
-"""A request may come before the news that its reply subject has a subscriber, which takes another
-way through NATS."""
+"""A request may arrive before NATS reports that its reply subject has a subscriber, because the
+report takes another path through NATS."""
 
 
 class PullRequest:
-    """One that waits. `expires_at` and `heartbeat_at` are times of the event loop; None: never."""
+    """A waiting request. `expires_at` and `heartbeat_at` are times of the event loop; None:
+    never."""
 
     __slots__ = (
         "batch", "came_at", "delivered", "expires_at", "heartbeat_at", "heartbeat_seconds",
@@ -50,8 +51,8 @@ class PullRequest:
 
 
 class PullRequests:
-    """Those that wait, in order. Methods return the commands for the leaf link; the caller sends
-    them."""
+    """The waiting requests, in order. Methods return the commands for the leaf link; the caller
+    sends them."""
 
     def __init__(self, most: int, waiting: Part, to: Deliveries, leaf: LeafLink) -> None:
         """At most `most` wait. `waiting` is their part of the requests that wait on all consumers,
@@ -78,7 +79,7 @@ class PullRequests:
         return b""
 
     def release_part(self) -> None:
-        """Give back the part of those that have ended."""
+        """Return the budget of the requests that have ended."""
         self._part.resize(len(self._waiting))
 
     def close(self) -> None:
@@ -91,15 +92,15 @@ class PullRequests:
         return [self._status(one, words, counted=is_counted) for one in ended] if words else []
 
     def expire(self, now: float) -> bytes:
-        """End the requests whose time is over, and without a status those whose clients are
-        gone."""
+        """End the requests that have expired, and those whose clients are gone; the latter get no
+        status."""
         self._take(lambda one: self._is_abandoned(one, now))
         ended = self._take(lambda one: one.expires_at is not None and one.expires_at <= now)
         statuses = [self._status(one, b"408 Request Timeout", counted=True) for one in ended]
         return b"".join(statuses)
 
     def end_no_wait(self) -> bytes:
-        """End the requests that do not wait: there is nothing more for them."""
+        """End the requests with `no_wait`, because there are no more records for them."""
         ended = self._take(
             lambda one: one.no_wait and (one.delivered > 0 or one.expires_at is None)
         )
@@ -124,7 +125,7 @@ class PullRequests:
                 yield request.heartbeat_at
 
     def answer(self, rows: deque[Row], delivered: Delivered, cursor: Cursor, now: float) -> bytes:
-        """Take from `rows` what is asked for, and return the messages that carry it."""
+        """Take the requested rows from `rows`, and return the messages that carry them."""
         commands: list[bytes] = []
         while rows and self._waiting:
             request = self._waiting[0]

@@ -16,7 +16,7 @@ down. If many consumers share the limit on all windows, theirs have the least si
 
 
 class PushFlow:
-    """How much may be sent before the client answers, and when a heartbeat is due."""
+    """Limits the bytes that may be sent before the client answers, and schedules heartbeats."""
 
     def __init__(self, spec: ConsumerSpec, stream: str, window: Part, now: float) -> None:
         """`window` is its part of the windows of all consumers."""

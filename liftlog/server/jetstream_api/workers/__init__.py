@@ -10,8 +10,7 @@ outbox          sends commands once the journal has the changes behind them
 rounds          the turns of consumers, and their timers
 
 worker_link     the connection on which acks and pulls arrive, for the streams that this node leads
-acks            acks in columns, parsed from the messages of one read
-ack_bodies      the body of one ack
-pulls           pulls, parsed
-advisories      reports what happens to messages and consumers, for those who listen
+acks            acks in columns, parsed from the messages of one read ack_bodies      the body of
+one ack pulls           pulls, parsed advisories publishes events of messages and consumers, if
+anybody subscribes to them
 """

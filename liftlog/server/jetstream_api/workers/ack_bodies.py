@@ -32,11 +32,11 @@ _CACHED = 1024
 
 class AckBody(NamedTuple):
     kind: AckKind | None
-    """None: it has no effect."""
+    """None if the ack has no effect."""
     delay_ns: int = 0
-    """That of a NAK, at most MAX_WAIT_NS; 0 for none."""
+    """Delay of a NAK, at most MAX_WAIT_NS; 0 for none."""
     reason: str = ""
-    """That of a TERM, at most 1,024 characters."""
+    """Reason of a TERM, at most 1,024 characters."""
     pull: bytes | None = None
     """The body of the pull that follows the ack; None without one."""
 
@@ -65,7 +65,7 @@ _parse_cached = lru_cache(_CACHED)(_parse)
 
 
 def _delay_ns(text: bytes) -> int:
-    """Return the delay of a NAK. As in JetStream, a text that is none delays nothing."""
+    """Return the delay of a NAK. As in JetStream, an invalid text means no delay."""
     try:
         if text.startswith(b"{"):
             delay_ns = whole(read_object(text), "delay")

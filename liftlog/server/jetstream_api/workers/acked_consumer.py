@@ -1,8 +1,8 @@
 """One consumer with acks, on the node that leads its stream: reads what it wants, delivers it, and
 has its changes written.
 
-The decisions are those of `liftlog.deliveries`. A turn (`step`) never waits: what takes long, a
-read in a thread for example, makes the consumer ready when it has ended. Nothing leaves before the
+The decisions are those of `liftlog.deliveries`. A turn (`step`) never waits. A long operation, such
+as a read in a thread, makes the consumer ready again when it ends. Nothing leaves before the
 journal has the changes of the turn (`outbox`).
 """
 
@@ -49,13 +49,14 @@ from liftlog.server.pull.services import PullServices
 logger = logging.getLogger("liftlog.server.jetstream_api")
 
 _MOST = 500
-"""Messages of one turn."""
+"""Maximum number of messages in one turn."""
 _PUSH_BYTES = 1024 * 1024
 _FULL_NS = 5_000_000
 _FAILED_NS = 1_000_000_000
 """Time until a failed read is tried again."""
 _GRACE_NS = 2_000_000_000
-"""A pull can arrive before NATS has told that its inbox has a subscriber."""
+"""Time for which a pull waits for the report that its inbox has a subscriber. The pull can arrive
+before the report, which takes another path through NATS."""
 MAX_PENDING_OF_ALL = 4_000_000
 
 
@@ -73,7 +74,7 @@ class Shared:
     on_inactive: Callable[[AckedConsumer], None]
     on_failure: Callable[[AckedConsumer], None]
     on_policy: Callable[[AckedConsumer], None]
-    """Called while a consumer reads with the rights of another policy than the present one."""
+    """Called at each turn of a consumer whose cursor was opened under an earlier ACL policy."""
     pending: int = 0
 
 
@@ -94,7 +95,7 @@ class AckedConsumer:
         created_ns: int,
         party: bytes,
     ) -> None:
-        """`version` is that of the state in the journal. `cursor` reads with the rights that
+        """`version` is the version of the state in the journal. `cursor` reads with the rights that
         `policy` gives. `party` is the client that created the consumer."""
         self.spec = spec
         self.host = host
@@ -175,14 +176,14 @@ class AckedConsumer:
         self._shared.rounds.ready(self)
 
     def replace(self, cursor: Cursor, policy: Policy | None) -> None:
-        """Read with other filters or rights from now on. `cursor` is at `next_offset`."""
+        """Replace the cursor, for new filters or rights. `cursor` is at `next_offset`."""
         self._cursor.close()
         self._cursor, self.policy = cursor, policy
         self._buffer = Buffer(cursor.next_offset)
         self._shared.rounds.ready(self)
 
     def wake(self) -> None:
-        """Something outside has changed: interest, the stream, the ACL."""
+        """Make the consumer ready, because interest, the stream or the ACL has changed."""
         self._shared.rounds.ready(self)
 
     def take_over(self) -> None:
@@ -190,7 +191,7 @@ class AckedConsumer:
         self._shared.rounds.ready(self)
 
     def end(self, why: Ending) -> None:
-        """End all pulls, and do nothing more."""
+        """End all pulls, and stop the consumer."""
         if not self.is_closed:
             self.machine.end_pulls(why)
             self._end_turn({})
@@ -275,8 +276,8 @@ class AckedConsumer:
         return self._drop_dead_pulls(now_ns)
 
     def _drop_dead_pulls(self, now_ns: int) -> bool:
-        """Drop the pulls whose client is gone. Returns False while it is not known of one whether
-        it is there."""
+        """Drop the pulls whose client is gone. Returns False while this is unknown for a pull,
+        because NATS has not yet reported a subscriber of its inbox."""
         leaf, is_known = self._shared.leaf, True
         dead = []
         for pull in self.machine.state.pulls.values():
@@ -305,8 +306,8 @@ class AckedConsumer:
     # --- reading ---
 
     def _serve(self, now_ns: int) -> dict[int, Row]:
-        """Give the demand what has been read, and read what it wants. Returns the records that are
-        needed to deliver."""
+        """Deliver the records that were read to waiting clients, and read those that they still
+        need. Returns the rows for the deliveries."""
         room = MAX_PENDING_OF_ALL - self._shared.pending
         wants = self.machine.wants(now_ns, _MOST, room)
         rows: dict[int, Row] = {}
@@ -439,7 +440,7 @@ class AckedConsumer:
     # --- what is shown and stored ---
 
     def stored_settings(self) -> bytes:
-        """Return what the journal keeps beside the state."""
+        """Return the settings that the journal stores together with the state."""
         return encode_settings(self.spec, self.created_ns, self._cursor.chosen_end)
 
     def snapshot(self) -> Change:

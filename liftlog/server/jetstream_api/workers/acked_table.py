@@ -1,7 +1,7 @@
 """All consumers with acks of the streams that this node leads, and their journal.
 
-A consumer is created in three steps: its state is made, the journal syncs it, and only then it is
-answered and works. The same holds for updates and deletions.
+A consumer is created in three steps: the table creates its state, the journal syncs it, and only
+then the client gets its answer and the consumer starts. The same holds for updates and deletions.
 """
 
 from __future__ import annotations
@@ -69,9 +69,10 @@ class AckedConsumers:
         leaf: LeafLink | None,
         link: WorkerLink,
     ) -> None:
-        """`leaf` delivers, and acks and pulls arrive on `link`. Both belong to the caller."""
+        """`leaf` sends deliveries, `link` receives acks and pulls. The caller opens and closes
+        both."""
         self.problem = ""
-        """Why there are no consumers with acks; empty if there may be."""
+        """The reason why consumers with acks are not available; empty if they are."""
         self._broker = broker
         self._services = services
         self._ages = ages
@@ -120,7 +121,7 @@ class AckedConsumers:
         self._shared = None
 
     async def _until_written(self, shared: Shared) -> None:
-        """Give the last statuses and changes a moment to leave."""
+        """Wait a moment until the last statuses and changes are sent."""
         try:
             async with asyncio.timeout(1.0):
                 await shared.journal.synced(shared.journal.write([]))
@@ -158,7 +159,7 @@ class AckedConsumers:
             self._opened.set()
 
     async def opened(self) -> None:
-        """Return when the consumers of the journal are there, or cannot be."""
+        """Return when the consumers of the journal are open, or opening them has failed."""
         await self._opened.wait()
 
     def _share(self, journal: Journal) -> Shared:
@@ -244,8 +245,8 @@ class AckedConsumers:
         return self._on(stream).get(name)
 
     def _on(self, stream: str) -> dict[str, AckedConsumer]:
-        """Return the consumers of a stream. Those of a stream that was deleted end, so that one
-        that was created again under its name begins without them."""
+        """Return the consumers of a stream. Ends the consumers of a deleted stream, so that a new
+        stream of the same name does not inherit them."""
         found = self._all.get(stream, {})
         for consumer in [*found.values()]:
             if self._broker.hosts.get(stream) is not consumer.host:
@@ -379,8 +380,8 @@ class AckedConsumers:
         return Cursor(self._services, shown, spec.filters, readable, member, self._budgets)
 
     async def _read_anew(self, consumer: AckedConsumer, spec: ConsumerSpec) -> None:
-        """Let a consumer read with the filters of `spec` and the present rights. Raises
-        LiftlogError."""
+        """Replace a consumer's cursor by one with the filters of `spec` and the present rights.
+        Raises LiftlogError."""
         policy = self._services.gate.policy
         cursor = self._cursor(spec, consumer.host)
         await cursor.begin(consumer.machine.state.next_offset, None)

@@ -4,7 +4,7 @@ The reply subject of a delivery, to which a worker sends its ack, has nine token
 
     $JS.ACK.<stream>.<consumer>.<count>.<sequence>.<consumer sequence>.<stamp>.<pending>
 
-Each ack may come from anybody who can publish there, so what does not have this form is counted and
+Anybody who can publish there can send an ack, so messages without this form are counted and
 dropped. Parsing costs a few operations per column, not per ack.
 """
 
@@ -40,9 +40,10 @@ class WorkerAcks(NamedTuple):
     consumer: str
     acks: Acks
     sequences: Ints
-    """Sequences of the consumer, by the place of the ack."""
+    """Consumer sequences, by the index of the ack."""
     replies: Sequence[bytes]
-    """Where each client wants an answer, b"" where it wants none. Empty if no one does."""
+    """The subject on which each client wants an answer; b"" if it wants none. Empty if no client
+    wants one."""
 
 
 class NextPull(NamedTuple):
@@ -59,7 +60,7 @@ class ParsedAcks(NamedTuple):
     answers: list[bytes]
     """Reply subjects of acks that have no effect, because of their bodies, and want an answer."""
     dropped: int
-    """Number of messages that are no acks of this stream."""
+    """Number of messages that are not valid acks of this stream."""
 
 
 class AckParser:
@@ -88,7 +89,8 @@ class AckParser:
         return parsed._replace(dropped=dropped) if dropped else parsed
 
     def _by_consumer(self, subjects: Sequence[bytes]) -> Iterator[list[int] | None]:
-        """Yield the places of the acks of each consumer; None for all if there is only one."""
+        """Yield the indices of the acks of each consumer; None, which means all, if there is only
+        one consumer."""
         size = len(self._prefix)
         head = subjects[0][: subjects[0].find(b".", size) + 1]
         if len(subjects) == 1 or (head and all(map(bytes.startswith, subjects, repeat(head)))):
@@ -101,7 +103,8 @@ class AckParser:
         yield from found.values()
 
     def _parse(self, rows: _Rows, parsed: ParsedAcks) -> int:
-        """Parse acks of one consumer into `parsed`. Returns the number of those that are none."""
+        """Parse acks of one consumer into `parsed`. Returns the number of messages that are not
+        valid acks."""
         count = len(rows.subjects)
         numbers = self._numbers(rows.subjects) if count >= _FEW else None
         if numbers is None:

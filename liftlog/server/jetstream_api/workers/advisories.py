@@ -1,9 +1,10 @@
 """Advisories about consumers, in JetStream's form, on `$JS.EVENT.ADVISORY.CONSUMER.>`.
 
-They are for monitoring, and for programs that copy what was delivered too often. One is sent only
-if its subject has a subscriber, at most 1,000 a second, and only while the server takes them: they
-never delay deliveries. What is left out is counted. So a program cannot rely on them; a consumer
-keeps the offsets of its exhausted messages for that.
+They are for monitoring, and for programs that copy messages which have reached `max_deliver`. An
+advisory is sent only if its subject has a subscriber and the server accepts it without waiting, and
+at most 1,000 are sent per second. So advisories never delay deliveries. Those that are not sent are
+counted. So a program cannot rely on them; a consumer keeps the offsets of its exhausted messages
+for that.
 """
 
 from __future__ import annotations
@@ -58,17 +59,17 @@ class Advisories:
         self._now_ns = now_ns
         self._monotonic_ns = monotonic_ns
         self._room = _FULL
-        """Room for advisories, each of which takes `_SECOND_NS`."""
+        """Credit for advisories; each one uses `_SECOND_NS` of it."""
         self._refilled_ns = monotonic_ns()
         self.sent: Counter[str] = Counter()
-        """Number by kind, the token in the subject."""
+        """Number of sent advisories by kind, which is a token of the subject."""
         self.left_out: Counter[str] = Counter()
-        """Number of those that had a subscriber, but no room, by kind."""
+        """Number of advisories with a subscriber that were not sent, by kind."""
 
     # --- kinds ---
 
     def about_messages(self, stream: str, consumer: str, advisory: Advisory) -> None:
-        """Send what a turn of a consumer says about its messages, one advisory per message."""
+        """Send the advisories of a consumer's turn, one per message."""
         kind = advisory.kind
         bodies = _bodies(advisory)
         self._send(_TOKENS[kind], kind.value, stream, consumer, bodies, len(advisory.offsets))

@@ -14,9 +14,9 @@ logger = logging.getLogger("liftlog.server.jetstream_api")
 
 
 class Buffer:
-    """Two kinds of records. `rows` are those for first deliveries: all wanted ones from `start` up
-    to the position of the cursor. `again` are those for redeliveries, by offset, with the offsets
-    that were read."""
+    """Holds two kinds of records. `rows` are for first deliveries: all wanted records from `start`
+    up to the position of the cursor. `again` are for redeliveries, by offset, together with the
+    offsets that were read."""
 
     def __init__(self, start: int) -> None:
         self.start = start

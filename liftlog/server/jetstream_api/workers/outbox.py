@@ -1,7 +1,7 @@
 """Sends commands once the journal has the changes behind them.
 
 Deliveries and statuses leave when the changes of their turn are written; answers to acks leave when
-these are synced. Each kind leaves in the order in which it was put in.
+these are synced. The order within each kind is kept.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Outbox:
 
     @property
     def is_full(self) -> bool:
-        """True while so much waits that nothing more should be read for deliveries."""
+        """True while too many bytes wait: consumers then stop reading records."""
         return self._deliveries.size_bytes > 4 * _MOST_BYTES
 
     def start(self) -> None:

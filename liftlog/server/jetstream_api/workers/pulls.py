@@ -33,8 +33,8 @@ class PullParser:
         self._api_level = api_level
 
     def parse(self, run: MessageRun) -> tuple[list[WorkerPull], int]:
-        """Return the pulls, and the number of messages that are none. One without a reply subject
-        asks for nothing."""
+        """Return the pulls, and the number of messages that are not valid pulls. A pull without a
+        reply subject has no effect."""
         pulls = list(self._parsed(run))
         return pulls, len(run) - len(pulls)
 

@@ -1,8 +1,7 @@
-"""The turns of consumers with acks: which one computes next, and when the others are due.
-
-A consumer that has something to do is made `ready`. One task gives the ready consumers their turns,
-in the order in which they became ready, and pauses when it has used its time in a turn of the event
-loop. An idle consumer costs nothing: no task, and at most one entry among the timers.
+"""Schedules the turns of consumers with acks. A consumer that has work is made `ready`. One task
+gives the ready consumers their turns, in the order in which they became ready, and pauses when it
+has used its time in a turn of the event loop. An idle consumer costs nothing: no task, and at most
+one entry among the timers.
 """
 
 from __future__ import annotations
@@ -42,11 +41,11 @@ class Member(Protocol):
         ...
 
     def due_ns(self) -> int | None:
-        """Return the time of the next step that is needed even if nothing happens; None: never."""
+        """Return the time of the next step that is needed even without an event; None: never."""
         ...
 
     def fail(self, error: Exception) -> None:
-        """A step has raised `error`: a defect."""
+        """Handle an `error` that a step has raised, which is a defect."""
         ...
 
 

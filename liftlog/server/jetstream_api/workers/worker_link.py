@@ -52,7 +52,7 @@ class WorkerCounters:
     acks: int = 0
     pulls: int = 0
     not_parsed: int = 0
-    """Messages on these subjects that are neither."""
+    """Messages on these subjects that are neither acks nor pulls."""
     gaps: int = 0
     """Times that acks and pulls of a stream may have been missed."""
 
@@ -87,7 +87,7 @@ class WorkerLink:
         *,
         api_level: int,
     ) -> None:
-        """`take` is called with what has arrived, between two awaits; it must not block or raise.
+        """`take` is called with the acks and pulls of one read; it must not block or raise.
         `servers` and `seam` are those of the other connections, `api_level` is the level of
         JetStream's API that the daemon reports."""
         self._take = take
@@ -125,7 +125,7 @@ class WorkerLink:
 
     def lead(self, stream: str) -> None:
         """Subscribe for the consumers of a stream as soon as NATS is available, and again after
-        each disconnect. Does nothing if that is so already."""
+        each disconnect. Does nothing if the stream is led already."""
         if stream in self._led:
             return
         led = _Led(stream, AckParser(stream), PullParser(stream, self._api_level))
