@@ -329,8 +329,9 @@ class Follower:
         never dropped.
 
         If the leader has a newer record, according to which this copy may not matter, wait for that
-        record. If the leader has another history of the record, the metadata store was set back:
-        wait until one of the two histories has been discarded, which takes a new version.
+        record. If the leader has another history of the record, the metadata store was restored to
+        an older state: wait until one of the two histories has been discarded, which takes a new
+        version.
         """
         if self.record.must_keep(self.node):
             if answer.version > self.record.version:

@@ -162,7 +162,8 @@ class StreamMetadata:
     def follows(self, earlier: StreamMetadata) -> bool:
         """Return True if this is `earlier` or a successor of it, as far as the trail goes back.
 
-        Two different records of the same version exist if the store was set back between them.
+        Two different records of the same version exist if the store was restored to an older state
+        between them.
         """
         if self.version <= earlier.version:
             return self == earlier

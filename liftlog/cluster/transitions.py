@@ -390,8 +390,8 @@ def delete(record: StreamMetadata) -> StreamMetadata | None:
 def in_place_of(record: StreamMetadata, deleted: StreamMetadata) -> StreamMetadata:
     """Return the first record of a new stream with the name of a `deleted` one.
 
-    A node that was away learns from this record which copy it may remove. If the store is later set
-    back to the deleted stream, a node that has read this record detects that.
+    A node that was away learns from this record which copy it may remove. If the store is later
+    restored to a state with the deleted stream, a node that has read this record detects that.
     """
     former = (*deleted.former, deleted.incarnation)
     return replace(record, former=former[-_MAX_FORMER:])

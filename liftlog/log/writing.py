@@ -349,8 +349,8 @@ class LogWriter:
 
         With `keep_offsets` the abandoned offsets were acked (durability below fsync); they are
         recorded as lost and never assigned again. Raises StorageError, DiskFull if the new segment
-        cannot be created: with `keep_offsets` nothing changed then, and the caller may retry;
-        without it, the log ends at the last durable position, and the next append retries.
+        cannot be created. In that case, with `keep_offsets`, nothing has changed and the caller may
+        retry; without it, the log ends at the last durable position, and the next append retries.
         """
         state, active = self.state, self.state.active
         durable, end = active.durable, active.end

@@ -58,8 +58,8 @@ class JoinGroup(Message):
     """Asks to become a member of a group. If the group does not exist, it is created and begins at
     `start` (0: at the log start).
 
-    A repeated join with the same token is the same join. `joined` identifies the client's former
-    membership; it prevents the join from replacing another member of the same name.
+    A join with the token of an earlier join only repeats that one. `joined` identifies the client's
+    former membership; it prevents the join from replacing another member of the same name.
     """
 
     KIND: ClassVar[str] = "groupjoin"

@@ -221,8 +221,8 @@ class ForgetNode(Message):
 
 @dataclass(frozen=True, slots=True)
 class Copies(Message):
-    """Asks a node, after the metadata store was set back, for the records of these streams that it
-    has seen. Without streams, asks for the names of all streams."""
+    """Asks a node for the records of these streams that it has seen, after the metadata store was
+    restored to an older state. Without streams, asks for the names of all streams."""
 
     KIND: ClassVar[str] = "copies"
     REPEATABLE: ClassVar[bool] = True

@@ -52,8 +52,8 @@ def unwrapped(error: BaseException) -> BaseException:
 
 
 def report(error: BaseException, *, debug: bool = False, style: str = "") -> ExitCode:
-    """Print `error` on stderr and return its exit code. It is printed as an object if --output is
-    meant for programs, or in `style`."""
+    """Print `error` on stderr and return its exit code. The error is printed as JSON or YAML if
+    --output asks for that; `style` overrides --output."""
     if debug:
         trace = "".join(traceback.format_exception(error)).rstrip()
         click.echo(printable(trace, keep_newlines=True), err=True)

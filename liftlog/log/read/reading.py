@@ -294,8 +294,8 @@ def first_offset_at(view: ReadView, environment: LogEnvironment, timestamp_ns: i
 def _find_time(
     view: ReadView, environment: LogEnvironment, from_ns: int, latest_ns: int, start: int
 ) -> tuple[int, int] | None:
-    """Return offset and timestamp of the first record from `start` on stamped in [from_ns,
-    latest_ns]."""
+    """Return offset and timestamp of the first record at or after `start` whose timestamp is in
+    [from_ns, latest_ns]."""
     for segment in view.segments:
         if segment.base_offset > view.committed.segment_base:
             break

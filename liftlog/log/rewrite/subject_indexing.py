@@ -75,7 +75,8 @@ class _Subject:
 
 
 class _Encoded(NamedTuple):
-    """The runs of a chapter: for each, its subject, and its entry with a position in `content`."""
+    """The runs of a chapter. Each run has a name (its subject) and an entry, which contains a
+    position in `content`."""
 
     names: list[Name]
     entries: NDArray[np.void]

@@ -44,7 +44,7 @@ class Journal:
         self.problem: LiftlogError | None = None
         """Why changes cannot be written at present."""
         self.ledger = store.ledger
-        """The consumers, as they were written. Do not change it."""
+        """The written state of all consumers. Only the journal may change it."""
         self._store = store
         self._flush_seconds = flush_interval_seconds
         self._queue: list[Change] = []

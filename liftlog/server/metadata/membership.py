@@ -1,8 +1,8 @@
 """This node's membership of its cluster: its identity, its current start, and the other nodes.
 
 `<data_dir>/node` names the node that the directory belongs to. The store's entry `node.<name>` has
-the same facts. So a directory that was set back, swapped or emptied is detected: in that case no
-earlier confirmation of the node counts.
+the same facts. So a directory that was restored to an older state, swapped or emptied is detected:
+in that case no earlier confirmation of the node counts.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class NodeFile:
 
     `start` is the last start number that the store is known to have; `claimed` is the one that was
     about to be stored. `born` is the start at which the directory was first used, or first used
-    again after it was set back.
+    again after it was restored to an older state.
     """
 
     cluster_id: str
@@ -360,8 +360,9 @@ def _is_same_directory(
     of the node; None if it does not exist.
 
     If the store has more starts than the directory, the node has used another directory. If it has
-    fewer, the store was set back. If it has no start at all, it was created again; the metadata of
-    the streams then show whether the directory was set back (`Member.had`).
+    fewer, the store was restored to an older state. If it has no start at all, the store was
+    created again; the metadata of the streams then show whether the directory is an older copy
+    (`Member.had`).
     """
     if value is None:
         return file.start > 0

@@ -140,7 +140,7 @@ class Mirror:
 
     def check_memory(self) -> None:
         """Raise MetadataUnavailable while the records that this node has seen in earlier starts
-        cannot be read, because the store may have been set back."""
+        cannot be read, because the store may have been restored to an older state."""
         if self._kept is not None and self._kept.problem:
             raise MetadataUnavailable(
                 f"what this node has seen of the metadata cannot be read: {self._kept.problem}"
@@ -197,8 +197,8 @@ class Mirror:
         )
 
     def _note_record(self, record: StreamMetadata, revision: int) -> None:
-        """Adopt a newer version of a record. An older version means that the notice is late or that
-        the store was set back."""
+        """Adopt a newer version of a record. An older version means that the notice is late, or
+        that the store was restored to an older state."""
         seen = self.known.get(record.name)
         if seen is not None and is_regressed(seen, record):
             self.doubtful.add(record.name)

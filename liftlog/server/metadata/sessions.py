@@ -121,8 +121,8 @@ class RenewedKey:
         """After a failed renewal, return True if this process may try again. It may not try again
         once another holder has written the key.
 
-        Revisions only grow, unless the store was set back. In that case the key may have the value
-        of an earlier start of this node, which no process renews.
+        Revisions only grow, unless the store was restored to an older state. In that case the key
+        may have the value of an earlier start of this node, which no process renews.
         """
         try:
             found = await self._store.get(self._key)

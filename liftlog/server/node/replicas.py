@@ -1,4 +1,4 @@
-"""The replicas of this node: one for each stream whose record concerns it."""
+"""The replicas of this node: one for each stream that the node has, or is to have, a copy of."""
 
 from __future__ import annotations
 

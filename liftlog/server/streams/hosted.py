@@ -1,5 +1,5 @@
-"""The streams of which this daemon has a copy: this module gives each a host, attaches it to NATS,
-and ends it.
+"""The streams of which this daemon has a copy: opens a host for each stream, attaches it to NATS,
+and closes it.
 
 A catalog selects these streams, and the replicas of a node decide on their roles.
 """

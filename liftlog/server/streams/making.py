@@ -157,7 +157,7 @@ class StreamMaker:
 
     async def _enter_epoch(self, host: StreamHost, epoch: int) -> None:
         """Continue in the leader epoch of the metadata record. It equals the epoch of the log,
-        unless the directory was set back."""
+        unless the directory was restored to an older state."""
         log = host.log
         if epoch <= log.leader_epoch:
             return
