@@ -200,7 +200,8 @@ def backoff(raw: RawNats) -> Iterator[object]:
     for message in (fetched(raw, 1)[0] for _ in range(3)):
         times.append(time.monotonic())
         yield shown(message)
-    yield [round(after - before) for before, after in itertools.pairwise(times)]
+    first, second = [after - before for before, after in itertools.pairwise(times)]
+    yield first > 0.4, 1.5 < second < 10
 
 
 @scenario

@@ -115,7 +115,7 @@ class AckedConsumer:
         """Position of its last change in the journal."""
         self._pulls: deque[PullRequest] = deque()
         self._arrived: dict[bytes, int] = {}
-        """Pulls whose inbox has no subscriber yet, with the times of their arrival."""
+        """Pulls whose inbox had no subscriber when they came, a short time ago, and when."""
         self._answers: list[bytes] = []
         self._buffer = Buffer(cursor.next_offset)
         self._idle = asyncio.Event()
@@ -212,6 +212,9 @@ class AckedConsumer:
         if self.is_closed:
             return
         machine = self.machine
+        if self._arrived:
+            young = now_ns - _GRACE_NS
+            self._arrived = {one: at for one, at in self._arrived.items() if at > young}
         self._take_pulls(now_ns)
         machine.log_started(self.host.log.log_start_offset)
         due = machine.due_ns()
@@ -273,24 +276,17 @@ class AckedConsumer:
         if self.spec.deliver_subject:
             self._open_window(now_ns)
             return True
-        return self._drop_dead_pulls(now_ns)
+        return self._drop_dead_pulls()
 
-    def _drop_dead_pulls(self, now_ns: int) -> bool:
+    def _drop_dead_pulls(self) -> bool:
         """Drop the pulls whose client is gone. Returns False while this is unknown for a pull,
         because NATS has not yet reported a subscriber of its inbox."""
-        leaf, is_known = self._shared.leaf, True
-        dead = []
-        for pull in self.machine.state.pulls.values():
-            if leaf.has_interest(pull.reply):
-                self._arrived.pop(pull.reply, None)
-            elif now_ns - self._arrived.get(pull.reply, 0) >= _GRACE_NS:
-                self._arrived.pop(pull.reply, None)
-                dead.append(pull.reply)
-            else:
-                is_known = False
+        has_interest = self._shared.leaf.has_interest
+        missing = [one for one in self.machine.waiting if not has_interest(one)]
+        dead = [one for one in missing if one not in self._arrived]
         if dead:
             self.machine.drop_pulls(dead)
-        return is_known
+        return len(dead) == len(missing)
 
     def _open_window(self, now_ns: int) -> None:
         subject = self.spec.deliver_subject.encode()
@@ -444,6 +440,9 @@ class AckedConsumer:
         return encode_settings(self.spec, self.created_ns, self._cursor.chosen_end)
 
     def snapshot(self) -> Change:
+        """Return the whole consumer. Acks and pulls may have changed it since its last turn: their
+        delta goes to the journal first, or it would be applied to this state again."""
+        self._end_turn({})
         return Change.snapshot(
             self.key, self.version, self.stored_settings(), encode_snapshot(self.machine.state)
         )
