@@ -296,7 +296,7 @@ class Consumer:
         )
 
     def unpin(self) -> None:
-        """Take the pin of the pinned client, as an operator asks."""
+        """Remove the pin of the pinned client, as requested by an operator."""
         self._pulls.priorities.unpin("admin")
         self._take_pins()
 

@@ -156,8 +156,9 @@ class Pulls:
     def share_by_priority(
         self, sizes: Ints, pendings: Ints, held: Ints, settings: Settings, now_ns: int
     ) -> tuple[list[Share], int, list[Status]]:
-        """Do the same by priority groups. `pendings` and `held`: matching records for first
-        deliveries, and messages without acks, when each message is delivered."""
+        """Like `share`, by the rules of priority groups. `pendings` and `held` are the numbers of
+        matching records for first deliveries and of unacked messages at the delivery of each
+        message."""
         statuses = self.expire(now_ns)
         shares: dict[int, tuple[Pull, list[Index]]] = {}
         at = 0
@@ -182,7 +183,7 @@ class Pulls:
         return self._shared(shares, now_ns), at, statuses
 
     def _shared(self, shares: dict[int, tuple[Pull, list[Index]]], now_ns: int) -> list[Share]:
-        """Return the shares; a pull that got messages needs no heartbeat for a while."""
+        """Return the shares, and postpone the next heartbeat of each pull that got messages."""
         for pull, _ in shares.values():
             if pull.heartbeat_ns:
                 pull.heartbeat_at_ns = now_ns + pull.heartbeat_ns
@@ -267,7 +268,7 @@ class Pulls:
             statuses.append(pull.status(b"409 Batch Completed"))
 
     def _requeue(self, pull: Pull, policy: PriorityPolicy) -> None:
-        """Let a pull that got a message wait behind the others, if it wants more."""
+        """Put a pull that got a message behind the other pulls, unless it is complete."""
         if pull.left:
             self.priorities.insert(self._waiting, pull, policy)
             self._changed.add(pull.number)

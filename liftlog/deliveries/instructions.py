@@ -25,7 +25,7 @@ class Deliver:
     pendings: Ints
     """Matching records that are still to be delivered for the first time."""
     pin: bytes = b""
-    """Id of the pinned client, which goes along in the header `Nats-Pin-Id`; empty: no header."""
+    """Id of the pinned client, which is sent in the header `Nats-Pin-Id`; empty: no header."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +67,15 @@ class Resumed:
 
 @dataclass(frozen=True, slots=True)
 class Pinned:
-    """The consumer is pinned to a client: send the advisory for it."""
+    """Send the advisory that the consumer is pinned to a client."""
 
     pin: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Unpinned:
-    """It no longer is. Reasons are JetStream's: `timeout`, `admin`."""
+    """Send the advisory that the consumer is no longer pinned. The reason is one of JetStream's:
+    `timeout`, `admin`."""
 
     reason: str
 

@@ -1,7 +1,6 @@
-"""Priority groups: which of the waiting pulls gets the next message.
-
-Overflow: a pull waits until enough messages are pending or unacked. Pinned client: one client gets
-all messages until it stops to pull. Prioritized: pulls of a lower level come first.
+"""Priority groups: chooses the waiting pull that gets the next message. Overflow: a pull waits
+until enough messages are pending or unacked. Pinned client: one client gets all messages until it
+stops sending pulls. Prioritized: pulls with a lower level come first.
 """
 
 from __future__ import annotations
@@ -21,17 +20,19 @@ _MAX_LEVEL = 9
 
 
 class Priorities:
-    """A pin is in memory alone, as in JetStream: after a takeover another client may get it."""
+    """As in JetStream, a pin exists only in memory: after a change of leader another client may get
+    it."""
 
     def __init__(self) -> None:
         self.pin = b""
-        """The client that gets all messages; empty: none."""
+        """Id of the client that gets all messages; empty if no client is pinned."""
         self._unpin_at_ns = 0
         self.instructions: list[Instruction] = []
         """Statuses and advisories since the caller cleared them."""
 
     def refusal(self, request: PullRequest, settings: Settings, now_ns: int) -> Status | None:
-        """Return the status that refuses a request. One of the pinned client keeps its pin."""
+        """Return the status that refuses a request, or None. An accepted request of the pinned
+        client extends its pin."""
         asked, policy = request.priority, settings.priority_policy
         why = ""
         if (asked.min_pending or asked.min_ack_pending) and policy != _OVERFLOW:
@@ -53,7 +54,7 @@ class Priorities:
         return None
 
     def insert(self, waiting: deque[Pull], pull: Pull, policy: PriorityPolicy) -> None:
-        """Let a pull wait behind those of its level."""
+        """Insert a pull behind the waiting pulls of its level."""
         place = len(waiting)
         if policy == _PRIORITIZED:
             while place and waiting[place - 1].priority.level > pull.priority.level:
@@ -63,8 +64,9 @@ class Priorities:
     def choose(
         self, waiting: deque[Pull], settings: Settings, pending: int, held: int, now_ns: int
     ) -> tuple[Pull | None, list[Pull]]:
-        """Bring the pull that gets the next message to the front, and return it; also those that
-        end because of their pin. `pending`: messages for first deliveries, `held`: without acks."""
+        """Rotate the pull that gets the next message to the front. Returns this pull, and the pulls
+        that end because their pin is outdated. `pending` is the number of messages for first
+        deliveries, `held` the number of unacked messages."""
         ended: list[Pull] = []
         turned = 0
         while waiting and turned < len(waiting):
@@ -82,13 +84,13 @@ class Priorities:
         return None, ended
 
     def unpin(self, reason: str) -> None:
-        """Let another client be pinned."""
+        """Remove the pin, so that another client can be pinned."""
         if self.pin:
             self.pin = b""
             self.instructions.append(Unpinned(reason))
 
     def expire(self, now_ns: int) -> None:
-        """Take the pin of a client that has sent no pull for the time of the setting."""
+        """Remove the pin of a client that has sent no pull for `pinned_ttl_ns`."""
         if self.pin and self._unpin_at_ns <= now_ns:
             self.unpin("timeout")
 

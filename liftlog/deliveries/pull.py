@@ -1,4 +1,4 @@
-"""One pull: what a client asks for, and what is left of it."""
+"""One pull: the request of a client, and its remaining counts."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ from liftlog.deliveries.settings import MAX_WAIT_NS
 from liftlog.deliveries.statuses import left_over
 
 _MOST = 2**62
-"""Larger requests count as this: no client gets so many messages or bytes."""
+"""Larger numbers in a request are reduced to this. No client can receive as many messages or
+bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Priority:
-    """The priority of a pull within its group. Only the fields of the consumer's policy count."""
+    """The priority of a pull within its group. Only the fields that belong to the consumer's policy
+    are used."""
 
     group: str = ""
     min_pending: int = 0
     min_ack_pending: int = 0
-    """Overflow: the pull gets messages while so many are pending or waiting; 0 for no condition."""
+    """Overflow: the pull gets messages while at least this number is pending; 0: no condition."""
     pin: bytes = b""
     """Pinned client: the id from the messages that the client got last."""
     level: int = 0
@@ -31,9 +33,8 @@ NO_PRIORITY = Priority()
 
 @dataclass(frozen=True, slots=True)
 class PullRequest:
-    """A request for messages. Durations are 0 for none. `reply` is not empty.
-
-    The door has parsed it, and has refused a heartbeat of more than half of `expires_ns`.
+    """A request for messages. A duration of 0 means none. `reply` is not empty. The caller has
+    parsed it, and has refused a heartbeat of more than half of `expires_ns`.
     """
 
     reply: bytes
@@ -48,7 +49,7 @@ class PullRequest:
 
 
 class Pull:
-    """A pull that waits."""
+    """A waiting pull."""
 
     __slots__ = (
         "delivered",

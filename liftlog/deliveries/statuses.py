@@ -1,5 +1,5 @@
 """The statuses that end a pull. Clients of JetStream compare their text, so it is the same here.
-Only priority groups, which liftlog lacks, have other statuses."""
+Priority groups have further statuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The journal of a daemon, from its start to its end. It is created for the first consumer."""
+"""Owns the journal of a daemon: opens it at the start, and closes it at the end. It is created for
+the first consumer."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ class JournalHolder:
 
     def __init__(self, data_dir: DataDir, pool: WriterPool, settings: ConsumerSettings) -> None:
         self.opened: Journal | None = None
-        """None: there are no consumers with acks, or the journal could not be opened."""
+        """None if there are no consumers with acks, or the journal could not be opened."""
         self._data_dir = data_dir
         self._pool = pool
         self._settings = settings
@@ -58,15 +59,15 @@ class JournalHolder:
             journal.write([Change.stream_deleted(incarnation)])
 
     def keep_only(self, incarnations: Collection[str]) -> None:
-        """Delete the consumers of all other streams: they were deleted while this daemon did not
-        run, or it stopped before it had noted that."""
+        """Delete the consumers of all other streams. These streams were deleted while this daemon
+        did not run, or just before it stopped."""
         if self.opened is not None:
             for one in self.opened.ledger.incarnations():
                 if one not in incarnations:
                     self.stream_deleted(one)
 
     def conditions(self) -> Iterator[Condition]:
-        """Yield what is wrong with the journal."""
+        """Yield the problems of the journal."""
         journal = self.opened
         if journal is None:
             return

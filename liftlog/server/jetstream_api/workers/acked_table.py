@@ -471,7 +471,7 @@ class AckedConsumers:
         self._services.spawn(self._delete(consumer, Ending.CONSUMER_DELETED))
 
     def _failed(self, consumer: AckedConsumer) -> None:
-        """A defect. Continue with the state that is in the journal."""
+        """Load a consumer again from the journal, after a defect has ended it in memory."""
         consumer.abandon()
         self._services.spawn(self._reload(consumer))
 

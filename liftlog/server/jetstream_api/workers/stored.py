@@ -18,11 +18,12 @@ class Loaded(NamedTuple):
     version: StateVersion
     created_ns: int
     chosen_end: int
-    """Below this offset, only the records that the deliver policy chose are wanted; 0: all are."""
+    """Below this offset, the consumer delivers only the records that its deliver policy has chosen;
+    0: it delivers all records."""
 
 
 def encode_settings(spec: ConsumerSpec, created_ns: int, chosen_end: int) -> bytes:
-    """Return what the journal keeps beside the state."""
+    """Return the settings that the journal stores together with the state."""
     kept = {"config": spec.config, "created_ns": created_ns, "chosen_end": chosen_end}
     return json.dumps(kept, separators=(",", ":")).encode()
 

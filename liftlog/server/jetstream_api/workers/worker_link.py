@@ -47,19 +47,19 @@ class Arrived(NamedTuple):
 
 @dataclass(slots=True)
 class WorkerCounters:
-    """Numbers since the start of the process."""
+    """Counters since the start of the process."""
 
     acks: int = 0
     pulls: int = 0
     not_parsed: int = 0
     """Messages on these subjects that are neither acks nor pulls."""
     gaps: int = 0
-    """Times that acks and pulls of a stream may have been missed."""
+    """Number of times that acks and pulls of a stream may have been missed."""
 
 
 @dataclass(slots=True)
 class _Led:
-    """A stream that this node leads, and what has arrived for it in this read."""
+    """A stream that this node leads, and the acks and pulls for it in the present read."""
 
     stream: str
     ack_parser: AckParser
@@ -154,8 +154,8 @@ class WorkerLink:
     async def ensure(self, stream: str) -> None:
         """Subscribe for the consumers of a stream, and return when NATS has confirmed it.
 
-        Raises NatsRefused, and NatsUnavailable without a connection. Then, and if the caller is
-        cancelled, the stream is led only if it was before.
+        Raises NatsRefused, and NatsUnavailable without a connection. After an error or a
+        cancellation the subscriptions are removed again, unless the stream was led before.
         """
         was_led = stream in self._led
         self.lead(stream)
@@ -167,8 +167,9 @@ class WorkerLink:
             raise
 
     def leave(self, stream: str) -> None:
-        """Unsubscribe. What has arrived for the stream and was not handed over is dropped, and what
-        arrives until NATS has confirmed it; `left` returns then."""
+        """Unsubscribe. Drops the acks and pulls of the stream that were not yet passed on, and
+        those that arrive until NATS has confirmed the end of the subscriptions. `left` waits for
+        this."""
         led = self._led.pop(stream, None)
         self._arrived.pop(stream, None)
         for one in () if led is None else led.subscriptions:
@@ -181,7 +182,8 @@ class WorkerLink:
         await asyncio.gather(*self._leaving, return_exceptions=True)
 
     def problems(self) -> dict[str, str]:
-        """Return, by stream, what NATS refuses, and the permission that it needs."""
+        """Return the streams whose subscriptions NATS refuses, with the reason and the permission
+        that is needed."""
         found = {}
         for stream, led in self._led.items():
             refused = [one for one in led.subscriptions if one.problem]
