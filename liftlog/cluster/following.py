@@ -33,8 +33,8 @@ class Fetch:
     mark: Mark
     """Mark of the record that this node has."""
     leader_mark: Mark
-    """Version of the leader's record that the leader sent last, and the checksum of that version in
-    this node's history of the record; 0 if there is none."""
+    """Version of the metadata record that the leader sent last, and the checksum that this node's
+    own history has for this version; 0 if it has none."""
     damaged: bool = False
     """True if the last answer failed its checks; the leader should then verify its records
     there."""

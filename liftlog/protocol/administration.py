@@ -128,7 +128,7 @@ class StreamsFor(Message):
 
 @dataclass(frozen=True, slots=True)
 class ListExtents(Message):
-    """Asks for the distribution of the bytes from `start` on over the offsets, in pieces of about
+    """Asks for the sizes of consecutive ranges of offsets from `start` on, each of about
     `step_bytes`.
 
     The other fields are for a reader that wants only records of these times, of this subject and

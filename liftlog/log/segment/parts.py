@@ -32,10 +32,12 @@ from liftlog.records.decode import RecordBatch
 from liftlog.records.format import CODEC_MASK, HEADER_SIZE
 
 LEAST_VALUES_BYTES = 4096
-"""Bytes. One page; fewer bytes are read together with neighbouring bytes."""
+"""Minimum size of a read of values, in bytes: one page. A smaller range is read together with
+neighbouring bytes."""
 
 LEAST_VALUE_BYTES = 64
-"""Bytes. The checks of shorter values would take more than a sixteenth of the values' size."""
+"""Minimum size of values that have checksums, in bytes. Checksums of shorter values would take more
+than a sixteenth of the values' size."""
 
 LEAST_BATCH_BYTES = 4096
 """Least average size of the batches of a segment: limits the entries to 1/256 of its size."""

@@ -87,7 +87,7 @@ _MAX_TEXT = 400
 
 
 def rejection_of(words: str) -> Rejection | None:
-    """Return the rejection; None if the -ERR ends the connection."""
+    """Parse an -ERR that rejects a single operation; None if the -ERR ends the connection."""
     lowered = words.lower()
     shown = words[:_MAX_TEXT]
     if "invalid publish subject" in lowered:

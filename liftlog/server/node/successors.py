@@ -23,7 +23,8 @@ class _Gone(NamedTuple):
     incarnation: str = ""
     leader_epoch: int = 0
     epoch: int = 0
-    """All epochs above `leader_epoch`, up to this one, do not exist."""
+    """The metadata store does not have the epochs above `leader_epoch`, up to and including this
+    one."""
     incarnations: tuple[str, ...] = ()
 
 
