@@ -175,3 +175,29 @@ def test_a_full_stop_and_start_keeps_everything(server: NatsServer) -> None:
         assert (info["num_ack_pending"], info["ack_floor"]["stream_seq"]) == (2, 3)
         assert payloads(pulled(raw)) == [b"d", b"f", b"g", b"h"]
         assert_no_traceback(daemon)
+
+
+def test_snapshots_between_acks_and_turns(server: NatsServer) -> None:
+    """The journal asks for snapshots while acks have changed the state that no turn has written."""
+    with started(server) as daemon, RawNats(server.port, timeout=PATIENCE) as raw:
+        until(lambda: answers(daemon))
+        for number in range(12_000):
+            raw.pub("jobs.a", b"%d" % number)
+        publish(raw, "last")
+        assert "error" not in create(raw, max_ack_pending=20_000)
+        messages = pulled(raw, 12_001)
+        for message in messages[::2]:
+            raw.pub(message.reply, b"+ACK")
+            raw.ping()
+        raw.request(messages[2].reply, b"+ACK")
+        before = asked(raw, "CONSUMER.INFO.jobs.c", {})
+        assert before["num_ack_pending"] == 6000
+        assert daemon.metric("liftlog_journal_snapshots_total"), "too few changes for a snapshot"
+        daemon.kill()
+        daemon.restart()
+        daemon.wait_ready()
+        until(lambda: is_back(raw))
+        after = asked(raw, "CONSUMER.INFO.jobs.c", {})
+        for key in ("num_ack_pending", "num_redelivered", "ack_floor", "num_pending"):
+            assert after[key] == before[key], key
+        assert_no_traceback(daemon)
