@@ -407,6 +407,7 @@ def jetstream_requests() -> dict[str, list[tuple[str, str]]]:
         "CONSUMER.DURABLE.CREATE": [("big.d", _consumer("d", durable_name="d"))],
         "CONSUMER.INFO": [("big.c1", "")],
         "CONSUMER.DELETE": [("big.none", "")],
+        "CONSUMER.PAUSE": [("big.c1", _NOTHING), ("big.none", _NOTHING)],
         "CONSUMER.NAMES": [("big", _NOTHING)],
         "CONSUMER.LIST": [("big", _NOTHING)],
         "CONSUMER.MSG.NEXT": [("big.c1", {"batch": 100, "no_wait": True}), ("big.c2", "1")],
