@@ -109,7 +109,7 @@ def test_a_lost_bucket_is_made_again_for_the_same_cluster_only(
     wait_acked(300)  # they go on, as without the bucket
     time.sleep(4)  # longer than between two renewals of a session
     assert keys(servers) == {"cluster"}, "and store nothing in it"
-    assert cluster.status()[1] == ExitCode.FAILED
+    until(lambda: cluster.status()[1] == ExitCode.FAILED, PATIENCE, "each session has ended")
 
     cluster.kill("c")
     cluster.nodes["c"].spawn()

@@ -80,6 +80,14 @@ class OneClusterStore:
         if not self._is_ours.is_set():
             raise StoreUnavailable(self.problem)
 
+    async def _check_again(self, revision: int) -> None:
+        """Before an entry is created, read whose store this is: a bucket that was just made accepts
+        new entries before its id is noticed. Changes of entries fail there by themselves."""
+        if revision or not self._expected:
+            return
+        self._note(CLUSTER_KEY, await self._store.get(CLUSTER_KEY))
+        self._check()
+
     async def close(self) -> None:
         """Close the store."""
         if self._watching is not None:
@@ -99,11 +107,13 @@ class OneClusterStore:
 
     async def cas(self, key: str, value: bytes, revision: int) -> int:
         self._check()
+        await self._check_again(revision)
         return await self._store.cas(key, value, revision)
 
     async def put_for(self, key: str, value: bytes, revision: int, ttl_seconds: int) -> int:
         """Write an entry that expires; see `ExpiringKeys`."""
         self._check()
+        await self._check_again(revision)
         return await self._store.put_for(key, value, revision, ttl_seconds)
 
     async def delete(self, key: str, revision: int) -> None:
