@@ -88,7 +88,7 @@ class Rising:
             is_here = (relative >= 0) & (relative < self.count)
             return np.where(is_here, relative, 0), is_here
         is_near = (relative >= 0) & (relative < MAX_SPAN)
-        # Of one type: a search for wider numbers would copy the whole column.
+        # Both have one type: numpy would copy the whole column to search it for wider numbers.
         near = np.where(is_near, relative, 0).astype(np.uint32)
         places = self._steps.searchsorted(near)
         places[places == self.count] = 0

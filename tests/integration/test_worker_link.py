@@ -39,7 +39,7 @@ def reply_of(offset: int, consumer: str = "c", stream: str = "s") -> str:
 
 
 class Taken:
-    """What a link hands over."""
+    """Collects everything that a link hands over."""
 
     def __init__(self) -> None:
         self.arrived: list[Arrived] = []

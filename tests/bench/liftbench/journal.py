@@ -69,7 +69,7 @@ LOADS = [
 
 @dataclass
 class Taken:
-    """What one way took under one load, of all rounds."""
+    """Times of one way of writing under one load, of all rounds."""
 
     written_us: list[float] = field(default_factory=list)
     synced_us: list[float] = field(default_factory=list)

@@ -47,7 +47,7 @@ def applied(world: World, change: Change) -> World:
 
 
 def read_all(store: JournalStore) -> World:
-    """What the journal gives for each consumer. All of it is synced."""
+    """The expected content of the journal for each consumer. All of it is synced."""
     found: World = {}
     for key, entry in store.ledger.entries.items():
         one = store.read(key, entry)
@@ -136,7 +136,7 @@ class Actor:
                 self.store.cut(offset)
 
     def recover(self) -> None:
-        """What the journal does after a failed write or sync."""
+        """Model the journal after a failed write or sync."""
         self.store.abandon()
         prepared = self.store.prepare(self.retained)
         self.store.write(prepared)

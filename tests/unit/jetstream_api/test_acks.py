@@ -122,7 +122,7 @@ MESSAGES = st.lists(
 
 
 def one_by_one(messages: list[tuple[bytes, bytes, bytes]]) -> tuple[list[Flat], int]:
-    """What a simple parser finds: the acks that have an effect, and how many are no acks."""
+    """The result of a simple parser: the acks that have an effect, and how many are no acks."""
     found: list[Flat] = []
     dropped = 0
     for subject, reply, payload in messages:
