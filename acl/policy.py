@@ -21,6 +21,7 @@ from .rules import (
     Rule,
     Rules,
     StreamMatcher,
+    name_matches,
 )
 from .subjects import is_subset, is_valid_pattern
 from .tokens import MAX_TOKEN_CHARACTERS, slowest_hash, verify_secret
@@ -83,6 +84,9 @@ class Policy:
             matcher = StreamMatcher(rules.nats.streams)
             for operation in rules.nats.operations:
                 self._rules[OVER_NATS, operation] = ((matcher, rules.nats),)
+            # Files from before `work` existed let every reader over NATS use consumers with acks.
+            if "read" in rules.nats.operations:
+                self._rules.setdefault((OVER_NATS, "work"), ((matcher, rules.nats),))
 
     @classmethod
     def load(cls, text: str) -> Policy:
@@ -183,9 +187,11 @@ class Policy:
         """Decide whether `principal` may do `operation` on `stream`.
 
         For `create`, `subject` is the pattern that the stream records; it must be a subset of an
-        allowed pattern. For `read`, it is the pattern to filter by. Without a pattern the decision
-        is about all subjects, so a principal that may read only some of them (see
-        `readable_subjects`) is denied. Raises ValueError for an unknown operation.
+        allowed pattern. For `work`, it is the name of the consumer. Without a name, the method
+        decides whether the principal may use at least one consumer. For `read`, it is the pattern
+        to filter by. Without a pattern the decision is about all subjects, so a principal that may
+        read only some of them (see `readable_subjects`) is denied. Raises ValueError for an unknown
+        operation.
         """
         if operation not in OPERATIONS:
             raise ValueError(f"unknown operation {operation!r}")
@@ -195,6 +201,8 @@ class Policy:
         what = f"{IN_WORDS[operation]} stream {_show(stream)}"
         if not rules:
             return Decision(False, f"denied: no rule allows {principal} to {what}")
+        if operation == "work":
+            return _decide_work(principal, what, rules, subject)
         if operation not in ("create", "read"):
             return _allowed(principal, what, rules[0])
         if subject is not None and not is_valid_pattern(subject):
@@ -257,6 +265,18 @@ class Policy:
         return Decision(
             False, f"denied: {principal} may {what} only on subjects {patterns}, not on {asked}"
         )
+
+
+def _decide_work(principal: str, what: str, rules: list[Rule], consumer: str | None) -> Decision:
+    for rule in rules:
+        names = rule.consumers
+        if consumer is None or names is None or any(name_matches(one, consumer) for one in names):
+            return _allowed(principal, what, rule)
+    names_shown = ", ".join(dict.fromkeys(one for rule in rules for one in rule.consumers or ()))
+    return Decision(
+        False,
+        f"denied: {principal} may {what}, but only {names_shown}, not {_show(consumer or '')}",
+    )
 
 
 def _allowed(principal: str, what: str, rule: Rule) -> Decision:

@@ -17,6 +17,7 @@ from .rules import (
     Principal,
     Rule,
     Rules,
+    is_consumer_pattern,
     is_name,
     is_stream_pattern,
 )
@@ -24,9 +25,9 @@ from .subjects import why_invalid
 from .tokens import wrong_hash
 
 _SECTIONS = ("principals", "roles", "bindings", "nats")
-_NATS_OPERATIONS = ("create", "read", "delete")
+_NATS_OPERATIONS = ("create", "read", "work", "delete")
 _CREDENTIALS = ("token_hash", "nkey", "certificate_cn", "unix_uid")
-_RULE_KEYS = ("allow", "streams", "subjects", "attach")
+_RULE_KEYS = ("allow", "streams", "subjects", "attach", "consumers")
 _NATS_KEYS = (*_RULE_KEYS, "deliver")
 _MAX_UID = 2**32 - 2
 
@@ -122,6 +123,7 @@ class _Reader:
         subjects = self._texts(item, "subjects", at, _wrong_subject)
         attach = self._texts(item, "attach", at, _wrong_subject)
         deliver = self._texts(item, "deliver", at, _wrong_subject)
+        consumers = self._texts(item, "consumers", at, _wrong_consumer_pattern)
         # Half a rule could allow more than its author intended.
         if "create" in allow and "attach" not in item:
             self._say(at, "`create` needs `attach`: the NATS subjects that a stream may record")
@@ -131,6 +133,8 @@ class _Reader:
             self._say((*at, "subjects"), "has no effect without `read` in `allow`")
         if "deliver" in item and allow and "read" not in allow:
             self._say((*at, "deliver"), "has no effect without `read` in `allow`")
+        if "consumers" in item and allow and "work" not in allow:
+            self._say((*at, "consumers"), "has no effect without `work` in `allow`")
         return Rule(
             role,
             index + 1,
@@ -139,6 +143,7 @@ class _Reader:
             subjects if "subjects" in item else None,
             attach,
             deliver,
+            consumers if "consumers" in item else None,
         )
 
     def _nats(self, value: Any) -> Rule:
@@ -261,6 +266,12 @@ def _wrong_stream_pattern(text: str) -> str | None:
     if is_stream_pattern(text):
         return None
     return "expected a stream name, in which '*' matches any characters"
+
+
+def _wrong_consumer_pattern(text: str) -> str | None:
+    if is_consumer_pattern(text):
+        return None
+    return "expected a consumer's name, in which '*' matches any characters"
 
 
 def _wrong_subject(text: str) -> str | None:

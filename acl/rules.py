@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
-Operation = Literal["create", "delete", "read", "commit", "admin", "replicate"]
+Operation = Literal["create", "delete", "read", "commit", "work", "admin", "replicate"]
 OPERATIONS: Final[tuple[Operation, ...]] = get_args(Operation)
 
 IN_WORDS: Final[Mapping[Operation, str]] = {
@@ -21,6 +21,7 @@ IN_WORDS: Final[Mapping[Operation, str]] = {
     "delete": "delete",
     "read": "read",
     "commit": "commit checkpoints of",
+    "work": "use consumers with acks of",
     "admin": "administer",
     "replicate": "replicate",
 }
@@ -34,6 +35,7 @@ OVER_NATS = "(nats)"
 The section `nats` lists its permissions. It is not a valid name."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", re.ASCII)
+_CONSUMER_PATTERN = re.compile(r"[^\s.>/\\\x00-\x20\x7f]{1,255}")
 _STREAM_PATTERN = re.compile(r"[A-Za-z0-9_*-]{1,128}|>", re.ASCII)
 
 _MAX_SHOWN = 100
@@ -59,7 +61,8 @@ class Rule:
 
     `subjects` limits reading to records on these subjects (None: all). `attach` holds the NATS
     subjects that a created stream may record. `deliver`, only in the section `nats`, holds the
-    subjects to which clients may request delivery, in addition to inboxes.
+    subjects to which clients may request delivery, in addition to inboxes. `consumers` limits
+    `work` to consumers whose names match one of these patterns (None: all).
     """
 
     role: str
@@ -69,6 +72,7 @@ class Rule:
     subjects: tuple[str, ...] | None = None
     attach: tuple[str, ...] = ()
     deliver: tuple[str, ...] = ()
+    consumers: tuple[str, ...] | None = None
 
     def __str__(self) -> str:
         if self.role == OVER_NATS:
@@ -95,6 +99,11 @@ def is_name(text: str) -> bool:
 def is_stream_pattern(text: str) -> bool:
     """True if `text` is a stream name, in which `*` matches any characters; `>` alone means `*`."""
     return _STREAM_PATTERN.fullmatch(text) is not None
+
+
+def is_consumer_pattern(text: str) -> bool:
+    """True if `text` is a consumer's name, in which `*` matches any characters."""
+    return _CONSUMER_PATTERN.fullmatch(text) is not None
 
 
 class StreamMatcher:
@@ -133,18 +142,23 @@ def stream_matches(pattern: str, stream: str) -> bool:
         pattern = "*"
     if stream.startswith("_") and not pattern.startswith("_"):
         return False
+    return name_matches(pattern, stream)
+
+
+def name_matches(pattern: str, name: str) -> bool:
+    """True if `pattern`, in which `*` matches any characters, matches `name`."""
     head, *rest = pattern.split("*")
     if not rest:
-        return pattern == stream
-    if not stream.startswith(head) or len(stream) < len(pattern) - len(rest):
+        return pattern == name
+    if not name.startswith(head) or len(name) < len(pattern) - len(rest):
         return False
     *middle, tail = rest
-    position, end = len(head), len(stream) - len(tail)
-    if not stream.endswith(tail):
+    position, end = len(head), len(name) - len(tail)
+    if not name.endswith(tail):
         return False
     # Taking the leftmost match each time is enough, since `*` is the only wildcard.
     for part in middle:
-        found = stream.find(part, position, end)
+        found = name.find(part, position, end)
         if found < 0:
             return False
         position = found + len(part)

@@ -75,7 +75,7 @@ def matches(pattern: str, subject: str) -> bool:
 
 
 def overlaps(first: str, second: str) -> bool:
-    """True if some subject matches both patterns."""
+    """Return True if there is a subject that matches both patterns."""
     left = first.split(".")
     right = second.split(".")
     for a, b in zip(left, right, strict=False):
@@ -125,12 +125,11 @@ class _Known:
     def __init__(self) -> None:
         self._bit = 1
         self._ended: list[int] = []
-        """For each number of tokens, the patterns with exactly this number of tokens that do not
-        end with `>`."""
+        """Patterns that do not end with `>`, by their number of tokens."""
         self._longer: list[int] = []
-        """For each position, the patterns that have a token at this position."""
+        """Patterns that have a token at a position, by position."""
         self._with: list[dict[str, int]] = []
-        """For each position and token, the patterns that have this token at this position."""
+        """Patterns that have a given token at a position, by position and token."""
 
     def add(self, tokens: Sequence[str]) -> None:
         while len(self._with) < len(tokens):

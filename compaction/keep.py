@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 UNKNOWN = -1
-"""Stands for an offset if no record with this key was seen, or if the record has no key."""
+"""Value in place of an offset if no record with this key was seen, or if the record has no key."""
 
 
 def keep_mask(

@@ -27,7 +27,8 @@ Words = NDArray[np.uint32]
 """One key per row; all rows have the same number of words."""
 
 HashWords = Callable[[Words], NDArray[np.uint64]]
-"""Must return equal hashes for equal rows. Its other properties only affect speed."""
+"""A function that must return equal hashes for equal rows. Its other properties only affect
+speed."""
 
 
 class KeyColumn(NamedTuple):

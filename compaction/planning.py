@@ -298,9 +298,9 @@ def _horizons(
 ) -> list[int | None]:
     """Return the delete horizon of each segment.
 
-    If a horizon is later than that of a pass now, it was set while the clock was ahead, or with a
-    longer retention. Then it is computed from the first time at which the segment certainly
-    existed.
+    If a horizon is later than the horizon that a pass would set now, it was set while the clock was
+    ahead, or with a longer retention. Then it is computed from the first time at which the segment
+    certainly existed.
     """
     found = [segment.delete_horizon_ns for segment in taken]
     if listed_ns is None:

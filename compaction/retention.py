@@ -79,7 +79,8 @@ class RetentionDecision:
     delete_segments: int
     reasons: tuple[str, ...] = ()
     delete_below: int = 0
-    """End of the last of these segments: the count alone becomes invalid if segments are merged."""
+    """End of the last segment to delete. `delete_segments` alone becomes invalid if segments are
+    merged meanwhile."""
 
 
 def decide(

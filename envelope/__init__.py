@@ -21,7 +21,7 @@ from .fields import ACK_POLICIES, AckPolicy, Envelope
 from .format import COOKIE, VERSION
 
 COOKIES = (COOKIE, liftbridge.COOKIE)
-"""The first bytes of an envelope: ours, or Liftbridge's."""
+"""The first bytes of an envelope, for our own envelope and for Liftbridge's."""
 
 PART_OF = "liftlog"
 

@@ -2,7 +2,7 @@
 
 `decode` runs for every message of a stream, and publishers control its input. So it returns None
 for anything that is not exactly an envelope, never raises, and takes time and memory of at most a
-small multiple of the input's size, whatever lengths and nesting the input declares.
+small multiple of the input's size, regardless of the lengths and nesting that the input declares.
 """
 
 from __future__ import annotations
@@ -124,11 +124,12 @@ def _unusual_body(data: bytes) -> bytes | memoryview | None:
 def _decode_small(body: bytes | memoryview) -> Envelope | None:
     """Decode like `_decode_body`, but in one call into C unless there are headers.
 
-    Maps inside the map become dicts here, of a hundred times their size: at most a megabyte for a
-    body of `_SMALL` bytes.
+    Maps inside the map become dicts here. The dicts take a hundred times the size of the maps: at
+    most a megabyte for a body of `_SMALL` bytes.
     """
     fields = _unpackb(body, use_list=False, max_array_len=0, max_map_len=MAX_HEADERS, max_ext_len=0)
-    # The first byte of a small map contains its number of pairs; equal keys reduce the result.
+    # The first byte of a small map contains its number of pairs. If keys are equal, the result has
+    # fewer.
     if type(fields) is not dict or body[0] != _SMALL_MAP | len(fields) or "h" in fields:
         return _decode_body(body)
     if not _KEYS.issuperset(fields) or "v" not in fields:

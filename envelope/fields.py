@@ -1,6 +1,6 @@
 """The fields of an envelope, and checks of their values.
 
-Every check returns the problem in words, or None. `encode` raises the problem as a ValueError.
+Every check returns the problem as text, or None. `encode` raises the problem as a ValueError.
 `decode` treats data with any problem as a plain message.
 """
 
@@ -36,8 +36,8 @@ _HEADER_VALUE = re.compile(
     r"[^\x00-\x20\x7f-\x9f\u2028\u2029\ud800-\udfff])?)?"
 )
 # Tokens of printable ASCII without blanks, wildcards and dots, joined by dots. NATS itself would
-# execute an ack sent below `$` ($JS.API.STREAM.PURGE.X) as a command, and so would we below
-# `liftlog.`.
+# execute an ack that is sent below `$` ($JS.API.STREAM.PURGE.X) as a command. liftlog would do the
+# same below `liftlog.`.
 _ACK_SUBJECT = re.compile(r"(?!\$|liftlog\.)[!-)+\-,/-=?-~]+(?:\.[!-)+\-,/-=?-~]+)*")
 
 
@@ -80,7 +80,8 @@ def wrong_headers(headers: Mapping[str, str]) -> str | None:
 
 
 def is_header(name: str, value: str) -> bool:
-    """Return True if one line of a NATS header block can carry this header, whatever its length."""
+    """Return True if one line of a NATS header block can carry this header, regardless of its
+    length."""
     return _HEADER_NAME.fullmatch(name) is not None and _is_line(value, len(value) * 4)
 
 

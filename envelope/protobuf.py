@@ -28,7 +28,8 @@ MAX_FIELDS: Final = 256
 """Limit per message. Without it, a megabyte of two-byte fields would take half a second."""
 
 MAX_ENTRY_FIELDS: Final = 8
-"""Limit per entry of a map. An entry has two; the rest is for repeated and unknown fields."""
+"""Limit per entry of a map. An entry has two fields; the rest is for repeated and unknown
+fields."""
 
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _WIRE_TYPE = {INT64: _VARINT, INT32: _VARINT, TEXT: _LENGTH, BYTES: _LENGTH, MAP: _LENGTH}
@@ -41,7 +42,7 @@ _MAX_FIELD_NUMBER = 2**29 - 1
 
 
 KnownTags = Sequence[tuple[int, int]]
-"""For each first byte of a field: (place in the table, kind), or (-1, -1)."""
+"""Maps each first byte of a field to (place in the table, kind), or to (-1, -1)."""
 
 
 def known_tags(table: Table) -> KnownTags:

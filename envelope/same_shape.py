@@ -24,7 +24,7 @@ from .format import COOKIE as OUR_COOKIE
 from .format import FLAG_CRC, HEADER, HEADER_SIZE, HEADER_SIZE_WITH_CRC, VERSION
 
 MIN_ROWS = 16
-"""Below this number of envelopes, decoding them one by one is as fast."""
+"""Minimum number of envelopes. Fewer are decoded one by one, which is as fast."""
 
 _BINARY, _ASCII, _WORD, _CHECKSUM = range(4)
 _FIELDS = {
@@ -76,7 +76,9 @@ class Alike(NamedTuple):
 
 
 def ours(envelopes: Sequence[bytes]) -> Alike | None:
-    """Decode most of these envelopes of equal length; None if they have little in common."""
+    """Decode envelopes, which all have one length. Three examples are tried; those envelopes are
+    decoded that have the same shape as an example. Returns None unless more than half of them have
+    it."""
     return _alike(envelopes, _our_spans, "<")
 
 
@@ -88,7 +90,7 @@ def liftbridges(envelopes: Sequence[bytes]) -> Alike | None:
 def _alike(
     envelopes: Sequence[bytes], spans_of: Callable[[bytes], list[Span] | None], order: str
 ) -> Alike | None:
-    """Decode envelopes; `order` is the byte order of a checksum."""
+    """Decode envelopes. `order` is the byte order of the checksums."""
     for example in (envelopes[0], envelopes[len(envelopes) // 2], envelopes[-1]):
         spans = spans_of(example)
         if spans is not None:

@@ -1,11 +1,12 @@
 """liftlog: a durable log for NATS.
 
-Two distributions install this package. `liftlog` has all of it and three packages beside it,
-`envelope`, `compaction` and `acl`; importing it checks that they are its own. `liftlog-client` has
-`liftlog.client` and what that needs, and nothing beside it.
+Two distributions install this package. `liftlog` contains all of it and three more packages,
+`envelope`, `compaction` and `acl`; at import it checks that they come from the same distribution.
+`liftlog-client` contains only `liftlog.client` and the modules that it needs.
 
-Beside the packages: errors, names of streams and their like, tls for daemon and clients, the commit
-of the sources, and companions, which checks the packages beside this one.
+Modules outside of the subpackages: errors, names (of streams, consumers and others), times as text,
+tls for daemon and clients, the commit of the sources, and companions, which checks the three
+packages.
 """
 
 from __future__ import annotations

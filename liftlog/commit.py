@@ -1,4 +1,4 @@
-"""The commit of the sources that run."""
+"""The commit of the running sources."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _HASH = re.compile(r"[0-9a-f]{40}")
 
 @cache
 def commit() -> str:
-    """The first 12 hexadecimal digits of the commit, with `-dirty` if the build had changes beside
-    it; "" if it is not known.
+    """The first 12 hexadecimal digits of the commit, with `-dirty` if the build contained other
+    changes; "" if it is not known.
 
-    A built distribution carries it. In a clone it is what is checked out, read from the files of
-    the repository; changes to files are not seen there.
+    A built distribution contains the commit. In a clone, this reads the commit that is checked out
+    from the files of the repository, and does not detect changes to files.
     """
     package = Path(__file__).parent
     try:
@@ -26,7 +26,8 @@ def commit() -> str:
 
 
 def checked_out(clone: Path) -> str:
-    """The commit that is checked out in the repository at `clone`; "" if `clone` is not one."""
+    """Return the commit that is checked out in the repository at `clone`; "" if `clone` is not a
+    repository."""
     try:
         directory = clone / ".git"
         if directory.is_file():  # of a worktree: gitdir: /some/where/.git/worktrees/name
@@ -47,7 +48,7 @@ def checked_out(clone: Path) -> str:
                 if line.endswith(f" {name}"):
                     return _shown(line.split(" ", 1)[0])
     except (OSError, UnicodeDecodeError):
-        pass  # a damaged repository counts as none
+        pass  # a damaged repository counts as missing
     return ""
 
 
@@ -56,7 +57,7 @@ def _shown(commit: str) -> str:
 
 
 def version_and_commit() -> str:
-    """Such as `0.1.0 (4e8744ceae56)`, for people."""
+    """Return version and commit for people, such as `0.1.0 (4e8744ceae56)`."""
     from liftlog import __version__
 
     return f"{__version__} ({commit()})" if commit() else __version__

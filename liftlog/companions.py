@@ -1,7 +1,8 @@
 """Checks that `envelope`, `compaction` and `acl` are the packages that were installed with liftlog.
 
-Their short names exist on the public index too, and a distribution that is installed later
-overwrites them silently. The client distribution has none of them and lacks this module.
+Packages with the same short names exist on the public index, and a distribution that is installed
+later overwrites them silently. The client distribution contains neither these packages nor this
+module.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ _MARK = 'PART_OF = "liftlog"'
 
 
 def check() -> None:
-    """Raises ImportError with the remedy. The packages are found and not imported: that would take
-    longer than all the rest of `import liftlog`."""
+    """Check the packages. Raises ImportError with the remedy. The packages are located but not
+    imported, because their import would take longer than the rest of `import liftlog`."""
     for name in NAMES:
         spec = importlib.util.find_spec(name)
         if spec is None:

@@ -40,7 +40,7 @@ class LiftlogError(Exception):
 class InternalError(LiftlogError):
     """A defect of the daemon.
 
-    Look for the traceback in the daemon's log and report it. The daemon still answers other
+    Find the traceback in the daemon's log, and report the defect. The daemon still answers other
     requests.
     """
 
@@ -52,7 +52,7 @@ class InternalError(LiftlogError):
 class BadRequest(LiftlogError):
     """The frame or the request is malformed.
 
-    Correct the client: the message says what is wrong.
+    Correct the client. The message names the mistake.
     """
 
     code = 2
@@ -60,10 +60,10 @@ class BadRequest(LiftlogError):
 
 
 class UnsupportedVersion(LiftlogError):
-    """Client and daemon have no protocol version in common (`details["supported"]` lists the
-    daemon's), or the daemon is too old for the request.
+    """Client and daemon have no common protocol version, or the daemon is too old for the request.
+    `details["supported"]` lists the daemon's versions.
 
-    Upgrade the older of the two.
+    Upgrade the older program.
     """
 
     code = 3
@@ -73,7 +73,7 @@ class UnsupportedVersion(LiftlogError):
 class UnknownRequest(LiftlogError):
     """The daemon does not support this kind of request.
 
-    Upgrade the daemon, which is older than the client, or do not use the request.
+    The daemon is older than the client. Upgrade the daemon, or do not use the request.
     """
 
     code = 4
@@ -92,7 +92,7 @@ class Unauthenticated(LiftlogError):
 
 
 class Forbidden(LiftlogError):
-    """The ACL does not allow the request; the message says which rule is missing.
+    """The ACL does not allow the request. The message names the missing rule.
 
     Ask the administrator of the ACL file. `liftlog acl explain` explains a decision.
     """
@@ -102,10 +102,10 @@ class Forbidden(LiftlogError):
 
 
 class LimitExceeded(LiftlogError):
-    """A frame, a body, or the number of requests, connections, leases or checkpoints exceeds a
-    limit, which the message names.
+    """A limit is exceeded, for example the size of a frame, or the number of requests, connections,
+    leases or checkpoints. The message names the limit.
 
-    Request less, or raise the setting. Try again later if the hint suggests it.
+    Request less, or raise the limit in the settings. Try again later if the hint suggests it.
     """
 
     code = 7
@@ -134,7 +134,7 @@ class Cancelled(LiftlogError):
 
 
 class StreamNotFound(LiftlogError):
-    """There is no stream of that name, or the principal may not see it.
+    """No stream has this name, or the principal may not see the stream.
 
     List the streams with `liftlog stream ls`, or create the stream.
     """
@@ -145,8 +145,9 @@ class StreamNotFound(LiftlogError):
 
 
 class Conflict(LiftlogError):
-    """The request contradicts the present state: the stream exists with other settings
-    (`details["differences"]` lists them), belongs to the configuration file, or is held by a lease.
+    """The request contradicts the present state. For example, the stream exists with other settings
+    (`details["differences"]` lists them), the configuration file defines the stream, or a lease
+    protects its records.
 
     Read the message. Use the stream as it is, or change it with `liftlog stream update`.
     """
@@ -166,11 +167,11 @@ class InvalidArgument(LiftlogError):
 
 
 class OffsetOutOfRange(LiftlogError):
-    """The offset is below the log start or beyond the log end; `details` holds both,
+    """The offset is below the log start or beyond the log end. `details` has both bounds,
     `log_start_offset` and `log_end_offset`.
 
     Decide where to continue: retention has deleted records, or the position belongs to another
-    stream. The option `on_reset` of reads contains this decision.
+    stream. Reads have the option `on_reset` for this decision.
     """
 
     code = 13
@@ -178,8 +179,8 @@ class OffsetOutOfRange(LiftlogError):
 
 
 class StreamUnavailable(LiftlogError):
-    """The stream's storage failed or could not be opened, or the stream is closing. Other streams
-    are not affected.
+    """The storage of the stream failed or could not be opened, or the stream is closing. Other
+    streams are not affected.
 
     Try again: in a cluster another node may lead soon. If the error persists, look at `liftlog
     stream info` and the daemon's log. `liftlog log repair` repairs a damaged stream.
@@ -193,8 +194,8 @@ class StreamUnavailable(LiftlogError):
 class CorruptRange(LiftlogError):
     """Records in [`first_offset`, `next_offset`) are damaged or lost.
 
-    Continue at `next_offset`. With `on_corrupt` or `--skip-damaged` a read continues there by
-    itself.
+    Continue at `next_offset`. With `on_corrupt` or `--skip-damaged`, a read continues there without
+    an error.
     """
 
     code = 15
@@ -211,9 +212,9 @@ class CorruptRange(LiftlogError):
 
 
 class Diverged(LiftlogError):
-    """The stream has lost records at its end that the reader has already read.
+    """The reader has read records that the stream has lost at its end since then.
 
-    Go back to the end of the common history (`details["epoch_end_offset"]`, if present), or read
+    Continue at the end of the common history (`details["epoch_end_offset"]`, if present), or read
     the stream again from its start.
     """
 
@@ -224,7 +225,7 @@ class Diverged(LiftlogError):
 class StaleIncarnation(LiftlogError):
     """The stream was deleted and created again after the caller stored its position or incarnation.
 
-    Read the new stream from its start: offsets of the old stream are not valid in it.
+    Read the new stream from its start. Offsets of the old stream are not valid in the new stream.
     """
 
     code = 17
@@ -241,10 +242,10 @@ class StorageError(LiftlogError):
 
 
 class DiskFull(StorageError):
-    """The file system of the data directory is full. liftlog can still read everything, but it
-    cannot store messages.
+    """The file system of the data directory is full. liftlog can read all records, but cannot store
+    messages.
 
-    Free space, or let retention remove more. The daemon then continues by itself.
+    Free space, or make retention delete more records. The daemon then continues without a restart.
     """
 
     code = 18
@@ -258,7 +259,7 @@ class DiskFull(StorageError):
 class ShuttingDown(LiftlogError):
     """The daemon is stopping.
 
-    Try again; the clients of liftlog do so by themselves.
+    Try again. The clients of liftlog do this automatically.
     """
 
     code = 19
@@ -269,7 +270,7 @@ class ShuttingDown(LiftlogError):
 class NatsUnavailable(LiftlogError):
     """The daemon, or the publisher, has no connection to NATS.
 
-    Check `nats.servers` and the NATS server; the daemon keeps trying.
+    Check `nats.servers` and the NATS server. The daemon tries again until it has a connection.
     """
 
     code = 20
@@ -279,8 +280,8 @@ class NatsUnavailable(LiftlogError):
 
 
 class LeaseGone(LiftlogError):
-    """A lease has expired, was released, or became void when the disk was full. Its records may
-    have changed since then.
+    """A lease has expired, was released, or became invalid when the disk was full. The records that
+    it protected may have changed since then.
 
     Acquire a new lease, and check again where the stream begins.
     """
@@ -291,8 +292,8 @@ class LeaseGone(LiftlogError):
 
 
 class CheckpointMoved(LiftlogError):
-    """The stored checkpoint differs from the expected one; `details["offset"]` is the stored offset
-    (0: no checkpoint).
+    """The stored checkpoint differs from the expected checkpoint. `details["offset"]` is the stored
+    offset, or 0 if no checkpoint is stored.
 
     Find the process that commits under the same name, or the person who moved the checkpoint.
     """
@@ -303,25 +304,26 @@ class CheckpointMoved(LiftlogError):
 
 
 class CheckpointUncertain(LiftlogError):
-    """No checkpoint is stored, but one may have been lost: damage has destroyed checkpoints of the
-    daemon.
+    """The daemon has no checkpoint of the consumer. But damage has destroyed checkpoints of the
+    daemon, so a checkpoint of this consumer may be lost.
 
-    Find out which records the consumer has processed, and set its checkpoint with `liftlog offsets
-    seek`.
+    Determine which records the consumer has processed, and set its checkpoint with
+    `liftlog offsets seek`.
     """
 
     code = 23
     name = "CHECKPOINT_UNCERTAIN"
-    default_hint = "find out how far it has come, and commit that: `liftlog offsets seek`"
+    default_hint = "find its position and commit it: `liftlog offsets seek`"
 
 
 class NatsRefused(LiftlogError):
     """NATS refuses the daemon's subscription to the stream's subject, usually because the daemon's
-    user has no permission; or NATS refuses a message that a publisher sent without requesting an
+    user has no permission. Or NATS refuses a message that a publisher sent without requesting an
     ack. The message quotes NATS.
 
-    Give the user in the daemon's `nats` settings the permission, see `liftlog docs how-to/nats`. A
-    stream that was to be created exists only if it already has messages on other subjects.
+    Give the user in the daemon's `nats` settings the permission, see `liftlog docs how-to/nats`. If
+    the request was to create a stream, the daemon has removed the new stream again, unless the
+    stream has already received messages on other subjects.
     """
 
     code = 24
@@ -330,10 +332,11 @@ class NatsRefused(LiftlogError):
 
 
 class NotLeader(LiftlogError):
-    """Another node leads this stream. `details` contains the name of the leader (`leader`, empty
-    while no node leads), its `address`, and the stream's `replicas` and leader `epoch`.
+    """The node does not lead this stream. `details` contains the name of the leader (`leader`,
+    empty while the stream has no leader), its `address`, and the stream's `replicas` and leader
+    `epoch`.
 
-    Send the request to the leader; while no node leads, try again.
+    Send the request to the leader. While the stream has no leader, try again.
     """
 
     code = 25
@@ -342,8 +345,8 @@ class NotLeader(LiftlogError):
 
 
 class FencedEpoch(LiftlogError):
-    """The request carries a leader epoch older than the node's: the sender has missed a change of
-    leader.
+    """The leader epoch in the request is older than the leader epoch of the node. The sender has
+    not received a change of leader.
 
     Read the stream's metadata again.
     """
@@ -353,8 +356,8 @@ class FencedEpoch(LiftlogError):
 
 
 class UnknownEpoch(LiftlogError):
-    """The request carries a leader epoch newer than the node's: the node has not yet received a
-    change of leader.
+    """The leader epoch in the request is newer than the leader epoch of the node. The node has not
+    yet received a change of leader.
 
     Try again after a moment.
     """
@@ -368,7 +371,7 @@ class NotEnoughReplicas(LiftlogError):
     """Fewer replicas of the stream are in sync than `min_isr` requires, so messages that request an
     ack cannot be committed.
 
-    Bring the other nodes back; the stream then continues by itself.
+    Start the other nodes. The stream then continues without further action.
     """
 
     code = 28
@@ -380,7 +383,7 @@ class NotEnoughReplicas(LiftlogError):
 class NotReady(LiftlogError):
     """The node has just become leader of the stream, and has not yet determined the high watermark.
 
-    Try again: the next requests of the followers determine it.
+    Try again. The leader determines it with the next requests of the followers.
     """
 
     code = 29
@@ -389,8 +392,8 @@ class NotReady(LiftlogError):
 
 
 class MetadataUnavailable(LiftlogError):
-    """The store of the cluster's metadata does not answer, or has lost changes that this node has
-    already received.
+    """The store of the cluster's metadata does not answer, or it has lost changes that this node
+    has already received.
 
     Check the store: `cluster.store` in the settings.
     """
@@ -401,25 +404,36 @@ class MetadataUnavailable(LiftlogError):
 
 
 class GroupFenced(LiftlogError):
-    """The caller is not a member of the consumer group: its session has ended, another client has
-    joined under the same name, or the slot belongs to another member.
+    """The caller is not a member of the consumer group any more: its session has ended, or another
+    client has joined under the same name. Or the slot belongs to another member.
 
-    Join again. The client does this by itself; the new owner of each slot reads the records since
-    the last commit again. If the error is frequent, the session is too short for the work between
-    two records, or two processes use the same name.
+    The client joins again automatically. The new owner of each slot reads the records after the
+    last commit again. If the error is frequent, the session is too short for the work between two
+    records, or two processes use the same name.
     """
 
     code = 31
     name = "GROUP_FENCED"
 
 
+class ConsumerNotFound(LiftlogError):
+    """The stream has no consumer with acks of this name.
+
+    The consumer was never created, was deleted, or was ephemeral and had no worker for too long.
+    Create it again. `Client.worker` creates it, unless its parameter `create` is False.
+    """
+
+    code = 32
+    name = "CONSUMER_NOT_FOUND"
+
+
 # --- errors that stay inside one process -------------------------------------
 
 
 class ConfigError(LiftlogError):
-    """The configuration is wrong; the message lists every finding with its path.
+    """The configuration has mistakes. The message lists each mistake with its path.
 
-    Correct the settings; the settings page lists all of them.
+    Correct the settings. The settings page lists all settings.
     """
 
     name = "CONFIG_ERROR"
@@ -436,9 +450,10 @@ class DataDirLocked(LiftlogError):
 
 
 class SyncFailed(StorageError):
-    """An fdatasync failed: data written since the last successful one may not be on the disk.
+    """An fdatasync failed. Data that was written after the last successful fdatasync may not be on
+    the disk.
 
-    Check the disk. The messages of the failed fdatasync were refused; the stream continues in a new
+    Check the disk. The stream refuses the messages of the failed fdatasync, and continues in a new
     segment.
     """
 
@@ -446,7 +461,8 @@ class SyncFailed(StorageError):
 
 
 class SegmentsChanged(LiftlogError):
-    """The segments that were to be replaced no longer belong to the log. The log is unchanged.
+    """A job cannot replace segments, because they were already replaced or deleted. The log is
+    unchanged.
 
     No action is needed: the next pass starts again. A reader of files reads the manifest again.
     """
@@ -467,7 +483,7 @@ class UnsupportedFormat(LiftlogError):
     """The data was written by a newer liftlog, or uses a feature that is missing in this
     installation.
 
-    Upgrade, or install the extra that the message names.
+    Upgrade liftlog, or install the extra that the message names.
     """
 
     name = "UNSUPPORTED_FORMAT"
@@ -477,8 +493,8 @@ class NewerFormat(UnsupportedFormat):
     """The data was written by a newer liftlog, and uses a feature that this version does not
     support. The data stays unchanged.
 
-    Upgrade this liftlog, or go back to the version that wrote the data; see `liftlog docs
-    how-to/upgrade`.
+    Upgrade this liftlog, or return to the version that wrote the data. See
+    `liftlog docs how-to/upgrade`.
     """
 
     name = "NEWER_FORMAT"
@@ -495,7 +511,7 @@ class CorruptBatch(LiftlogError):
 
 
 class CorruptMetadata(LiftlogError):
-    """A manifest or checkpoint file is missing or fails its check while data exists.
+    """A manifest or checkpoint file is missing or fails its check, although data exists.
 
     Stop the daemon and run `liftlog log repair`. The files are unchanged.
     """
@@ -505,18 +521,19 @@ class CorruptMetadata(LiftlogError):
 
 
 class CorruptState(LiftlogError):
-    """The stored state of a consumer with acks fails its checks, or a change does not fit it.
+    """The stored state of a consumer with acks fails its checks, or a stored change does not fit
+    the state.
 
-    No action is needed: an older state counts, and replicas fetch a snapshot.
+    No action is needed: the daemon uses an older state, and replicas fetch a snapshot.
     """
 
     name = "CORRUPT_STATE"
 
 
 class ProtocolViolation(LiftlogError):
-    """The peer violated the framing; the connection is closed.
+    """The peer sent bytes that are not a valid frame. The connection is closed.
 
-    Check that the address is a daemon's pull socket, and that no proxy in between changes bytes.
+    Check that the address is the pull socket of a daemon, and that no proxy changes the bytes.
     """
 
     name = "PROTOCOL_VIOLATION"
@@ -525,7 +542,7 @@ class ProtocolViolation(LiftlogError):
 class ConnectionLost(LiftlogError):
     """The client has no connection to the daemon, or lost the connection before an answer arrived.
 
-    Check the address and the daemon. If `undecided` is true, the call may have taken effect: check
+    Check the address and the daemon. If `undecided` is true, the call may have taken effect. Check
     this before you repeat the call.
     """
 
@@ -551,4 +568,5 @@ def _wire_classes() -> dict[int, type[LiftlogError]]:
 
 
 WIRE_ERRORS: dict[int, type[LiftlogError]] = _wire_classes()
-"""Wire code -> class; a code that is not here is raised as plain LiftlogError by clients."""
+"""Maps each wire code to its class. For a code that is missing here, clients raise a plain
+LiftlogError."""

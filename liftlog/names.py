@@ -19,15 +19,15 @@ _SYSTEM_NAME = re.compile(rf"_[A-Za-z0-9_-]{{1,{MAX_NAME_CHARS - 1}}}")
 
 
 def is_stream_name(name: str, *, may_be_system: bool = False) -> bool:
-    """Return True if `name` can be a stream's. Names with a leading underscore belong to the
-    system: they can be read, but not created or deleted from outside."""
+    """Return True if `name` can be the name of a stream. Names with a leading underscore belong to
+    the system. Clients can read such streams, but cannot create or delete them."""
     return _NAME.fullmatch(name) is not None or (
         may_be_system and _SYSTEM_NAME.fullmatch(name) is not None
     )
 
 
 def check_stream_name(name: str, *, may_be_system: bool = False) -> None:
-    """Raise InvalidArgument unless `name` can be a stream's."""
+    """Raise InvalidArgument unless `name` can be the name of a stream."""
     if is_stream_name(name, may_be_system=may_be_system):
         return
     if is_stream_name(name, may_be_system=True):
@@ -39,7 +39,7 @@ def check_stream_name(name: str, *, may_be_system: bool = False) -> None:
 
 
 def check_consumer_name(name: str) -> None:
-    """Raise InvalidArgument unless `name` can be a consumer's."""
+    """Raise InvalidArgument unless `name` can be the name of a consumer."""
     if not _NAME.fullmatch(name):
         raise _invalid(name, "a consumer name")
 

@@ -35,9 +35,9 @@ def server_context(
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = MIN_VERSIONS[min_version]
-    # With renegotiation a client could cause work without end, and a read could wait for a write.
+    # With renegotiation a client could cause endless work, and a read could wait for a write.
     context.options |= ssl.OP_NO_RENEGOTIATION
-    context.num_tickets = 0  # connections last long; no client resumes one
+    context.num_tickets = 0  # connections last long, and no client resumes a session
     _check_readable("pull.tls.cert", cert)
     _check_readable("pull.tls.key", key)
     try:
@@ -63,10 +63,10 @@ def server_context(
 
 
 def own_certificate(context: ssl.SSLContext) -> bytes:
-    """Return the certificate that this context shows to clients, in DER. Raises ConfigError.
+    """Return the certificate that this context sends to clients, in DER. Raises ConfigError.
 
-    It is found by a handshake of the context with itself: the file may have changed since it was
-    read.
+    The certificate comes from a handshake of the context with itself, because the file may have
+    changed after it was read.
     """
     asking = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     asking.check_hostname = False
@@ -80,17 +80,18 @@ def own_certificate(context: ssl.SSLContext) -> bytes:
 
 
 class Prospect(NamedTuple):
-    """Verdict on a certificate, leaving aside its issuer and its names: whether clients accept
-    it."""
+    """States if clients will accept a certificate, as far as this does not depend on its issuer and
+    its names."""
 
     refused: str
-    """Why they refuse it, such as that it has expired; empty if they accept it."""
+    """The reason why clients refuse the certificate, for example that it has expired; empty if they
+    accept it."""
     expires_at: float | None
-    """In seconds since 1970; None if it is refused."""
+    """End of the validity of the certificate, in seconds since 1970; None if it is refused."""
 
 
 def prospect_of(context: ssl.SSLContext, certificate: bytes) -> Prospect:
-    """Return whether clients accept `certificate` (DER), which this context shows to them."""
+    """Check if clients will accept `certificate` (DER), which this context sends to them."""
     asking = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     asking.check_hostname = False
     asking.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN  # it acts as its own CA
@@ -102,7 +103,8 @@ def prospect_of(context: ssl.SSLContext, certificate: bytes) -> Prospect:
 
 
 def _shaken_hands(asking: ssl.SSLContext, answering: ssl.SSLContext) -> TlsSession:
-    """Return the client's end of a connection between the two, in memory. Raises ssl.SSLError."""
+    """Connect the two contexts in memory, and return the client's end of the connection. Raises
+    ssl.SSLError."""
     client = TlsSession(asking)
     server = TlsSession(answering, server_side=True)
     while not client.handshake():
@@ -115,7 +117,8 @@ def _shaken_hands(asking: ssl.SSLContext, answering: ssl.SSLContext) -> TlsSessi
 def client_context(
     tls: ClientTls = None, *, cert: FileName | None = None, key: FileName | None = None
 ) -> ssl.SSLContext:
-    """Return a client's context. `cert` and `key` are its own, for a daemon that asks for them.
+    """Return a client's context. `cert` and `key` are the client's own, for a daemon that requests
+    them.
 
     Raises InvalidArgument for files that cannot be read or hold something else.
     """
@@ -143,10 +146,11 @@ def client_context(
 
 @contextmanager
 def system_certificates_unread() -> Iterator[None]:
-    """Make contexts that are created meanwhile trust no certificate of the system.
+    """Let contexts that are created in the block trust no certificate of the system.
 
-    For imports of modules that create contexts which liftlog does not use, as aiohttp does for its
-    client: reading all certificates that the system trusts takes 20 ms for each context.
+    It is for imports of modules that create contexts which liftlog does not use. aiohttp creates
+    some for its client. To read all certificates that the system trusts would take 20 ms for each
+    context.
     """
     paths = ssl.get_default_verify_paths()
     names = (paths.openssl_cafile_env, paths.openssl_capath_env)
@@ -163,7 +167,7 @@ def system_certificates_unread() -> Iterator[None]:
 
 
 def problem(error: Exception) -> str:
-    """The error in words, without the file and line of OpenSSL's source."""
+    """Return the error as text, without the file and line of OpenSSL's source."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"the certificate is not accepted: {error.verify_message}"
     if isinstance(error, ssl.SSLError) and error.reason:
@@ -174,7 +178,8 @@ def problem(error: Exception) -> str:
 
 
 def _check_readable(setting: str, path: FileName) -> None:
-    """Name a file that cannot be read, since OpenSSL's errors do not."""
+    """Raise an error that names a file which cannot be read, because OpenSSL's errors do not name
+    it."""
     try:
         with Path(path).open("rb"):
             pass
@@ -190,21 +195,22 @@ def _no_password() -> str:
 _NAMING = ("DNS", "URI", "email")
 
 CHUNK_BYTES = 256 * 1024
-"""Number of bytes encrypted at once; ciphertext that the socket does not accept waits in memory."""
+"""Number of bytes that are encrypted at once. Ciphertext that the socket does not accept waits in
+memory."""
 
 _HANDSHAKE_BYTES = 16 * 1024
 _RECEIVE_BYTES = 256 * 1024
 
 
 _UNEXPECTED_MESSAGE = bytes((21, 3, 3, 0, 2, 2, 10))
-"""A fatal alert (RFC 8446, section 6), which shows a client without TLS what the port speaks."""
+"""A fatal alert (RFC 8446, section 6). It shows a client without TLS that the port expects TLS."""
 
 
 class TlsSession:
     """One end of a TLS connection. Raises ssl.SSLError when the peer breaks the protocol.
 
-    `outgoing` collects the bytes to send. The owner sends them, also after an error: they then hold
-    the alert for the peer.
+    `outgoing` collects the bytes to send. The owner sends them even after an error, because they
+    then contain the alert for the peer.
     """
 
     __slots__ = ("_incoming", "_tls", "established", "outgoing")
@@ -221,7 +227,7 @@ class TlsSession:
 
     @property
     def peer_certificate(self) -> bytes | None:
-        """The other end's certificate in DER; None without one, or before the handshake."""
+        """The other end's certificate in DER; None if it has sent none, or before the handshake."""
         return self._tls.getpeercert(binary_form=True) if self.established else None
 
     @property
@@ -246,14 +252,14 @@ class TlsSession:
         self._incoming.write(ciphertext)
 
     def handshake(self) -> bool:
-        """Continue the handshake; True when it is complete."""
+        """Continue the handshake; return True when it is complete."""
         if not self.established:
             try:
                 self._tls.do_handshake()
             except ssl.SSLWantReadError:
                 return False
             except ssl.SSLError:
-                # OpenSSL ends the connection in silence if its first bytes are not TLS.
+                # If the first bytes are not TLS, OpenSSL itself sends no alert.
                 if self._tls.server_side and not self.outgoing.pending:
                     self.outgoing.write(_UNEXPECTED_MESSAGE)
                 raise
@@ -261,27 +267,26 @@ class TlsSession:
         return True
 
     def read_into(self, view: memoryview) -> int | None:
-        """Decrypt into `view`; returns the number of bytes, or None if the peer has closed its
-        side.
+        """Decrypt into `view`. Return the number of bytes, or None if the peer has closed its side.
 
         If `view` is not full, no more can be decrypted yet.
         """
         filled = 0
         try:
             while filled < len(view):
-                # One TLS record at a time, at most 16 KiB; 0 when the peer has ended.
+                # Reads one TLS record, at most 16 KiB; the result is 0 if the peer has ended TLS.
                 count = cast(int, self._tls.read(len(view) - filled, view[filled:]))
                 if not count:
                     return filled or None
                 filled += count
         except ssl.SSLWantReadError:
             pass
-        except ssl.SSLZeroReturnError:  # the same, when we have ended as well
+        except ssl.SSLZeroReturnError:  # the same, if this side has ended TLS as well
             return filled or None
         return filled
 
     def write(self, plaintext: bytes | memoryview) -> int:
-        """Encrypt all of it into `outgoing`. Only after the handshake."""
+        """Encrypt all of `data` into `outgoing`. Call it only after the handshake."""
         return self._tls.write(plaintext)
 
     def end(self) -> None:
@@ -289,15 +294,16 @@ class TlsSession:
         try:
             self._tls.unwrap()
         except ssl.SSLError:
-            pass  # it would wait for the peer's end, or the handshake is not complete
+            pass  # OpenSSL would wait for the peer, or the handshake is not complete
 
 
 class TlsSocket:
-    """Behaves as a non-blocking socket does: methods raise BlockingIOError, or another OSError.
+    """A TLS connection with the methods of a non-blocking socket. They raise BlockingIOError, or
+    another OSError.
 
-    As with `SSL_write`, after BlockingIOError from `send` or `sendfile` the next call has to give
-    the same bytes again: they are encrypted already, and their number is returned when they have
-    been sent. So bytes that the caller counts as sent have always been sent.
+    After BlockingIOError from `send` or `sendfile`, the next call must pass the same bytes again,
+    as with `SSL_write`. These bytes are already encrypted, and the call returns their number when
+    they have been sent. So bytes that the caller counts as sent have really been sent.
     """
 
     def __init__(self, sock: socket.socket, session: TlsSession) -> None:
@@ -305,7 +311,7 @@ class TlsSocket:
         self._fd = sock.fileno()
         self._session = session
         self._unsent = memoryview(b"")  # ciphertext
-        self._owed = 0  # plaintext bytes that it stands for
+        self._owed = 0  # number of plaintext bytes in the unsent ciphertext
         self._ended = False
         self.has_input = False
         """True if `recv_into` has more data, even if the socket has nothing to read."""
@@ -329,7 +335,8 @@ class TlsSocket:
         return self._fd
 
     def wake_at(self, count: int) -> None:
-        """Does nothing: ciphertext is longer than its plaintext by an unknown number of bytes."""
+        """This method does nothing, because ciphertext is longer than its plaintext by an unknown
+        number of bytes."""
 
     def recv_into(self, view: memoryview) -> int:
         """Receive bytes and return their number; 0 if the peer has closed its side. Completes the
@@ -341,11 +348,11 @@ class TlsSocket:
             self._go_on_with_handshake()
         received = self._session.read_into(view)
         while received == 0:
-            # The bytes of one incomplete record, at most, wait inside.
+            # At most the bytes of one incomplete record wait inside.
             ciphertext = self._sock.recv(_RECEIVE_BYTES)
             if not ciphertext:
-                # The peer closed without ending TLS. Frames and batches state their lengths, so a
-                # truncation is noticed where it matters.
+                # The peer closed without ending TLS. Frames and batches contain their lengths, so
+                # the reader detects a truncation.
                 return 0
             self._session.feed(ciphertext)
             received = self._session.read_into(view)
@@ -358,7 +365,8 @@ class TlsSocket:
         return self._send_owed()
 
     def sendfile(self, fd: int, position: int, length: int) -> int:
-        """Read from the file, encrypt, send; 0 at the end of the file."""
+        """Read from the file, encrypt and send. Return the number of bytes; 0 at the end of the
+        file."""
         if not self._owed:
             data = os.pread(fd, min(length, CHUNK_BYTES), position)
             if not data:
@@ -367,7 +375,7 @@ class TlsSocket:
         return self._send_owed()
 
     def end_sending(self) -> None:
-        """End TLS towards the peer; bytes that arrive from now on are not decrypted."""
+        """End TLS towards the peer. Bytes that arrive after this call are not decrypted."""
         self._ended = True
         self._session.end()
         try:
@@ -387,7 +395,7 @@ class TlsSocket:
         try:
             complete = self._session.handshake()
         finally:
-            self._push()  # our part of it, or the alert: always less than a socket buffer
+            self._push()  # always less than a socket buffer
         if not complete:
             raise BlockingIOError
 
@@ -397,13 +405,13 @@ class TlsSocket:
         self._owed = self._session.write(data)
 
     def _send_owed(self) -> int:
-        """Send the ciphertext; returns the number of plaintext bytes that it stands for."""
+        """Send the ciphertext; return the number of plaintext bytes in it."""
         self._push()
         owed, self._owed = self._owed, 0
         return owed
 
     def _push(self) -> None:
-        """Send all ciphertext; raises BlockingIOError while the socket does not accept it."""
+        """Send all ciphertext. Raises BlockingIOError while the socket does not accept it."""
         while True:
             if not self._unsent:
                 if not self._session.outgoing.pending:

@@ -4,7 +4,7 @@ main        the entry point
 root        the table of commands; handles the end of each: exit code, Ctrl-C, a closed pipe
 lib/        shared by all commands: options, output, problems, exit codes
 
-Each command is a module or a folder, with its helper modules beside it:
+Each command is a module or a folder, with its helper modules next to it:
 
 serve, config       the daemon; its configuration. daemon_signals: reload and drain
 stream              create, ls, info, update, truncate and others; lease has the leases,

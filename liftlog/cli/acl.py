@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from acl.policy import Policy
     from acl.rules import Principal
 
-_OPERATIONS = ("create", "delete", "read", "commit", "admin", "replicate")
+_OPERATIONS = ("create", "delete", "read", "commit", "work", "admin", "replicate")
 _ALGORITHMS = ("argon2id", "sha256")
 _MAX_SECRET_CHARACTERS = 400
 
@@ -38,7 +38,7 @@ Decorated = TypeVar("Decorated", bound=Callable[..., object])
 
 @click.group(cls=Commands, name="acl", short_help="Check an ACL file, explain it, hash tokens.")
 def acl_commands() -> None:
-    """Check an ACL file, explain what it allows, and create token hashes for it.
+    """Check an ACL file, explain its decisions, and create token hashes for it.
 
     `liftlog docs reference/acl` describes the file. A running daemon reloads it on SIGHUP.
     """
@@ -92,7 +92,8 @@ def _policy(file: Path | None, config: Path | None) -> Policy:
 def check(file: Path) -> ExitCode:
     """Check whether the daemon would accept this ACL file, and warn of likely mistakes.
 
-    Exit code 3 if it would not; all findings are listed with their lines.
+    The exit code is 3 if the daemon would refuse the file. The command lists all findings with
+    their lines.
 
     \b
     Example:
@@ -161,8 +162,10 @@ def explain(
 ) -> ExitCode:
     """Explain whether PRINCIPAL is allowed OPERATION on STREAM, and by which rule.
 
-    SUBJECT is a NATS subject or pattern: for create the one to attach, for read the one to read
-    (without it: everything of the stream that may be read). Exit code 9 if it is denied.
+    SUBJECT is a NATS subject or pattern. For create it is the subject of the new stream. For read
+    it is the subject to read. Without SUBJECT, the command shows all subjects of the stream that
+    PRINCIPAL may read. For work, SUBJECT is the name of a consumer. The exit code is 9 if the
+    operation is denied.
 
     \b
     Examples:
@@ -195,7 +198,8 @@ def explain(
 def who(operation: Any, stream: str, file: Path | None, config: Path | None) -> ExitCode:
     """List the principals that are allowed OPERATION on STREAM.
 
-    For read, also those that may read some of its subjects only. Exit code 9 if there are none.
+    For read, the list includes principals that may read only some subjects of the stream. The exit
+    code is 9 if the list is empty.
 
     \b
     Examples:
@@ -259,8 +263,9 @@ def who(operation: Any, stream: str, file: Path | None, config: Path | None) -> 
 def hash_token_command(principal: str | None, algorithm: Any, from_stdin: bool) -> None:
     """Create a new secret and its hash for the ACL file.
 
-    The token for the clients of PRINCIPAL is PRINCIPAL.SECRET. It is shown only this once and is
-    not stored. Secrets are not accepted on the command line, where other users could see them.
+    The token for the clients of PRINCIPAL is PRINCIPAL.SECRET. The command shows it only once and
+    does not store it. It does not accept secrets on the command line, where other users could see
+    them.
 
     \b
     Examples:
@@ -299,10 +304,10 @@ def hash_token_command(principal: str | None, algorithm: Any, from_stdin: bool) 
 @output_option
 @debug_option
 def new_nkey(file: Path) -> None:
-    """Create an nkey: write its seed to FILE, which only you can read, and show its public key.
+    """Create an nkey. Write its seed to FILE, which only you can read, and print its public key.
 
-    The public key goes into the ACL file. FILE must not exist. User nkeys made by `nk` or `nsc` can
-    be used as well.
+    Add the public key to the ACL file. FILE must not exist before. You can also use user nkeys
+    that `nk` or `nsc` has created.
 
     \b
     Example:

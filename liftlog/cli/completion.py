@@ -22,8 +22,9 @@ _VARIABLE = "_LIFTLOG_COMPLETE"
 def completion(context: click.Context, shell: str) -> None:
     """Print the completion script for SHELL.
 
-    It completes commands, options, and the names of streams and consumers. Names come from the
-    daemon at LIFTLOG_SERVER; if it does not answer within a second, none are offered.
+    The script completes commands, options, and the names of streams and consumers. It gets the
+    names from the daemon at LIFTLOG_SERVER. If the daemon does not answer within a second, it
+    offers no names.
 
     \b
     Examples:

@@ -55,10 +55,10 @@ def config_commands() -> None:
 @click.argument("file", type=click.Path(path_type=Path), required=False)
 @debug_option
 def init(file: Path | None) -> None:
-    """Write a commented configuration file to start from.
+    """Write a new configuration file with comments.
 
-    It has every setting with its meaning and default, commented out. Without FILE it is printed.
-    An existing file is never overwritten.
+    The file has every setting with its meaning and default, as a comment. Without FILE the command
+    prints it. The command never overwrites an existing file.
 
     \b
     Example:
@@ -83,12 +83,12 @@ def init(file: Path | None) -> None:
 @output_option
 @debug_option
 def check(config: Path | None, overrides: tuple[str, ...]) -> ExitCode:
-    """Check file, environment and --set as `liftlog serve` does.
+    """Check file, environment and --set like `liftlog serve`.
 
-    Includes the ACL file and the certificate that they name. All errors are reported at once, each
-    with its path and where it was set; the exit code is then 3. Settings that are valid but
-    probably a mistake, such as tokens on a network without TLS or an expired certificate, are
-    warnings.
+    The check includes the ACL file and the certificate that the settings name. The command reports
+    all errors at once, each with its path and its source. Then the exit code is 3. For settings
+    that are valid but probably a mistake, it prints warnings. Examples are tokens on a network
+    without TLS, and an expired certificate.
 
     \b
     Examples:
@@ -145,11 +145,11 @@ def _cautions(settings: Settings) -> Iterator[Caution]:
 @output_option
 @debug_option
 def show(origin: bool, show_all: bool, config: Path | None, overrides: tuple[str, ...]) -> None:
-    """Show the settings that `liftlog serve` would run with.
+    """Show the settings that `liftlog serve` would use.
 
-    Printed as YAML, unless --output says otherwise. Passwords, tokens and the credentials in URLs
-    are masked. --origin shows where each value comes from: the line of the file, the variable, the
-    option, or `default`.
+    The output is YAML, unless --output names another format. Passwords, tokens and the credentials
+    in URLs are hidden. --origin shows the source of each value: the line of the file, the
+    variable, the option, or `default`.
 
     \b
     Examples:
@@ -203,7 +203,8 @@ def _shown(value: Any) -> str:
 def schema() -> None:
     """Print the JSON schema of the configuration file.
 
-    Editors use it to check and complete the file. `liftlog config check` finds more.
+    Editors use the schema to check and complete the file. `liftlog config check` finds more errors
+    than the schema.
 
     \b
     Example, for the YAML language server:

@@ -58,11 +58,12 @@ _HIDDEN = "(hidden)"
 @output_option
 @debug_option
 def context_commands() -> None:
-    """Names for daemons: where they are, and how to log in.
+    """Manage names for daemons, with an address and a login.
 
-    Commands use the context of --context or LIFTLOG_CONTEXT, else the one chosen by `use`. --server
-    wins over all of them, and LIFTLOG_SERVER over all but --context. Contexts are kept in
-    ~/.config/liftlog/contexts.json, which only you can read.
+    Commands use the context of --context or LIFTLOG_CONTEXT. Without these they use the context
+    that you have chosen with `use`. --server overrides all of these. LIFTLOG_SERVER overrides all
+    except --context. The contexts are stored in ~/.config/liftlog/contexts.json, which only you
+    can read.
     """
 
 
@@ -80,14 +81,14 @@ def _complete(context: click.Context, parameter: click.Parameter, incomplete: st
     metavar="FILE",
     help="NATS credentials file for `liftlog pub`.",
 )
-@click.option("--use", "use_it", is_flag=True, help="Choose it at once.")
+@click.option("--use", "use_it", is_flag=True, help="Choose the context at once.")
 @server_options
 @debug_option
 def add(name: str, nats: str | None, creds: str | None, use_it: bool) -> None:
     """Add the context NAME, or replace it.
 
-    It keeps --server, --token, --nkey and the --tls options of this command line. Prefer --nkey: a
-    token is stored as it is. The first context is chosen at once.
+    The context contains --server, --token, --nkey and the --tls options of this command line.
+    Prefer --nkey, because a token is stored in clear text. The first context is chosen at once.
 
     \b
     Examples:
@@ -144,7 +145,7 @@ def use(name: str) -> None:
 @output_option
 @debug_option
 def list_contexts() -> None:
-    """List the contexts; the chosen one has a star.
+    """List the contexts. The chosen context has a star.
 
     \b
     Example:
@@ -220,7 +221,7 @@ def info(name: str | None) -> None:
 @output_option
 @debug_option
 def rm(name: str) -> None:
-    """Remove the context NAME. The daemon is not touched.
+    """Remove the context NAME. This has no effect on the daemon.
 
     \b
     Example:

@@ -46,7 +46,7 @@ def _timeout(what: str) -> Callable[[Decorated], Decorated]:
         type=click.FloatRange(min=0),
         default=60.0,
         metavar="SECONDS",
-        help=f"How long to wait for {what}. Default: 60.",
+        help=f"Longest wait for {what}. Default: 60.",
     )
 
 
@@ -58,13 +58,13 @@ def _timeout(what: str) -> Callable[[Decorated], Decorated]:
 def reload(
     config: Path | None, overrides: tuple[str, ...], data_dir: Path | None, timeout: float
 ) -> ExitCode:
-    """Make the daemon here read its files again.
+    """Let the daemon on this machine read its files again.
 
-    Sends SIGHUP to the daemon on this machine, which then reads its ACL, certificates and NATS
-    logins again. The command waits for the result. The previous content of a bad file stays in use,
-    and the exit code is 3. Settings that have changed, but take effect only after a restart, are
-    named. Exit code 11 if there is no result after --timeout: a daemon that is starting reloads
-    when it is ready.
+    The command sends SIGHUP to the daemon, which then reads its ACL, certificates and NATS logins
+    again. The command waits for the result. If a file is bad, its previous content stays in use,
+    and the exit code is 3. The command prints the settings that have changed but take effect only
+    after a restart. The exit code is 11 if there is no result within --timeout. A daemon that is
+    starting reloads when it is ready.
 
     \b
     Examples:
@@ -82,7 +82,7 @@ def reload(
             raise Problem(
                 f"process {daemon.pid} has not read its files again within {timeout:g} s",
                 ExitCode.TRY_AGAIN,
-                hint="its log tells why: it may be starting, or its disk be full",
+                hint="see its log: it may be starting, or its disk may be full",
             )
         time.sleep(_LOOK_SECONDS)
     _show_reloaded(daemon.pid, outcome)
@@ -103,18 +103,18 @@ def _show_reloaded(pid: int, outcome: dict[str, Any]) -> None:
 
 @click.command(cls=Command)
 @_which_daemon
-@_timeout("its end")
+@_timeout("the end of the daemon")
 @output_option
 @debug_option
 def drain(
     config: Path | None, overrides: tuple[str, ...], data_dir: Path | None, timeout: float
 ) -> ExitCode:
-    """Stop the daemon here, and wait until it has ended.
+    """Stop the daemon on this machine, and wait for its end.
 
-    Sends SIGTERM to the daemon on this machine, which then accepts no more messages, hands over the
-    streams that it leads in a cluster, commits and acks the received messages, and exits. Exit code
-    11 if it still runs after --timeout. To empty a node of a cluster that keeps running, use
-    `liftlog cluster drain`.
+    The command sends SIGTERM to the daemon. The daemon then accepts no more messages, and hands
+    over the streams that it leads in a cluster. It commits and acks the received messages, and
+    exits. The exit code is 11 if the daemon still runs after --timeout. To move all replicas away
+    from a node that continues to run, use `liftlog cluster drain`.
 
     \b
     Examples:

@@ -18,7 +18,8 @@ from liftlog.cli.lib.suggestions import closest
 
 _PARTS = ("tutorial", "how-to", "reference", "explanation")
 _ONE_THAT_IS_THERE = "reference/settings.md"
-"""Marks a folder `docs` as liftlog's: another distribution may install a folder of that name."""
+"""File that identifies a folder `docs` as liftlog's, because another distribution may install a
+folder of that name."""
 
 
 class Page(NamedTuple):
@@ -73,7 +74,7 @@ def find_page(asked: str) -> Page:
 def docs(page: str | None) -> None:
     """Show a page of the documentation of this version; without PAGE, list all pages.
 
-    A terminal shows it page by page.
+    In a terminal, the command shows the text one screen at a time.
 
     \b
     Examples:

@@ -23,7 +23,7 @@ from liftlog.sequencing.refusals import RefusalReason
 
 @dataclass(frozen=True, slots=True)
 class ErrorFacts:
-    """The description of an error. `code` is the number as text, or empty; so is `exit_code`."""
+    """The description of an error. `code` and `exit_code` are numbers as text, or empty."""
 
     code: str
     name: str
@@ -42,7 +42,7 @@ class ErrorFacts:
 
 
 def all_errors() -> list[ErrorFacts]:
-    """Return all errors: those with a number first, by number."""
+    """Return all errors. Errors with a number come first, in the order of their numbers."""
     wire = [errors.WIRE_ERRORS[code] for code in sorted(errors.WIRE_ERRORS)]
     return [_facts(kind) for kind in [*wire, *local_errors()]]
 
@@ -104,7 +104,7 @@ def _refusal(refusal: RefusalReason) -> ErrorFacts:
         exit_code=str(ExitCode.NOT_ACKED.value),
         retriable=refusal.code in (429, 503),
         meaning=f"The message was not stored: {refusal.description.rstrip(': 0')}.",
-        advice="`liftlog docs how-to/acks` says what each refusal asks of a publisher.",
+        advice="`liftlog docs how-to/acks` says how a publisher handles each refusal.",
     )
 
 
@@ -121,7 +121,8 @@ def errors_commands() -> None:
 def list_errors() -> None:
     """List all errors, and the refusals of publishers.
 
-    Refusals have JetStream's err_code, 10003 and above: a publisher gets them instead of an ack.
+    A publisher gets a refusal instead of an ack. Refusals have JetStream's err_code, 10003 and
+    above.
 
     \b
     Examples:
@@ -151,10 +152,10 @@ def _complete_code(
 @output_option
 @debug_option
 def lookup(code: str) -> ExitCode:
-    """Explain CODE: what it means and what to do.
+    """Explain the meaning of CODE, and the next step.
 
-    CODE is the number or name of an error, its class in Python, a JetStream err_code as in a
-    refused ack, or exit:N for the exit code N.
+    CODE is the number or name of an error, its class in Python, the JetStream err_code of a
+    refusal, or exit:N for the exit code N.
 
     \b
     Examples:
@@ -175,7 +176,7 @@ def lookup(code: str) -> ExitCode:
         close = closest(word, names)
         guess = f"did you mean {close}? " if close else ""
         if word in REFUSAL_CLASSES:
-            guess = f"{word} is shared by several refusals; look up the err_code beside it. "
+            guess = f"{word} is shared by several refusals; look up the err_code next to it. "
         raise Problem(
             f"there is no error {word!r}",
             ExitCode.NOT_FOUND,

@@ -26,10 +26,13 @@ _MAX_ANSWER_BYTES = 1_000_000
     "--http",
     "http_address",
     metavar="HOST:PORT",
-    help="Ask /readyz at this address instead of the pull address. [env: LIFTLOG_HTTP_ADDRESS]",
+    help="Request /readyz at this address, instead of using the pull address. [env: "
+    "LIFTLOG_HTTP_ADDRESS]",
 )
 @click.option(
-    "--live", is_flag=True, help="With --http: ask /livez instead, whether the daemon is alive."
+    "--live",
+    is_flag=True,
+    help="With --http: request /livez instead, to check that the daemon is alive.",
 )
 @click.option(
     "--timeout",
@@ -43,11 +46,12 @@ _MAX_ANSWER_BYTES = 1_000_000
 def health(http_address: str | None, live: bool, timeout: float) -> ExitCode:
     """Show whether the daemon is ready.
 
-    Exit code 0 if it is ready, 11 if it answers that it is not, 4 if it does not answer. Both
-    addresses give the same verdict and the same conditions, each with its next step; the pull
-    address may need a token, and shows conditions of the streams that you may read. Over HTTP the
-    checks of /readyz are shown too. Warnings and errors of single streams (lost records, failing
-    compaction) are shown and do not change the exit code.
+    The exit code is 0 if the daemon is ready, 11 if it answers that it is not ready, and 4 if it
+    does not answer. The pull address and the HTTP address give the same result and the same
+    conditions, each with its next step. The pull address may need a token, and shows conditions of
+    the streams that you may read. Over HTTP the command also shows the checks of /readyz. It also
+    shows warnings and errors of single streams (lost records, failing compaction), which do not
+    change the exit code.
 
     \b
     Examples:

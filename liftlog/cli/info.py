@@ -15,7 +15,7 @@ from liftlog.cli.lib.text import printable, show_span, show_time
 @server_options
 @debug_option
 def info() -> None:
-    """Show the daemon: name, version, uptime, NATS, limits.
+    """Show name, version, uptime, NATS and limits of the daemon.
 
     \b
     Examples:

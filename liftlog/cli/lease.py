@@ -24,7 +24,7 @@ from liftlog.errors import InvalidArgument
 if TYPE_CHECKING:
     from liftlog.client import LeaseInfo
 
-_TTL_HELP = "How long the lease lasts unless it is renewed: 90s, 10m, at most 1h."
+_TTL_HELP = "Duration of the lease, unless it is renewed: 90s, 10m, at most 1h."
 
 
 @click.group(
@@ -35,10 +35,10 @@ _TTL_HELP = "How long the lease lasts unless it is renewed: 90s, 10m, at most 1h
 @server_options
 @debug_option
 def lease_commands() -> None:
-    """Hold the records that a long read needs.
+    """Keep the records that a long read needs.
 
-    Retention and compaction do not touch them. A lease ends when it is released, when its time is
-    over, or when the disk is full.
+    Retention and compaction do not change records with a lease. A lease ends when it is released,
+    when its time has passed, or when the disk is full.
     """
 
 
@@ -81,19 +81,19 @@ def list_leases(name: str) -> None:
     "start",
     default="earliest",
     metavar="OFFSET",
-    help="The first offset to hold; earliest: where retention would let the log start. "
+    help="The first offset of the lease; earliest: the first offset that retention would keep. "
     "[default: earliest]",
 )
 @click.option("--ttl", default="60s", metavar="DURATION", help=f"{_TTL_HELP} [default: 60s]")
 @click.option(
-    "--holder", default="", metavar="TEXT", help="Who holds the lease, for people who list leases."
+    "--holder", default="", metavar="TEXT", help="Name of the holder, for people who list leases."
 )
 @server_options
 @debug_option
 def acquire(name: str, start: str, ttl: str, holder: str) -> None:
-    """Hold the stream NAME from an offset to its current end.
+    """Lease records of the stream NAME, up to its current end.
 
-    Prints the id of the lease.
+    The command prints the id of the lease.
 
     \b
     Examples:
@@ -140,7 +140,7 @@ def renew(name: str, lease_id: str, ttl: str, low: int | None) -> None:
 def release(name: str, lease_id: str) -> None:
     """Release a lease on the stream NAME.
 
-    Releasing a lease that has already ended is not an error.
+    If the lease has already ended, this is not an error.
 
     \b
     Example:

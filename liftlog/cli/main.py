@@ -17,7 +17,7 @@ _GC_THRESHOLD = 50_000
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command and exit. `arguments` are those of this process by default."""
+    """Run the command and exit. The default of `arguments` is the arguments of this process."""
     # Imports create many objects that all stay alive. Garbage collection would take a twentieth of
     # the start time and find nothing.
     gc.set_threshold(_GC_THRESHOLD)
@@ -43,9 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _open_standard_streams() -> None:
     """Open standard streams that the caller has closed.
 
-    Otherwise the next opened file would get their number: output for the terminal would be written
-    to data files, and the event loop aborts on a socket with number 0, 1 or 2. Closed input still
-    cannot be read, because it must not be mistaken for empty input.
+    Otherwise the next opened file would get the number of a standard stream. Output for the
+    terminal would be written to data files, and the event loop aborts on a socket with number 0, 1
+    or 2. Closed input still cannot be read, because it must not be mistaken for empty input.
     """
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:

@@ -25,7 +25,7 @@ from liftlog.cli.lib.problems import check_standard_input
     multiple=True,
     metavar="NAME:VALUE",
     help="A message header, for example -H Nats-Expected-Last-Sequence:41. Blanks around the "
-    "value are removed. Can be repeated, also with the same name.",
+    "value are removed. Can be repeated, with different names or the same name.",
 )
 @click.option(
     "--key",
@@ -36,13 +36,14 @@ from liftlog.cli.lib.problems import check_standard_input
 @click.option(
     "--tombstone",
     is_flag=True,
-    help="Publish a delete of --key instead of a MESSAGE. A compacted stream then deletes the "
-    "earlier records of the key; any other keeps them, which is printed.",
+    help="Publish a tombstone for --key instead of a MESSAGE. A compacted stream then deletes "
+    "the earlier records of the key. Any other stream keeps these records, and the command "
+    "reports this.",
 )
 @click.option(
     "--msg-id",
     metavar="ID",
-    help="Message id: within the dedupe window, messages with the same id are stored only once.",
+    help="Message id. Within the dedupe window, messages with the same id are stored only once.",
 )
 @click.option(
     "--envelope",
@@ -55,16 +56,16 @@ from liftlog.cli.lib.problems import check_standard_input
     type=click.IntRange(min=1),
     default=1,
     metavar="N",
-    help="Publish N times; {n} in MESSAGE, --key and --msg-id becomes 1, 2, 3, ...",
+    help="Publish N times. {n} in MESSAGE, --key and --msg-id becomes 1, 2, 3, ...",
 )
 @click.option(
     "--expect-ack/--no-ack",
     default=True,
-    help="Wait for every ack (default), or send without asking for one.",
+    help="Wait for every ack (default), or request no acks.",
 )
 @click.option(
     "--timeout", type=click.FloatRange(min=0.001), default=5.0, metavar="SECONDS",
-    help="How long to wait for an ack. Default: 5.",
+    help="Longest wait for an ack. Default: 5.",
 )  # fmt: skip
 @nats_options
 @server_options
@@ -83,10 +84,10 @@ def pub(
     nats_url: str | None,
     creds: Path | None,
 ) -> ExitCode:
-    """Publish MESSAGE on the NATS subject SUBJECT and print its ack: stream and offset.
+    """Publish MESSAGE on the NATS subject SUBJECT, and print its ack with stream and offset.
 
-    With MESSAGE `-`, each line of standard input is published as one message. A message that is
-    refused, or not acked in time, is reported on stderr, and the exit code is 10.
+    If MESSAGE is `-`, each line of standard input is one message. The command reports messages
+    that are refused, or not acked in time, on stderr. Then the exit code is 10.
 
     \b
     Examples:

@@ -300,8 +300,7 @@ class _Results:
         """Wait for one result after the other; results that are available together are printed
         together.
 
-        Returns after the last result. Also returns after a failure that the next messages would
-        have, too.
+        Returns after the last result, or after a failure that all following messages would share.
         """
         acks: list[Ack] = []
         try:
@@ -373,8 +372,8 @@ def _to_line(ack: Ack) -> str:
 
 
 def tell_what_stays(subject: str) -> None:
-    """Print the streams in which a tombstone on `subject` does not delete the key; called after one
-    was published."""
+    """Print the streams in which a tombstone on `subject` does not delete the key. Called after a
+    tombstone was published."""
     import click
 
     from liftlog.cli.lib.options import connect_to_server

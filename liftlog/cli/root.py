@@ -25,7 +25,7 @@ _SECTIONS = {
     "Streams and records": {
         "stream": (
             "cli.stream:stream_commands",
-            "Create, list, describe, change, hold and delete streams.",
+            "Create, list, describe, change, lease and delete streams.",
         ),
         "pub": ("cli.pub:pub", "Publish on NATS and print the acks."),
         "consume": (
@@ -45,6 +45,10 @@ _SECTIONS = {
         ),
     },
     "Consumers": {
+        "consumer": (
+            "cli.consuming.consumer:consumer_commands",
+            "Create, list, show, change and delete consumers with acks.",
+        ),
         "offsets": (
             "cli.consuming.offsets:offsets_commands",
             "List, show, move and delete the checkpoints of consumers.",
@@ -56,20 +60,23 @@ _SECTIONS = {
     },
     "Daemon": {
         "serve": ("cli.serve:serve", "Run the daemon until SIGTERM or Ctrl-C."),
-        "info": ("cli.info:info", "Show the daemon: name, version, uptime, NATS, limits."),
+        "info": (
+            "cli.info:info",
+            "Show name, version, uptime, NATS and limits of the daemon.",
+        ),
         "health": ("cli.health:health", "Show whether the daemon is ready."),
         "top": ("cli.top:top", "Watch rates, sizes and lags of the streams."),
         "reload": (
             "cli.daemon_signals:reload",
-            "Make the daemon here read its files again.",
+            "Let the daemon on this machine read its files again.",
         ),
         "drain": (
             "cli.daemon_signals:drain",
-            "Stop the daemon here, and wait until it has ended.",
+            "Stop the daemon on this machine, and wait for its end.",
         ),
         "cluster": (
             "cli.clustering.cluster:cluster_commands",
-            "Prepare a cluster; show and move its replicas.",
+            "Prepare a cluster, and show and move its replicas.",
         ),
         "config": (
             "cli.config:config_commands",
@@ -91,17 +98,20 @@ _SECTIONS = {
     "This command": {
         "context": (
             "cli.context:context_commands",
-            "Names for daemons: where they are, and how to log in.",
+            "Manage names for daemons, with an address and a login.",
         ),
         "docs": ("cli.docs:docs", "Show a page of the documentation, or list them."),
         "errors": ("cli.errors:errors_commands", "Explain errors by number or name."),
         "completion": ("cli.completion:completion", "Print the completion script for SHELL."),
     },
     "Demonstrations": {
-        "demo": ("demo.command:demo", "See it work: publish, ack, kill -9, restart, read back."),
+        "demo": (
+            "demo.command:demo",
+            "Demonstrate liftlog: publish, ack, kill -9, restart, read.",
+        ),
         "demo-cluster": (
             "demo.command:demo_cluster",
-            "See a cluster work: kill the leader, lose nothing.",
+            "Demonstrate a cluster: kill the leader, and lose no message.",
         ),
     },
 }
@@ -117,14 +127,13 @@ ALIASES = {
     "publish": "pub",
     "sub": "consume --from end",
     "subscribe": "consume --from end",
-    "consumer": "offsets",
     "stream view": "consume --until-end",
     "stream get": "get",
     "ctx": "context",
     "purge": "stream truncate",
     "status": "info",
 }
-"""Names that users of other tools are used to."""
+"""Names that users know from other tools."""
 HELP_OPTIONS = {"-h", "--help"}
 _EPILOG = "\b\nExit codes:\n" + "\n".join(table_lines())
 

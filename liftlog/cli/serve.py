@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 from pathlib import Path
@@ -30,8 +31,8 @@ logger = logging.getLogger("liftlog.server")
     "overrides",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Set one setting, for example --set nats.servers=nats://a:4222. Wins over the "
-    "environment (LIFTLOG_NATS__SERVERS=...), which wins over the file. Can be repeated.",
+    help="Set one setting, for example --set nats.servers=nats://a:4222. It overrides the "
+    "environment (LIFTLOG_NATS__SERVERS=...), which overrides the file. Can be repeated.",
 )
 @click.option(
     "--yes",
@@ -43,8 +44,9 @@ logger = logging.getLogger("liftlog.server")
 @click.option(
     "--believe-clock",
     is_flag=True,
-    help="Confirm that the clock is right: if it jumped ahead, judge ages by it from now on. While "
-    "the clocks of a cluster's nodes differ, set the wrong one instead.",
+    help="Confirm that the clock is right. If the clock jumped ahead, the daemon computes ages "
+    "with it from now on. If the clocks of a cluster's nodes differ, correct the wrong clock "
+    "instead.",
 )
 @debug_option
 def serve(
@@ -52,8 +54,8 @@ def serve(
 ) -> int:
     """Run the daemon until SIGTERM or Ctrl-C.
 
-    It then stops accepting messages, commits and acks those it has, and exits. A second Ctrl-C ends
-    it at once; all acked messages are on disk.
+    After the signal the daemon accepts no more messages, commits and acks the received messages,
+    and exits. A second Ctrl-C ends it at once. All acked messages are on disk.
 
     \b
     Examples:
@@ -79,9 +81,12 @@ def serve(
     try:
         # A pipe can be read only once.
         again = load if config is None or config.is_file() else None
-        return run(settings, assume_yes=assume_yes, believe_clock=believe_clock, load_again=again)
+        code = run(settings, assume_yes=assume_yes, believe_clock=believe_clock, load_again=again)
     except Exception as error:
         if not isinstance(unwrapped(error), LiftlogError):
             # A bug: its traceback is logged.
             logger.critical("daemon-failed", exc_info=True)
         raise
+    # Python scans all objects several times before the process ends. The memory is returned anyway.
+    gc.freeze()
+    return code

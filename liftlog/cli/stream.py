@@ -45,6 +45,8 @@ from liftlog.names import is_stream_name
 if TYPE_CHECKING:
     from liftlog.client import StreamInfo
 
+_LOOK_SECONDS = 3.0  # an operator needs the reason soon if no node leads the stream
+
 
 @click.group(
     cls=Commands,
@@ -67,7 +69,7 @@ if TYPE_CHECKING:
 @server_options
 @debug_option
 def stream_commands() -> None:
-    """Create, list, describe, change, hold and delete streams.
+    """Create, list, describe, change, lease and delete streams.
 
     Other names are accepted, too: `add`, `list` and `report`, `edit`, `view`, `purge`, `describe`,
     `delete`.
@@ -98,9 +100,9 @@ def stream_commands() -> None:
 def create(name: str, subjects: tuple[str, ...], assignments: tuple[str, ...]) -> None:
     """Create the stream NAME.
 
-    Returns once NATS has confirmed the subscription: everything published from then on is
-    recorded. Creating a stream again with the same settings changes nothing; other settings are
-    refused.
+    The command ends when NATS has confirmed the subscription. The stream records all messages that
+    are published from then on. If the stream exists with the same settings, nothing changes. If it
+    exists with other settings, the command is refused.
 
     \b
     Examples:
@@ -133,26 +135,27 @@ def create(name: str, subjects: tuple[str, ...], assignments: tuple[str, ...]) -
     "--subject",
     "-s",
     metavar="SUBJECT",
-    help="Only streams that record this subject, or any that the pattern matches.",
+    help="Only streams that record this subject, or a subject that this pattern matches.",
 )
 @click.option(
     "--state",
     "states",
     multiple=True,
     metavar="STATE",
-    help="Only streams in this state, for example paused. Repeated: in any of them.",
+    help="Only streams in this state, for example paused. Can be repeated: streams in any of the "
+    "states.",
 )
 @click.option(
     "--troubled",
     is_flag=True,
-    help="Only streams with warnings, damage or possible losses, or that record nothing.",
+    help="Only streams with warnings, damage or possible losses, and streams that record nothing.",
 )
 @server_options
 @debug_option
 def list_streams(
     pattern: str | None, subject: str | None, states: tuple[str, ...], troubled: bool
 ) -> None:
-    """List the streams, or those whose names match PATTERN.
+    """List all streams, or the streams whose names match PATTERN.
 
     \b
     Examples:
@@ -200,7 +203,7 @@ def info(name: str) -> None:
       liftlog stream info orders -o json | jq .high_watermark
     """
     style = output_format()
-    with connect_to_server() as client:
+    with connect_to_server(reconnect_for=_LOOK_SECONDS) as client:
         found = client.describe_stream(name)
     if style != "table":
         write_object(found.to_wire(), style)
@@ -217,7 +220,7 @@ def info(name: str) -> None:
 def streams_for(subject: str) -> None:
     """List the streams that record SUBJECT.
 
-    With a pattern: the streams that record any subject that matches it.
+    With a pattern, list the streams that record any subject that matches it.
 
     \b
     Examples:
@@ -245,7 +248,9 @@ def streams_for(subject: str) -> None:
     help="A setting to change, with the keys of the YAML file: --set retention.max_age=7d. "
     "KEY=null restores the default. Can be repeated.",
 )
-@click.option("--dry-run", "-n", is_flag=True, help="Show what would change and be deleted.")
+@click.option(
+    "--dry-run", "-n", is_flag=True, help="Show the changes and the records that would be deleted."
+)
 @click.option(
     "--yes", "-y", "assume_yes", is_flag=True, help="Do not ask before records are deleted."
 )
@@ -254,8 +259,8 @@ def streams_for(subject: str) -> None:
 def update(name: str, assignments: tuple[str, ...], dry_run: bool, assume_yes: bool) -> ExitCode:
     """Change settings of the stream NAME while it runs.
 
-    Other settings stay as they are. queue_group and initial_offset cannot be changed. If
-    the new limits make retention delete records at once, the command asks first.
+    Other settings do not change. queue_group and initial_offset cannot be changed. If retention
+    would delete records at once because of the new limits, the command asks first.
 
     \b
     Examples:
@@ -300,8 +305,8 @@ def update(name: str, assignments: tuple[str, ...], dry_run: bool, assume_yes: b
 def pause(name: str) -> None:
     """Refuse new messages of the stream NAME until `resume`.
 
-    Publishers that wait for an ack get a refusal; messages without a reply subject are counted and
-    lost. When the command returns, all earlier messages are committed. A restart does not end the
+    Publishers that wait for an ack get a refusal. Messages without a reply subject are counted,
+    and lost. When the command ends, all earlier messages are committed. A restart does not end the
     pause.
 
     \b
@@ -319,7 +324,7 @@ def pause(name: str) -> None:
 def resume(name: str) -> None:
     """Make the stream NAME record messages again after `pause`.
 
-    A read-only stream stays read-only: see `liftlog stream read-only NAME --off`.
+    A read-only stream stays read-only. Use `liftlog stream read-only NAME --off` for it.
 
     \b
     Example:
@@ -337,7 +342,7 @@ def resume(name: str) -> None:
 def read_only(name: str, off: bool) -> None:
     """Refuse new messages of the stream NAME permanently.
 
-    --off makes the stream record messages again.
+    With --off the stream records messages again.
 
     \b
     Examples:
@@ -359,7 +364,7 @@ _WAY_BACK = {
 
 
 def _show_recording(found: StreamInfo, done: str) -> None:
-    """Print `done`, which removed one reason to refuse messages, and any reason that remains."""
+    """Print `done`, which names the removed reason for refusals, and the reasons that remain."""
     left = [way for switch, way in _WAY_BACK.items() if found.settings.get(switch)]
     _show(found, done if left else "records again")
     name = printable(found.name)
@@ -378,15 +383,16 @@ def _show(found: StreamInfo, done: str) -> None:
 @stream_commands.command()
 @click.argument("name", shell_complete=complete_stream)
 @click.argument("position", metavar="OFFSET", callback=position_of)
-@click.option("--dry-run", "-n", is_flag=True, help="Show what would be deleted.")
+@click.option("--dry-run", "-n", is_flag=True, help="Show the records that would be deleted.")
 @click.option("--yes", "-y", "--force", "-f", "assume_yes", is_flag=True, help="Do not ask.")
 @server_options
 @debug_option
 def truncate(name: str, position: Position, dry_run: bool, assume_yes: bool) -> ExitCode:
     """Delete the records below OFFSET, permanently.
 
-    OFFSET is a number, end (all records), @TIME (those before it) or -100 (all but the last 100),
-    which needs -- before it. Refused while a lease covers any of them.
+    OFFSET is a number, end (delete all records), @TIME (delete the records before this time) or
+    -100 (delete all but the last 100). Write -- before a negative number. The command is refused
+    while a lease covers a record to delete.
 
     \b
     Examples:
@@ -438,8 +444,8 @@ stream_commands.add_command(lease_commands)
 def compact(name: str, wait: bool) -> None:
     """Compact the stream NAME now, regardless of its dirty ratio.
 
-    The active segment is rolled first. Records younger than the stream's dedupe_window or min_lag
-    are not compacted.
+    The daemon rolls the active segment first. It does not compact records that are younger than
+    the stream's dedupe_window or min_lag.
 
     \b
     Example:
@@ -463,7 +469,7 @@ def compact(name: str, wait: bool) -> None:
 @stream_commands.command()
 @click.argument("name", shell_complete=complete_stream)
 @click.option(
-    "--dry-run", "-n", is_flag=True, help="Show what would be deleted, and delete nothing."
+    "--dry-run", "-n", is_flag=True, help="Show the data that would be deleted, and delete nothing."
 )
 @click.option("--yes", "-y", "--force", "-f", "assume_yes", is_flag=True, help="Do not ask.")
 @server_options

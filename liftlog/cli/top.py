@@ -63,7 +63,7 @@ class Sample:
     "wanted",
     default="",
     metavar="TEXT",
-    help="Only streams with this in their name or in that of the slowest consumer.",
+    help="Only streams with this text in their name, or in the name of their slowest consumer.",
 )
 @click.option("--once", is_flag=True, help="Measure over one interval, print once, and exit.")
 @server_options
@@ -71,10 +71,10 @@ class Sample:
 def top(interval: float, sort: str, wanted: str, once: bool) -> None:
     """Watch rates, sizes and lags of the streams.
 
-    Keys: r, n, s and l sort by rate, name, size and lag; / filters, arrows and page keys scroll; q
-    or Ctrl-C ends it. TREND shows the rate of the last looks. Behind a pipe, with --once, or with
-    an --output for programs, it measures over one interval and prints once. Records are counted as
-    offsets, bytes as the size of the stream on disk.
+    The keys r, n, s and l sort by rate, name, size and lag. The key / filters, arrows and page
+    keys scroll, and q or Ctrl-C ends the command. TREND shows the rate in the last updates. In a
+    pipe, with --once, or with an --output for programs, the command measures over one interval and
+    prints once. It counts offsets as records. Bytes are the size of the stream on disk.
 
     \b
     Examples:

@@ -105,7 +105,7 @@ class View:
         self._rates: dict[str, deque[float]] = {}
 
     def take(self, rows: list[Row]) -> None:
-        """Replace the rows by those of a new sample."""
+        """Replace the rows by the rows of a new sample."""
         self._all = rows
         names = {row.name for row in rows}
         self._rates = {name: seen for name, seen in self._rates.items() if name in names}
@@ -136,7 +136,7 @@ class View:
         return self._rates.get(row.name, ())
 
     def described(self) -> str:
-        """Return a text that says which of all streams are shown."""
+        """Return a text that describes which streams are shown."""
         count = f"{len(self.rows)} of {plural(len(self._all), 'stream')}"
         if self._first or self._first + self._height < len(self.rows):
             last = min(self._first + self._height, len(self.rows))

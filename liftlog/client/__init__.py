@@ -9,8 +9,9 @@ Importing this package loads no server dependency.
     opening             `connect` and `connect_sync`
     aio, blocking       the two clients: thin shells over the modules below
     connecting/         addresses, sockets, the node for each request, reconnecting
-    requests            arguments -> requests, answers -> results
-    reading/            the next fetch, checked batches, offsets to store
+    requests            converts arguments to requests, and answers to results
+    reading/            chooses the next fetch, checks batches, decides which offsets to store
+    working/            workers: batches of a consumer with acks, and the unacked messages
     groups/             a member of a group: its slots, its records, its heartbeats
     publisher, sync_publisher, publishing/    publishing over NATS with acks
     dead_letters, dead_lettering    publish records whose processing fails
@@ -23,10 +24,12 @@ from liftlog.client.aio.batch_reader import BatchReader
 from liftlog.client.aio.client import Client, RecordReader
 from liftlog.client.aio.consumer import Consumer
 from liftlog.client.aio.group import GroupConsumer
+from liftlog.client.aio.worker import Worker
 from liftlog.client.blocking.batch_reader import SyncBatchReader
 from liftlog.client.blocking.client import SyncClient, SyncRecordReader
 from liftlog.client.blocking.consumer import SyncConsumer
 from liftlog.client.blocking.group import SyncGroupConsumer
+from liftlog.client.blocking.worker import SyncWorker
 from liftlog.client.opening import connect, connect_sync
 from liftlog.client.reading.batches import FetchAnswer
 from liftlog.client.reading.read_options import (
@@ -40,12 +43,15 @@ from liftlog.client.reading.read_options import (
     Start,
     Until,
 )
+from liftlog.client.working.deliveries import WorkBatch, WorkMessage
+from liftlog.client.working.settings import ConsumerOptions
 from liftlog.protocol.administration import StreamExtent, StreamUpdate
 from liftlog.protocol.checkpoints import Checkpoint
 from liftlog.protocol.described import DaemonInfo, LeaseInfo, Removal
 from liftlog.protocol.groups import GroupInfo
 from liftlog.protocol.messages import StreamInfo
 from liftlog.protocol.replication import ClusterInfo, ClusterNode, ClusterStream
+from liftlog.protocol.workers import ConsumerInfo
 from liftlog.records.decode import Record, RecordBatch
 
 __all__ = [
@@ -57,6 +63,8 @@ __all__ = [
     "ClusterStream",
     "Column",
     "Consumer",
+    "ConsumerInfo",
+    "ConsumerOptions",
     "DaemonInfo",
     "FetchAnswer",
     "Filter",
@@ -81,7 +89,11 @@ __all__ = [
     "SyncConsumer",
     "SyncGroupConsumer",
     "SyncRecordReader",
+    "SyncWorker",
     "Until",
+    "WorkBatch",
+    "WorkMessage",
+    "Worker",
     "connect",
     "connect_sync",
 ]

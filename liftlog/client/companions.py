@@ -1,4 +1,5 @@
-"""Imports `envelope` and the nkeys of `acl` from where the installed distribution puts them.
+"""Imports `envelope` and the nkeys of `acl` from the place at which the installed distribution puts
+them.
 
 The distribution `liftlog` installs them as top-level packages. `liftlog-client` has copies inside
 `liftlog.client`, because in the environment of an application these short names may belong to

@@ -70,7 +70,8 @@ class Lettering:
     ) -> Iterator[dict[str, Any]]:
         """Yield forms of the dead letter: first the complete one, then forms with less and less of
         the record, in case the stream refuses the letter as too large. Yields nothing if the record
-        is itself a dead letter on the same subject: its letter would be read, and fail, again."""
+        is itself a dead letter on the same subject, because its letter would be read again and fail
+        again."""
         reason = _one_line(f"{type(error).__name__}: {error}")
         logger.warning(
             "dead-letter group=%s stream=%s offset=%d attempts=%d error=%s",
@@ -117,8 +118,8 @@ def _forms(record: Record, ours: list[HeaderLine]) -> Iterator[dict[str, Any]]:
 
 
 def is_too_large(refusal: PublishRefused) -> bool:
-    """Return True if the stream may store a form of the dead letter that contains less of the
-    record."""
+    """Return True if the letter was refused as too large, so that the stream may store a smaller
+    form of it."""
     return bool(refusal.refusals) and {one.err_code for one in refusal.refusals} <= _TOO_LARGE
 
 

@@ -34,18 +34,19 @@ def connect(
     """Connect to a daemon: `client = await connect(...)` or `async with connect(...) as client`.
 
     `address` may name several nodes of a cluster, separated by commas. One reachable node is
-    enough: from it the client learns which node leads each stream, and connects to that node, also
-    after a change of the leader.
+    enough. From this node the client gets the address of each stream's leader. It connects to the
+    leader, also after a change of the leader.
 
-    `token` is sent only if the daemon asks for one. Without TLS anyone on the network path can read
-    it; the client then logs a warning, unless the address is on this machine. `nkey` is a file with
-    the seed of a user's nkey: the seed alone, or a `.creds` file. The client signs a challenge of
-    the daemon with the seed, and never sends the seed. For an address `tls://host:port`, `tls` is a
-    file of CA certificates or an `ssl.SSLContext`; by default the client trusts the system's CAs.
+    The client sends `token` only if the daemon asks for a token. Without TLS anyone on the network
+    path can read it. In this case the client logs a warning, unless the address is on this
+    machine. `nkey` is a file with the seed of a user's nkey: the seed alone, or a `.creds` file.
+    The client signs a challenge of the daemon with the seed, and never sends the seed. For an
+    address `tls://host:port`, `tls` is a file of CA certificates or an `ssl.SSLContext`; by
+    default the client trusts the system's CAs.
 
     Timeouts are in seconds. After a lost connection, reads and calls try to reconnect for
-    `reconnect_for` seconds, calls at most for `request_timeout`. None: reads try forever. 0: they
-    do not reconnect.
+    `reconnect_for` seconds, but calls at most for `request_timeout`. With None, reads try for
+    ever. With 0, reads and calls do not reconnect.
 
     Raises ConnectionLost if the daemon cannot be reached, Unauthenticated, UnsupportedVersion,
     LimitExceeded (too many connections), and InvalidArgument if an argument is invalid.
@@ -56,7 +57,7 @@ def connect(
 
 
 class Connecting:
-    """Returned by `connect`: await it for a client, or use it in `async with`."""
+    """The result of `connect`. Await it to get a client, or use it in `async with`."""
 
     def __init__(self, targets: list[Target]) -> None:
         self._targets = targets
@@ -95,7 +96,7 @@ def connect_sync(
     reconnect_for: float | None = RECONNECT_FOR_SECONDS,
 ) -> SyncClient:
     """Return a connected blocking client: `client = connect_sync(...)` or `with connect_sync(...)
-    as client`. Arguments and errors are those of `connect`."""
+    as client`. It has the same arguments and errors as `connect`."""
     router = SyncRouter(
         Target.of_all(address, token, nkey, tls, connect_timeout, request_timeout, reconnect_for)
     )

@@ -80,14 +80,19 @@ class Publisher:
     shortest `dedupe_window` of the streams that record the messages; `retry_for` is at most half of
     it. With `retry_for=0` there is one attempt and no message id. All times are in seconds.
 
-    `order`: whether records are stored in the order of the calls `any`            not promised: up
-    to `max_in_flight` messages at once, each on its own `one_in_flight`  yes: each message is sent
-    after the ack of the one before `sequence`       yes, with up to `max_in_flight` at once, by
-    `Nats-Expected-Last-Sequence`; for the only publisher of one stream, which `expect` names;
-    `last_sequence` is the last offset of the stream, if known With `one_in_flight` and `sequence`
-    the publisher stops sending if it is unknown whether a message was stored; with `sequence` also
-    if another publisher has written to the stream. Calls then raise OrderBroken until `resume` is
-    called.
+    `order` is the promise about the order of the stored records:
+
+    - `any`: no promise. Up to `max_in_flight` messages are sent at once, independently.
+    - `one_in_flight`: records are stored in the order of the calls. Each message is sent after the
+      ack of the previous one.
+    - `sequence`: records are stored in the order of the calls, with up to `max_in_flight` messages
+      at once. The publisher sets `Nats-Expected-Last-Sequence`, so it must be the only publisher
+      of one stream, which `expect` names. `last_sequence` is the last offset of the stream, if
+      known.
+
+    With `one_in_flight` and `sequence` the publisher stops sending if it is unknown whether a
+    message was stored. With `sequence` it also stops if another publisher has written to the
+    stream. Calls then raise OrderBroken until `resume` is called.
     """
 
     def __init__(
@@ -114,7 +119,7 @@ class Publisher:
             raise InvalidArgument("max_in_flight and ack_timeout are above 0, retry_for at least 0")
         if retry_for > dedupe_window / 2:
             raise InvalidArgument(
-                "retry_for is more than half of dedupe_window: a repeated message might come so "
+                "retry_for is more than half of dedupe_window: a repeated message might arrive so "
                 "late that it is stored twice"
             )
         self._order = order
@@ -308,7 +313,7 @@ class Publisher:
         Raises LiftlogError while messages are still in flight: `flush` first.
         """
         if self._pending:
-            raise LiftlogError("messages are still under way", hint="await flush() first")
+            raise LiftlogError("some messages have no answer yet", hint="await flush() first")
         self._broken = None
         self._queue.resume(last_sequence)
 

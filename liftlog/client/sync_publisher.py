@@ -26,7 +26,7 @@ class SyncPublisher:
     """A `Publisher` for blocking code. It runs in a thread with its own event loop. Open it with
     `with`.
 
-    `nats` is the address of a NATS server, or a list of addresses; `options` are those of
+    `nats` is the address of a NATS server, or a list of addresses; `options` are the options of
     `Publisher`. Any number of threads may publish at the same time. An exception that a signal
     handler raises only ends the wait; the message may still be stored.
     """

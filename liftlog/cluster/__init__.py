@@ -1,4 +1,5 @@
-"""Rules of replication: which node leads a stream, what is committed, what a follower does next.
+"""The rules of replication: which node leads a stream, which records are committed, and what a
+follower does next.
 
 The modules are pure, like `liftlog.sequencing`: events go in, effects come out, and there is no
 clock, socket, file or event loop. Times are passed in as monotonic seconds. The daemon drives these
@@ -13,12 +14,13 @@ transitions   every change of a record: from the old one to the new one
 store         interface of the store that holds the records
 epochs        the table by which two logs find the offset where they diverge
 side_state    versions of the state that followers copy beside the log
+consumer_states  copies the states of consumers with acks from the leader to the followers
 leading       the leader: what is committed, what followers get, which replicas are in sync
 followers     a leader's followers: their requests, its verdicts, the state of each
 following     the follower: fetch, append, truncate, start again
 election      when a node takes over the leadership of a stream, and when it resigns
 unclean       which copy becomes the leader when no copy is known to be complete
-handover      how the leadership moves to another node while messages keep arriving
+handover      moves the leadership to another node while messages keep arriving
 guard         which record to restore when the metadata store has lost changes
 clocks        whether this node's clock agrees with the majority
 placement     which nodes get the replicas of a stream

@@ -47,7 +47,7 @@ class Verdict:
     reason: str = ""
     confirmed: bool = False
     is_measured: bool = True
-    """False while too few clocks are known to find the time of the majority."""
+    """False while too few clocks are known to determine the time of the majority."""
 
 
 def judge_clock(others: Mapping[str, Offset | None]) -> Verdict:
@@ -67,7 +67,7 @@ def judge_clock(others: Mapping[str, Offset | None]) -> Verdict:
     )
     if behind:
         return Verdict(
-            f"it is ahead of that of {', '.join(behind)}, and no majority has one time; set the "
-            "clock of the node where it is wrong, this one or the other"
+            f"it is ahead of that of {', '.join(behind)}, and no majority of nodes agrees on the "
+            "time; set the clock of the node where it is wrong, this one or the other"
         )
     return Verdict(is_measured=1 + len(known) >= needed)

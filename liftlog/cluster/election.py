@@ -32,10 +32,10 @@ class Patience:
     """Time limits of failure detection and elections, in seconds."""
 
     session: float = 15.0
-    """The session of a node ends if the node has not renewed it for this long."""
+    """The session of a node ends if the node has not renewed it for this time."""
     silence: float = 2.0
-    """A connected node that has sent no byte for this long is suspected. Connected nodes send
-    something twice a second."""
+    """A connected node that has sent no byte for this time is suspected. Connected nodes send data
+    twice a second."""
     reconnect: float = 0.5
     """A node whose connection was lost is suspected if it has not reconnected within this time."""
     refused: float = 0.2
@@ -44,18 +44,18 @@ class Patience:
     veto: float = 2.0
     """A node that received a heartbeat within this time votes against electing a new leader."""
     rank: float = 0.3
-    """Head start per rank: the node with the second longest log waits this long for the one with
-    the longest, the third twice as long, and so on."""
+    """Head start per rank. The node with the second longest log waits for this time, so that the
+    node with the longest log is elected first. The third node waits twice as long, and so on."""
     question: float = 0.2
     """Time between two questions to the same node."""
     answer: float = 1.0
-    """An answer counts for this long."""
+    """Time for which an answer counts."""
     stall: float = 1.0
-    """If `look` was not called for this long, this process was paused. The silence of the others in
-    that time does not count."""
+    """If `look` was not called for this time, this process was paused. The silence of other nodes
+    in that time does not count."""
     detached: float = 5.0
-    """A leader that has had no connection to NATS for this long, and so no messages, hands over. A
-    dead NATS server is usually replaced by another one sooner."""
+    """A leader hands over its streams if it has had no connection to NATS, and so no messages, for
+    this time. It usually reconnects to another NATS server sooner."""
     unserving: float = 2.0
     """A node without a connection to NATS waits this long before it stands for election, so that
     nodes with a connection are elected first."""
@@ -64,7 +64,8 @@ class Patience:
 
 
 class LogEnd(NamedTuple):
-    """Where a log ends. A greater end has every committed record that a smaller one has."""
+    """The end of a log. A log with a greater end has every committed record that a log with a
+    smaller end has."""
 
     last_epoch: int
     end: int
@@ -123,8 +124,8 @@ class _Sight:
 
     heard: float
     lost: float | None = None
-    """Time since which there is no connection. None while there is one, and before the first
-    one."""
+    """Time at which the last connection ended. None while there is a connection, and before the
+    first one."""
     is_refused: bool = False
     """True if the node's machine refuses connections, because no process listens there."""
     asked: dict[str, float] = field(default_factory=dict)
@@ -141,7 +142,7 @@ class Elections:
         self.node = node
         self.start = start
         self.is_stopping = False
-        """Set when this node stops; it then takes over no more streams."""
+        """True when this node stops. It then takes over no more streams."""
         self.stopping: Collection[str] = ()
         """Nodes that reported that they are stopping; they take over no more streams."""
         self._patience = patience or Patience()
@@ -150,7 +151,7 @@ class Elections:
         self._absence_counts_from = now + self._patience.session
         self._sights: dict[str, _Sight] = {}
         self._began = self._looked = now
-        self._due: dict[str, tuple[int, float]] = {}  # by stream: the epoch, and its begin
+        self._due: dict[str, tuple[int, float]] = {}  # by stream: epoch, and its begin
         self._detached_since: float | None = None
         self._yields_at = now
         self._yields = 0
@@ -226,14 +227,13 @@ class Elections:
     def session_ends_soon(self, now: float) -> bool:
         """Return True if this node's session has ended, or ends within 2 * `veto` seconds.
 
-        This time is needed for asking the followers and for proof, over `veto` seconds, that they
-        still fetch from this node.
+        This time is enough to ask the followers, and then to observe for `veto` seconds whether
+        they still fetch from this node.
         """
         return now >= self._deadline - 2 * self._patience.veto
 
     def in_doubt(self, nodes: Iterable[str], now: float) -> set[str]:
-        """Return those of `nodes` from which this node receives no heartbeats, or that have no
-        session.
+        """Return the `nodes` from which this node receives no heartbeats, or that have no session.
 
         Questions and decisions are needed only for streams whose leader is one of these nodes.
         """
@@ -300,9 +300,8 @@ class Elections:
         them over.
 
         A node cannot serve its streams in three cases: it has had no connection to NATS for a while
-        (`is_attached`); it cannot reach the store although acks of a stream wait for a change of
-        its ISR; or it has been blocked on its disk for as long as others would wait for a node that
-        hangs.
+        (`is_attached`); it cannot reach the store, and acks of a stream wait for a change of its
+        ISR; or the disk has blocked one of its streams for as long as a session lasts.
 
         `stalled` contains the records of streams that this node leads, each with the number of
         seconds for which the stream has been blocked on the disk. The peers in sync are asked in
@@ -344,8 +343,8 @@ class Elections:
         """Return an election to commit if this node should take over the stream that `asker` leads
         and hands over; None otherwise.
 
-        The request of the leader itself is sufficient to depose it, but this node must be able to
-        serve the stream better.
+        The request of the leader itself is sufficient to depose it. But this node must be able to
+        serve the stream better than the leader.
         """
         if record.leader != asker or asker == self.node or self.node not in record.isr:
             return None
@@ -368,7 +367,7 @@ class Elections:
         )
 
     def _dead(self, record: StreamMetadata, now: float) -> frozenset[str]:
-        """Return the replicas for which the election need not wait."""
+        """Return the replicas that the election treats as dead, and does not wait for."""
         others = {*record.isr, record.leader} - {self.node, None}
         return frozenset(
             node

@@ -55,8 +55,8 @@ def between(epochs: EpochTable, first: int, end: int) -> EpochTable:
 def extend(epochs: EpochTable, more: EpochTable) -> EpochTable:
     """Return the table of a log after the offsets that `more` describes have been appended to it.
 
-    An epoch that began at the same offset and has no record is dropped: its leader appended
-    nothing, and records that come from another leader may belong to an older epoch.
+    An epoch that began at the same offset and has no record is dropped, because its leader appended
+    nothing. Records that come from another leader may belong to an older epoch.
     """
     if not more:
         return epochs
@@ -68,3 +68,23 @@ def extend(epochs: EpochTable, more: EpochTable) -> EpochTable:
 def cut(epochs: EpochTable, log_end: int) -> EpochTable:
     """Return the table without the epochs that begin at or past `log_end`."""
     return tuple(entry for entry in epochs if entry[1] < log_end)
+
+
+def divergence(
+    epochs: EpochTable, log_end: int, last: int, offset: int, *, has_all: bool
+) -> tuple[int, int] | None:
+    """Return the epoch and the end up to which another log may agree with this one; None if the
+    whole other log agrees.
+
+    The other log ends at `offset`, and its last record has the epoch `last`, or NO_EPOCH if it is
+    empty. An empty log cannot diverge. `has_all` is True if the other log has all records that are
+    committed here.
+    """
+    if last == NO_EPOCH:
+        return (NO_EPOCH, log_end) if offset > log_end else None
+    epoch, end = end_of_epoch(epochs, last, log_end)
+    if epoch == NO_EPOCH and has_all:
+        # Retention here has deleted the whole last epoch of the other log. That log has all
+        # committed records, and only committed ones are deleted, so the logs agree there.
+        epoch = last
+    return (epoch, end) if epoch < last or end < offset else None

@@ -1,10 +1,11 @@
-"""A leader's view of its followers: their requests, the verdicts on these, and the state of each
-follower."""
+"""A leader's view of its followers: their requests, the verdicts on the requests, and the state of
+each follower."""
 
 from __future__ import annotations
 
 import enum
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from liftlog.cluster.epochs import NO_EPOCH
@@ -25,14 +26,16 @@ class FetchRequest:
     side_version: int = 0
     """Version of the side state that the follower has stored."""
     mark: Mark | None = None
-    """Mark of the record that the follower has stored durably. None from a node whose version does
-    not send it; its confirmations count nevertheless."""
+    """Mark of the record that the follower has stored durably. None if the node's version does not
+    send a mark; its confirmations count in this case, too."""
     leader_mark: Mark | None = None
-    """Version of this leader's record that the leader sent last, and the checksum of that version
-    in the follower's history of the record; 0 if there is none. None from a node that does not send
-    it."""
+    """The version of the record that this leader sent last, and the checksum that the follower's
+    own history has for this version; 0 if it has none. None if the node does not send this
+    field."""
     is_full: bool = False
     """True if the follower's disk was too full for the last answer."""
+    has_old_states: bool = False
+    """True if the follower has states of consumers that may differ from this leader's."""
 
 
 class Kind(enum.Enum):
@@ -43,9 +46,10 @@ class Kind(enum.Enum):
     DIVERGING = "diverging"
     """Answer with `epoch` and `end`: the logs agree at most up to there."""
     FENCED_EPOCH = "fenced epoch"
-    """The follower is behind the record: it has an older epoch, or has started again since."""
+    """The follower has an older epoch than the leader, or has started again since the request."""
     UNKNOWN_EPOCH = "unknown epoch"
-    """The leader is behind the record, which its node then reads again."""
+    """The follower has a newer record than the leader. The leader's node then reads the record
+    again."""
     NOT_LEADER = "not leader"
     """This leader has resigned, or the node has no copy."""
 
@@ -57,6 +61,13 @@ class Verdict:
     kind: Kind
     epoch: int = NO_EPOCH
     end: int = 0
+
+
+SEND = Verdict(Kind.SEND)
+PARK = Verdict(Kind.PARK)
+FENCED_EPOCH = Verdict(Kind.FENCED_EPOCH)
+UNKNOWN_EPOCH = Verdict(Kind.UNKNOWN_EPOCH)
+NOT_LEADER = Verdict(Kind.NOT_LEADER)
 
 
 @dataclass(slots=True)
@@ -72,7 +83,7 @@ class FollowerState:
     mark: Mark | None = None
     leader_mark: Mark | None = None
     agrees: bool = True
-    """True if the follower has received the in-sync set by which acks are given."""
+    """True if the follower has received the in-sync set for which acks wait."""
     heard: float = -math.inf
     """Time of the follower's last request; -inf before the first."""
     caught_up: float = 0.0
@@ -87,3 +98,27 @@ class FollowerState:
     is_full: bool = False
     """True if the follower had no space for the last answer. Only its operator can change that, so
     no ack waits for it."""
+    has_old_states: bool = False
+
+
+def confirmed_by(
+    follower: FollowerState | None, end: int, known: int, *, now: float, heard: float, within: float
+) -> int:
+    """Return the end up to which this replica, and the replicas that were counted before it, have
+    durable records. `end` is the result for the replicas before it.
+
+    A replica that sent no request for `within` seconds does not count. `known` is the last such end
+    of all replicas; it limits the result while the replica has sent no request since its restart.
+    `heard` is the time of its last request before the restart.
+    """
+    if follower is not None and now - follower.heard <= within:
+        return min(end, max(follower.offset, 0))
+    return min(end, known) if now - heard <= within else end
+
+
+def is_majority(
+    followers: Collection[FollowerState], replicas: Collection[str], since: float
+) -> bool:
+    """Return True if most `replicas`, including the leader, sent a request at `since` or later."""
+    recent = [one for one in followers if one.node in replicas and one.heard >= since]
+    return 2 * (len(recent) + 1) > len(replicas)

@@ -8,8 +8,8 @@ and the caller reports the outcome of that effect before it does anything else t
     stored(...)  (an effect is durable)  -> Fetch
     failed(...)  (it is not), lost()     nothing: pause, then `resumed`
 
-A `Fetch` confirms that everything below its offset is durable here, and the leader relies on that
-from then on. Therefore the log never drops records that it has confirmed.
+A `Fetch` confirms that everything below its offset is durable here. The leader relies on this
+confirmation. Therefore the log never drops records that it has confirmed.
 """
 
 from __future__ import annotations
@@ -36,32 +36,32 @@ class Fetch:
     """Version of the metadata record that the leader sent last, and the checksum that this node's
     own history has for this version; 0 if it has none."""
     damaged: bool = False
-    """True if the last answer failed its checks; the leader should then verify its records
-    there."""
+    """True if the last answer failed its checks. The leader should then verify its records at this
+    offset."""
 
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """Append the body of the answer, fdatasync, store its side state; then `stored`."""
+    """Append the body of the answer, fdatasync, store its side state; then call `stored`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Truncate:
-    """Durably truncate the log at `end`, or where the batch that holds `end` begins; then
+    """Durably truncate the log at `end`, or where the batch that holds `end` begins; then call
     `stored`."""
 
     end: int
     below_high_watermark: bool = False
-    """True if committed records are dropped, too, after an unclean recovery."""
+    """True if committed records are also dropped, after an unclean recovery."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gap:
     """Durably note that the leader has no records from the log's end to `next_offset`, and continue
-    there; then `stored`.
+    there; then call `stored`.
 
     `epochs` are the entries of the leader's epoch table for these offsets. They are added to the
-    table here; without them the next request would name an epoch that had ended before.
+    table here. Without them the next request would contain an epoch that had ended before.
     """
 
     next_offset: int
@@ -70,7 +70,7 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Resync:
-    """Delete the whole log and begin an empty one at `offset`; then `stored`.
+    """Delete the whole log and begin an empty one at `offset`; then call `stored`.
 
     The records that are copied from then on lack tombstones below `tombstones_removed_below`. The
     log must store this limit, because other nodes may copy from it in turn.
@@ -98,19 +98,20 @@ class Answer:
     epoch: int
     offset: int
     last_epoch: int
-    """Repeats a field of the request, as the next two fields do."""
+    """Repeats a field of the request. The next two fields also repeat fields of the request."""
     version: int
     """Version of the record on which the leader acts."""
     high_watermark: int = 0
     first_stored: int = 0
     """First offset that the leader still has."""
     tombstones_removed_below: int = 0
-    """End of the removed tombstones of a compacted stream. A log that ends below it may hold keys
-    that were deleted later."""
+    """Offset below which tombstones of a compacted stream were removed. A log that ends below it
+    may hold keys that were deleted later."""
     diverging: tuple[int, int] | None = None
     """Epoch and end up to which the logs may agree."""
     gap: Gap | None = None
-    """Set if the leader has no records from `offset` up to the end of the gap."""
+    """A range of offsets, from `offset` on, in which the leader has no records; None if there is no
+    such range."""
     has_content: bool = False
     """True if the answer contains a body or a side state."""
     side_version: int | None = None
@@ -125,7 +126,7 @@ class Follower:
     """One node's copy of a stream that another node leads.
 
     `log_end`, `epochs`, `high_watermark` and `tombstones_removed_below` describe the log as it was
-    opened; everything in it is durable. So is the side state of `side_version`.
+    opened; everything in it is durable. The side state of `side_version` is durable, too.
     """
 
     def __init__(
@@ -202,7 +203,7 @@ class Follower:
         return self.outstanding
 
     def answered(self, answer: Answer, *, first_stored: int = 0) -> Effect | None:
-        """Return the effect of `answer`; None if it does not match the open request or is
+        """Return the effect of `answer`; None if the answer does not match the open request or is
         implausible.
 
         `first_stored` is the first offset of this node's copy. Local retention moves it
@@ -289,13 +290,13 @@ class Follower:
         return Append() if answer.has_content else None
 
     def _may_keep_deleted_keys(self, answer: Answer) -> bool:
-        """Return True if this log may lack a tombstone that this leader no longer has, or that the
-        leader from which the copy was begun no longer had.
+        """Return True if this log may hold keys that were deleted: it may lack a tombstone that
+        this leader has removed, or that the leader at the beginning of the copy had removed.
 
-        A copy made in one go from a leader's first record needs no tombstone that this leader had
-        already removed, because the leader had removed the values of the key, too. Another leader
-        that has removed fewer tombstones may still have such values, so the copy must not continue
-        with its records.
+        A copy that was made completely from one leader, beginning with its first record, needs no
+        tombstone that this leader had already removed, because the leader had removed the values of
+        the key, too. Another leader that has removed fewer tombstones may still have such values,
+        so the copy must not continue with its records.
         """
         removed, known = answer.tombstones_removed_below, self._tombstones_removed_below
         return removed != known and self.log_end < max(removed, known)
@@ -321,17 +322,17 @@ class Follower:
             )
         if end < self._first_stored:
             return self._resync(answer)  # retention has deleted all that the two logs share
-        self.high_watermark = min(self.high_watermark, end)  # readers stop there at once
+        self.high_watermark = min(self.high_watermark, end)  # readers stop at this end at once
         return Truncate(end, below_high_watermark=gives_up)
 
     def _resync(self, answer: Answer) -> Effect | None:
         """Start the copy again, unless it may be the last one with an acked record; such a copy is
         never dropped.
 
-        If the leader has a newer record, according to which this copy may not matter, wait for that
-        record. If the leader has another history of the record, the metadata store was restored to
-        an older state: wait until one of the two histories has been discarded, which takes a new
-        version.
+        If the leader has a newer record, wait for it, because according to that record this copy
+        may not be needed. If the leader has another history of the record, the metadata store was
+        restored to an older state. Then wait until one of the two histories has been discarded, by
+        a new version of the record.
         """
         if self.record.must_keep(self.node):
             if answer.version > self.record.version:

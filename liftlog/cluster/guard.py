@@ -1,7 +1,7 @@
 """Detects that the metadata store has lost changes, and decides which record to restore.
 
-A store can be lost, or restored from an older copy. Then a record in it is missing, or older than
-the one that nodes have acted on since. A node that detects this neither leads nor elects on the
+A store can be lost, or restored from an older copy. Then a record in it is missing, or is older
+than the record that nodes have acted on. A node that detects this neither leads nor elects on the
 basis of the old record. The newest record that any node still has is stored again, in a new epoch
 and without a leader.
 
@@ -9,13 +9,14 @@ If nodes that do not detect it continue from the older copy, the record has two 
 of them must be discarded. No acked message may be lost with it. Two rules ensure this:
 
 - At least `min_isr` nodes confirm each ack, and all of them have the version of the record since
-which no node has left the in-sync set (`Leader`). So if fewer nodes can have a version, nothing was
-acked on the basis of that version. - A node that has a version acts only on that version and its
-successors. So a node that rejects the stored record does not switch to it while it is being
-replaced.
+  which no node has left the in-sync set (`Leader`). So if fewer than `min_isr` nodes can have a
+  version, nothing was acked on the basis of that version.
+- A node that has a version acts only on that version and its successors. So a node that rejects the
+  stored record does not switch to it while it is being replaced.
 
-Both rules need a `min_isr` above half of the replicas. With a lower one, the nodes that were not
-involved in one ack can give another ack. So every node that could have given it must answer first.
+Both rules need a `min_isr` above half of the replicas. With a lower `min_isr`, nodes that did not
+confirm one message can ack another message. So every node that could have acked such a message must
+answer first.
 """
 
 from __future__ import annotations
@@ -94,10 +95,10 @@ def is_given_up(
 ) -> bool:
     """Return True if `node`, which has `known` and rejects `stored`, may switch to `stored`.
 
-    It may if an operator has decided so, or if nothing was or will be acked on the basis of the
-    history that would be discarded. `heard` includes this node. It is not sufficient that few nodes
-    have that history now, because a leader sends its record to its followers: no other node may
-    lead on the basis of it, either.
+    The node may switch in two cases: an operator has decided it, or no message was or will be acked
+    on the basis of the history that would be discarded. It is not sufficient that few nodes have
+    that history now, because a leader sends its record to its followers. So no other node may lead
+    on the basis of that history, either. `heard` includes this node.
     """
     if stored is None or stored.deleted or stored.incarnation != known.incarnation:
         return False
@@ -120,9 +121,10 @@ def restored_by_operator(
 ) -> StreamMetadata | None:
     """Like `restored`, but ignore nodes that did not answer, and drop their changes.
 
-    If records contradict each other, a record is preferred that most nodes have seen and that
-    succeeds every version that most nodes have. This may be `stored`; then nodes that have acted on
-    another record must drop theirs.
+    If records contradict each other, this prefers a record that follows every version that may have
+    led to acks, and then the record that follows the records of most nodes. If `stored` follows the
+    chosen record, `stored` is chosen. Nodes that have acted on another record must drop their
+    record.
     """
     records = [one.record for one in heard.values() if one is not None]
     if not any(is_regressed(one, stored) for one in records):
@@ -140,7 +142,7 @@ def restored_by_operator(
 
 
 def _has_all_acked(record: StreamMetadata, known: Collection[StreamMetadata], unsure: int) -> bool:
-    """Return True if `record` succeeds every version that `min_isr` nodes may have, because only
+    """Return True if `record` follows every version that `min_isr` nodes may have, because only
     such versions can have led to acks. `unsure` nodes may have any version."""
     same = [one for one in known if one.incarnation == record.incarnation]
     wanted = min((one.min_isr for one in same), default=0) - unsure
@@ -156,8 +158,8 @@ def _has_all_acked(record: StreamMetadata, known: Collection[StreamMetadata], un
 def _again(
     record: StreamMetadata, stored: StreamMetadata | None, heard: Mapping[str, Known | None]
 ) -> StreamMetadata:
-    """Return the record with a version and an epoch above all that any node has seen, because nodes
-    may have acted on `stored` meanwhile."""
+    """Return the record with a version and an epoch above all that any node has received, because
+    nodes may have acted on `stored` meanwhile."""
     known = [one for one in heard.values() if one is not None]
     same = [one for one in known if one.record.incarnation == record.incarnation]
     seen = [one.record for one in same]

@@ -33,7 +33,7 @@ KEY_BYTES = 16
 SPREAD_SECONDS = 0.2
 """NATS servers pass a new subscription on to each other within this time, in seconds."""
 PREPARE_SECONDS = 60.0
-"""Time limit for the taker to read message ids. The giver continues as before meanwhile."""
+"""Time limit for the taker to read message ids. Meanwhile the giver continues as before."""
 HAND_OVER_SECONDS = 5.0
 """Time limit for all steps after PREPARE. A handover that takes longer is undone."""
 HOLD_SECONDS = 2 * HAND_OVER_SECONDS
@@ -58,7 +58,7 @@ class Offer:
     giver: str
     key: bytes
     is_attached: bool = True
-    """True if the stream receives messages from NATS at all."""
+    """True if the stream receives messages from NATS. Some system streams do not."""
     is_shared: bool = False
     """True if each message reaches only one of the two nodes, because they are in a queue group."""
 
@@ -116,7 +116,7 @@ class Giver:
         self.offer = offer
         self.step = Step.OVER
         self.has_moved = False
-        """True if the record says that this epoch is over."""
+        """True if the record shows that this epoch has ended."""
         self._deadline = 0.0
         self._digests = bytearray()
 
@@ -145,8 +145,8 @@ class Giver:
 
     @property
     def is_noting(self) -> bool:
-        """True if `received` must be called for each message. This may begin a little early: the
-        giver must record every message that the taker gets, but more do no harm."""
+        """True if `received` must be called for each message. This may begin a little early. The
+        giver must record every message that the taker gets; additional messages do no harm."""
         return not self.offer.is_shared and self.step in (
             Step.SUBSCRIBE,
             Step.SPREAD,
@@ -179,9 +179,9 @@ class Giver:
         """
         at, self.step = _STEPS.index(self.step), Step.OVER
         if is_ending and _STEPS[at] is Step.TRANSFER:
-            # The record may still change, now or a little later. If it does not, the taker is
-            # likely to be elected: it has received all digests, and drops the messages that it
-            # holds by itself.
+            # The record may still change, now or a little later. If it does not, the taker will
+            # probably be elected. It has received all digests, and drops held messages without a
+            # request of the giver.
             return Undo(drop=False, subscribe=False, loss="")
         attached = self.offer.is_attached
         asked = attached and at >= _STEPS.index(Step.SUBSCRIBE) + is_declined
@@ -228,8 +228,8 @@ class Taker(Generic[T]):
         self.problem = ""
         """Reason why this node cannot take over; empty if it can."""
         self.is_relied_on = False
-        """True once the giver may stop receiving messages. From then on a node that stops completes
-        the handover first; before, it declines the handover."""
+        """True once the giver may stop receiving messages. From then on a stopping node first
+        completes the handover. Before that, a stopping node declines the handover."""
         self._since: float | None = None
         self._held: list[_Held[T]] = []
         self._held_bytes = 0
@@ -276,7 +276,7 @@ class Taker(Generic[T]):
         rows = self._without_copies(digests) if self._told else list(range(count))
         self._held.append(_Held(item, digests, rows))
         if self._held_bytes > self._max_held_bytes:
-            self.broken("too much has come to hold it")
+            self.broken("too many messages arrived to keep them all")
         return ()
 
     def told(self, key: bytes, end: int, pieces: Iterable[bytes], now: float) -> None:
@@ -305,9 +305,9 @@ class Taker(Generic[T]):
                 held.rows = self._without_copies(held.digests)
 
     def is_needed(self, now: float) -> bool:
-        """Return True if this node may still become the leader. A node that is about to stop waits
-        for the outcome, because perhaps no other node receives the messages to which it has
-        subscribed."""
+        """Return True if this node may still become the leader. A stopping node waits for the
+        outcome of the handover, because it may be the only node that receives the messages of the
+        stream."""
         return self.is_relied_on and not self.problem and not self._is_late(now)
 
     def is_over(self, now: float) -> bool:
@@ -323,9 +323,9 @@ class Taker(Generic[T]):
         reported nothing, or stored more messages after its report.
         """
         if self._told is None:
-            self.broken("the giver has not told what it received")
+            self.broken("the old leader has not reported what it received")
         elif log_end != self._end:
-            self.broken("more was stored after the giver had told")
+            self.broken("the old leader stored more records after its report")
         elif self._is_late(now):
             self.broken("it took too long")
         if self.problem:

@@ -1,5 +1,4 @@
-"""Decisions of a stream's leader: what is committed, what followers get, which replicas are in
-sync.
+"""Decides for the leader of a stream: commits, answers to followers, and the in-sync replicas.
 
 One `Leader` exists per stream and epoch. The code around it (the shell) appends to the log, syncs
 it, serves the followers, changes the record, and reports each of these events to the `Leader`. The
@@ -15,26 +14,25 @@ The high watermark is the exclusive end of the committed records. All other ends
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from typing import Any
 
 from liftlog.cluster import side_state, transitions
-from liftlog.cluster.epochs import NO_EPOCH, EpochTable, begin_epoch, between, end_of_epoch
-from liftlog.cluster.followers import FetchRequest, FollowerState, Kind, Verdict
-from liftlog.cluster.record import Mark, StreamMetadata
-
-_SEND = Verdict(Kind.SEND)
-_PARK = Verdict(Kind.PARK)
-_FENCED_EPOCH = Verdict(Kind.FENCED_EPOCH)
-_UNKNOWN_EPOCH = Verdict(Kind.UNKNOWN_EPOCH)
-_NOT_LEADER = Verdict(Kind.NOT_LEADER)
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """A record to commit by compare-and-set, at the revision at which `before` was read."""
-
-    before: StreamMetadata
-    after: StreamMetadata
+from liftlog.cluster.consumer_states import LeaderStates, Position
+from liftlog.cluster.epochs import EpochTable, begin_epoch, divergence
+from liftlog.cluster.followers import (
+    FENCED_EPOCH,
+    NOT_LEADER,
+    PARK,
+    SEND,
+    UNKNOWN_EPOCH,
+    FetchRequest,
+    FollowerState,
+    Kind,
+    Verdict,
+    confirmed_by,
+    is_majority,
+)
+from liftlog.cluster.record import Change, Mark, StreamMetadata
 
 
 class Leader:
@@ -58,9 +56,11 @@ class Leader:
         now: float,
         lag_max: float = 10.0,
         side_version: int = 0,
+        consumers: Collection[str] = (),
         stirred: Callable[[], None] = lambda: None,
     ) -> None:
-        """Begin the epoch. `stirred` is called whenever `is_settled` becomes False."""
+        """Begin the epoch, with these consumers with acks. `stirred` is called whenever
+        `is_settled` becomes False."""
         if record.leader != node:
             raise ValueError(f"the record of {record.name!r} has the leader {record.leader!r}")
         self.node = node
@@ -74,6 +74,7 @@ class Leader:
         self.side_version = self._begin_side_version = side_version
         self.side_confirmed = 0
         """Newest side state that all nodes of the high watermark have stored."""
+        self.states = LeaderStates[Any](consumers)
         self.resigned = False
         self.pending: Change | None = None
         self._lag_max = lag_max
@@ -95,10 +96,8 @@ class Leader:
     @property
     def is_ready(self) -> bool:
         """True if the high watermark has reached the end that the log had when the epoch began.
-
-        Before that it may be lower than the previous leader's. So requests for the newest offset,
-        times, leases and checkpoints are answered with "not ready", and clients retry them.
-        """
+        Before that it may be lower than the previous leader's. So the answer to requests for the
+        newest offset, times, leases and checkpoints is "not ready", and clients retry them."""
         return self.high_watermark >= self.begin_offset
 
     @property
@@ -125,21 +124,16 @@ class Leader:
 
     def side_changed(self, version: int, now: float) -> list[str]:
         """Record that version `version` of the side state is durable here and must be copied.
-        Returns the followers whose parked requests must be answered now.
-
-        `side_confirmed` reaches this version when all nodes for which the high watermark waits have
-        stored it.
-        """
+        Returns the followers whose parked requests must be answered now. `side_confirmed` reaches
+        this version when all nodes for which the high watermark waits have stored it."""
         self.side_version = version
         self._advance()
         return self._wake(now, lambda follower: follower.side_version != version)
 
     def resign(self) -> None:
-        """Commit nothing more in this epoch, whatever the record says.
-
-        This is needed after a failed fdatasync: followers may have records that this log has
-        dropped, and an offset must never get a second record in the same epoch.
-        """
+        """Commit nothing more in this epoch, even if the record still names this leader. This is
+        needed after a failed fdatasync: followers may have records that this log has dropped, and
+        an offset must never get a second record in the same epoch."""
         self.resigned = True
 
     # --- followers ---------------------------------------------------------------
@@ -147,14 +141,14 @@ class Leader:
     def fetched(self, request: FetchRequest, now: float) -> Verdict:
         """Return the verdict on a follower's request. The offset of the request counts as a
         confirmation, unless the follower's log diverges."""
-        refusal = self._refusal(request)
+        refusal = self._refusal(request.node, request.start, request.epoch)
         if refusal is not None:
             return refusal
         follower = self._followers.get(request.node)
         if follower is None or follower.start != request.start:
             follower = FollowerState(request.node, request.start, caught_up=self._began)
             self._followers[request.node] = follower
-        self._stir()
+        self.stir()
         if request.mark != follower.mark or request.leader_mark != follower.leader_mark:
             follower.mark, follower.leader_mark = request.mark, request.leader_mark
             follower.agrees = self._has_agreed(follower)
@@ -162,6 +156,7 @@ class Leader:
         follower.heard, follower.leader_end = now, self.log_end
         follower.lost = follower.parked = False
         follower.is_full = request.is_full
+        follower.has_old_states = request.has_old_states
         diverging = self._diverging(request)
         if diverging is not None:
             return diverging
@@ -172,8 +167,8 @@ class Leader:
         elif request.offset >= self.log_end:
             follower.caught_up = now
         elif request.offset >= leader_end_before:
-            # The follower has all that existed at its previous request; under load it never has the
-            # newest record.
+            # The follower has all records that existed at its previous request. Under load it never
+            # has the newest record.
             follower.caught_up = max(follower.caught_up, asked_before)
         self._advance()
         if (
@@ -182,15 +177,38 @@ class Leader:
             or self._is_uninformed(request.mark, request.leader_mark)
         ):
             follower.told = self.high_watermark
-            return _SEND
+            return SEND
         follower.parked = True
-        return _PARK
+        return PARK
+
+    def states_fetched(
+        self, node: str, start: int, epoch: int, has: Position | None, now: float
+    ) -> Verdict:
+        """Return the verdict on a follower's request for the states of consumers. `has` is the
+        follower's position."""
+        refusal = self._refusal(node, start, epoch)
+        if refusal is not None:
+            return refusal
+        self.stir()
+        follower = self._followers.get(node)
+        if follower is not None and follower.start == start and has is not None:
+            follower.has_old_states = False
+        return SEND if self.states.fetched(node, start, has, now) else PARK
+
+    def confirm_states(self) -> bool:
+        """Advance the confirmed position of the states of consumers to the position that all nodes
+        for which the high watermark waits have reached. Returns True if it has moved. This obeys
+        the rules of `_advance`."""
+        followers = [self._followers.get(node) for node in self._waits_for]
+        can_confirm = self._can_commit and not self.resigned
+        if not can_confirm or any(one is None or not one.agrees for one in followers):
+            return False
+        return self.states.confirm(self._waits_for)
 
     def untold(self, now: float) -> list[str]:
         """Return the parked followers that have an older high watermark and must be answered now.
 
-        The shell calls this shortly after the high watermark has moved, for followers that did not
-        get the new value with data.
+        The shell calls this shortly after the high watermark has moved.
         """
         return self._wake(now, lambda follower: follower.told < self.high_watermark)
 
@@ -210,10 +228,6 @@ class Leader:
         answered without news, and the follower sends the next one."""
         return self._wake(now, lambda follower: follower.node == node)
 
-    def epochs_of_gap(self, first: int, end: int) -> EpochTable:
-        """Return the epochs of offsets without records, for the answer to the follower."""
-        return between(self.epochs, first, end)
-
     def lost(self, node: str) -> None:
         """Stop waiting for `node`, because its connection is gone or it answers no ping."""
         follower = self._followers.get(node)
@@ -221,21 +235,13 @@ class Leader:
             follower = self._followers[node] = FollowerState(node, self.record.starts.get(node, 0))
         follower.lost = True
         follower.parked = False
-        self._stir()
+        self.stir()
 
     def heard_by_majority(self, now: float, within: float) -> bool:
         """Return True if most replicas, including this one, sent a request within the last `within`
-        seconds.
-
-        If so, no other node can have been elected before that time, even if the metadata store is
-        unreachable.
-        """
-        recent = [
-            one
-            for one in self._followers.values()
-            if one.node in self.record.replicas and now - one.heard <= within
-        ]
-        return 2 * (len(recent) + 1) > len(self.record.replicas)
+        seconds. If so, no other node can have been elected before that time, even if the metadata
+        store is unreachable."""
+        return is_majority(self._followers.values(), self.record.replicas, now - within)
 
     def lags(self) -> dict[str, int]:
         """Return, for each other member that sent a request in this epoch, the number of records
@@ -251,19 +257,17 @@ class Leader:
         deleted.
 
         Replicas that sent no request for `forget_after` seconds do not count. `known` is the last
-        such end. If a replica has lost its disk, the end falls, because deleting more of the
-        tombstones that it copies now would make it start again. If a replica has restarted, the end
-        does not move until that replica has sent a request.
+        such end. If a replica has lost its disk, the end moves back. Otherwise compaction could
+        remove tombstones that it has not copied yet, and its copy would have to start again. If a
+        replica has restarted, the end does not move until that replica has sent a request.
         """
         end = self.high_watermark
         for node in self.record.members:
             if node == self.node:
                 continue
+            heard = self._heard_before.get(node, self._began)
             follower = self._followers.get(node)
-            if follower is not None and now - follower.heard <= forget_after:
-                end = min(end, max(follower.offset, 0))
-            elif now - self._heard_before.get(node, self._began) <= forget_after:
-                end = min(end, known)
+            end = confirmed_by(follower, end, known, now=now, heard=heard, within=forget_after)
         return end
 
     # --- the record --------------------------------------------------------------
@@ -275,7 +279,7 @@ class Leader:
 
         From now on the high watermark waits for the nodes of both records, until `adopt` brings a
         newer version: the change was then either made or can no longer be made. Until then this
-        returns the same change, because repeating it settles an unknown outcome.
+        method returns the same change, because repeating it settles an unknown outcome.
         """
         if self.resigned or self.is_settled:
             return None
@@ -312,43 +316,37 @@ class Leader:
 
     # --- rules -------------------------------------------------------------------
 
-    def _refusal(self, request: FetchRequest) -> Verdict | None:
-        """Return the verdict that fences the request; None if the request is valid.
+    def _refusal(self, node: str, start: int, epoch: int) -> Verdict | None:
+        """Return the verdict that fences a request; None if the request is valid.
 
         A request of another epoch has no meaning in this one. When a newer process run of a
         follower is known, requests of the previous run are fenced, because records that it
         confirmed may have been lost since.
         """
-        if self.resigned or request.node not in self._others:
-            return _NOT_LEADER
-        if request.epoch > self.epoch:
-            return _UNKNOWN_EPOCH
-        if request.epoch < self.epoch or request.start < self._newest_start(request.node):
-            return _FENCED_EPOCH
+        if self.resigned or node not in self._others:
+            return NOT_LEADER
+        if epoch > self.epoch:
+            return UNKNOWN_EPOCH
+        if epoch < self.epoch or start < self._newest_start(node):
+            return FENCED_EPOCH
         return None
 
     def _newest_start(self, node: str) -> int:
         follower = self._followers.get(node)
-        return max(self.record.starts.get(node, 0), follower.start if follower else 0)
+        here = max(follower.start if follower else 0, self.states.start_of(node))
+        return max(self.record.starts.get(node, 0), here)
 
     def _diverging(self, request: FetchRequest) -> Verdict | None:
         """Return a verdict if the follower's log diverges from this one before its end; None
-        otherwise.
-
-        The offset of a diverging log confirms nothing. An empty log cannot diverge.
-        """
-        if request.last_epoch == NO_EPOCH:
-            if request.offset > self.log_end:
-                return Verdict(Kind.DIVERGING, NO_EPOCH, self.log_end)
-            return None
-        epoch, end = end_of_epoch(self.epochs, request.last_epoch, self.log_end)
-        if epoch == NO_EPOCH and self._must_keep(request.node):
-            # Retention here has deleted the whole last epoch of the follower. The follower has all
-            # committed records, and only committed ones are deleted, so the logs agree there.
-            epoch = request.last_epoch
-        if epoch < request.last_epoch or end < request.offset:
-            return Verdict(Kind.DIVERGING, epoch, end)
-        return None
+        otherwise. The offset of a diverging log confirms nothing."""
+        found = divergence(
+            self.epochs,
+            self.log_end,
+            request.last_epoch,
+            request.offset,
+            has_all=self._must_keep(request.node),
+        )
+        return None if found is None else Verdict(Kind.DIVERGING, *found)
 
     def _advance(self) -> int:
         """Advance the high watermark to the lowest durable end of the nodes for which it waits.
@@ -369,17 +367,18 @@ class Leader:
         return self.high_watermark
 
     def _see(self, record: StreamMetadata) -> None:
-        """Take the nodes for which the high watermark waits from `record`.
+        """Read from `record` which nodes the high watermark waits for.
 
         These are the ISR and all nodes that a pending change may add or may not have removed yet:
         another leader may be elected from either set.
         """
         self.record = record
-        self._stir()
+        self.stir()
         self._can_commit = record.can_commit
         self._others = frozenset(record.members) - {self.node}
         nodes = {*record.isr, *(self.pending.after.isr if self.pending else ())}
         self._waits_for = tuple(sorted(nodes - {self.node}))
+        self.states.forget(record.starts, self._others)
         for node, follower in list(self._followers.items()):
             if follower.start < record.starts.get(node, 0) or node not in self._others:
                 before = self._heard_before.get(node, self._began)
@@ -390,8 +389,8 @@ class Leader:
 
     def _has_agreed(self, follower: FollowerState) -> bool:
         """Return True if the follower has received the in-sync set. If its record is newer than
-        this leader's, the follower names the version of the leader's record from which it comes,
-        and acts only on such records."""
+        this leader's, its own mark cannot show this. Then `leader_mark` names the version of this
+        leader's record from which its record was made."""
         told = follower.leader_mark
         return self._agrees(follower.mark) or (told is not None and self._agrees(told))
 
@@ -425,17 +424,20 @@ class Leader:
         follower = self._followers.get(node)
         if follower is None:
             return now - self._began > self._lag_max
+        if self.states.lags(node, now, self._lag_max):
+            return True
         if follower.parked and follower.agrees and follower.offset >= self.log_end:
             return False
         is_stuck = follower.lost or follower.is_full
         return is_stuck or now - follower.caught_up > self._lag_max
 
     def _waits_idly(self) -> bool:
-        """Return True if no in-sync follower can begin to lag without an event, because each has
-        everything and waits for more. Other replicas can join the ISR only by sending a request."""
+        """Return True if each in-sync follower has everything and waits for more, so none begins to
+        lag before the next event. Other replicas can join the ISR only by a request."""
         followers = (self._followers.get(node) for node in self._waits_for)
         is_moving = self.record.adding or self.record.removing
-        return not is_moving and all(
+        is_idle = not is_moving and self.states.waits_idly(self._waits_for)
+        return is_idle and all(
             one is not None and one.parked and one.agrees and one.offset >= self.log_end
             for one in followers
         )
@@ -449,10 +451,7 @@ class Leader:
 
     def _moved(self) -> StreamMetadata | None:
         """Return the record that completes the pending reassignment; None if it cannot be completed
-        now.
-
-        A leader that keeps its replica may have been elected after all new replicas were in sync.
-        """
+        now. A leader that keeps its replica may have been elected after all were in sync."""
         moves = self.record.adding or self.record.removing
         return transitions.complete(self.record) if moves else None
 
@@ -461,8 +460,8 @@ class Leader:
         leaders may have committed.
 
         So it must have reached both this high watermark and the end that the log had when the epoch
-        began, and the same for the side state. It must have confirmed this in the present epoch, in
-        the process run that the record names.
+        began, and the same for the side state and the states of consumers. It must have confirmed
+        this in the present epoch, in the process run that the record names.
         """
         return (
             not follower.lost
@@ -471,11 +470,14 @@ class Leader:
             and follower.start == self.record.starts.get(follower.node)
             and follower.offset >= max(self.high_watermark, self.begin_offset)
             and follower.side_version >= max(self.side_confirmed, self._begin_side_version)
+            and not follower.has_old_states
+            and self.states.has_all(follower.node)
         )
 
     # --- parts -------------------------------------------------------------------
 
-    def _stir(self) -> None:
+    def stir(self) -> None:
+        """Make `propose` check again, because a follower may begin to lag."""
         if self.is_settled:
             self.is_settled = False
             self._stirred()
@@ -485,9 +487,9 @@ class Leader:
         for follower in self._followers.values():
             if follower.parked and wants(follower):
                 follower.parked = False
-                self._stir()
+                self.stir()
                 if follower.agrees:
-                    follower.caught_up = now  # had everything at this time
+                    follower.caught_up = now  # had all records at this time
                 follower.told = self.high_watermark
                 woken.append(follower.node)
         return woken

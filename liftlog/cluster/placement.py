@@ -30,9 +30,9 @@ def place(
     """Return `count` nodes, the preferred leader first.
 
     The replicas are spread over as many zones as possible, and within a zone over the nodes with
-    the fewest replicas. Nodes of `keep` hold a replica already. Those of them that are available
-    come first, in this order, up to `count` nodes. The same arguments give the same result on every
-    node. Raises Conflict if too few nodes are available.
+    the fewest replicas. Nodes of `keep` hold a replica already. The available ones among these
+    nodes come first, in this order, up to `count` nodes. The same arguments give the same result on
+    every node. Raises Conflict if too few nodes are available.
     """
     available = {one.node: one for one in candidates if one.available}
     if len(available) < count:
@@ -47,7 +47,8 @@ def place(
         left = [one for one in available.values() if one.node not in chosen]
         best = min(left, key=lambda one: (used.count(_zone(one)), one.replicas, one.node))
         chosen.append(best.node)
-    # The new replica that leads least becomes the leader, unless a kept replica is.
+    # The new replica that leads the fewest streams becomes the leader, unless a kept replica is the
+    # leader.
     added = chosen[stay:]
     if not stay:
         added.sort(key=lambda node: (available[node].leads, available[node].replicas, node))
@@ -57,7 +58,7 @@ def place(
 def replace_nodes(
     candidates: Collection[Candidate], present: Sequence[str], leaving: Collection[str]
 ) -> tuple[str, ...]:
-    """Return as many nodes as `present`, with other nodes in place of those that are `leaving`.
+    """Return as many nodes as `present`, with other nodes in place of the nodes that are `leaving`.
 
     The remaining nodes stay, whether they are available or not. Raises the same errors as `place`.
     """

@@ -1,5 +1,5 @@
-"""The record of one stream: which nodes hold it, which node leads it, which copies have everything
-that was acked.
+"""The record of one stream: the nodes that hold it, the node that leads it, and the copies that
+have everything that was acked.
 
 Records are JSON objects in the metadata store. A node that rewrites a record keeps keys that are
 unknown to it, so nodes of two versions can work on the same record.
@@ -8,8 +8,8 @@ Three sets of replicas define which copies can be trusted:
 
 isr             in sync: each of them holds everything that was ever acked, and the next ack waits
                 for all of them
-eligible        left the ISR when it was already too small to ack, so they missed nothing either
-last_eligible   were in one of the two, then came back from a start that may have lost data
+eligible        left the ISR when it was already too small to ack, so they also have everything
+last_eligible   were in `isr` or `eligible`, then had a start that may have lost data
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class StreamMetadata:
     name: str
     incarnation: str
     settings: Mapping[str, Any]
-    """As in the configuration file. Only `min_isr` is read here; other modules read the rest."""
+    """The settings as in the configuration file. This module reads only `min_isr`; other modules
+    read the rest."""
     replicas: tuple[str, ...]
     """The nodes that hold a copy. The first is preferred as leader."""
     leader: str | None
@@ -122,13 +123,13 @@ class StreamMetadata:
         return node in self.starts or (node in self.members and not self.deleted)
 
     def in_order(self, nodes: Iterable[str]) -> tuple[str, ...]:
-        """Return those of `nodes` that are replicas, in the order of `replicas`."""
+        """Return the replicas among `nodes`, in the order of `replicas`."""
         wanted = frozenset(nodes)
         return tuple(node for node in self.replicas if node in wanted)
 
     @property
     def mark(self) -> Mark:
-        """Identifies this version among all versions, including those of another history."""
+        """The mark of this version, which no other version has, not even one of another history."""
         return self.version, self.checksum
 
     @property
@@ -180,7 +181,7 @@ class StreamMetadata:
     def to_json(self) -> bytes:
         """Return the value to store.
 
-        The same record gives the same bytes in every version of liftlog that has this format,
+        Every version of liftlog that has this format returns the same bytes for the same record,
         because nodes identify a record by its checksum.
         """
         if not self._json:
@@ -314,8 +315,8 @@ _KEYS = tuple(_FORMS)
 # Versions that do not contain these keys read the same format, and write unknown keys first. A
 # value of 0 is left out, as those versions leave it out.
 _LATER = ("decided",)
-# The keys that a record must have. Each other key has a default: its meaning in older versions,
-# which lacked it.
+# The keys that a record must have. Every other key has a default, which is its meaning in older
+# versions that lacked the key.
 _REQUIRED = frozenset(
     ("name", "version", "incarnation", "settings", "replicas", "leader", "leader_epoch", "isr")
 )
@@ -374,3 +375,11 @@ def role_of(record: StreamMetadata, node: str, start: int, *, resigned_epoch: in
     if record.leader != node:
         return Follow(record.leader, record.leader_epoch)
     return Wait() if resigned_epoch >= record.leader_epoch else Lead(record.leader_epoch)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A record to commit by compare-and-set, at the revision at which `before` was read."""
+
+    before: StreamMetadata
+    after: StreamMetadata

@@ -2,15 +2,15 @@
 by followers, too.
 
 The leader changes it. It answers a request for a lease or another change when all nodes for which
-the high watermark waits have stored the new state, so the state survives the leader as records do.
-It is small and always copied as a whole.
+the high watermark waits have stored the new state. So the state survives the loss of the leader, as
+records do. It is small and always copied as a whole.
 
 A version is one number made of the leader epoch of the change and a counter within that epoch. So
 two leaders that changed the same state differently gave it different versions. Version 0 is the
 empty state, which most streams have: there is nothing to copy, and nothing to store.
 
 A replica may have a version of a higher epoch than its leader's, if an operator has restored the
-metadata without the nodes that had seen that epoch. Such a state was discarded with its epoch.
+metadata without the nodes that had received that epoch. Such a state was discarded with its epoch.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ EMPTY = 0
 def begin(epoch: int, version: int) -> int:
     """Return the version with which a leader of `epoch` begins if it has stored `version`.
 
-    Another replica may have a different state, which only it got from the former leader. In the new
-    epoch all followers get the state of this leader.
+    Another replica may have a different state, which the former leader sent to no other node. In
+    the new epoch all followers get the state of this leader.
     """
     if version == EMPTY or version >> _CHANGES_BITS == epoch:
         return version
@@ -36,8 +36,8 @@ def is_outdated(epoch: int, stored: int, told: int | None) -> bool:
     """Return True if a follower that has stored the version `stored` has already got a newer
     version than `told` from the leader of `epoch`.
 
-    A version from a former leader never counts as newer: a state that only this follower got is
-    dropped.
+    A version from a former leader never counts as newer, because a state that only this follower
+    received is dropped.
     """
     return told is not None and stored >> _CHANGES_BITS == epoch and told < stored
 

@@ -18,7 +18,7 @@ CLUSTER_KEY = "cluster"
 MAX_VALUE_BYTES = 64 * 1024
 MAX_GIVEN_BYTES = 48 * 1024
 """Size limit of a record that an operator or a client creates. It leaves space for the decisions
-that nodes add later: if the record were full, its stream could not change its leader."""
+that nodes add later. If the record were full, the leader of its stream could not change."""
 
 
 class MetaStoreError(Exception):
@@ -32,9 +32,9 @@ class CasLost(MetaStoreError):
 
 
 class CasUnknown(MetaStoreError):
-    """The store did not report the outcome of the change. It was made, it will be made **later**,
-    or it will never be made. Until a read shows a newer version, the caller must be prepared for
-    both outcomes."""
+    """The store did not report the outcome of the change. The change was made, will be made
+    **later**, or will never be made. Until a read shows a newer version, the caller must be
+    prepared for each of these outcomes."""
 
 
 class StoreUnavailable(MetaStoreError):
@@ -47,7 +47,7 @@ def check_size(key: str, value: bytes) -> None:
     if len(value) > MAX_VALUE_BYTES:
         raise InvalidArgument(
             f"the record {key} has {len(value):,} bytes, more than the {MAX_VALUE_BYTES:,} that "
-            "the metadata store takes"
+            "the metadata store accepts"
         )
 
 
@@ -55,7 +55,7 @@ def check_given(key: str, value: bytes) -> None:
     """Raise InvalidArgument if a requested record leaves too little room for later changes."""
     if len(value) > MAX_GIVEN_BYTES:
         raise InvalidArgument(
-            f"the record {key} would have {len(value):,} bytes, and a cluster takes "
+            f"the record {key} would have {len(value):,} bytes, and a cluster accepts "
             f"{MAX_GIVEN_BYTES:,}",
             hint="give the stream less metadata, or fewer subjects",
         )
@@ -69,7 +69,8 @@ class Entry(NamedTuple):
 
 
 OnChange = Callable[[str, Entry | None], None]
-"""Called with the key and its newest entry; None if the key is gone."""
+"""A callback that receives the key and its newest entry; the entry is None if the key was
+deleted."""
 
 
 class NodeSession(Protocol):
@@ -83,7 +84,7 @@ class NodeSession(Protocol):
 
     @property
     def deadline(self) -> float:
-        """Time before which no other process can see the key expire, as `time.monotonic()` in
+        """Time before which the key cannot expire for any other process, as `time.monotonic()` in
         seconds.
 
         It is `renewed_at` plus 0.8 of the TTL. If the key was taken over or cannot be renewed, the
@@ -110,13 +111,13 @@ class MetaStore(Protocol):
     """
 
     async def get(self, key: str) -> Entry | None:
-        """Return the entry; None if there is none. Raises StoreUnavailable."""
+        """Return the entry; None if the key does not exist. Raises StoreUnavailable."""
         ...
 
     async def get_newest(self, key: str) -> Entry | None:
         """Like `get`, but the entry was the newest one at some moment during the call.
 
-        Used for decisions that no CAS of this key confirms. It may cost a write. Raises
+        Used for decisions that no CAS of this key confirms. The call may need a write. Raises
         StoreUnavailable.
         """
         ...
@@ -151,7 +152,7 @@ class MetaStore(Protocol):
     ) -> NodeSession:
         """Write the key if it is at `revision`, as `cas` does, and renew it in the background.
 
-        Without renewal the key disappears `ttl_seconds` after the last one. Raises CasLost,
-        CasUnknown, StoreUnavailable.
+        The key disappears `ttl_seconds` after its last renewal. Raises CasLost, CasUnknown,
+        StoreUnavailable.
         """
         ...

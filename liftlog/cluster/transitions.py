@@ -8,11 +8,12 @@ sessions or logs: the caller has decided before whether a node is dead or has ca
 Every record that these functions return obeys three rules. Because of them, no acked record is lost
 when nodes fail:
 
-- All members of `isr` hold everything that was acked, because the high watermark waits for all of
-them. - While `isr` is smaller than `min_isr`, nothing is acked. Replicas that leave it then go to
-`eligible`: they too hold everything that was acked. - Only members of `isr` or `eligible` are
-elected. Both sets become empty only if all their members started again with damaged disks; then
-`recover` elects a node and accepts a possible loss.
+- All members of `isr` hold everything that was acked, because the high watermark waits for each of
+  them.
+- While `isr` is smaller than `min_isr`, nothing is acked. Replicas that leave it then go to
+  `eligible`, because they also hold everything that was acked.
+- Only members of `isr` or `eligible` are elected. Both sets become empty only if all their members
+  started again with damaged disks; then `recover` elects a node and accepts a possible loss.
 """
 
 from __future__ import annotations
@@ -86,12 +87,12 @@ def register(
 
     `clean` is True if its log has everything that this node ever confirmed; the node then stays in
     `isr` and `eligible`. Otherwise it leaves both until it has caught up. In both cases it does not
-    lead until it is elected again. The new version also makes a pending change fail by which a
-    leader would add the previous process run of the node to the ISR.
+    lead until it is elected again. A leader may be about to add the previous process run of the
+    node to the ISR. The new version makes this change fail.
 
     The only replica of a stream stays the leader if it has everything. Its epoch is raised unless
-    the last stop `closed` the log, in which case no client or node can have seen a record past its
-    end.
+    the last stop `closed` the log. After such a stop no client or node can have read a record past
+    the end of the log.
     """
     if record.deleted or node not in record.members:
         return None
@@ -123,7 +124,8 @@ def register(
 
 
 def fence(record: StreamMetadata, nodes: Collection[str]) -> StreamMetadata | None:
-    """Remove `nodes` from the ISR because they died or stop, so that no ack waits for them."""
+    """Remove `nodes` from the ISR because they died or are stopping, so that no ack waits for
+    them."""
     _check_exists(record)
     return _next(record, _fenced(record, nodes))
 
@@ -136,9 +138,9 @@ def resign(record: StreamMetadata, node: str) -> StreamMetadata | None:
 def failover(record: StreamMetadata, dead: Collection[str], node: str) -> StreamMetadata | None:
     """Make `node` the leader, because the leader is among `dead` or there is none.
 
-    Returns None if there is another leader, or if `node` may lack something that was acked. `dead`
-    may be wrong: a leader that still runs can commit nothing more without the nodes that have left
-    it.
+    Returns None if there is another leader, or if `node` may lack something that was acked. It does
+    no harm if `dead` is wrong: a leader that still runs can commit nothing more without the nodes
+    that no longer follow it.
     """
     _check_exists(record)
     if node in dead:
@@ -218,9 +220,9 @@ def expand(record: StreamMetadata, node: str, start: int) -> StreamMetadata | No
 def discard(record: StreamMetadata, node: str) -> StreamMetadata | None:
     """Remove `node` from the ISR, so that it may drop its copy and fetch all of it again.
 
-    Raises Conflict while the node leads, or while the others alone could not ack, because its copy
-    may then be needed. The record gets a new epoch, so that confirmations for the dropped copy do
-    not count for the next one.
+    Raises Conflict while the node leads, or while the other nodes alone could not ack: in both
+    cases its copy may be needed. The record gets a new epoch, so that confirmations for the dropped
+    copy do not count for the next one.
     """
     _check_led(record)
     if node == record.leader:
@@ -390,8 +392,8 @@ def delete(record: StreamMetadata) -> StreamMetadata | None:
 def in_place_of(record: StreamMetadata, deleted: StreamMetadata) -> StreamMetadata:
     """Return the first record of a new stream with the name of a `deleted` one.
 
-    A node that was away learns from this record which copy it may remove. If the store is later
-    restored to a state with the deleted stream, a node that has read this record detects that.
+    This record shows a node that was away which copy it may remove. If the store is later restored
+    to a state with the deleted stream, a node that has read this record detects that.
     """
     former = (*deleted.former, deleted.incarnation)
     return replace(record, former=former[-_MAX_FORMER:])
@@ -400,10 +402,10 @@ def in_place_of(record: StreamMetadata, deleted: StreamMetadata) -> StreamMetada
 def continued(record: StreamMetadata, copy: StreamMetadata) -> StreamMetadata | None:
     """Continue a stream with a copy that was restored from a backup.
 
-    The stream was deleted, or no other node has a replica of it. `copy` is the record that a new
-    stream would get. Returns None if this is done already. The result is the next version of the
-    same record, in a later epoch. So readers that were ahead of the backup get an error, and nodes
-    remove copies from before a deletion.
+    Call it if the stream was deleted, or if no other node has a replica of it. `copy` is the record
+    that a new stream would get. Returns None if this was already done. The result is the next
+    version of the same record, in a later epoch. So readers that were ahead of the backup get an
+    error, and nodes remove copies from before a deletion.
     """
     if not record.deleted and record.leader_epoch == copy.leader_epoch:
         return None
@@ -465,7 +467,7 @@ def _led_by(record: StreamMetadata, node: str) -> StreamMetadata:
 
 def _completed(record: StreamMetadata) -> StreamMetadata:
     """Complete the pending reassignment if all nodes that it adds are in sync and the remaining
-    ones can ack."""
+    nodes can ack."""
     if not record.adding and not record.removing:
         return record
     if record.leader in record.removing or not _can_complete(record):

@@ -19,8 +19,8 @@ def has_no_complete_copy(record: StreamMetadata) -> bool:
 
 
 def best_copy(record: StreamMetadata, told: Mapping[str, Known | None]) -> str | None:
-    """Return the replica whose election loses the least: the one with the longest log of the newest
-    epoch, and among equal logs the first replica.
+    """Return the replica whose election loses the fewest records: the replica with the longest log
+    of the newest epoch. Among equal logs, return the first replica.
 
     Returns None while a complete copy may still return, and until every replica has reported the
     end of its log and that it acts on exactly this record. So no replica's records are overlooked.

@@ -1,5 +1,5 @@
-"""Consumers with acks, as decisions: which message goes to whom, and what an ack does. No I/O, no
-clock.
+"""Decides which client of a consumer gets which message, and what each ack changes. This package
+performs no I/O and reads no clock.
 
 Events go in, instructions and deltas come out. A leader drives a `Consumer`:
 
@@ -16,22 +16,22 @@ Events go in, instructions and deltas come out. A leader drives a `Consumer`:
 
 A follower, or a restarted daemon, applies the deltas to its own `ConsumerState` and reaches the
 same state. All times and stamps are ns since 1970. Arrays are columns: one entry per message, of
-equal length. An object belongs to one thread.
+equal length. Each object belongs to one thread.
 
 consumer      the leader: events of a turn, its instructions and its delta
 priorities    priority groups: which pull gets the next message
-pull          one pull: what is asked for, what is left
-demand        waiting pulls: what each of them gets, and how it ends
-acks          a chunk of acks, and the verdict about each
+pull          one pull: the request, and its remaining counts
+demand        waiting pulls: assigns messages to them, and ends them
+acks          a chunk of acks, and the verdict on each
 records       records that the daemon has read
-instructions  what leaves the daemon after a turn
+instructions  the messages that the daemon sends after a turn
 statuses      JetStream's statuses, word by word
 settings      the settings that decide about deliveries
-state         everything that outlives a leader
+state         the state that outlives a leader
 changes       the changes of a state
 pending       the pending messages, in blocks
 block         up to 4,096 first deliveries
-columns       numbers that take no memory where they are regular
+columns       columns of numbers; contiguous or equal numbers need no array
 queue         the messages that are due, in order
 codec         deltas as bytes
 snapshot      whole states as bytes

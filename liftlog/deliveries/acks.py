@@ -8,13 +8,14 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from liftlog.deliveries.block import Found
 from liftlog.deliveries.columns import Bools, Index, Ints
-from liftlog.deliveries.pending import FEW, Found, PendingMessages
+from liftlog.deliveries.pending import FEW, PendingMessages
 
 MAX_ACKS = 4096
 """Maximum number of acks in one call."""
 MAX_ROUNDS = 8
-"""Maximum number of acks of the same message that are evaluated in one chunk."""
+"""Maximum number of acks of one message that are evaluated in one chunk."""
 
 Bytes = NDArray[np.uint8]
 
@@ -42,6 +43,11 @@ class Verdict(IntEnum):
     """The ack belongs to an earlier delivery of a pending message, and has no effect."""
 
 
+_NO_KINDS: Bytes = np.zeros(MAX_ACKS, np.uint8)
+_NO_DELAYS: Ints = np.zeros(MAX_ACKS, np.int64)
+_NO_KINDS.setflags(write=False)
+_NO_DELAYS.setflags(write=False)
+
 _ACK, _NAK, _PROGRESS, _TERM = [int(kind) for kind in AckKind]
 _IGNORED, _COUNTED, _AGAIN, _OUTDATED = [int(verdict) for verdict in Verdict]
 
@@ -59,7 +65,17 @@ class Acks:
     delays_ns: Ints
     """Requested delays of naks; 0 for no delay, and for other acks."""
     reasons: dict[int, str] = field(default_factory=dict)
-    """Reasons of terms, by the index of the ack in the chunk."""
+    """Reasons given with TERM acks, by the index of the ack in the chunk."""
+
+    is_plain: bool = False
+    """True if it is known that all acks are of the kind ACK."""
+
+    @classmethod
+    def plain(cls, offsets: Ints, counts: Ints, stamps_ns: Ints) -> Acks:
+        """Return acks of the kind ACK."""
+        count = len(offsets)
+        kinds, delays_ns = _NO_KINDS[:count], _NO_DELAYS[:count]
+        return cls(offsets, counts, stamps_ns, kinds, delays_ns, {}, is_plain=True)
 
     def __len__(self) -> int:
         return len(self.offsets)
@@ -69,8 +85,8 @@ class Acks:
         has the first ack of every message, the second part the second ack, and so on. Each part
         keeps the order of the chunk.
 
-        Also returns the acks that have no effect: those of a message beyond its first MAX_ROUNDS
-        acks. An exception is the first ACK or TERM among them, which gets into a last part.
+        Also returns the acks that have no effect: all acks of a message after its first MAX_ROUNDS
+        ones. The first ACK or TERM among these still has an effect, and is put into a last part.
         """
         order = np.argsort(self.offsets, kind="stable")
         offsets = self.offsets[order]
@@ -107,7 +123,7 @@ class Judged:
 
 def are_plain(acks: Acks) -> bool:
     """Return True if all acks are of the kind ACK."""
-    return not acks.kinds.any()
+    return acks.is_plain or not acks.kinds.any()
 
 
 def judge_plain(acks: Acks, pending: PendingMessages, next_offset: int) -> tuple[Bytes, Ints]:
@@ -119,9 +135,12 @@ def judge_plain(acks: Acks, pending: PendingMessages, next_offset: int) -> tuple
     is_pending, is_foreign = pending.stand(offsets, acks.stamps_ns)
     is_known = (offsets >= 0) & (offsets < next_offset) & ~is_foreign
     live = np.flatnonzero(is_known & is_pending)
-    done, first = np.unique(offsets[live], return_index=True)
+    done = offsets[live]
+    if not (done[1:] > done[:-1]).all():  # most workers ack in offset order
+        done, first = np.unique(done, return_index=True)
+        live = live[first]
     verdicts = np.where(is_known, np.uint8(_AGAIN), np.uint8(_IGNORED))
-    verdicts[live[first]] = _COUNTED
+    verdicts[live] = _COUNTED
     return verdicts, done
 
 

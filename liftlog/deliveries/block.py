@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from liftlog.deliveries.columns import Bools, Index, Ints, Rising, Values
+from liftlog.deliveries.columns import Bools, Index, Ints, Rising, Values, is_run
 
 BLOCK_SIZE = 4096
 MERGED_SIZE = 2048
 """Two adjacent blocks are merged if they have at most this many messages together."""
 
 MAX_COUNT = 2**32 - 1
-"""Delivery counts stop here."""
+"""Maximum delivery count; a message that is delivered more often keeps this count."""
 NEVER = 2**63 - 1
 
 
@@ -26,16 +27,42 @@ class Phase:
     """
 
     OUT: Final = 0
-    """A worker has the message. The time is that of the latest delivery or progress ack."""
+    """A worker has the message. The column has the time of the latest delivery or progress ack."""
     DELAYED: Final = 1
-    """A worker has returned the message with a delay. The time is when it falls due."""
+    """A worker has returned the message with a delay. The column has the time at which the message
+    falls due."""
     QUEUED: Final = 2
-    """The message is due. The column has its ticket in the queue of redeliveries instead of a
-    time."""
+    """The message is due. The column has the message's ticket in the queue of redeliveries instead
+    of a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The state of each offset of a list, as columns."""
+
+    is_pending: Bools
+    counts: Ints
+    """Number of deliveries so far; 0 if the message is not pending."""
+    sequences: Ints
+    """Consumer sequence of the first delivery; 0 if the message is not pending."""
+    phases: Ints
+    tickets: Ints
+    """Ticket in the queue of redeliveries, for messages that are in it."""
+    is_foreign: Bools
+    """True if a block has the offset (pending or not), but no record with this timestamp."""
+
+    @property
+    def is_queued(self) -> Bools:
+        return self.is_pending & np.equal(self.phases, Phase.QUEUED)
+
+    @property
+    def is_delayed(self) -> Bools:
+        return self.is_pending & np.equal(self.phases, Phase.DELAYED)
 
 
 class Block:
-    """`is_pending` is None while all are pending."""
+    """The first deliveries of one block, with one column per property. `is_pending` is a mask of
+    the pending messages; it is None while all of them are pending."""
 
     __slots__ = (
         "counts",
@@ -69,7 +96,7 @@ class Block:
         self.watched_ns = NEVER
         """Time of the block's entry in the heap of deadlines."""
         self.entry = 0
-        """Number of this entry."""
+        """Number of the block's entry in the heap of deadlines."""
 
     @property
     def size(self) -> int:
@@ -104,11 +131,41 @@ class Block:
 
     def append(self, offsets: Ints, sequences: Ints, now_ns: int, stamps: tuple[int, int]) -> None:
         size, count = self.size, len(offsets)
+        self.offsets.append(offsets)
+        self.sequences.append(sequences)
+        self._append(size, count, now_ns, stamps)
+
+    def continues(self, offsets: Ints, sequence: int) -> bool:
+        """Return True if the block has room for these first deliveries, and they continue its
+        offsets and consumer sequences without a gap."""
+        count = len(offsets)
+        return (
+            self.size + count <= BLOCK_SIZE
+            and self.offsets.continues(int(offsets[0]))
+            and self.sequences.continues(sequence)
+            and is_run(offsets)
+        )
+
+    def places_of_run(self, offsets: Ints) -> Index | None:
+        """Return the places of contiguous offsets. Returns None for other offsets, and if the block
+        has gaps or does not have all of them. Most workers ack the messages of a pull in order."""
+        count, place = len(offsets), int(offsets[0]) - self.offsets.base
+        is_here = self.offsets.is_contiguous and 0 <= place <= self.size - count
+        if not is_here or int(offsets[-1]) - int(offsets[0]) != count - 1:
+            return None
+        return np.arange(place, place + count) if (offsets[1:] > offsets[:-1]).all() else None
+
+    def append_run(self, count: int, now_ns: int, stamps: tuple[int, int]) -> None:
+        """Add first deliveries that continue the block (`continues`)."""
+        size = self.size
+        self.offsets.count += count
+        self.sequences.count += count
+        self._append(size, count, now_ns, stamps)
+
+    def _append(self, size: int, count: int, now_ns: int, stamps: tuple[int, int]) -> None:
         self.counts.append(size, 1, count)
         self.phases.append(size, Phase.OUT, count)
         self.times.append(size, now_ns, count)
-        self.offsets.append(offsets)
-        self.sequences.append(sequences)
         if self.is_pending is not None:
             self.is_pending = np.concatenate((self.is_pending, np.ones(count, np.bool_)))
         self.pending += count
@@ -116,7 +173,8 @@ class Block:
         self.newest_ns = max(self.newest_ns, stamps[1])
 
     def taken(self, index: Index) -> Block:
-        """Return a block of the messages at the rising places `index`, all of them pending."""
+        """Return a block of the messages at the places `index`, which ascend. All of these messages
+        are pending."""
         found = Block(
             self.offsets.take(index), self.sequences.take(index), self.oldest_ns, self.newest_ns
         )
@@ -162,7 +220,7 @@ class Block:
         return np.where(phases == Phase.QUEUED, NEVER, times)
 
     def size_bytes(self) -> int:
-        """Return the bytes that its arrays occupy."""
+        """Return the bytes that the arrays occupy."""
         columns = (self.offsets, self.sequences, self.counts, self.phases, self.times)
         bits = 0 if self.is_pending is None else self.is_pending.nbytes
         return bits + sum(one.size_bytes() for one in columns)

@@ -43,7 +43,8 @@ class Advanced:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """These messages were acked or terminated, or their records were removed; in offset order."""
+    """These messages were acked or terminated, or their records were removed. They are in offset
+    order."""
 
     offsets: Ints
 
@@ -106,7 +107,7 @@ class Updated:
 
 @dataclass(frozen=True, slots=True)
 class TakenOver:
-    """A leader began, or the daemon started."""
+    """A new leader has begun, or the daemon has started."""
 
     now_ns: int
 

@@ -24,13 +24,14 @@ def is_run(numbers: Ints | Index) -> bool:
 
 
 class Rising:
-    """Numbers in ascending order without repeats. Contiguous numbers are stored as `base` and
-    `count`; all others as an array of differences to `base`, 4 bytes each."""
+    """Numbers in ascending order without repeats. The column stores contiguous numbers as `base`
+    and `count`, and all others as an array of their differences to `base`, 4 bytes each."""
 
     __slots__ = ("_steps", "base", "count")
 
     def __init__(self, numbers: Ints) -> None:
-        """`numbers` must not be empty. Raises ValueError if they span MAX_SPAN or more."""
+        """`numbers` must not be empty. Raises ValueError if the last minus the first is MAX_SPAN or
+        more."""
         self.base = int(numbers[0])
         self.count = len(numbers)
         self._steps: NDArray[np.uint32] | None = None
@@ -55,6 +56,10 @@ class Rising:
     def fits(self, number: int) -> bool:
         """Return True if `number` can be appended."""
         return self.last < number < self.limit
+
+    def continues(self, number: int) -> bool:
+        """Return True if all numbers are contiguous, and `number` follows the last one."""
+        return self._steps is None and number == self.base + self.count
 
     def append(self, numbers: Ints) -> None:
         """Append numbers above `last`. Raises ValueError if the column then spans MAX_SPAN or
@@ -88,7 +93,8 @@ class Rising:
             is_here = (relative >= 0) & (relative < self.count)
             return np.where(is_here, relative, 0), is_here
         is_near = (relative >= 0) & (relative < MAX_SPAN)
-        # Both have one type: numpy would copy the whole column to search it for wider numbers.
+        # Both arrays have one type: otherwise numpy would copy the whole column to search it for
+        # wider numbers.
         near = np.where(is_near, relative, 0).astype(np.uint32)
         places = self._steps.searchsorted(near)
         places[places == self.count] = 0
@@ -118,8 +124,8 @@ class Rising:
 
 
 class Values:
-    """One value per message. Stored as a single value while all are equal, otherwise as an array of
-    `dtype`."""
+    """One value per message. The column stores a single value while all are equal, and an array of
+    `dtype` otherwise."""
 
     __slots__ = ("_array", "_dtype", "_same")
 
@@ -130,7 +136,7 @@ class Values:
 
     @property
     def same(self) -> int | None:
-        """The value of all messages; None if they may differ."""
+        """The value that all messages have; None if their values may differ."""
         return self._same if self._array is None else None
 
     def at(self, index: Index) -> Ints:
@@ -145,7 +151,7 @@ class Values:
         self._same, self._array = value, None
 
     def put(self, index: Index, values: Ints | int, size: int) -> None:
-        """Set the values at `index`; the block has `size` messages."""
+        """Set the values at `index`. The block has `size` messages."""
         if len(index) == size and isinstance(values, int):
             self.fill(values)
             return
@@ -173,7 +179,7 @@ class Values:
         return Values(self._dtype, 0, found)
 
     def joined(self, size: int, other: Values, other_size: int) -> Values:
-        """Return the values of a block of `size`, followed by those of another block."""
+        """Return the values of a block of `size`, followed by the values of another block."""
         if self._array is None and other.same == self._same:
             return Values(self._dtype, self._same)
         return Values(self._dtype, 0, np.concatenate((self._whole(size), other._whole(other_size))))

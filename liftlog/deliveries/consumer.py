@@ -1,12 +1,12 @@
 """The leader of a consumer: events come in, and each turn returns instructions and a delta.
 
-A turn is any number of events, followed by `end_turn`. Events change the state at once; nothing may
-leave the daemon before the delta is written.
+A turn is any number of events, followed by `end_turn`. Events change the state at once. The daemon
+must send nothing before the delta is written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,7 +25,7 @@ from liftlog.deliveries.acks import (
 from liftlog.deliveries.block import NEVER
 from liftlog.deliveries.codec import encode_delta
 from liftlog.deliveries.columns import NO_INTS, Bools, Index, Ints
-from liftlog.deliveries.demand import PullRequest, Pulls, Share
+from liftlog.deliveries.demand import PullRequest, Pulls, PushWindow, Share
 from liftlog.deliveries.instructions import (
     Advisory,
     AdvisoryKind,
@@ -36,6 +36,7 @@ from liftlog.deliveries.instructions import (
     Status,
     Turn,
 )
+from liftlog.deliveries.pending import FEW
 from liftlog.deliveries.records import Records, Scan, reply_sizes
 from liftlog.deliveries.settings import (
     MAX_PENDING,
@@ -56,20 +57,20 @@ _EXPLICIT, _ALL, _NONE = AckPolicy  # bound here, as looking up a member takes a
 
 @dataclass(frozen=True, slots=True)
 class Wants:
-    """The records that the daemon has to read for waiting clients: those in `again`, then up to
-    `first` records from `start` on."""
+    """The records that the daemon has to read for waiting clients: the records in `again`, then up
+    to `first` records from `start` on."""
 
     again: Ints
     """Offsets in the order of redelivery."""
     start: int
     first: int
-    """0: no first deliveries now."""
+    """Number of records to read for first deliveries; 0 if no record is needed now."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Figures for JetStream's INFO. An offset is that of the last such message; -1 if there is
-    none."""
+    """Figures for JetStream's INFO. `delivered_*` describe the last delivered message, `floor_*`
+    the ack floor. An offset is -1 if there is no such message."""
 
     delivered_sequence: int
     delivered_offset: int
@@ -82,16 +83,16 @@ class Figures:
 
 
 class Consumer:
-    """`now_ns` is the time in ns since 1970 by a clock that does not step while this object lives.
-
-    For example, read the wall clock once, and add what a monotonic clock has counted since.
+    """Leads one consumer. `now_ns` is the time in ns since 1970 by a clock that does not step while
+    this object exists. For example, read the wall clock once, and add the time that a monotonic
+    clock has counted since.
     """
 
     def __init__(self, state: ConsumerState) -> None:
         """Lead a consumer. Call `take_over` first unless the state is new."""
         self.state = state
         self._pulls = Pulls()
-        self._push = _PushWindow()
+        self._push = PushWindow()
         self._changes: list[changes.Change] = []
         self._instructions: list[Instruction] = []
         self._is_paused = False
@@ -109,9 +110,18 @@ class Consumer:
         """Drop the pulls with these reply subjects, which have no subscriber."""
         self._pulls.drop(replies)
 
+    def prefer(self, reply: bytes) -> None:
+        """Let the waiting pull with this reply get the next message."""
+        self._pulls.prefer(reply)
+
+    def nothing_to_deliver(self) -> None:
+        """End the pulls that do not wait, although there are messages: no pull can take the next
+        one."""
+        self._instructions += self._pulls.end_of_data()
+
     @property
     def waiting(self) -> list[bytes]:
-        """The replies of the waiting pulls, also of those that came in this turn."""
+        """The replies of the waiting pulls, including pulls that came in this turn."""
         return self._pulls.replies
 
     def end_pulls(self, why: Ending) -> None:
@@ -121,14 +131,14 @@ class Consumer:
     def open_push(self, subject: bytes, messages: int, size_bytes: int) -> None:
         """Set the window of a push consumer, in messages and bytes. The last message may exceed the
         bytes. 0 messages close the window."""
-        self._push = _PushWindow(subject, messages, size_bytes)
+        self._push = PushWindow(subject, messages, size_bytes)
 
     def wants(self, now_ns: int, most: int, room: int = MAX_PENDING) -> Wants:
         """Return the records to read for waiting clients, at most `most`. `room` is the number of
-        further pending messages that the daemon's limit for all consumers allows.
+        further messages that may become pending under the daemon's limit for all consumers.
         """
         state = self.state
-        demand = min(self._push.messages if state.settings.is_push else self._pulls.wanted, most)
+        demand = min(self._push.messages or self._pulls.wanted_in_turn(state.settings), most)
         if demand <= 0 or state.settings.is_paused(now_ns):
             return Wants(NO_INTS, state.next_offset, 0)
         again = state.queue.peek(demand)
@@ -138,8 +148,8 @@ class Consumer:
     # --- deliveries --------------------------------------------------------------
 
     def redeliver(self, asked: Ints, records: Records, num_pending: int, now_ns: int) -> None:
-        """Deliver messages again. `asked` has those offsets of `wants().again` that could be read.
-        If an asked offset has no record in `records`, its message was removed, and is no longer
+        """Deliver messages again. `asked` has the offsets of `wants().again` that could be read. If
+        `records` has no record for such an offset, the message was removed, and is no longer
         pending."""
         found = self.state.pending.find(asked)
         asked = asked[found.is_queued]
@@ -149,39 +159,44 @@ class Consumer:
         offsets, counts = asked[is_there], found.counts[found.is_queued][is_there] + 1
         if not len(offsets) or self.state.settings.is_paused(now_ns):
             return
-        pendings = np.full(len(offsets), num_pending)
-        held = np.full(len(offsets), self.state.pending.total)
-        taken = self._share(offsets, counts, pendings, held, records.sizes[places], now_ns)
+        pendings, held = np.full(len(offsets), num_pending), self.state.pending.total
+        sizes = records.sizes[places]
+        taken = self._share(offsets, counts, pendings, sizes, now_ns, lambda: _same(counts, held))
         if taken:
             self._do(changes.Redelivered(offsets[:taken], now_ns))
 
     def deliver(self, scan: Scan, num_pending: int, now_ns: int, room: int = MAX_PENDING) -> None:
-        """Deliver records for the first time. `num_pending`: matching records from `scan.start` on.
+        """Deliver records for the first time. `num_pending` is the number of matching records from
+        `scan.start` on.
 
-        Ignores a scan that begins above `next_offset`. The caller drops a scan when the log has
-        been truncated since, or the filters have changed.
+        Ignores a scan that begins above `next_offset`. The caller must drop a scan if the log was
+        truncated or the filters were changed after it.
         """
         state = self.state
         if scan.start > state.next_offset or scan.end < state.next_offset:
             return
-        skipped = int(np.searchsorted(scan.records.offsets, state.next_offset))
+        skipped, found = 0, scan.records.offsets
+        if len(found) and found[0] < state.next_offset:
+            skipped = int(np.searchsorted(found, state.next_offset))
         records = scan.records.after(skipped)
         offsets = records.offsets[: max(self._room(room), 0)]
-        taken = 0
-        if len(offsets) and not state.settings.is_paused(now_ns):
-            counts = np.ones(len(offsets), np.int64)
-            left = num_pending - skipped - np.arange(1, len(offsets) + 1)
-            sizes = records.sizes[: len(offsets)]
-            held = state.pending.total + np.arange(len(offsets))
-            taken = self._share(offsets, counts, np.maximum(left, 0), held, sizes, now_ns)
+        taken, count, held = 0, len(offsets), state.pending.total
+        if count and not state.settings.is_paused(now_ns):
+            last = num_pending - skipped - count
+            pendings = np.arange(last + count - 1, last - 1, -1)
+            if last < 0:
+                pendings = np.maximum(pendings, 0)
+            counts, sizes = _same(offsets, 1), records.sizes[:count]
+            taken = self._share(
+                offsets, counts, pendings, sizes, now_ns, lambda: held + np.arange(count)
+            )
             if taken:
-                stamps = records.stamps_ns[:taken]
-                bounds = int(stamps.min()), int(stamps.max())
+                bounds = _bounds(records.stamps_ns[:taken])
                 self._do(changes.Delivered(offsets[:taken], now_ns, *bounds))
         if taken == len(records.offsets):
             if scan.end > state.next_offset or scan.epoch != state.epoch:
                 self._do(changes.Advanced(scan.end, scan.epoch))
-            # With a full max_ack_pending, JetStream does not look whether there is more.
+            # If max_ack_pending is reached, JetStream does not check if there are more messages.
             is_full = self._room(room - taken) <= 0
             if scan.is_at_end and not state.pending.queued and not is_full:
                 self._instructions += self._pulls.end_of_data()
@@ -227,8 +242,8 @@ class Consumer:
             self._instructions.append(Resumed())
 
     def due_ns(self) -> int | None:
-        """Return the time at which `tick` must be called next; None if never. It can be too early:
-        a progress ack, for example, does not move it."""
+        """Return the time at which `tick` must be called next; None if never. The time can be too
+        early: a progress ack, for example, does not change it."""
         times = [self.state.pending.due_ns()]
         event = self._pulls.next_event_ns()
         if event is not None:
@@ -266,9 +281,18 @@ class Consumer:
         if settings == old:
             return
         self._do(changes.Updated(settings))
+        if settings.priority_policy is not old.priority_policy:
+            self._pulls.policy_changed(settings.priority_policy)
         if settings.max_deliver > 0 and not 0 < old.max_deliver <= settings.max_deliver:
             self._exhaust(*self.state.pending.in_queue())
         self.tick(now_ns)
+
+    def reset(self, state: ConsumerState) -> None:
+        """Replace the state; changes since the last turn are lost, waiting pulls stay."""
+        self.state = state
+        self._changes.clear()
+        self._pulls.store_again()
+        self._log_start = 0
 
     def take_over(self, now_ns: int) -> None:
         """Begin to lead after another leader, or after a restart. Ends waiting pulls with 408, and
@@ -281,7 +305,7 @@ class Consumer:
         self._is_paused = self.state.settings.is_paused(now_ns)
 
     def figures(self, now_ns: int) -> Figures:
-        """Return the figures of INFO. Ends pulls that have expired, as JetStream does."""
+        """Return the figures of INFO. As in JetStream, this ends pulls that have expired."""
         self._instructions += self._pulls.expire(now_ns)
         state = self.state
         return Figures(
@@ -294,6 +318,11 @@ class Consumer:
             len(self._pulls),
             state.settings.is_paused(now_ns),
         )
+
+    @property
+    def pin(self) -> tuple[bytes, int]:
+        """The id of the pinned client, empty if there is none, and the time of its pin in ns."""
+        return self._pulls.priorities.pin, self._pulls.priorities.pinned_ns
 
     def unpin(self) -> None:
         """Remove the pin of the pinned client, as requested by an operator."""
@@ -327,10 +356,16 @@ class Consumer:
         return min(settings.most_pending - self.state.pending.total, room)
 
     def _share(
-        self, offsets: Ints, counts: Ints, pendings: Ints, held: Ints, sizes: Ints, now_ns: int
+        self,
+        offsets: Ints,
+        counts: Ints,
+        pendings: Ints,
+        sizes: Ints,
+        now_ns: int,
+        held: Callable[[], Ints],
     ) -> int:
         """Divide messages among the waiting clients, and return the number of messages that were
-        assigned. `held`: pending messages when each of them is delivered."""
+        assigned. `held` returns the number of pending messages at the delivery of each of them."""
         state, settings = self.state, self.state.settings
         first = state.sequence + 1
         sequences = np.arange(first, first + len(offsets), dtype=np.int64)
@@ -347,7 +382,7 @@ class Consumer:
                 shares, taken, statuses = self._pulls.share(sizes, now_ns)
             else:
                 shares, taken, statuses = self._pulls.share_by_priority(
-                    sizes, pendings + 1, held, settings, now_ns
+                    sizes, pendings + 1, held(), settings, now_ns
                 )
                 self._take_pins()
                 pin = self._pulls.priorities.pin
@@ -431,23 +466,19 @@ class Consumer:
         self._instructions.append(Advisory(kind, *columns, reasons))
 
 
-class _PushWindow:
-    """The open window of a push consumer."""
+def _same(like: Ints, value: int) -> Ints:
+    """Return a column of one value, as long as `like`."""
+    column = np.empty(len(like), np.int64)
+    column.fill(value)
+    return column
 
-    def __init__(self, subject: bytes = b"", messages: int = 0, size_bytes: int = 0) -> None:
-        self._subject = subject
-        self._size_bytes = size_bytes
-        self.messages = messages if size_bytes > 0 else 0
 
-    def share(self, sizes: Ints) -> tuple[list[Share], int]:
-        """Take messages, of these sizes, as long as the window has bytes left."""
-        sums = np.cumsum(sizes[: self.messages])
-        taken = min(int(np.searchsorted(sums, self._size_bytes)) + 1, len(sums))
-        if taken <= 0:
-            return [], 0
-        self._size_bytes -= int(sums[taken - 1])
-        self.messages = self.messages - taken if self._size_bytes > 0 else 0
-        return [(self._subject, np.arange(taken))], taken
+def _bounds(numbers: Ints) -> tuple[int, int]:
+    """Return the lowest and the highest of some numbers."""
+    if len(numbers) <= FEW:
+        few = numbers.tolist()
+        return min(few), max(few)
+    return int(numbers.min()), int(numbers.max())
 
 
 def _places(asked: Ints, offsets: Ints) -> tuple[Bools, Index]:

@@ -1,4 +1,5 @@
-"""The waiting pulls of a pull consumer: assigns messages to them, and ends them with a status."""
+"""The waiting pulls of a pull consumer: assigns messages to them, and ends them with a status. Also
+the window of a push consumer."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from liftlog.deliveries.block import NEVER
 from liftlog.deliveries.changes import PullsChanged, StoredPull
 from liftlog.deliveries.columns import Index, Ints
 from liftlog.deliveries.instructions import Ending, Status
@@ -16,6 +18,8 @@ from liftlog.deliveries.pull import PullRequest as PullRequest
 from liftlog.deliveries.settings import PriorityPolicy, Settings
 from liftlog.deliveries.statuses import exceeded, go_duration, heartbeat
 
+_MOST_EXAMINED = 10_000
+"""Maximum number of times that one turn examines a pull of a priority group."""
 TIMED_OUT = b"408 Request Timeout"
 _NO_MESSAGES = b"404 No Messages"
 _TOO_LARGE = b"409 Message Size Exceeds MaxBytes"
@@ -26,7 +30,7 @@ _ENDINGS = {
     Ending.LEADERSHIP_CHANGE: (b"409 Leadership Change", False),
     Ending.SERVER_SHUTDOWN: (b"409 Server Shutdown", True),
 }
-"""The status, and True if it also has the remaining counts of the pull."""
+"""The status of each ending, and True if it also has the remaining counts of the pull."""
 
 
 Share = tuple[bytes, Index]
@@ -40,6 +44,10 @@ class Pulls:
     def __init__(self) -> None:
         self.priorities = Priorities()
         self._waiting: deque[Pull] = deque()
+        self._wanted: int | None = 0
+        """See `wanted`; None if it must be computed again."""
+        self._expires_ns = NEVER
+        """Time before which no pull expires."""
         self._next_number = 0
         self._changed: set[int] = set()
         self._ended: list[int] = []
@@ -54,7 +62,16 @@ class Pulls:
     @property
     def wanted(self) -> int:
         """Number of messages that all waiting pulls together can still take."""
-        return sum(pull.left for pull in self._waiting)
+        if self._wanted is None:
+            self._wanted = sum([pull.left for pull in self._waiting])
+        return self._wanted
+
+    def wanted_in_turn(self, settings: Settings) -> int:
+        """Return the number of messages to deliver in one turn. With priority groups, each message
+        may have to examine all waiting pulls."""
+        if settings.priority_policy is PriorityPolicy.NONE:
+            return self.wanted
+        return min(self.wanted, max(_MOST_EXAMINED // max(len(self._waiting), 1), 1))
 
     @property
     def has_byte_limits(self) -> bool:
@@ -76,22 +93,28 @@ class Pulls:
             if available and available < self.wanted:
                 return [*statuses, Status(request.reply, b"408 Requests Pending")]
         if len(self._waiting) >= settings.most_waiting:
-            # A client with heartbeats would pull again at once; it notices that they are missing.
+            # A client that uses heartbeats would pull again at once after a refusal. Without an
+            # answer, it notices missing heartbeats and pulls later.
             if request.heartbeat_ns <= 0:
                 statuses.append(Status(request.reply, b"409 Exceeded MaxWaiting"))
             return statuses
         pull = Pull(self._next_number, request, now_ns)
         self._next_number += 1
+        self._wanted = self.wanted + pull.left
+        if pull.expires_at_ns:
+            self._expires_ns = min(self._expires_ns, pull.expires_at_ns)
         self.priorities.insert(self._waiting, pull, settings.priority_policy)
         self._changed.add(pull.number)
         return statuses
 
     def expire(self, now_ns: int) -> list[Status]:
         """End the pulls that have expired."""
-        return [
-            pull.status(TIMED_OUT)
-            for pull in self._end([one for one in self._waiting if one.is_over(now_ns)])
-        ]
+        if now_ns < self._expires_ns:
+            return []
+        ended = self._end([one for one in self._waiting if one.is_over(now_ns)])
+        times = [one.expires_at_ns for one in self._waiting if one.expires_at_ns]
+        self._expires_ns = min(times, default=NEVER)
+        return [pull.status(TIMED_OUT) for pull in ended]
 
     def heartbeats(self, now_ns: int, sequence: int, offset: int) -> list[Status]:
         """Return the heartbeats that are due, and count them as sent."""
@@ -117,13 +140,28 @@ class Pulls:
             return [pull.status(words) for pull in ended]
         return [Status(pull.reply, words) for pull in ended]
 
+    def policy_changed(self, policy: PriorityPolicy) -> None:
+        """Apply another policy of priority groups to the waiting pulls."""
+        self.priorities.pin = b""
+        self.priorities.sort(self._waiting, policy)
+
+    def store_again(self) -> None:
+        """Count all waiting pulls as changed, because a new state does not contain them."""
+        self._changed.update(pull.number for pull in self._waiting)
+
+    def prefer(self, reply: bytes) -> None:
+        """Let the pull with this reply get the next message."""
+        pull = next(one for one in self._waiting if one.reply == reply)
+        self._waiting.remove(pull)
+        self._waiting.appendleft(pull)
+
     def drop(self, replies: Iterable[bytes]) -> None:
         """Remove the pulls with these replies without a status."""
         gone = frozenset(replies)
         self._end([one for one in self._waiting if one.reply in gone])
 
     def next_event_ns(self) -> int | None:
-        """Return when a pull expires or a heartbeat is due; None if never."""
+        """Return the time of the next expiry or heartbeat of a pull; None if there is none."""
         times = [one.expires_at_ns for one in self._waiting if one.expires_at_ns]
         times += [self.priorities.unpin_at_ns] if self.priorities.unpin_at_ns else []
         times += [one.heartbeat_at_ns for one in self._waiting if one.heartbeat_at_ns]
@@ -132,9 +170,15 @@ class Pulls:
     def share(self, sizes: Ints, now_ns: int) -> tuple[list[Share], int, list[Status]]:
         """Divide messages of these sizes among the pulls.
 
-        Returns the shares, how many messages were taken, and the statuses that follow.
+        Returns the shares, the number of messages that were assigned, and the statuses to send
+        afterwards.
         """
         statuses = self.expire(now_ns)
+        self._wanted = None
+        if len(self._waiting) == 1 and not self._waiting[0].left_bytes:
+            taken = min(len(sizes), self._waiting[0].left)
+            shares_of_one = [self._share_of_one(taken, now_ns)] if taken else []
+            return shares_of_one, taken, statuses
         shares: dict[int, tuple[Pull, list[Index]]] = {}
         at = 0
         while at < len(sizes) and self._waiting:
@@ -142,24 +186,44 @@ class Pulls:
             if rounds:
                 at = self._give_rounds(sizes, at, rounds, shares)
                 continue
-            pull = self._waiting[0]
-            size = int(sizes[at])
-            if 0 < pull.left_bytes < size:
-                statuses.append(pull.status(_TOO_LARGE))
-                self._end([pull])
-                continue
-            self._give_one(pull, at, size, shares, statuses)
-            self._requeue(pull, PriorityPolicy.NONE)
-            at += 1
+            # Another round, message by message, before the rounds are counted again.
+            for _ in range(len(self._waiting)):
+                if at == len(sizes):
+                    break
+                pull = self._waiting[0]
+                size = int(sizes[at])
+                if 0 < pull.left_bytes < size:
+                    statuses.append(pull.status(_TOO_LARGE))
+                    self._waiting.popleft()
+                    self._forget([pull])
+                    continue
+                self._give_one(pull, at, size, shares, statuses)
+                self._requeue(pull, PriorityPolicy.NONE)
+                at += 1
         return self._shared(shares, now_ns), at, statuses
+
+    def _share_of_one(self, taken: int, now_ns: int) -> Share:
+        """Assign messages to the only pull, which has no limit of bytes."""
+        pull = self._waiting[0]
+        pull.left -= taken
+        pull.delivered += taken
+        if pull.heartbeat_ns:
+            pull.heartbeat_at_ns = now_ns + pull.heartbeat_ns
+        if pull.left:
+            self._changed.add(pull.number)
+        else:
+            self._waiting.popleft()
+            self._forget([pull])
+        return pull.reply, np.arange(taken)
 
     def share_by_priority(
         self, sizes: Ints, pendings: Ints, held: Ints, settings: Settings, now_ns: int
     ) -> tuple[list[Share], int, list[Status]]:
-        """Like `share`, by the rules of priority groups. `pendings` and `held` are the numbers of
-        matching records for first deliveries and of unacked messages at the delivery of each
-        message."""
+        """Like `share`, by the rules of priority groups. For the moment at which each message is
+        delivered, `pendings` has the number of matching records for first deliveries, and `held`
+        has the number of unacked messages."""
         statuses = self.expire(now_ns)
+        self._wanted = None
         shares: dict[int, tuple[Pull, list[Index]]] = {}
         at = 0
         while at < len(sizes) and self._waiting:
@@ -173,7 +237,8 @@ class Pulls:
             size = int(sizes[at])
             if 0 < pull.left_bytes < size:
                 statuses.append(pull.status(_TOO_LARGE))
-                self._end([pull])
+                self._waiting.popleft()
+                self._forget([pull])
                 if not had_pin:
                     self.priorities.pin = b""
                 continue
@@ -284,7 +349,27 @@ class Pulls:
     def _end(self, ended: list[Pull]) -> list[Pull]:
         """Remove pulls, and return them."""
         if ended:
+            self._wanted = None
             numbers = {one.number for one in ended}
             self._waiting = deque([one for one in self._waiting if one.number not in numbers])
             self._forget(ended)
         return ended
+
+
+class PushWindow:
+    """The open window of a push consumer."""
+
+    def __init__(self, subject: bytes = b"", messages: int = 0, size_bytes: int = 0) -> None:
+        self._subject = subject
+        self._size_bytes = size_bytes
+        self.messages = messages if size_bytes > 0 else 0
+
+    def share(self, sizes: Ints) -> tuple[list[Share], int]:
+        """Take messages of these sizes as long as the window has bytes left."""
+        sums = np.cumsum(sizes[: self.messages])
+        taken = min(int(np.searchsorted(sums, self._size_bytes)) + 1, len(sums))
+        if taken <= 0:
+            return [], 0
+        self._size_bytes -= int(sums[taken - 1])
+        self.messages = self.messages - taken if self._size_bytes > 0 else 0
+        return [(self._subject, np.arange(taken))], taken

@@ -12,8 +12,8 @@ from liftlog.deliveries.columns import Ints
 class Deliver:
     """Send messages to a waiting pull, or to the deliver subject.
 
-    One entry per message and column, in the order in which they are sent. The reply subject of a
-    delivery contains them: count, offset, sequence, the record's timestamp, pending.
+    Each column has one entry per message, in the order of sending. The reply subject of a delivery
+    contains count, offset, sequence, the record's timestamp, and pending.
     """
 
     reply: bytes
@@ -25,7 +25,8 @@ class Deliver:
     pendings: Ints
     """Matching records that are still to be delivered for the first time."""
     pin: bytes = b""
-    """Id of the pinned client, which is sent in the header `Nats-Pin-Id`; empty: no header."""
+    """Id of the pinned client, which is sent in the header `Nats-Pin-Id`. If it is empty, there is
+    no header."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class Status:
     headers: tuple[tuple[bytes, int], ...] = ()
 
     def block(self) -> bytes:
-        """Return it as the headers of a NATS message."""
+        """Return the status as the headers of a NATS message."""
         lines = [b"%b: %d\r\n" % header for header in self.headers]
         return b"NATS/1.0 %b\r\n%b\r\n" % (self.words, b"".join(lines))
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
-from liftlog.deliveries.block import BLOCK_SIZE, MAX_COUNT, MERGED_SIZE, NEVER, Block, Phase
+from liftlog.deliveries.block import BLOCK_SIZE, MAX_COUNT, MERGED_SIZE, NEVER, Block, Found, Phase
 from liftlog.deliveries.columns import NO_INTS, Bools, Index, Ints, Rising
 from liftlog.errors import CorruptState
 
@@ -18,30 +17,6 @@ FEW = 24
 
 Group = tuple[Block, Index, Index]
 """A block, indices of looked-up offsets, and the indices of the same offsets in the block."""
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """The state of each offset of a list, as columns."""
-
-    is_pending: Bools
-    counts: Ints
-    """Number of deliveries so far; 0 if the message is not pending."""
-    sequences: Ints
-    """Consumer sequence of the first delivery; 0 if the message is not pending."""
-    phases: Ints
-    tickets: Ints
-    """Ticket in the queue of redeliveries, for messages that are in it."""
-    is_foreign: Bools
-    """True if a block has the offset (pending or not), but no record with this timestamp."""
-
-    @property
-    def is_queued(self) -> Bools:
-        return self.is_pending & np.equal(self.phases, Phase.QUEUED)
-
-    @property
-    def is_delayed(self) -> Bools:
-        return self.is_pending & np.equal(self.phases, Phase.DELAYED)
 
 
 class PendingMessages:
@@ -58,11 +33,14 @@ class PendingMessages:
         self._starts: Ints | None = None
         self._begins: list[int] | None = None
         self._heap: list[tuple[int, int, int]] = []
-        """Deadline, base and number of an entry; it no longer counts if it is not watched."""
+        """Deadline, base and number of each entry of a block. An entry whose number is not in
+        `_watched` is stale."""
         self._watched: dict[int, Block] = {}
-        """The blocks by their entries. The heap does not keep those that are gone."""
+        """The blocks by the numbers of their entries. Removed blocks are not here, so their entries
+        in the heap are stale."""
         self._entries = 0
         self._waits = np.array(waits_ns, np.int64)
+        self._shortest_wait_ns = min(waits_ns)
 
     # --- look-up -----------------------------------------------------------------
 
@@ -107,8 +85,8 @@ class PendingMessages:
         return self._joined([block.offsets.at(block.places()) for block in self.blocks])
 
     def has(self, offset: int, stamp_ns: int) -> bool | None:
-        """Return True if a message is pending, and None if a block has its offset with other
-        timestamps."""
+        """Return True if a message is pending, False if it is not, and None if a block has its
+        offset with another timestamp."""
         number = bisect_right(self._bases(), offset) - 1
         block = self.blocks[number] if number >= 0 else None
         place = -1 if block is None else block.offsets.place(offset)
@@ -118,8 +96,22 @@ class PendingMessages:
             return None
         return block.is_pending is None or bool(block.is_pending[place])
 
+    def stamps_of(self, offsets: Ints) -> Ints:
+        """Return for each offset the timestamp that identifies its message. Used for acks whose
+        sender has shown in another way that they are meant for this consumer."""
+        if not self.blocks:
+            return np.zeros(len(offsets), np.int64)
+        oldest = np.array([block.oldest_ns for block in self.blocks], np.int64)
+        return oldest[np.maximum(self._numbers(offsets), 0)]
+
     def stand(self, offsets: Ints, stamps_ns: Ints) -> tuple[Bools, Bools]:
         """Return `is_pending` and `is_foreign` of `find`."""
+        run = self._run(offsets)
+        if run is not None:
+            block, index = run
+            bits = block.is_pending
+            is_pending = np.ones(len(offsets), np.bool_) if bits is None else bits[index]
+            return is_pending, (stamps_ns < block.oldest_ns) | (stamps_ns > block.newest_ns)
         is_pending = np.zeros(len(offsets), np.bool_)
         is_foreign = np.zeros(len(offsets), np.bool_)
         numbers = self._numbers(offsets)
@@ -162,6 +154,12 @@ class PendingMessages:
 
     def add(self, offsets: Ints, sequence: int, now_ns: int, stamps: tuple[int, int]) -> None:
         """Add first deliveries above all others, with consecutive consumer sequences."""
+        last = self.blocks[-1] if self.blocks else None
+        if last is not None and last.continues(offsets, sequence):
+            last.append_run(len(offsets), now_ns, stamps)
+            self._watch(last, now_ns + self._shortest_wait_ns)
+            self.total += len(offsets)
+            return
         sequences = np.arange(sequence, sequence + len(offsets), dtype=np.int64)
         at = 0
         while at < len(offsets):
@@ -172,7 +170,7 @@ class PendingMessages:
                 end = min(end, at + block.sequences.limit - int(sequences[at]))
                 if end > at:
                     block.append(offsets[at:end], sequences[at:end], now_ns, stamps)
-                    self._watch(block, now_ns + int(self._waits.min()))
+                    self._watch(block, now_ns + self._shortest_wait_ns)
                     at = end
                     continue
             end = min(at + BLOCK_SIZE, int(np.searchsorted(offsets, int(offsets[at]) + 2**32)))
@@ -180,7 +178,7 @@ class PendingMessages:
             new.times.fill(now_ns)
             self.blocks.append(new)
             self._moved()
-            self._watch(new, now_ns + int(self._waits.min()))
+            self._watch(new, now_ns + self._shortest_wait_ns)
             at = end
         self.total += len(offsets)
 
@@ -190,6 +188,15 @@ class PendingMessages:
             bases = self._bases()
             each = [bisect_right(bases, offset) - 1 for offset in offsets.tolist()]
             touched = self._remove_each(offsets.tolist(), each)
+        elif (run := self._run(offsets)) is not None:
+            block, index = run
+            if block.is_pending is not None and not block.is_pending[index].all():
+                raise CorruptState(
+                    f"not all messages from {offsets[0]} to {offsets[-1]} are pending"
+                )
+            self._forget(block, index)
+            block.remove(index)
+            touched = [block.offsets.base]
         elif self._is_scattered(numbers := self._numbers(offsets)):
             touched = self._remove_each(offsets.tolist(), numbers.tolist())
         else:
@@ -240,7 +247,7 @@ class PendingMessages:
             self.queued -= self._count_queued(block, places)
             block.phases.put(places, Phase.OUT, block.size)
             block.times.put(places, now_ns, block.size)
-            self._watch(block, now_ns + int(self._waits.min()))
+            self._watch(block, now_ns + self._shortest_wait_ns)
 
     def deliver_again(self, offsets: Ints, now_ns: int) -> None:
         """Count one more delivery of each message."""
@@ -264,7 +271,7 @@ class PendingMessages:
         self.watch_all()
 
     def restore(self, blocks: list[Block]) -> None:
-        """Set the blocks to those of a snapshot."""
+        """Set the blocks to the blocks of a snapshot."""
         self.blocks = blocks
         self._moved()
         for block in blocks:
@@ -278,6 +285,7 @@ class PendingMessages:
 
     def set_waits(self, waits_ns: tuple[int, ...]) -> None:
         self._waits = np.array(waits_ns, np.int64)
+        self._shortest_wait_ns = min(waits_ns)
         self.watch_all()
 
     def watch_all(self) -> None:
@@ -290,7 +298,7 @@ class PendingMessages:
 
     def due_ns(self) -> int:
         """Return a time before which no message falls due; NEVER if no message will."""
-        while self._heap and not self._is_current(self._heap[0]):
+        while self._heap and self._heap[0][2] not in self._watched:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else NEVER
 
@@ -338,6 +346,12 @@ class PendingMessages:
     def _moved(self) -> None:
         """Drop the cached block starts, because blocks were added, removed or moved."""
         self._starts = self._begins = None
+
+    def _run(self, offsets: Ints) -> tuple[Block, Index] | None:
+        """Return the block of contiguous offsets, and their places in it; see `places_of_run`."""
+        number = bisect_right(self._bases(), int(offsets[0])) - 1 if len(offsets) else -1
+        index = self.blocks[number].places_of_run(offsets) if number >= 0 else None
+        return None if index is None else (self.blocks[number], index)
 
     @staticmethod
     def _is_scattered(numbers: Index) -> bool:
@@ -467,15 +481,12 @@ class PendingMessages:
             self._watched[block.entry] = block
             heapq.heappush(self._heap, (block.watched_ns, block.offsets.base, block.entry))
             if len(self._heap) > 2 * len(self.blocks) + 64:
-                self._heap = [one for one in self._heap if self._is_current(one)]
+                self._heap = [one for one in self._heap if one[2] in self._watched]
                 heapq.heapify(self._heap)
 
     def _unwatch(self, block: Block) -> None:
         self._watched.pop(block.entry, None)
         block.watched_ns = NEVER
-
-    def _is_current(self, entry: tuple[int, int, int]) -> bool:
-        return entry[2] in self._watched
 
     @staticmethod
     def _joined(parts: list[Ints]) -> Ints:

@@ -1,10 +1,11 @@
-"""Priority groups: chooses the waiting pull that gets the next message. Overflow: a pull waits
-until enough messages are pending or unacked. Pinned client: one client gets all messages until it
-stops sending pulls. Prioritized: pulls with a lower level come first.
+"""Priority groups: chooses the waiting pull that gets the next message. With the policy "overflow",
+a pull waits until enough messages are pending or unacked. With "pinned client", one client gets all
+messages until it stops sending pulls. With "prioritized", pulls with a lower level come first.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 
 from liftlog.deliveries.instructions import Instruction, Pinned, Status, Unpinned
@@ -20,12 +21,14 @@ _MAX_LEVEL = 9
 
 
 class Priorities:
-    """As in JetStream, a pin exists only in memory: after a change of leader another client may get
-    it."""
+    """The priority groups of one consumer. As in JetStream, a pin exists only in memory: after a
+    change of leader another client may get it."""
 
     def __init__(self) -> None:
         self.pin = b""
         """Id of the client that gets all messages; empty if no client is pinned."""
+        self.pinned_ns = 0
+        """Time at which the client was pinned."""
         self._unpin_at_ns = 0
         self.instructions: list[Instruction] = []
         """Statuses and advisories since the caller cleared them."""
@@ -55,11 +58,17 @@ class Priorities:
 
     def insert(self, waiting: deque[Pull], pull: Pull, policy: PriorityPolicy) -> None:
         """Insert a pull behind the waiting pulls of its level."""
-        place = len(waiting)
+        if policy == _PRIORITIZED and waiting and _level(waiting[-1]) > _level(pull):
+            waiting.insert(bisect_right(waiting, _level(pull), key=_level), pull)
+        else:
+            waiting.append(pull)
+
+    def sort(self, waiting: deque[Pull], policy: PriorityPolicy) -> None:
+        """Put the waiting pulls into the order of this policy, which is new."""
         if policy == _PRIORITIZED:
-            while place and waiting[place - 1].priority.level > pull.priority.level:
-                place -= 1
-        waiting.insert(place, pull)
+            in_order = sorted(waiting, key=_level)
+            waiting.clear()
+            waiting.extend(in_order)
 
     def choose(
         self, waiting: deque[Pull], settings: Settings, pending: int, held: int, now_ns: int
@@ -76,7 +85,7 @@ class Priorities:
                 ended.append(waiting.popleft())
             elif self._is_next(pull, settings.priority_policy, pending, held):
                 if settings.priority_policy == _PINNED and not self.pin:
-                    self._pin_to(pull, now_ns + settings.pinned_ttl_ns)
+                    self._pin_to(pull, settings, now_ns)
                 return pull, ended
             else:
                 waiting.rotate(-1)
@@ -106,7 +115,12 @@ class Priorities:
             return 0 < asked.min_pending <= pending or 0 < asked.min_ack_pending <= held
         return True
 
-    def _pin_to(self, pull: Pull, until_ns: int) -> None:
+    def _pin_to(self, pull: Pull, settings: Settings, now_ns: int) -> None:
         self.pin = pull.pin = pull.new_pin
-        self._unpin_at_ns = until_ns
+        self.pinned_ns = now_ns
+        self._unpin_at_ns = now_ns + settings.pinned_ttl_ns
         self.instructions.append(Pinned(self.pin))
+
+
+def _level(pull: Pull) -> int:
+    return pull.priority.level

@@ -9,8 +9,8 @@ from liftlog.deliveries.settings import MAX_WAIT_NS
 from liftlog.deliveries.statuses import left_over
 
 _MOST = 2**62
-"""Larger numbers in a request are reduced to this. No client can receive as many messages or
-bytes."""
+"""Larger numbers in a request are reduced to this one. No client can receive so many messages or
+bytes in one pull."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +21,12 @@ class Priority:
     group: str = ""
     min_pending: int = 0
     min_ack_pending: int = 0
-    """Overflow: the pull gets messages while at least this number is pending; 0: no condition."""
+    """For the policy "overflow": the pull gets messages while at least this number of messages is
+    pending; 0 means no condition."""
     pin: bytes = b""
-    """Pinned client: the id from the messages that the client got last."""
+    """Policy "pinned client": the id in the messages that the client got last."""
     level: int = 0
-    """Prioritized: 0 comes first, 9 last."""
+    """Policy "prioritized": 0 comes first, 9 last."""
 
 
 NO_PRIORITY = Priority()
@@ -33,8 +34,9 @@ NO_PRIORITY = Priority()
 
 @dataclass(frozen=True, slots=True)
 class PullRequest:
-    """A request for messages. A duration of 0 means none. `reply` is not empty. The caller has
-    parsed it, and has refused a heartbeat of more than half of `expires_ns`.
+    """A request for messages. A duration of 0 means that there is no such limit. `reply` is not
+    empty. The caller has parsed the request, and has refused a heartbeat of more than half of
+    `expires_ns`.
     """
 
     reply: bytes

@@ -10,19 +10,20 @@ import numpy as np
 from liftlog.deliveries.columns import NO_INTS, Bools, Ints
 
 _SLACK = 4096
-"""The queue is compacted if its stale entries outnumber the others by more than this."""
+"""The queue is compacted if its stale entries outnumber all others by more than this number."""
 
 _SLICE = 1024
 """Number of entries that are examined at once."""
 
 IsLive = Callable[[Ints, Ints], Bools]
-"""Returns a mask of the entries, given by offsets and tickets, that are not stale."""
+"""Receives the offsets and the tickets of some entries. Returns a flag for each: True if the entry
+is not stale."""
 
 
 class RedeliveryQueue:
-    """Each entry is an offset with a ticket. A pending message in the queue has the ticket of its
-    entry. An entry whose message no longer has its ticket is stale, and is skipped. So an ack need
-    not change the queue."""
+    """The queue. Each entry is an offset with a ticket. A pending message in the queue has the
+    ticket of its entry. An entry whose message no longer has this ticket is stale, and is skipped.
+    So an ack need not change the queue."""
 
     def __init__(self, is_live: IsLive) -> None:
         self._is_live = is_live
@@ -41,7 +42,8 @@ class RedeliveryQueue:
         return ticket
 
     def is_bloated(self, live: int) -> bool:
-        """Return True if too many entries are stale. `live` is the number of the others."""
+        """Return True if too many entries are stale. `live` is the number of entries that are not
+        stale."""
         return self._entries > 2 * live + _SLACK
 
     def clear(self) -> None:

@@ -15,7 +15,7 @@ _TENS = 10 ** np.arange(1, 19, dtype=np.int64)
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """Committed records in offset order. `sizes`: subject, headers and payload, in bytes."""
+    """Committed records in offset order. `sizes` has the bytes of subject, headers and payload."""
 
     offsets: Ints
     sizes: Ints
@@ -32,8 +32,8 @@ class Records:
 class Scan:
     """All matching records from `start` up to `end`, exclusive.
 
-    `is_at_end`: the log has no committed record from `end` on. `epoch`: leader epoch of the record
-    before `end`.
+    `is_at_end` is true if the log has no committed record from `end` on. `epoch` is the leader
+    epoch of the record before `end`.
     """
 
     start: int

@@ -13,15 +13,15 @@ MAX_WAITING = 512
 MAX_BACKOFFS = 1_000
 
 MAX_WAIT_NS = 50 * 365 * 86_400 * 1_000_000_000
-"""Maximum of an ack wait, of a nak's delay and of a pull's expiry, so that adding a time does not
-overflow."""
+"""Maximum of an ack wait, of a nak's delay and of a pull's expiry. With it, the sum with a time
+does not overflow."""
 
 _SECOND = 1_000_000_000
 
 
 class AckPolicy(IntEnum):
     EXPLICIT = 0
-    """Each message is acked by itself."""
+    """Each message is acked individually."""
     ALL = 1
     """An ack also acks all earlier messages."""
     NONE = 2
@@ -37,14 +37,15 @@ class PriorityPolicy(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Numbers of 0 or less mean "no limit" unless the field says otherwise. Raises ValueError."""
+    """The settings. Numbers of 0 or less mean "no limit" unless the field says otherwise. Raises
+    ValueError."""
 
     ack_policy: AckPolicy = AckPolicy.EXPLICIT
     ack_wait_ns: int = 30 * _SECOND
     """Time until a delivered message without an ack falls due again; above 0."""
     backoff_ns: tuple[int, ...] = ()
-    """Replaces `ack_wait_ns`: the wait after the first delivery, after the second ...; the last one
-    applies to all later deliveries."""
+    """Waits that replace `ack_wait_ns`: after the first delivery, after the second, and so on. The
+    last one applies to all later deliveries."""
     max_deliver: int = -1
     max_ack_pending: int = 1000
     max_waiting: int = MAX_WAITING
@@ -52,14 +53,14 @@ class Settings:
     max_request_expires_ns: int = 0
     max_request_bytes: int = 0
     pause_until_ns: int = 0
-    """No message is delivered before this time; 0: not paused."""
+    """No message is delivered before this time; 0 if the consumer is not paused."""
     is_push: bool = False
     ack_prefix_bytes: int = 0
     """Length of `$JS.ACK.<stream>.<consumer>.`, which counts for `max_bytes` of a pull."""
     priority_policy: PriorityPolicy = PriorityPolicy.NONE
     priority_groups: tuple[str, ...] = ()
     pinned_ttl_ns: int = 120 * _SECOND
-    """A pinned client loses its pin if it sends no pull for so long."""
+    """A pinned client loses its pin if it sends no pull for this time."""
 
     def __post_init__(self) -> None:
         if not all(0 < wait <= MAX_WAIT_NS for wait in (self.ack_wait_ns, *self.backoff_ns)):

@@ -2,9 +2,9 @@
 
 Equal states have equal snapshots. A decoded state has the same blocks as the encoded one, so both
 behave in the same way. Layout: version, settings, the numbers in the order of `_NUMBERS`, exhausted
-offsets, waiting pulls, blocks, the queue of redeliveries. A block has offsets and consumer
-sequences of all its messages, stamps, a bitmap of those that are pending (empty: all), and counts,
-phases and times of these. The journal adds a checksum.
+offsets, waiting pulls, blocks, the queue of redeliveries. A block has offsets, consumer sequences
+and stamps of all its messages, a bitmap of its pending messages (empty if all are pending), and
+counts, phases and times of the pending ones. The journal adds a checksum.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ _NUMBERS = (
     "epoch",
 )
 _MOST_SLOTS = 2 * MAX_PENDING + BLOCK_SIZE
-"""At least half of a block's messages are pending."""
+"""Maximum number of messages in the blocks of a snapshot. It follows from the rule that at least
+half of a block's messages are pending."""
 
 
 def encode_snapshot(state: ConsumerState) -> bytes:
@@ -156,7 +157,8 @@ def _rising(numbers: Ints) -> Rising:
 
 
 def _of(places: Index, numbers: Ints, least: int, most: int) -> Ints:
-    """Return the numbers of the messages at `places`, if they are within bounds."""
+    """Return `numbers`. Raises CorruptState unless it has one number for each of `places`, and all
+    numbers are between `least` and `most`, inclusive."""
     if len(numbers) != len(places) or int(numbers.min()) < least or int(numbers.max()) > most:
         raise CorruptState("a column of a block is out of bounds")
     return numbers

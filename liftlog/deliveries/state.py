@@ -1,4 +1,4 @@
-"""The state of one consumer: all that a new leader needs. Only changes (`changes`) modify it."""
+"""The state of one consumer, which a new leader needs. Only changes (`changes`) modify it."""
 
 from __future__ import annotations
 
@@ -23,12 +23,14 @@ MAX_EXHAUSTED = 1000
 
 
 class ConsumerState:
-    """`apply` is the only way to change it. After a CorruptState the object is unusable.
+    """The state of one consumer. Only `apply` changes it. After a CorruptState the object is
+    unusable.
 
-    `next_offset`: all records below it have been examined. `sequence`: number of deliveries so far,
-    which is the consumer sequence of the newest one. `delivered_end`: the offset after the last
-    first delivery. `floor_offset`, `floor_sequence`: the ack floor. All messages below this offset
-    are done, and so are all messages whose first delivery has at most this consumer sequence.
+    All records below `next_offset` have been examined. `sequence` is the number of deliveries so
+    far, which is the consumer sequence of the newest one. `delivered_end` is the offset after the
+    last first delivery. `floor_offset` and `floor_sequence` are the ack floor: all messages below
+    this offset are done, and so are all messages whose first delivery has at most this consumer
+    sequence.
     """
 
     def __init__(self, settings: Settings, next_offset: int) -> None:
@@ -45,12 +47,15 @@ class ConsumerState:
         self.queue = RedeliveryQueue(self._is_queued)
         self.exhausted: deque[int] = deque(maxlen=MAX_EXHAUSTED)
         self.pulls: dict[int, changes.StoredPull] = {}
+        self.delivered_ns = 0
+        """Time of the newest delivery that was applied to this object; 0 if there was none.
+        Snapshots do not contain it."""
 
     def apply(self, change: changes.Change) -> None:
         """Apply one change. Raises CorruptState if it does not fit the state."""
         _METHODS[type(change)](self, change)
         if not self.pending.queued:
-            self.queue.clear()  # of entries that no longer count
+            self.queue.clear()  # of stale entries
 
     @property
     def num_redelivered(self) -> int:
@@ -75,10 +80,12 @@ class ConsumerState:
             self.pending.add(offsets, self.sequence + 1, change.now_ns, stamps)
         self.sequence += len(offsets)
         self.next_offset = self.delivered_end = last + 1
+        self.delivered_ns = change.now_ns
 
     def _redeliver(self, change: changes.Redelivered) -> None:
         self.pending.deliver_again(change.offsets, change.now_ns)
         self.sequence += len(change.offsets)
+        self.delivered_ns = change.now_ns
 
     def _advance(self, change: changes.Advanced) -> None:
         if change.next_offset < self.next_offset:

@@ -1,5 +1,5 @@
-"""The statuses that end a pull. Clients of JetStream compare their text, so it is the same here.
-Priority groups have further statuses."""
+"""The statuses that end a pull. Clients of JetStream compare the text of a status, so the texts
+here are the same as JetStream's. Priority groups have further statuses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ def left_over(reply: bytes, words: bytes, left: int, left_bytes: int) -> Status:
 
 
 def heartbeat(reply: bytes, sequence: int, offset: int) -> Status:
-    """`sequence`: the newest delivery; `offset`: the newest record that was examined."""
+    """Return the status that is sent as a heartbeat. `sequence` is the consumer sequence of the
+    newest delivery, `offset` the newest record that was examined."""
     last = (b"Nats-Last-Consumer", sequence), (b"Nats-Last-Stream", offset)
     return Status(reply, b"100 Idle Heartbeat", last)
 

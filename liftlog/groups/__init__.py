@@ -1,8 +1,8 @@
-"""Decides about consumer groups: the owner of each slot of a stream, and the commits that are
-accepted. No I/O, no clock.
+"""Decides for consumer groups who owns each slot of a stream, and which commits are accepted. No
+I/O, no clock.
 
 state        the stored state of one group: members, owners and offsets of its slots
-assignment   the number of slots of each member, the slots that move, their new owners
+assignment   decides the number of slots of each member, the slots that move, and their new owners
 requests     requests to the coordinator, and its answers to members
 coordinator  decides about joins, heartbeats, commits and leaves; tracks sessions
 quota        limits on the number of groups and members, per principal

@@ -2,7 +2,7 @@
 
 The shares of two members differ by at most one slot. A slot moves only if its owner has more than
 its share. The decisions depend only on the stored state, so another coordinator makes the same
-ones.
+decisions.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
 """The coordinator of all groups: decides about the requests of members, several at a time, and
 answers them when the result is durable.
 
-Requests wait for the next *flight*. A flight applies them to the durable state, one after the
-other, and the caller stores one record for each group that they change; requests that arrive
-meanwhile wait for the flight after it. So no answer and no assignment depends on a write that may
-still fail, and the commits of all members of a group share a record and an fsync.
+Requests wait for the next *flight*. A flight applies the requests to the durable state, one after
+the other, and the caller stores one record for each changed group. Requests that arrive meanwhile
+wait for the next flight. So no answer and no assignment depends on a write that may still fail. The
+commits of all members of a group share a record and an fsync.
 
 Only this coordinator tracks the sessions of members. A session begins again with every heartbeat
 and every commit of the member, and for all members when another coordinator takes over. A member
-loses its slots if no request from it arrives for the length of its session. The member detects this
-by its own clock, no later than the coordinator, because it measures its session from the time at
-which it sent the last answered request.
+loses its slots if no request from it arrives for the length of its session. The member measures its
+session from the time at which it sent the last answered request. So it detects the end by its own
+clock, no later than the coordinator.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from liftlog.groups.requests import (
     Leave,
     OwnedSlot,
     Remove,
+    Restamp,
     Seek,
     Told,
 )
@@ -148,7 +149,7 @@ class Coordinator:
         for deadlines in self._deadlines.values():
             members += len(deadlines)
             quiet_until = min([quiet_until, *deadlines.values()])
-        if quiet_until > now:  # else sessions have ended, and the next flight ends them
+        if quiet_until > now:  # otherwise sessions have ended, and the next flight handles this
             quiet_until = max(quiet_until, now + members * _LOOK_SECONDS)
         self.quiet_until = quiet_until
 
@@ -227,7 +228,7 @@ class Coordinator:
     # --- judging ---
 
     def _expire(self, flight: Flight, now: float) -> None:
-        """End the sessions whose deadline has passed, except those of members with waiting
+        """End the sessions whose deadline has passed, except the sessions of members with waiting
         requests: these requests arrived in time, and were only delayed by other requests."""
         for key, deadlines in self._deadlines.items():
             gone = [name for name, deadline in deadlines.items() if deadline <= now]
@@ -267,6 +268,9 @@ class Coordinator:
             draft = without(_member_of(state, asked), [asked.member])
         elif isinstance(asked, Seek):
             draft = self._seek(flight, state, asked)
+        elif isinstance(asked, Restamp):
+            # The time is set when the draft is stored.
+            draft = replace(asked.only_if, time_ns=0) if state == asked.only_if else state
         else:
             draft = _removed(state, asked)
         if draft is not state:

@@ -52,8 +52,8 @@ class Use:
 class Quota:
     """Checks the creation of groups and members against the limits.
 
-    A new group or member counts as soon as it is allowed, before it is stored. A removed one counts
-    until its removal is durable.
+    A new group or member counts as soon as it is allowed, before it is stored. A removed group or
+    member counts until its removal is durable.
     """
 
     def __init__(self, limits: Limits, use: Use) -> None:
@@ -83,8 +83,8 @@ class Quota:
     def join(self, principal: str, replaced: Member | None) -> None:
         """Count a new member. Raises LimitExceeded if it would exceed a limit.
 
-        `replaced` is the member of the same name that the new one replaces, if any: a member that
-        has restarted is not an additional one.
+        `replaced` is the member of the same name that the new one replaces, or None. A member that
+        has restarted is not counted as an additional one.
         """
         if replaced is not None and replaced.principal == principal:
             return
@@ -106,5 +106,5 @@ class Quota:
 
 
 def weight(state: GroupState) -> int:
-    """Return the number of groups as which this group counts."""
+    """Return how many groups this group counts as in the limits."""
     return -(-state.slots // DEFAULT_SLOTS)

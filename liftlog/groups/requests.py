@@ -38,9 +38,9 @@ class Join:
 
     If `slots` is None, the group keeps its number of slots; a new group, which begins at `start`,
     gets the default. A join that is repeated with the same token is the same join. `joined` is the
-    number of the client's former membership, None for a client that has just started: only such a
-    client replaces another member. `start_error` is the reason why no group may begin at `start`;
-    it applies only if the request creates a group.
+    number of the client's former membership, or None for a client that has just started. Only a
+    client that has just started replaces another member. `start_error` is the reason why no group
+    may begin at `start`; it applies only if the request creates a group.
     """
 
     key: GroupKey
@@ -110,7 +110,15 @@ class Remove:
     only_if: GroupState | None = None
 
 
-Asked = Join | Beat | Commit | Leave | Seek | Remove
+@dataclass(frozen=True, slots=True)
+class Restamp:
+    """A request to store the group again with the present time, if its state is still the same."""
+
+    key: GroupKey
+    only_if: GroupState
+
+
+Asked = Join | Beat | Commit | Leave | Seek | Remove | Restamp
 Told = Callable[[Assignment | None, LiftlogError | None], None]
-"""Called once with the answer: an assignment for a join or a heartbeat, None for other requests, or
-an error."""
+"""A callback that receives the answer once: an assignment for a join or a heartbeat, None for other
+requests, or an error."""

@@ -37,9 +37,9 @@ GroupKey = tuple[str, str]
 class Member:
     """A member of a group.
 
-    `joined` distinguishes the member from others of the same name, and grows with each of them
-    while the group exists. The client chose `token` for this join; a request with the same token is
-    the same join.
+    `joined` distinguishes the member from other members of the same name. It grows with each such
+    member while the group exists. The client chose `token` for this join; a request with the same
+    token is the same join.
     """
 
     joined: int

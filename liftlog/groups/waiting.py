@@ -76,8 +76,8 @@ class Waiting:
 def _size_after(asked: Asked, counted: int | None, state: GroupState | None) -> int:
     """Return the maximum number of slots and members that the group can have after this request.
 
-    `counted` is the number after the earlier requests of the group in this flight, None for its
-    first request.
+    `counted` is the number after the earlier requests of the group that are decided together with
+    this one, and None for its first request.
     """
     if counted is None:
         counted = 0 if state is None else state.slots + len(state.members)

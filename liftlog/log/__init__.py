@@ -3,7 +3,8 @@
 The package holds the log of one stream. Other packages mainly use its module `log`. A module
 imports only modules below it in this list:
 
-    backup, offline  copies while a daemon runs; verify, dump, repair and reindex without one
+    backup, offline  copies a log while a daemon runs; verifies, dumps, repairs and reindexes it
+                     without one
     rewrite          compaction, re-batching, scrubbing; in a process of its own
     data_dir         all streams of a data directory, and the files that they share
     recovery/        opens a log after a stop

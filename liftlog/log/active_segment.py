@@ -27,8 +27,8 @@ _MIN_ALLOCATION = 64 * 1024
 _MAX_ALLOCATION = 16 * 1024 * 1024
 _MAX_BUFFERS = 1000  # Linux takes at most 1024 buffers a call
 _SMALL_APPEND = 256 * 1024
-"""Bytes. A disk writes about as many in the time that the file system needs for a journal
-commit."""
+"""Size in bytes of an append that counts as small. A disk writes about this number of bytes in the
+time that the file system needs for a journal commit."""
 _ZEROED_APPENDS = 64
 _MIN_ZEROS = 64 * 1024
 _ZEROS = memoryview(bytes(1024 * 1024))
@@ -59,8 +59,9 @@ class ActiveSegment:
     """The one writer of a segment file.
 
     `end` is the end of the written batches, `durable` the end of the fdatasynced ones.
-    `has_leftovers`: bytes of a failed append follow the end. `must_be_left`: nothing may be
-    appended to the file, because the page at its end is unreadable or because a sync failed.
+    `has_leftovers` means that bytes of a failed append follow the end. `must_be_left` means that
+    nothing may be appended to the file, because the page at its end is unreadable or because a sync
+    failed.
     """
 
     __slots__ = (
@@ -92,9 +93,9 @@ class ActiveSegment:
     def append(
         self, batches: Sequence[EncodedBatch], size_bytes: int, max_allocation: int
     ) -> LogEnd:
-        """Append batches of `size_bytes` in total: all of them or, on an error, none. Returns the
-        new end, which becomes durable with the next `sync`. May allocate disk space for later
-        appends, up to a file size of `max_allocation` bytes. Raises OSError."""
+        """Append batches of `size_bytes` in total: all of them or, on an error, none of them.
+        Returns the new end, which becomes durable with the next `sync`. May allocate disk space for
+        later appends, up to a file size of `max_allocation` bytes. Raises OSError."""
         position = self.end.position
         end = position + size_bytes
         if end > self._allocated:
@@ -118,14 +119,14 @@ class ActiveSegment:
         """Extend the file ahead of the written bytes, in growing steps.
 
         A sync in allocated space does not have to commit a new file size to the journal of the file
-        system, which would be a third of the cost of the sync. The zeros after the last batch are
-        not data: recovery and readers stop at them.
+        system. Such a commit would be a third of the cost of the sync. The zeros after the last
+        batch are not data: recovery and readers stop at them.
         """
         step = min(max(needed, _MIN_ALLOCATION), _MAX_ALLOCATION)
         allocated = max(min(needed + step, limit), needed)
         try:
             self.file.allocate(allocated)
-        except OSError as error:  # only an optimization: on a full disk the write reports it
+        except OSError as error:  # only an optimization: the write reports a full disk
             logger.debug("allocation-failed path=%s error=%s", self.file.path, error)
             allocated = needed
         self._allocated = allocated
@@ -149,8 +150,8 @@ class ActiveSegment:
         newest = segment.max_timestamp_ns
         next_offset = batches[-1].next_offset
         # The offset changes before the record count. A thread that decides on retention meanwhile
-        # subtracts the records past the high watermark: if it counts too few records, it keeps too
-        # much rather than too little.
+        # subtracts the records past the high watermark. With this order it counts too few records
+        # rather than too many, and so keeps too much rather than too little.
         segment.next_offset = next_offset
         add = self.index.maybe_add
         for data, base_offset, _, records, _, stamp in batches:
@@ -220,7 +221,7 @@ class ActiveSegment:
         end, segment = self.durable, self.segment
         segment.next_offset, segment.record_count = end.offset, end.record_count
         segment.size_bytes = end.position
-        index = self.index.copy()  # readers may be using the other one
+        index = self.index.copy()  # readers may be using the old index
         index.truncate(end.position)
         self.index, self.end = index, end
 
@@ -249,17 +250,17 @@ class ActiveSegment:
         sealed = segment.sealed_at(at.position, at.offset, at.record_count)
         index = self.index
         if at.position < self.end.position:
-            index = index.copy()  # readers may be using the other one
+            index = index.copy()  # readers may be using the old index
             index.truncate(at.position)
         keep_index(environment.fs, segment.path, index, sealed, incarnation)
-        # The cache gets the index before any reader can see that the segment is sealed.
+        # The index is put into the cache before any reader can find out that the segment is sealed.
         environment.indexes.put(sealed, index)
         return sealed
 
     def store_index(self, environment: LogEnvironment, incarnation: str) -> None:
         """Write the current index to disk, for the next start. Any thread may call it. Raises
         OSError when the disk is full."""
-        segment = self.segment.entry()  # taken before the index, which then covers all of it
+        segment = self.segment.entry()  # copied first, so the index covers all of it
         index = self.index.copy()
         keep_index(environment.fs, self.segment.path, index, segment, incarnation)
 

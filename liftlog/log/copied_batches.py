@@ -1,4 +1,5 @@
-"""Parses batches that a log copies from another log, and checks that they continue it. Pure."""
+"""Parses batches that a log copies from another log, and checks that they continue the copy.
+Pure."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The data directory: its lock, its streams, and the checkpoint files that all streams share.
 
-<data_dir>/lock              locked by the daemon that uses the directory, and names it
+<data_dir>/lock              locked by the daemon that uses the directory; contains its name
 <data_dir>/clean             clean marker, exists only after a clean stop
 <data_dir>/recovery-points   per stream, the offset below which everything was fsynced
 <data_dir>/records           the metadata of the streams (`liftlog.server.metadata`)
@@ -205,7 +205,7 @@ class DataDir:
                     raise _unusable(self.path, error) from error
                 raise
             try:
-                refuse_unfit(fs, self.path)  # again: a restore may have failed meanwhile
+                refuse_unfit(fs, self.path)  # again: a restore may have failed by now
                 self._recovery_points = read_states(fs, self.path, RECOVERY_POINTS_NAME)
                 clean = read_dispensable_file(fs, self.path / CLEAN_NAME, CLEAN_NAME)
                 self._clean = _states(clean, CLEAN_NAME)
@@ -239,7 +239,7 @@ class DataDir:
 
     def stream_names(self) -> list[str]:
         """Return the names of the streams on disk. Removes the files of creations and deletions
-        that did not finish; the next start retries those that cannot be removed now."""
+        that did not finish. The next start removes files that cannot be removed now."""
         fs = self.environment.fs
         names = []
         with storage_errors("listing the streams"):
@@ -302,8 +302,8 @@ class DataDir:
         incarnation: str | None = None,
         environment: LogEnvironment | None = None,
     ) -> Log:
-        """Create a new log for `name`; durable on return. See `Log.create`. It uses `environment`
-        if that is given, in place of the one that all logs share."""
+        """Create a new log for `name`; durable on return. See `Log.create`. If `environment` is
+        given, the log uses it in place of the environment that all logs share."""
         return Log.create(
             self.stream_path(name),
             environment or self.environment,
@@ -316,8 +316,8 @@ class DataDir:
     def open_log(
         self, name: str, config: LogConfig, *, environment: LogEnvironment | None = None
     ) -> tuple[Log, RecoveryReport]:
-        """Open the log of `name` and recover it if necessary. An error affects only this stream. It
-        uses `environment` if that is given, in place of the one that all logs share."""
+        """Open the log of `name` and recover it if necessary. An error affects only this stream. If
+        `environment` is given, the log uses it in place of the environment that all logs share."""
         return open_log(
             self.stream_path(name),
             environment or self.environment,
@@ -327,8 +327,9 @@ class DataDir:
         )
 
     def keep_clean(self, name: str, state: ActiveState | None) -> None:
-        """Record that a log was opened and closed again before any client used it. `state` is its
-        end, with which the next start treats it as cleanly closed; None if closing failed."""
+        """Record that a log was opened and closed again before any client used it. `state` is the
+        end of the log; with it, the next start treats the log as cleanly closed. None if closing
+        failed."""
         if state is not None:
             self._clean[name] = state
 
@@ -346,7 +347,7 @@ class DataDir:
 
     def delete_log(self, name: str) -> None:
         """Remove the stream's files. The directory is first renamed to a name that no stream can
-        have: after a crash in between, the next start removes it."""
+        have. After a crash in between, the next start removes the directory."""
         self._recovery_points.pop(name, None)
         with storage_errors(f"deleting {name}"):
             self._remove_directory(name)

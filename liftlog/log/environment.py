@@ -29,12 +29,12 @@ _BOOTTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 class Clock(Protocol):
     def now_ns(self) -> int:
-        """Wall clock, nanoseconds since 1970 UTC."""
+        """Return the wall clock in nanoseconds since 1970 UTC."""
         ...
 
     def monotonic_ns(self) -> int:
-        """A clock that never steps and also advances while the machine sleeps. Only differences
-        between two readings have a meaning."""
+        """Return the time of a clock that never steps and also advances while the machine sleeps.
+        Only differences between two readings have a meaning."""
         ...
 
 
@@ -118,7 +118,7 @@ class FilePool:
             pooled.file.close()
 
     def close(self) -> None:
-        """Close every idle file; held ones close when they are released."""
+        """Close every idle file. Files in use are closed when they are released."""
         with self._lock:
             for path in list(self._files):
                 self._detach(path)
@@ -231,7 +231,8 @@ class LogEnvironment:
     parts: DerivedFiles[SegmentParts]
     subject_indexes: DerivedFiles[SubjectIndex]
     synced: Callable[[float], None]
-    """Called in the thread that has fdatasynced a segment file, with the duration in seconds."""
+    """A callback that runs in the thread that has fdatasynced a segment file. It receives the
+    duration in seconds."""
     age_clock_ns: Callable[[], int]
     """The clock for ages of segments: the wall clock, unless the daemon suspects that it is
     wrong."""

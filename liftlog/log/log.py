@@ -1,8 +1,8 @@
 """The log of one stream: append, sync, read. Blocking; the daemon calls it from threads.
 
-Only one thread at a time, the current writer, appends, syncs and truncates; but an append may run
-beside a sync in another thread, unless it begins another segment (`must_roll`). Any thread may
-read, and may change the structure by retention, swaps and quarantine.
+Only one thread at a time, the current writer, appends, syncs and truncates. As an exception, an
+append may run during a sync in another thread, unless the append begins another segment
+(`must_roll`). Any thread may read, and may change the structure by retention, swaps and quarantine.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ class Log:
         lineage = state.view.manifest.lineage
         slot = AckedEndFile(environment.fs, state.directory, lineage, boot_id=boot_id)
         self.writer = writer = LogWriter(state, slot, commit_group=commit_group, appended=appended)
-        # Publishers wait for these three calls, so no wrapping method slows them down.
+        # Publishers wait for these three calls, so they are called without a wrapping method, which
+        # would take time.
         self.append = writer.append
         self.sync = writer.sync
         self.commit_up_to = writer.commit_up_to
@@ -211,20 +212,21 @@ class Log:
     def leave_active_segment(self) -> None:
         """Begin a new segment and lineage at the log end.
 
-        Call it for a log whose file is damaged after its end, or that lacks records which it had
-        confirmed: with the new lineage, recovery points and acks that refer to these no longer
-        apply. Durable on return; a stop before that changes nothing. Raises StorageError, DiskFull.
+        Call it if bytes after the log end are damaged, or if the log lacks records that it had
+        confirmed. With the new lineage, recovery points and acks that refer to these records no
+        longer apply. Durable on return; a stop before that changes nothing. Raises StorageError,
+        DiskFull.
         """
         leave_active_segment(self.writer)
 
     def truncate_prefix(self, offset: int) -> None:
         """Make `offset` the log start and drop every segment below it. Durable on return.
 
-        Does nothing if `offset` is at or below the log start. If it is at or below the high
-        watermark, the rest of the log stays as it is. If it is at or past the log end, no record
-        remains, and the next append must begin at `offset`. Raises ValueError for an `offset`
-        between the high watermark and the log end, because the log does not know where the batches
-        of its uncommitted tail begin. Raises StorageError, DiskFull.
+        Does nothing if `offset` is at or below the log start. If `offset` is at or below the high
+        watermark, the rest of the log stays as it is. If `offset` is at or past the log end, no
+        record remains, and the next append must begin at `offset`. Raises ValueError for an
+        `offset` between the high watermark and the log end, because the log does not record where
+        the batches of its uncommitted tail begin. Raises StorageError, DiskFull.
         """
         truncate_prefix(self.writer, offset)
 
@@ -236,8 +238,8 @@ class Log:
 
         `epoch_before` is the leader epoch of the other replica's record before `offset`
         (`manifest.epoch_before`). If this node leads later, a follower whose log ends at `offset`
-        compares its last epoch with it. The other replica may have removed tombstones below
-        `tombstones_removed_below`.
+        compares its own last epoch with `epoch_before`. The other replica may have removed
+        tombstones below `tombstones_removed_below`.
 
         Durable on return; a stop before that leaves the log as it was. The log gets a new lineage,
         because its offsets are assigned again. Raises StorageError, DiskFull; then nothing changed.
@@ -261,7 +263,8 @@ class Log:
     def read_stored(self, offset: int, max_bytes: int) -> LogSlice | None:
         """Like `read`, but also return records below the log start whose files still exist.
 
-        For rebuilding state (message ids outlive retention); consumers never get these records.
+        It is for rebuilding state, because message ids outlive retention. Consumers never get these
+        records.
         """
         return reading.read_from(
             self._state, offset, max_bytes, None, self.quarantine_damage, stored=True
@@ -271,8 +274,8 @@ class Log:
         """Return whole batches from `offset` on, for another replica to append.
 
         Returns at least one batch, beginning with the one that holds `offset`, and includes batches
-        without records. `offset` lies between the first stored offset, which may be below the log
-        start, and the log end, which may not be committed or durable yet.
+        without records. `offset` lies between the first stored offset and the log end. The first
+        stored offset may be below the log start. The log end may not be committed or durable yet.
 
         Returns a `Gap` if `offset` was lost or skipped, so that no batch will ever hold it, and
         None at the log end. The caller must release the slice. Raises OffsetOutOfRange;
@@ -282,8 +285,8 @@ class Log:
         return reading.read_replica(self._state, offset, max_bytes, self.quarantine_damage)
 
     def offset_for_timestamp(self, timestamp_ns: int) -> int:
-        """Return the offset of the first record stamped at or after `timestamp_ns`; the HW if none
-        is."""
+        """Return the offset of the first record stamped at or after `timestamp_ns`; the HW if there
+        is no such record."""
         return reading.offset_for_timestamp(self._state, timestamp_ns)
 
     def is_quarantined(self, first_offset: int, next_offset: int) -> bool:
@@ -318,14 +321,14 @@ class Log:
     def extents(
         self, first_offset: int, step_bytes: int, probe: Probe | None = None
     ) -> list[Extent]:
-        """Divide the log into pieces of about `step_bytes`; return the size and the offsets of
-        each.
+        """Divide the log into pieces of about `step_bytes`; return the size and the offsets of each
+        piece.
 
         The pieces cover the log from the segment of `first_offset` to the high watermark. Reads a
         few index entries. Raises StorageError.
 
         With `probe`, a piece gets the size 0 if it cannot hold a matching record. The pieces may
-        then end before the high watermark; call again with the end of the last one. Reads the
+        then end before the high watermark; call again with the end of the last piece. Reads the
         segments' sketches.
         """
         with storage_errors(f"measuring {self.name}"):
@@ -386,8 +389,8 @@ class Log:
         return read_by_subject(self._state, index, piece, wanted, within, max_bytes, values=values)
 
     def read_sparsely(self, piece: LogSlice, *, values: bool) -> SparsePiece | None:
-        """Return the heads of the batches of a slice, for a reader of few of its records or, with
-        `values` False, of no values.
+        """Return the heads of the batches of a slice, for a reader that needs few of its records,
+        or (with `values` False) no values.
 
         Returns None if the sketch is missing or lacks checksums that such a reader needs, or if the
         heads contain anything unusual. Keep the slice while the result is in use. Raises
@@ -467,8 +470,8 @@ class Log:
         self._state.active.file.close()
 
     def _forget_early_acks(self) -> None:
-        """Clear the mark of early acks, because all records are durable; the next process may set
-        it again."""
+        """Clear the mark of early acks, because all records are durable. The next process may set
+        the mark again."""
         manifest = self._state.view.manifest
         if not manifest.acks_before_sync:
             return

@@ -7,9 +7,9 @@ reader in any thread takes one reference to the view and uses only that.
 Three rules keep the view correct:
 
 1. The manifest on disk changes first, the view second. A stop in between leaves the new state on
-disk, which no reader or publisher has used yet. 2. Segments and manifest change under `lock`, so
-two changes never start from the same view. 3. The high watermark moves without `lock`: a commit
-must not wait for the manifest write of another
+   disk, which no reader or publisher has used yet.
+2. Segments and manifest change under `lock`, so two changes never start from the same view.
+3. The high watermark moves without `lock`: a commit must not wait for the manifest write of another
    thread. `_swapping` is a lock for only the replacement of the view, so that neither change undoes
    the other.
 """
@@ -57,8 +57,8 @@ class ReadView(NamedTuple):
     def readable_end(self, segment: Segment) -> IndexEntry:
         """Return the position up to which readers may read `segment`."""
         committed = self.committed
-        # A sealed segment that is committed to its end may have been rewritten since. Then
-        # `committed` holds a position in the old file, and the new one needs no limit.
+        # A sealed segment that is committed to its end may have been rewritten since then. In this
+        # case `committed` holds a position in the old file, and the new file needs no limit.
         if segment.sealed and segment.next_offset <= committed.offset:
             return IndexEntry(segment.next_offset, segment.size_bytes)
         if segment.base_offset == committed.segment_base:

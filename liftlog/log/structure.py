@@ -57,8 +57,8 @@ class LogStructure:
     ) -> int:
         """Move the log start and drop the oldest sealed segments; returns the bytes freed.
 
-        Removes at most `delete_segments` segments, and only those that end at or below the new log
-        start and `delete_below`, because segments may have been merged since the caller counted
+        Removes at most `delete_segments` segments, and only segments that end at or below the new
+        log start and `delete_below`, because segments may have been merged since the caller counted
         them. A reader of a removed file keeps the file open until its answer is sent. Raises
         StorageError, DiskFull.
         """
@@ -168,8 +168,8 @@ class LogStructure:
 
         Returns the number of damaged ranges that are repaired. Durable on return. `new` is as for
         `replace_segments`, and was verified to its end: all offsets that were quarantined in the
-        old file are readable. Compaction processes the offsets from the first of them on again,
-        because the other replica may have kept records that this one had removed.
+        old file are readable. Compaction processes the offsets from the first repaired one on
+        again, because the other replica may have kept records that this one had removed.
 
         Raises SegmentsChanged if the file is no longer listed or holds uncommitted records; the
         caller then discards the new files. Raises ValueError if `new` cannot replace it,
@@ -190,8 +190,8 @@ class LogStructure:
             kept = [bad for bad in manifest.quarantined if bad not in ended]
             cleaned_below = min([manifest.cleaned_below, *(bad.first_offset for bad in ended)])
             # As in `replace_segments`: if the process stops before this write, the manifest lists
-            # the damaged file and its quarantined ranges; if it stops after it, the new file.
-            # Neither manifest lists a missing file.
+            # the damaged file and its quarantined ranges. If it stops after this write, the
+            # manifest lists the new file. Neither manifest lists a missing file.
             state.store(
                 manifest.with_changes(
                     segments=tuple(

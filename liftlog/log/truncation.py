@@ -1,7 +1,7 @@
 """Truncates a log at either end.
 
 Followers truncate their logs: they cut off records that the leader does not have, and drop records
-that the leader has removed. A single node never does.
+that the leader has removed. A single node never truncates its log in this way.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ def truncate_suffix(writer: LogWriter, offset: int) -> int:
         old = segments[at]
         rest = _shortened(state, old, offset)
         if rest is None:
-            # No record of this segment stays. If the process stops before the manifest is renamed,
-            # the next start finds the old log. If it stops later, the next start removes the
-            # segments from this one on, because the manifest no longer lists them.
+            # This segment keeps no record. If the process stops before the manifest is renamed, the
+            # next start finds the old log. If it stops later, the next start removes the segments
+            # from this one on, because the manifest no longer lists them.
             writer.begin_lineage(LogEnd(old.base_offset, old.base_offset, 0), segments[:at])
             return old.base_offset
         if not old.sealed:  # a sealed segment already has its index on disk

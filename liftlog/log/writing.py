@@ -28,7 +28,7 @@ from liftlog.records.encode import EncodedBatch
 from liftlog.records.place import Epochs
 
 MAX_NOTED_ENDS = 4096
-"""Maximum number of ends of uncommitted appends; if there are more, every second one is dropped."""
+"""Maximum number of noted ends of uncommitted appends. Beyond it, every second end is dropped."""
 
 _RESERVED_NS = 60_000_000_000
 """If acks are sent before the sync, reserved offsets should last for one to ten minutes."""
@@ -36,7 +36,7 @@ _RESERVED_NS = 60_000_000_000
 
 class LogWriter:
     """The writer of one log. One thread at a time calls it: the current writer. But `append` may
-    run beside `sync` while `must_roll` is False. `commit_group` is the number that batches encoded
+    run during `sync` while `must_roll` is False. `commit_group` is the number that batches encoded
     for the next append must carry.
     """
 
@@ -113,7 +113,7 @@ class LogWriter:
         state = self.state
         with state.lock:
             manifest = state.view.manifest
-            # With acks after the sync, the file shows all acked offsets.
+            # If acks are sent after the sync, the file shows all acked offsets.
             step = self._next_step() if manifest.acks_before_sync else MOST_RESERVED
             state.store(manifest.with_changes(reserved_offset=next_offset + step))
 
@@ -188,8 +188,8 @@ class LogWriter:
         """Make all appended records durable; returns the durable end offset.
 
         After a failed fdatasync, no byte past the last successful one can be trusted: the caller
-        must nack the messages that waited for it and call `abandon_tail`. If the log of a replica
-        ends below this after a start, it is `incomplete`. Raises SyncFailed.
+        must nack the messages that waited for it and call `abandon_tail`. If a replica starts with
+        an end below the returned offset, it is `incomplete`. Raises SyncFailed.
         """
         active = self.state.active
         end = active.end.offset
@@ -213,15 +213,15 @@ class LogWriter:
     # --- commits and acks ---
 
     def commit_up_to(self, offset: int) -> int:
-        """Mark everything below `offset` as committed, so that readers see it. Returns the new HW.
+        """Mark everything below `offset` as committed and readable. Returns the new HW.
 
         `offset` may be any offset: the high watermark moves to the last end of an append at or
-        below it, and never moves back. The caller decides which records are committed: on a single
-        node the fsynced ones, with replicas those that all in-sync ones have, up to the durable end
-        of this log. With more than 4,096 uncommitted appends some ends are dropped, and the high
-        watermark may be a little lower than `offset`; the log end is never dropped. One thread at a
-        time may call it, also during an append or sync in another thread. Raises StorageError,
-        DiskFull if `admit_early_acks` fails; then nothing changed.
+        below it, and never moves back. The caller decides which records are committed. On a single
+        node these are the fsynced records; with replicas, the records that all replicas in sync
+        have, up to the durable end of this log. With more than 4,096 uncommitted appends some ends
+        are dropped, and the high watermark may be a little lower than `offset`; the log end is
+        never dropped. One thread at a time may call it, also during an append or sync in another
+        thread. Raises StorageError, DiskFull if `admit_early_acks` fails; then nothing changed.
         """
         state = self.state
         committed = state.view.committed
@@ -236,7 +236,7 @@ class LogWriter:
                 self.admit_early_acks()
         while appended and appended[0].offset <= offset:
             end = appended.popleft()
-            if end.offset > committed.offset:  # False if an append put back older ends
+            if end.offset > committed.offset:  # an append may have put back older ends
                 committed = end
         state.move_high_watermark(committed)
         reached = committed.offset
@@ -271,7 +271,7 @@ class LogWriter:
             # The slot is written first: when the manifest allows early acks, no start may take an
             # older entry of the slot as the exact end.
             self.slot.sync_as_lower_bound()
-            # The reservation may shrink, so that a power cut puts fewer offsets in doubt.
+            # A smaller reservation means that after a power cut fewer offsets are in doubt.
             reserved = max(state.active.end.offset, self._acked_end) + self._reserve_step
             manifest = state.view.manifest.with_changes(acks_before_sync=True)
             if reserved < manifest.reserved_offset:
@@ -418,9 +418,9 @@ class LogWriter:
     ) -> None:
         """Continue at `next_offset`, after a `Gap` in the log that this one copies.
 
-        `epochs` are those of the other log that begin in the gap: (leader epoch, first offset).
-        Durable on return, and committed like an append. Raises ValueError unless `next_offset` lies
-        past the log end, SyncFailed, StorageError, DiskFull.
+        `epochs` are the epochs of the other log that begin in the gap: (leader epoch, first
+        offset). Durable on return, and committed like an append. Raises ValueError unless
+        `next_offset` lies past the log end, SyncFailed, StorageError, DiskFull.
         """
         state = self.state
         with state.lock, storage_errors(f"noting a gap of {state.name}"):

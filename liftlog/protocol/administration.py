@@ -89,8 +89,8 @@ class AcquireLease(Message):
 @dataclass(frozen=True, slots=True)
 class RenewLease(Message):
     """Extends a lease and reports the progress of a read in `parts` parts. `part` is a part that
-    has ended; the lease ends with the last one. `begun` is a part that begins. `stopped` is True if
-    the part ended before its last record."""
+    has ended; the lease ends with the last part. `begun` is a part that begins. `stopped` is True
+    if the part ended before its last record."""
 
     KIND: ClassVar[str] = "renew"
     REPEATABLE: ClassVar[bool] = True
@@ -229,10 +229,10 @@ class StreamExtent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StreamUpdate:
-    """Result of an update; with `dry_run`, the result that it would have.
+    """Result of an update. With `dry_run`, this is the result that the update would have.
 
     Each entry of `differences` has `setting`, `existing` and `requested`. `removal` describes the
-    data that retention removes after the update; None if it removes nothing.
+    data that retention removes after the update, or is None.
     """
 
     info: StreamInfo

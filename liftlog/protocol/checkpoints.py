@@ -19,18 +19,18 @@ PAGE_CHECKPOINTS = 1000
 class Checkpoint(Described):
     """Stored position of a consumer in a stream: `offset` is the next offset to read.
 
-    `incarnation` and `epoch` are those of the stream when the checkpoint was committed, at
-    `time_ns` by the daemon's clock. `lag` is the number of offsets left to read. If the stream
-    cannot be read from the checkpoint, `lag` is None and `problem` is the name of the error that a
-    reader gets: STREAM_NOT_FOUND, STALE_INCARNATION, OFFSET_OUT_OF_RANGE, DIVERGED,
-    STREAM_UNAVAILABLE, CHECKPOINT_UNCERTAIN.
+    `time_ns` is the time of the commit by the daemon's clock. `incarnation` and `epoch` are the
+    stream's incarnation and epoch at this time. `lag` is the number of offsets up to the high
+    watermark. If the stream cannot be read from the checkpoint, `lag` is None, and `problem` is
+    the name of the error that a reader gets: STREAM_NOT_FOUND, STALE_INCARNATION,
+    OFFSET_OUT_OF_RANGE, DIVERGED, STREAM_UNAVAILABLE, CHECKPOINT_UNCERTAIN.
 
-    `uncertain` is True if the daemon has lost checkpoints to damage, possibly a newer one of this
-    consumer. If the consumer continues from here, it may read some records again. If `offset` is 0,
-    no checkpoint is stored, but one may have been lost.
+    `uncertain` is True if damage has destroyed checkpoints in the daemon, possibly a newer
+    checkpoint of this consumer. If the consumer continues here, it may read some records again. If
+    `offset` is 0, no checkpoint is stored, but damage may have destroyed one.
 
-    `owner` is the principal that committed the checkpoint; the checkpoint counts towards this
-    principal's quota. Empty if the daemon has no ACL or is too old.
+    `owner` is the principal that committed the checkpoint. The checkpoint counts towards the quota
+    of this principal. `owner` is empty if the daemon has no ACL or is too old.
     """
 
     consumer: str = ""

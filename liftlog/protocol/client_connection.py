@@ -1,7 +1,8 @@
 """The client's end of a connection, without any I/O.
 
 The caller moves bytes: it receives into `get_buffer()`, calls `buffer_updated(n)` and `receive()`,
-and writes what `take_outgoing()` returns. `states` has the life cycle.
+and writes the bytes that `take_outgoing()` returns. `handshake` describes the states of a
+connection.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from liftlog.errors import (
     ProtocolViolation,
     Unauthenticated,
 )
+from liftlog.protocol.consumer_states import ConsumerChanges
 from liftlog.protocol.frames import LENGTH, FrameReader, encode_frame
 from liftlog.protocol.handshake import (
     CLIENT_TRANSITIONS,
@@ -51,18 +53,21 @@ from liftlog.protocol.messages import (
 )
 from liftlog.protocol.replication import Replica
 from liftlog.protocol.wire import ID_KEY, KIND_KEY, Message
+from liftlog.protocol.workers import Delivered, PullWork
 
+_WithBody = FetchHeader | Replica | Delivered | ConsumerChanges
 _ROOM_FOR_OTHERS = 4
-"""Requests that may always be in flight beside fetches."""
+"""Number of requests that may always be in flight in addition to fetches."""
 
 
 class Exchange:
     """One request of a client and its answer.
 
     `on_header` runs when the header of a fetch arrives, before its body: `body` is then set, and
-    its first `arrived_bytes` are valid. `on_progress` runs when more of them have arrived.
+    its first `arrived_bytes` are valid. `on_progress` runs when more bytes of it have arrived.
     `on_done` runs once, when the answer is complete or the connection is lost; exactly one of
-    `answer` and `error` is then set. While `sent` is false, the daemon cannot know of the request.
+    `answer` and `error` is then set. While `sent` is false, the daemon cannot have received the
+    request.
     """
 
     __slots__ = (
@@ -137,7 +142,7 @@ class ClientConnection:
         self._fetch_backlog: deque[tuple[Exchange, bytes]] = deque()
         self._outgoing: list[bytes] = []
         self._last_id = 0
-        self._awaiting_body: tuple[int, FetchHeader | Replica] | None = None
+        self._awaiting_body: tuple[int, _WithBody] | None = None
 
     @property
     def in_flight(self) -> int:
@@ -145,12 +150,13 @@ class ClientConnection:
 
     @property
     def missing_bytes(self) -> int:
-        """Number of bytes that are missing from the body that is arriving; 0 if there is none."""
+        """Number of bytes that are missing from the body that is arriving; 0 if no body is
+        arriving."""
         body = self._frames.arriving_body
         return 0 if body is None else len(body) - self._frames.arrived_bytes
 
     def allow_in_flight(self, count: int) -> None:
-        """Allow more requests in flight than the server's welcome said, after the server has
+        """Allow more requests in flight than the server's welcome allowed, after the server has
         identified this client."""
         self.welcome = replace(self.welcome, max_in_flight=count)
 
@@ -162,7 +168,7 @@ class ClientConnection:
     def authenticate(self, credentials: Credentials, certificate: bytes | None = None) -> None:
         """Answer the challenge. Raises Unauthenticated when no method fits the credentials.
 
-        `certificate` is the one that the server showed in the TLS handshake, in DER.
+        `certificate` is the certificate of the server in the TLS handshake, in DER.
         """
         if self.challenge is None:
             raise LocalProtocolError("the server has sent no challenge yet")
@@ -209,7 +215,7 @@ class ClientConnection:
         limit = self.welcome.max_request_bytes
         if len(frame) - LENGTH.size > limit:
             raise LimitExceeded(f"the request is longer than the server's limit of {limit} bytes")
-        backlog = self._fetch_backlog if isinstance(message, Fetch) else self._backlog
+        backlog = self._fetch_backlog if isinstance(message, Fetch | PullWork) else self._backlog
         backlog.append((exchange, frame))
         self._send_backlog()
 
@@ -305,7 +311,7 @@ class ClientConnection:
             message = cls.from_map(received)
         except BadRequest as error:
             raise ProtocolViolation(f"the server sent a malformed answer: {error}") from error
-        if isinstance(message, FetchHeader | Replica):
+        if isinstance(message, _WithBody):
             self._receive_header(request_id, message)
         elif isinstance(message, ErrorAnswer) and request_id not in self._exchanges:
             raise exception_from(message)
@@ -322,7 +328,7 @@ class ClientConnection:
             self._finish(request_id, message)
         return False
 
-    def _receive_header(self, request_id: int, header: FetchHeader | Replica) -> None:
+    def _receive_header(self, request_id: int, header: _WithBody) -> None:
         if request_id not in self._exchanges:
             raise ProtocolViolation(f"the server answered request {request_id}, which is not open")
         exchange = self._exchanges[request_id]

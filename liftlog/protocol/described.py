@@ -53,14 +53,14 @@ def _plain_type(hint: Any) -> type:
 
 @dataclass(frozen=True, slots=True)
 class StreamInfo(Described):
-    """Snapshot of a stream's state in the daemon. Sizes are in bytes, and offsets are those of the
-    log."""
+    """Snapshot of a stream's state in the daemon. Sizes are in bytes."""
 
     name: str = ""
     subject: str = ""
-    """All subjects in one line; with several it is no pattern."""
+    """All subjects in one line. With several subjects, this text is not a pattern."""
     subjects: list[str] = field(default_factory=list)
-    """Empty from an older daemon, whose streams have one; see `recorded_subjects`."""
+    """The list is empty in the answer of an older daemon, whose streams have one subject; see
+    `recorded_subjects`."""
     queue_group: str | None = None
     state: str = "unknown"
     origin: str = "api"
@@ -71,8 +71,8 @@ class StreamInfo(Described):
     record_count: int | None = None
     """Records between the log start and the high watermark; None from an older daemon.
 
-    An upper bound where records are damaged, and after compaction, when those of the first segment
-    that lie below the log start are counted, too."""
+    It is an upper bound if records are damaged. It is also an upper bound after compaction, because
+    records of the first segment below the log start are then counted, too."""
     size_bytes: int = 0
     segment_count: int = 0
     leader_epoch: int = 0
@@ -84,11 +84,11 @@ class StreamInfo(Described):
     quarantined: list[dict[str, Any]] = field(default_factory=list)
     compaction: dict[str, Any] = field(default_factory=dict)
     overrides: dict[str, Any] = field(default_factory=dict)
-    """Settings that override those of the configuration file: `file` and `value` of each. They hold
-    until the value in the file changes."""
+    """Settings that override settings of the configuration file, each with `file` and `value`. An
+    override applies until the value in the file changes."""
     readable_subjects: list[str] = field(default_factory=list)
-    """If not empty, the caller gets only the records on these subjects. Only set in answers to
-    `describe`."""
+    """If not empty, the caller gets only the records on these subjects. Only answers to `describe`
+    contain it."""
 
     @property
     def recorded_subjects(self) -> list[str]:
@@ -112,11 +112,11 @@ class StreamInfo(Described):
 
 @dataclass(frozen=True, slots=True)
 class LeaseInfo(Described):
-    """A lease on [low, high) of a stream. While the lease lasts, its reader gets the records as
-    they were when the high watermark was `high`.
+    """A lease on [low, high) of a stream. During the lease, its reader gets the records as they
+    were when the high watermark was `high`.
 
-    `expires_ns` is the expiry by the daemon's clock; `remaining_ms` is the time left when the
-    daemon answered. `lease_id` is empty if the caller may not release the lease.
+    `expires_ns` is the end of the lease by the daemon's clock. `remaining_ms` is the remaining
+    time when the daemon answered. `lease_id` is empty if the caller may not release the lease.
     """
 
     stream: str = ""
@@ -148,12 +148,12 @@ class DaemonInfo(Described):
     - `nats`: `connected` and `server_version`.
     - `limits`: limits of the daemon's connections.
     - `features`: supported requests and other capabilities.
-    - `commit`: the commit that the daemon was built from, or "".
+    - `commit`: the commit from which the daemon was built, or "".
     - `stream_count`: number of streams that the principal may read, including failed ones.
     - `conditions`: the current problems, the worst first. Each is a map with `name`, `severity`
       (unready, error or warning), `about` (daemon, stream or node), `subject`, `text` and
-      `next_step`. There are at most 20 entries of each kind; if a kind has more, an entry without
-      `subject` gives the number of the rest.
+      `next_step`. The list has at most 20 entries of each kind. If a kind has more, an entry
+      without `subject` has the number of omitted entries.
     - `warnings`: maps the names of conditions that do not affect readiness to their texts.
     - `nodes`: addresses of the pull sockets of the daemon's cluster, including its own. Empty if
       the daemon does not belong to a cluster.

@@ -2,12 +2,12 @@
 
      0   4  length          u32 little-endian, bytes of the map
      4      map             msgpack, string keys
-     ..     body            as many bytes as the map's `b` says (absent = 0)
+     ..     body            `b` bytes, a field of the map (absent = 0)
 
-The reader is filled in place: `get_buffer()` returns the memory for the next bytes and
-`buffer_updated(n)` says that they have arrived, which fits both `socket.recv_into` and
-`asyncio.BufferedProtocol`. A body is received directly into the memory that the caller gets;
-only bytes that arrived in one read with its map (at most one small buffer) are copied.
+The reader's memory is filled in place. `get_buffer()` returns the memory for the next bytes, and
+the caller reports their arrival by `buffer_updated(n)`. Both `socket.recv_into` and
+`asyncio.BufferedProtocol` work in this way. A body is received directly into the memory that the
+caller gets. Only bytes that arrived in one read with the map (at most one small buffer) are copied.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BODY_LENGTH_KEY = "b"
 
 _ARRAY16, _ARRAY32, _MAP16, _MAP32 = 0xDC, 0xDD, 0xDE, 0xDF
 _BIN8, _STR8 = 0xC4, 0xD9
-# For the first byte of a value, the number of bytes of its length that follow.
+# Maps the first byte of a value to the number of bytes that its length takes.
 _TEXT_LENGTHS = {0xC5: 2, 0xC6: 4, 0xDA: 2, 0xDB: 4}
 _CONTAINER_LENGTHS = {_ARRAY16: 2, _ARRAY32: 4, _MAP16: 2, _MAP32: 4}
 _MAPS = frozenset((*range(0x80, 0x90), _MAP16, _MAP32))
@@ -38,7 +38,7 @@ _pack = msgpack.Packer(use_bin_type=True, autoreset=True).pack
 
 
 def encode_map(message: dict[str, Any]) -> bytes:
-    """Encode the map of a frame; `decode_map` reads it."""
+    """Encode the map of a frame; `decode_map` decodes it."""
     data: bytes = _pack(message)
     return data
 
@@ -55,8 +55,8 @@ def decode_map(data: bytes | memoryview, max_values: int = MAX_ANSWER_VALUES) ->
     `max_values` limits the number of values in all its maps and arrays together.
     """
     data = bytes(data)
-    # The decoder allocates by a declared length only for arrays of 16 entries or more, and most
-    # short frames have no byte that could begin one.
+    # The decoder allocates memory by a declared length only for arrays of 16 entries or more. Most
+    # short frames have no byte that could begin such an array.
     is_harmless = len(data) <= _SHORT_FRAME_BYTES and _ARRAY16 not in data and _ARRAY32 not in data
     if not is_harmless:
         _check_shape(data, max_values)
@@ -85,7 +85,8 @@ def _check_depth(container: Any, left: int) -> None:
 def _fixed_sizes() -> tuple[int, ...]:
     """Return the size of a value for each first byte.
 
-    0 means that further bytes give the size; a negative entry, that one byte of length follows.
+    0 means that further bytes give the size. A negative entry means that one byte of length
+    follows.
     """
     sizes = [1] * 256
     sizes[0x80:0xA0] = [0] * 32  # fixmap, fixarray
@@ -101,15 +102,15 @@ _FIXED_SIZES = _fixed_sizes()
 
 
 def _check_shape(data: bytes, max_values: int) -> None:
-    """Raise BadRequest for a map that must not reach the decoder. It allocates an array by its
-    declared length before it has seen an entry, down to a depth of its own.
+    """Raise BadRequest for a map that must not reach the decoder. The decoder allocates an array by
+    its declared length before it has read an entry, down to a depth of its own.
 
-    Looks only at the first bytes of each value, and at no more than `max_values` of them. For a map
-    that passes, the decoder needs no more than a small multiple of the frame's bytes.
+    Examines only the first bytes of each value, and at most `max_values` values. For a map that
+    passes, the decoder needs at most a small multiple of the frame's bytes.
     """
     sizes, end = _FIXED_SIZES, len(data)
     position, pending, values_left = 0, 1, max_values
-    open_until: list[int] = []  # for each open container, the `pending` at its end
+    open_until: list[int] = []  # for each open container, the value of `pending` at its end
     while pending:
         if position >= end:
             raise BadRequest("the frame's map declares more than the frame holds")
@@ -154,7 +155,7 @@ def _check_shape(data: bytes, max_values: int) -> None:
 
 
 class Foreign(NamedTuple):
-    """Another protocol."""
+    """Another protocol, which a peer speaks by mistake."""
 
     name: str
     hint: str
@@ -179,8 +180,9 @@ _TLS_RECORDS = (b"\x15\x03", b"\x16\x03")  # an alert, a handshake
 
 
 def foreign_protocol(first: bytes) -> Foreign | None:
-    """Return the protocol of a peer that does not speak liftlog's, by its first four bytes. Read as
-    the length of a frame, each of these is far above any limit that holds before the login."""
+    """Return the protocol of a peer that does not speak liftlog's protocol, by its first four
+    bytes. Read as the length of a frame, these bytes exceed every limit that applies before the
+    login."""
     if first[:2] in _TLS_RECORDS and first[2] <= 4:
         return _TLS
     return _KNOWN.get(first)
@@ -193,9 +195,9 @@ def _allocate(length: int) -> memoryview:
 class FrameReader:
     """Splits a byte stream into maps and bodies. Not thread-safe; does no I/O.
 
-    `next_event()` returns a dict (a whole map), then, when that map announced a body, a memoryview
-    (the whole body, in memory of its own), or None when more bytes are needed. The map comes before
-    its body has arrived. After an error the reader stays failed.
+    `next_event()` returns a dict, which is a whole map. If the map announced a body, the next call
+    returns a memoryview: the whole body, in memory of its own. It returns None if more bytes are
+    needed. A map is returned before its body has arrived. After an error the reader stays failed.
     """
 
     __slots__ = (
@@ -237,7 +239,7 @@ class FrameReader:
         self._view = memoryview(self._buffer)
         self._start = 0  # first byte not consumed
         self._end = 0  # first byte not received
-        self._length = -1  # of the map that begins at _start, once its prefix is here
+        self._length = -1  # length of the map that begins at _start, once it has arrived
         self._body: memoryview | None = None
         self._body_filled = 0
 
@@ -248,7 +250,8 @@ class FrameReader:
 
     @property
     def arriving_body(self) -> memoryview | None:
-        """Memory of the body under way, of which `arrived_bytes` are valid; None without one."""
+        """The memory of the body that is arriving, of which `arrived_bytes` are valid; None if no
+        body is arriving."""
         return self._body
 
     @property
@@ -278,15 +281,16 @@ class FrameReader:
         return LENGTH.size + max(self._length, 0)
 
     def _make_room(self) -> None:
-        """Move the incomplete frame to the front of the buffer, or of a larger one if that is full.
+        """Move the incomplete frame to the front of the buffer, or of a larger buffer if the
+        present one is full.
 
-        The buffer grows as bytes arrive, whatever length was announced: four bytes must not cost
-        the memory of a whole frame.
+        The buffer grows as bytes arrive, regardless of the announced length, because a peer that
+        sends only four bytes must not cause the allocation of a whole frame.
         """
         pending = bytes(self._view[self._start : self._end])
         if len(pending) == len(self._buffer):
-            # Or it holds whole frames that the owner has not taken yet, because it holds its peer
-            # back.
+            # Or the buffer holds whole frames that the owner has not taken yet, because it makes
+            # its peer wait.
             size, needed = 2 * len(self._buffer), self._needed()
             if len(self._buffer) < needed < size:
                 size = needed
@@ -341,7 +345,7 @@ class FrameReader:
         self._start = last
         self._length = -1
         if last == self._end and len(self._buffer) > self._usual_bytes:
-            self.clear()  # one long frame must not hold memory forever
+            self.clear()  # a long frame must not keep its memory allocated forever
         if BODY_LENGTH_KEY in decoded:
             self._expect_body(decoded[BODY_LENGTH_KEY])
         return decoded

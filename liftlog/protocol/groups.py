@@ -12,7 +12,7 @@ from liftlog.protocol.wire import wire as key
 MAX_SLOTS = 1024
 
 UNNAMED = "unnamed-"
-"""Prefix of the names of members that did not choose one. Metrics count them together."""
+"""Prefix of the names of members that did not choose a name. Metrics count them together."""
 
 PAGE_GROUPS = 1000
 """Maximum number of groups in one answer."""
@@ -58,8 +58,8 @@ class JoinGroup(Message):
     """Asks to become a member of a group. If the group does not exist, it is created and begins at
     `start` (0: at the log start).
 
-    A join with the token of an earlier join only repeats that one. `joined` identifies the client's
-    former membership; it prevents the join from replacing another member of the same name.
+    A join with the token of an earlier join only repeats that join. `joined` identifies the
+    client's former membership. It prevents the join from replacing another member of the same name.
     """
 
     KIND: ClassVar[str] = "groupjoin"

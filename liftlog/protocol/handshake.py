@@ -3,13 +3,13 @@
     client: NEW -hello-> GREETING -challenge-> CHALLENGED -auth-> PROVING -welcome-> READY
     server: NEW <-hello- GREETING -challenge-> CHALLENGED <-auth- PROVING -welcome-> READY
 
-From any state a connection can become CLOSED. Two kinds of error are kept apart:
-`LocalProtocolError` is a mistake of the code on this side, all others are the peer's.
+A connection can become CLOSED in any state. There are two kinds of errors: `LocalProtocolError` is
+a mistake of the code on this side, and all other errors are mistakes of the peer.
 
 A client signs a text with its nkey. The signature is valid for no other purpose, and a signature
 made for another purpose is not valid as a login:
 
-    FF                          UTF-8 never begins so, and a NATS client signs only UTF-8
+    FF                          not UTF-8, so no NATS client signs a text with it
     "liftlog-auth-v1"
     client nonce                each of these as u16 (little-endian) length, then the bytes
     server nonce
@@ -17,7 +17,7 @@ made for another purpose is not valid as a login:
     SHA-256 of the certificate  (DER) that the daemon showed; empty without TLS
 
 Both sides contribute a nonce, so a signature cannot be used twice. With TLS the certificate binds
-it to this daemon: an attacker that forwards frames has another certificate.
+the signature to this daemon: an attacker that forwards frames has another certificate.
 """
 
 from __future__ import annotations

@@ -29,9 +29,8 @@ HELLO_FRAME_BYTES = 4 * KIB
 """Longest frame of a client that is not authenticated yet."""
 
 OPENING_FRAME_BYTES = 64 * KIB
-"""Longest map that a client accepts before the welcome. If a client connects to a wrong port, the
-first bytes of the other protocol, read as a length, exceed this limit, so the mistake is
-detected."""
+"""Longest map that a client accepts before the welcome. It detects a client that connects to a
+wrong port: the first bytes of the other protocol, read as a length, exceed this limit."""
 
 ANSWER_FRAME_BYTES = 16 * MIB
 """Longest map that a client accepts: a list of many streams."""
@@ -45,7 +44,7 @@ MAX_ERROR_TEXT_CHARS = 2_000
 
 @dataclass(frozen=True, slots=True)
 class WireLimits:
-    """Limits that the server states in its welcome, so that clients need not assume them."""
+    """Limits that the server sends in its welcome, so that clients need not assume them."""
 
     max_request_bytes: int = 1 * MIB
     max_in_flight: int = 64

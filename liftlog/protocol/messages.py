@@ -1,7 +1,8 @@
-"""Requests and answers of the pull protocol, as values; exceptions <-> error answers.
+"""Requests and answers of the pull protocol, as values. Converts exceptions to error answers and
+back.
 
-`docs/reference/protocol.md` describes each of them, and a test compares the two. The
-tables below the classes map each kind on the wire to its class.
+`docs/reference/protocol.md` describes each request and answer, and a test compares the page with
+this module. The tables below the classes map each kind on the wire to its class.
 """
 
 from __future__ import annotations
@@ -10,7 +11,14 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from liftlog.errors import WIRE_ERRORS, CorruptRange, InternalError, LiftlogError
-from liftlog.protocol import administration, checkpoints, groups, replication
+from liftlog.protocol import (
+    administration,
+    checkpoints,
+    consumer_states,
+    groups,
+    replication,
+    workers,
+)
 from liftlog.protocol.described import StreamInfo as StreamInfo
 from liftlog.protocol.limits import MAX_ERROR_TEXT_CHARS, WireLimits
 from liftlog.protocol.wire import (
@@ -32,7 +40,7 @@ EARLIEST = "earliest"
 LATEST = "latest"
 
 ANY_REPLICA = "*"
-"""As the `replica` of a fetch: any node in sync answers from its own copy."""
+"""Value for the `replica` of a fetch: any node in sync answers from its own copy."""
 
 ANONYMOUS = "anonymous"
 TOKEN = "token"
@@ -40,7 +48,8 @@ NKEY = "nkey"
 CERTIFICATE = "certificate"
 UNIX = "unix"
 METHODS = (NKEY, TOKEN, CERTIFICATE, UNIX, ANONYMOUS)
-"""Ways to authenticate, in the order in which a client tries those that it has credentials for."""
+"""Ways to authenticate, in the order of preference. A client uses the first one for which it has
+credentials."""
 
 NONCE_BYTES = 16
 
@@ -78,8 +87,8 @@ class Challenge(Message):
 class Auth(Message):
     """The client's proof of its identity.
 
-    `method` is one of the challenge's; `token` goes with the method of that name, the other two
-    with `nkey` (`proofs.text_to_sign`).
+    `method` is one of the methods in the challenge. `token` belongs to the method of that name, the
+    other two fields belong to `nkey` (`handshake.text_to_sign`).
     """
 
     KIND: ClassVar[str] = "auth"
@@ -118,7 +127,8 @@ class Fetch(Message):
     Exactly one of `start` (an offset, "earliest" or "latest") and `timestamp_ns` is set. With a
     filter or columns the server encodes new batches for the answer. For `filter_slots` (the slots
     of a member of a group with `slot_count` slots) and for `optional_subjects` it does so only if
-    that sends much less. A copy whose high watermark is below `at_least` does not answer.
+    the answer then becomes much smaller. A copy whose high watermark is below `at_least` does not
+    answer.
     """
 
     KIND: ClassVar[str] = "fetch"
@@ -144,8 +154,8 @@ class Fetch(Message):
 
     @property
     def filter_values(self) -> int:
-        """Number of values in the filters. Each takes memory besides its bytes while the fetch
-        waits."""
+        """Number of values in the filters. While the fetch waits, each value takes memory in
+        addition to its bytes."""
         filters = (
             self.filter_subjects,
             self.filter_keys,
@@ -322,7 +332,9 @@ _REQUESTS: tuple[type[Message], ...] = (
     *administration.REQUESTS,
     *checkpoints.REQUESTS,
     *groups.REQUESTS,
+    *workers.REQUESTS,
     *replication.REQUESTS,
+    *consumer_states.REQUESTS,
 )
 
 REQUESTS: dict[str, type[Message]] = {cls.KIND: cls for cls in _REQUESTS}
@@ -339,7 +351,9 @@ _ANSWERS: tuple[type[Message], ...] = (
     *administration.ANSWERS,
     *checkpoints.ANSWERS,
     *groups.ANSWERS,
+    *workers.ANSWERS,
     *replication.ANSWERS,
+    *consumer_states.ANSWERS,
 )
 
 ANSWERS: dict[str, type[Message]] = {cls.KIND: cls for cls in _ANSWERS}

@@ -1,7 +1,7 @@
 """Requests between the nodes of a cluster, and their answers. Registered in `messages.py`.
 
-A follower has one open `replicate` per stream. Its offset confirms that everything below is on the
-follower's disk.
+A follower has one open `replicate` per stream. The offset of this request confirms that everything
+below it is on the follower's disk.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_STREAMS = 100_000
 """Maximum number of streams that one answer names."""
 
 MAX_PARKED_MS = 30_000
-"""A `replicate` that finds nothing new is answered after this time at the latest."""
+"""Time limit for the answer to a `replicate` that finds no new records."""
 
 MAX_ASKED = 1000
 """Maximum number of streams in one `ends` or `resign`."""
@@ -45,7 +45,7 @@ _MAX_FORWARDED_BYTES = 64 * 1024 * 1024  # the limit for frames is lower
 
 @dataclass(frozen=True, slots=True)
 class Peer(Message):
-    """First request of a node to another one: its name and its start number."""
+    """First request of a node to another node: its name and its start number."""
 
     KIND: ClassVar[str] = "peer"
     node: str = key("n", NAME)
@@ -64,7 +64,9 @@ class Replicate(Message):
     bytes that fail their checksum. `record` has the version and the checksum of the stream's record
     that the node has stored durably. `leader_record` has the version that the leader sent last, or
     0, and the checksum of that version in the node's history of the record, or 0. `full` is True if
-    the last answer was not stored because the disk is full.
+    the last answer was not stored because the disk is full. `old_consumers` is True if the node has
+    states of consumers with acks that may differ from this leader's. None if the version of the
+    node has no such consumers.
     """
 
     KIND: ClassVar[str] = "replicate"
@@ -79,6 +81,7 @@ class Replicate(Message):
     record: list[int] | None = key("r", array_of(uint(), 2), default=None)
     leader_record: list[int] | None = key("lr", array_of(uint(), 2), default=None)
     full: bool = key("f", BOOL, default=False)
+    old_consumers: bool | None = key("oc", BOOL, default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +98,9 @@ class Forward(Message):
     """A client's request, sent to the leader of its stream; the leader's answer goes back to the
     client.
 
-    The sending node has checked its ACL. `request` is the map of the client's frame, still encoded,
-    so the limits on depth and number of values apply to it as to any request. `principal` is the
-    client's.
+    The sending node has checked the request against its ACL. `request` is the map of the client's
+    frame, still encoded. So the limits on depth and number of values apply to it, as to any
+    request. `principal` is the client's principal.
     """
 
     KIND: ClassVar[str] = "forward"
@@ -111,8 +114,8 @@ class HandOver(Message):
     lead next.
 
     `step` is "prepare" (read the message ids), "subscribe", "tell" or "drop". `token` identifies
-    this handover. "tell" contains the end of the records that the leader has stored, and `digests`,
-    of eight bytes each, of the messages that it has received since "subscribe". With `more`,
+    this handover. "tell" contains the end of the records that the leader has stored, and `digests`:
+    eight bytes for each message that the leader has received since "subscribe". With `more`,
     further digests follow in another request.
     """
 
@@ -156,10 +159,11 @@ class ElectLeader(Message):
 
 @dataclass(frozen=True, slots=True)
 class Resign(Message):
-    """Sent by a leader that cannot serve these streams: asks a replica in sync to take them over.
+    """A request of a leader that cannot serve these streams. It asks a node with replicas in sync
+    to take them over.
 
-    `detached` is True if the leader gets no messages, so that nothing is lost if none is acked for
-    a while.
+    `detached` is True if the leader gets no messages. Then nothing is lost if the next leader
+    cannot ack messages for a while.
     """
 
     KIND: ClassVar[str] = "resign"
@@ -213,7 +217,7 @@ class DrainNode(Message):
 
 @dataclass(frozen=True, slots=True)
 class ForgetNode(Message):
-    """Asks to remove a node from the cluster that is down, has no replicas, and will not return."""
+    """Asks to remove a node that is down, has no replicas, and will not return to the cluster."""
 
     KIND: ClassVar[str] = "forgetnode"
     node: str = key("n", NAME)
@@ -221,8 +225,8 @@ class ForgetNode(Message):
 
 @dataclass(frozen=True, slots=True)
 class Copies(Message):
-    """Asks a node for the records of these streams that it has seen, after the metadata store was
-    restored to an older state. Without streams, asks for the names of all streams."""
+    """Asks a node for the records of these streams that it has received, after the metadata store
+    was restored to an older state. Without streams, asks for the names of all streams."""
 
     KIND: ClassVar[str] = "copies"
     REPEATABLE: ClassVar[bool] = True
@@ -231,8 +235,8 @@ class Copies(Message):
 
 @dataclass(frozen=True, slots=True)
 class RestoreMetadata(Message):
-    """Asks to store the newest records that the nodes have seen, if the metadata store has older
-    ones or none. With `dry_run`, the answer only names these records."""
+    """Asks to store the newest records that the nodes have received, if the metadata store has
+    older records or none. With `dry_run`, the answer only names these records."""
 
     KIND: ClassVar[str] = "restore"
     REPEATABLE: ClassVar[bool] = True
@@ -257,20 +261,21 @@ class ClusterNode(Described):
     replicas: int = 0
     leads: int = 0
     stopping: bool = False
-    """True if it has begun to stop: it gives its streams away, and gets no new ones."""
+    """True if the node has begun to stop. It hands over its streams, and gets no new ones."""
     silent_seconds: float = 0.0
-    """Seconds since the answering node last received anything from it; 0.0 while it does."""
+    """Seconds since the answering node last received data from this node; 0.0 while it receives
+    data."""
     clock_ahead_seconds: float = 0.0
-    """Its clock minus that of the answering node; 0.0 if they differ by a few seconds at most, or
-    if the difference is not known."""
+    """The clock of this node minus the clock of the answering node; 0.0 if they differ by a few
+    seconds at most, or if the difference is not known."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterStream(Described):
-    """A stream of the cluster, as reported by the answering node.
+    """A stream of the cluster, from the view of the node that answers.
 
-    `leader` is None while no node leads. The offsets are those of the answering node's own copy;
-    None if this node has no copy.
+    `leader` is None while no node leads. The offsets are the offsets of this node's own copy; None
+    if this node has no copy.
     """
 
     name: str = ""
@@ -295,8 +300,8 @@ class ClusterStream(Described):
 
     @property
     def has_whole_copy(self) -> bool:
-        """True if some replica is known to have everything that was acked. If none is, no election
-        is possible."""
+        """True if some replica is known to have everything that was acked. If there is no such
+        replica, no election is possible."""
         return bool(self.isr or self.eligible)
 
     @property
@@ -314,18 +319,17 @@ class ClusterStream(Described):
 class ClusterInfo(Described):
     """Snapshot of the cluster, from the metadata of one node.
 
-    `cluster_id` is empty if the daemon does not belong to a cluster; `nodes` and `streams` are then
-    empty, too.
+    If the daemon does not belong to a cluster, `cluster_id`, `nodes` and `streams` are empty.
     """
 
     cluster_id: str = ""
     nodes: list[dict[str, Any]] = field(default_factory=list)
     streams: list[dict[str, Any]] = field(default_factory=list)
     is_store_lost: bool = False
-    """True if that node has been unable to reach the metadata store for so long that its session
-    has ended: its answers may be old, and nothing can change."""
+    """True if the answering node could not reach the metadata store until its session ended. Then
+    its answers may be old, and nothing can be changed."""
     node: str = ""
-    """The answering node, whose offsets these are; empty from an older version."""
+    """The answering node, which reports its own offsets; empty from an older version."""
 
     @property
     def members(self) -> list[ClusterNode]:
@@ -353,13 +357,14 @@ class PeerAnswer(Message):
 class Replica(Message):
     """Answer to replicate; `body_length` bytes of whole record batches follow the frame.
 
-    The first three fields repeat those of the request, so that an answer to an outdated request can
-    be dropped. With `diverging` (an epoch, and the offset at which it ends on the leader) the
+    The first three fields repeat fields of the request, so that an answer to an outdated request
+    can be dropped. With `diverging` (an epoch, and the offset at which it ends on the leader) the
     follower truncates its log and sends another request; with `gap` it skips offsets.
     `first_stored` is the first offset that the leader still has; below `tombstones_removed_below`
     it has removed tombstones. `side_state` is sent if the follower has named another version than
     the leader's. `record` is the leader's record of the stream as JSON, sent if acks wait until the
     follower has it; `record_version` and `record_checksum` identify the leader's version.
+    `has_consumers` is True if the follower must ask for the states of consumers.
     """
 
     KIND: ClassVar[str] = "replica"
@@ -379,6 +384,7 @@ class Replica(Message):
     body_length: int = key("b", uint(), default=0)
     record: bytes | None = key("rc", raw(1, MAX_RECORD_BYTES), default=None)
     record_checksum: int = key("vc", uint(), default=0)
+    has_consumers: bool = key("hc", BOOL, default=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -408,7 +414,7 @@ class LeaderAnswer(Message):
 class CopiesAnswer(Message):
     """Answer to copies. It maps each stream to its record as JSON, and to the last epoch and the
     end of this node's copy of the log (nil without one). `names` are the names of all streams that
-    the node has seen."""
+    the node has received."""
 
     KIND: ClassVar[str] = "known"
     copies: dict[str, Any] = key("d", MAP)
@@ -418,7 +424,7 @@ class CopiesAnswer(Message):
 @dataclass(frozen=True, slots=True)
 class RestoreAnswer(Message):
     """Answer to restore: the records that were (or, for a dry run, would be) stored again, and the
-    nodes that did not report theirs."""
+    nodes that did not report their records."""
 
     KIND: ClassVar[str] = "restored"
     streams: list[dict[str, Any]] = key("d", array_of(MAP, MAX_STREAMS))

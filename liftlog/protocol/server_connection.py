@@ -1,4 +1,5 @@
-"""The server's end of a connection, without any I/O. `states` has the life cycle."""
+"""The server's end of a connection, without any I/O. `handshake` describes the states of a
+connection."""
 
 from __future__ import annotations
 
@@ -61,9 +62,9 @@ class ServerConnection:
     `next_event()` returns `(id, message)`, or `(id, error)` for a request to refuse, or None. It
     raises errors that end the connection; the caller sends them to the client with `error(0, ...)`.
 
-    When the limit is reached it still reads, because a `cancel` may follow. The first request
-    beyond the limit is kept until a place is free, and no frame after it is read. A request is
-    refused if it would take more memory than is left to this connection (`max_held_bytes`) or to
+    When the limit is reached, the connection still reads, because a `cancel` may follow. The first
+    request beyond the limit is kept until a place is free, and no frame after it is read. A request
+    is refused if it would take more memory than is left to this connection (`max_held_bytes`) or to
     its principal. The limit of the connection never refuses its only request.
     """
 
@@ -85,13 +86,14 @@ class ServerConnection:
         self.get_buffer = self._frames.get_buffer
         self.buffer_updated = self._frames.buffer_updated
         self._open: dict[int, int] = {}  # memory of each request, by its id
-        self._kept: tuple[dict[str, Any], int] | None = None  # no room yet; bytes of its frame
+        self._kept: tuple[dict[str, Any], int] | None = None  # waits; bytes of its frame
         self._max_held_bytes = max_held_bytes
         self.held_bytes = 0
-        """Memory of unanswered requests, and of one that is arriving."""
-        self._grown_bytes = 0  # of these, in the buffer of the request that is arriving
+        """Memory of unanswered requests, and of the request that is arriving."""
+        self._grown_bytes = 0  # the part of them in the buffer of the arriving request
         self.shared = InFlight(limits.max_in_flight)
-        """Shared with the other connections of the same principal, once the principal is known."""
+        """The counter of requests in flight. Once the principal is known, all connections of the
+        principal share one counter."""
         self._auth_id = 0
         self._nonces = (b"", b"")  # the client's, ours
         self._server_id = ""
@@ -150,8 +152,8 @@ class ServerConnection:
         return encode_frame(answer.to_map(request_id))
 
     def text_to_sign(self, certificate: bytes | None) -> bytes:
-        """Return the text that the client signs with its nkey. `certificate` is the one that the
-        client was shown."""
+        """Return the text that the client signs with its nkey. `certificate` is the certificate
+        that was sent to the client."""
         return text_to_sign(*self._nonces, self._server_id, certificate)
 
     def welcome(self, principal: str | None, software: str) -> bytes:

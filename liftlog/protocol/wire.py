@@ -1,4 +1,4 @@
-"""Dataclass <-> msgpack map, driven by the fields' own declarations.
+"""Converts dataclasses to msgpack maps and back, by the declarations of their fields.
 
 A message class declares its `KIND` and, for each field, its short key on the wire and the values
 that are allowed:
@@ -37,8 +37,8 @@ class WireType:
     accepts: Check
     max_uint: int = -1
     max_chars: int = -1
-    """Limits that `accepts` applies: integers from 0 to `max_uint`, text of up to `max_chars`. Most
-    fields have one of these types, and are checked without a call."""
+    """Limits that replace a call of `accepts`: integers from 0 to `max_uint`, text of up to
+    `max_chars`. Most fields have one of these types."""
 
 
 def uint(maximum: int = MAX_UINT) -> WireType:
@@ -122,8 +122,8 @@ class Message:
 
     KIND: ClassVar[str] = ""
     REPEATABLE: ClassVar[bool] = False
-    """For a request: True if doing it twice has the same effect as doing it once, so that it may be
-    repeated when the connection was lost before the answer came."""
+    """True if a request has the same effect when it is carried out twice. Such a request may be
+    repeated if the connection was lost before the answer arrived."""
 
     @property
     def is_repeatable(self) -> bool:

@@ -1,8 +1,8 @@
 """The record batch: the unit of checksums, writes and transfers. Works on bytes, without I/O.
 
 format, header   the constants, escaped subjects, and the 64 bytes in front of each batch
-layout           finds the columns of one batch or of many
-encode, decode   converts lists to the bytes of a batch; a lazy view over these bytes
+layout           finds the columns of one batch, or of many batches
+encode, decode   converts lists to the bytes of a batch; reads these bytes through a lazy view
 projection       makes a batch without some of its columns
 codecs           compresses and decompresses bodies
 place            checks that a batch is at its place in the log

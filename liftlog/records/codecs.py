@@ -42,11 +42,13 @@ from liftlog.records.header import BatchHeader
 _SIZES = struct.Struct("<II")
 _DATA_POSITION = HEADER_SIZE + _SIZES.size
 _MIN_BODY_BYTES = 128
-"""Bytes. Smaller bodies are not compressed, because that would save less than the extra header."""
+"""Minimum size of a body that is compressed, in bytes. For a smaller body, compression would save
+less than the extra header takes."""
 
 _LZ4_MAX_RATIO = 255
 _ZSTD_LEVEL = 1
-"""Twice as fast as the default level 3; the output is hardly larger for similar messages."""
+"""Level of zstd. It is twice as fast as the default level 3, and for similar messages the output is
+hardly larger."""
 _ZSTD_WINDOW_BYTES = MAX_RAW_BODY_BYTES
 
 

@@ -52,8 +52,8 @@ Entry = TypeVar("Entry", str, bytes)
 
 
 class Record(NamedTuple):
-    """One stored message. `value` is None for a tombstone; `key` is None if the record has no key.
-    `raw_headers` is the stored header block, or b""; `headers` parses the block into a mapping at
+    """One stored message. `value` is None for a tombstone. `key` is None if the record has no key.
+    `raw_headers` is the stored header block, or b"". `headers` parses the block into a mapping at
     each access."""
 
     offset: int
@@ -74,9 +74,9 @@ _new_tuple: Callable[[type[Record], Iterable[Any]], Record] = tuple.__new__
 
 
 class RecordBatch:
-    """A decoded batch; immutable. It keeps a reference to the buffer that it was decoded from.
+    """A decoded, immutable batch. It keeps a reference to the buffer with its encoded bytes.
 
-    Methods raise CorruptBatch when the columns contradict the header or each other.
+    Methods raise CorruptBatch if the columns contradict the header or each other.
     """
 
     __slots__ = ("_hi", "_lo", "_located", "_view", "header", "stored")
@@ -98,7 +98,8 @@ class RecordBatch:
 
     @property
     def base_offset(self) -> int:
-        """Offset of the first record; of the batch itself if it has no records."""
+        """Offset of the first record. If the batch has no records, the offset at which it
+        starts."""
         if self._lo == 0 and not self.header.attributes & OFFSET_DELTAS:
             return self.header.base_offset
         return self.offsets()[0] if len(self) else self.header.base_offset
@@ -143,7 +144,8 @@ class RecordBatch:
     # --- columns ---
 
     def offsets(self) -> Sequence[int]:
-        """Return the offsets: ascending, with holes after compaction."""
+        """Return the offsets, in ascending order. After compaction, offsets can be missing between
+        them."""
         return self._all_offsets()[self._lo : self._hi]
 
     def timestamps_ns(self) -> list[int]:
@@ -161,15 +163,15 @@ class RecordBatch:
         return self._by_subject_id(self._subject_names())
 
     def raw_subjects(self) -> list[bytes]:
-        """Return the subjects as the exact bytes from NATS. In `subjects`, two different subjects
-        can look the same: an escaped one, and one whose text looks like the escape."""
+        """Return the subjects as the exact bytes from NATS. In `subjects`, an escaped subject can
+        look the same as another subject whose text contains the escape."""
         names = self._subject_names()
         pairs = zip(names, self._escape_flags(len(names)), strict=True)
         raw = [unescape_subject(name) if escaped else name.encode() for name, escaped in pairs]
         return self._by_subject_id(raw)
 
     def escaped_subjects(self) -> set[str]:
-        """Return the subjects that were not UTF-8 on NATS; each invalid byte is written as
+        """Return the subjects that were not UTF-8 on NATS. Each invalid byte is written as
         `\\xNN`."""
         if not self.header.attributes & ESCAPED_SUBJECTS:
             return set()
@@ -178,7 +180,7 @@ class RecordBatch:
         return {name for name, escaped in pairs if escaped}
 
     def _subject_names(self) -> list[str]:
-        """Return each subject of the batch once, including those of trimmed records."""
+        """Return each subject of the batch once, including the subjects of trimmed records."""
         layout, view = self._layout, self._view
         column = layout.dictionary
         data = column.data
@@ -191,7 +193,7 @@ class RecordBatch:
             raise CorruptBatch("a subject in the dictionary is not UTF-8") from error
 
     def keys(self) -> list[bytes | None]:
-        """Return the keys; None for a record without one."""
+        """Return the keys; None for a record without a key."""
         column = self._layout.keys
         return [None] * len(self) if column is None else self._nullable(column)
 
@@ -224,8 +226,8 @@ class RecordBatch:
     def value_column(self) -> tuple[memoryview, list[int]]:
         """Return the value column: its bytes, and a list `ends` of `len + 1` positions in them.
 
-        Value i has the bytes from `ends[i]` to `ends[i + 1]`; a tombstone has no bytes. Creates no
-        object per value, for code that works on columns.
+        Value i has the bytes from `ends[i]` to `ends[i + 1]`. A tombstone has no bytes. The method
+        creates no object per value. It is for code that works on columns.
         """
         column, count = self._layout.values, self.header.record_count
         raw_ends = numbers(self._view, column.ends, count + 1, "i")
@@ -239,8 +241,8 @@ class RecordBatch:
     def value_views(self) -> list[memoryview | None]:
         """Return the payloads as views into the batch, without a copy; None for a tombstone.
 
-        Faster than `values` for values larger than 512 bytes: allocating and freeing copies of that
-        size one by one costs more than slicing views.
+        This is faster than `values` for values larger than 512 bytes, because it does not allocate
+        a copy of each value.
         """
         data, ends = self.value_column()
         views = [data[a:b] for a, b in pairwise(ends)]
@@ -250,7 +252,7 @@ class RecordBatch:
         return [view if flag else None for view, flag in zip(views, flags, strict=True)]
 
     def records(self) -> list[Record]:
-        """Return one object per record. Convenient, but the slowest way to read."""
+        """Return one object per record. This is convenient, but it is the slowest way to read."""
         fields = zip(
             self.offsets(),
             self.timestamps_ns(),
@@ -348,12 +350,13 @@ class RecordBatch:
 
 
 _CUT_ITEMS = 128
-"""Number of items to unpack in one step. It is fixed, because batches have any number of records,
-and making a struct for each number would take as long as it saves."""
+"""Number of items to unpack in one step. It is fixed because batches have any number of records.
+Making a struct for each such number would take as long as it saves."""
 
 
 def _equal_length(ends: memoryview[int]) -> int:
-    """Return the length of the items if all have the same length; 0 if they differ or are empty."""
+    """Return the length of the items if all have the same length; 0 if their lengths differ or they
+    are empty."""
     count = len(ends) - 1
     if not count:
         return 0

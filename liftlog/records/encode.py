@@ -263,7 +263,7 @@ def _encode_single_subject(subject: bytes) -> tuple[bytes, int]:
 
 
 _CACHED_BYTES = 256
-"""Longer subjects are not cached: publishers choose them, and this limits the memory."""
+"""Maximum length of a cached subject. Publishers choose the subjects, so this limits the memory."""
 _cached_single_subject = lru_cache(maxsize=4096)(_encode_single_subject)
 
 

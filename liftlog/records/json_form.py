@@ -5,11 +5,10 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime, timedelta
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from liftlog.records.message_headers import HeaderLine, header_lines
+from liftlog.times import show_time
 
 if TYPE_CHECKING:
     from liftlog.records.decode import Record
@@ -19,8 +18,6 @@ HEADERS_BASE64 = "headers_base64"
 """Field with the verbatim header block in base64, for headers that JSON cannot represent."""
 Encoding = Literal["auto", "utf-8", "base64"]
 HeaderValues = dict[str, str | list[str]]
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def record_object(
@@ -131,14 +128,3 @@ def lines_of_json(fields: Mapping[str, Any]) -> list[HeaderLine]:
                 raise problem
             found.append((name.encode(), one.encode()))
     return found
-
-
-def show_time(timestamp_ns: int) -> str:
-    """Return the time in UTC with microseconds, as ISO 8601."""
-    seconds, rest_ns = divmod(timestamp_ns, 1_000_000_000)
-    return f"{_show_second(seconds)}.{rest_ns // 1000:06d}Z"
-
-
-@lru_cache(maxsize=1024)
-def _show_second(seconds: int) -> str:
-    return (_EPOCH + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%S")

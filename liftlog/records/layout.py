@@ -44,8 +44,8 @@ FEW_ENDS = tuple(struct.Struct(f"<{n + 1}i") for n in range(FEW + 1))
 class Binary(NamedTuple, Generic[N]):
     """The position of a binary column: its `count + 1` offsets as in Arrow, its bitmap, its data.
 
-    Only the first offset, which is 0, and the last one, which is the size of the data, are checked;
-    `ascending` checks the others when they are used.
+    Only two offsets are checked here: the first, which is 0, and the last, which is the size of the
+    data. `ascending` checks the others when they are used.
     """
 
     ends: N
@@ -78,7 +78,8 @@ class Words(Protocol[N]):
 _SIZE = struct.Struct("<i")
 _COLUMNS = KNOWN_ATTRIBUTES & ~CODEC_MASK
 _read_dictionary = struct.Struct("<2q").unpack_from
-"""Reads the number of entries with the reserved field above it, and the first two offsets."""
+"""Function that reads the number of entries together with the reserved field above it, and the
+first two offsets."""
 
 PROBLEMS = (
     "the subject dictionary does not fit the batch",
@@ -94,7 +95,7 @@ def walk(words: Words[N], attributes: int, count: N, at: N) -> tuple[Layout[N], 
 
     Returns the layout, the end of its last column, and for each of PROBLEMS a number that is not 0
     if it occurred. The layout is valid only if no problem occurred and the end of the last column
-    is the end of the batch: then each step went forward, so no column reaches past the end. May
+    is the end of the batch. Then each step went forward, so no column reaches past the end. May
     raise IndexError if a column reaches past the end.
     """
     offset_deltas = at

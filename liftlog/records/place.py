@@ -68,7 +68,7 @@ class Place:
         self.go_on_behind(header.base_offset + header.last_offset_delta + 1, header.leader_epoch)
 
     def go_on_behind(self, offset: int, epoch: int) -> None:
-        """Move past several batches that belong to this place: they end at `offset`, and the last
+        """Move past several batches that belong to this place. They end at `offset`, and the last
         one has `epoch`."""
         self.offset = offset
         self.epoch = epoch

@@ -1,12 +1,13 @@
-"""Sequences the messages of one stream: stores, refuses or deduplicates each. Pure, without I/O.
+"""Sequences the messages of one stream: decides if each is stored, refused or a duplicate. Pure,
+without I/O.
 
-run         messages as they come from NATS
+run         messages in the form in which they come from NATS
 sequencer   judges, numbers and groups them; then builds acks or nacks
-tail        messages that are judged and not committed, and those that wait for other replicas
+tail        judged messages that are not committed yet, and messages that wait for other replicas
 judging     checks that need only the message itself, one at a time or for a whole run, by column;
-            header_columns has the keys and ids of headers, opened the fields of envelopes
+            header_columns extracts keys and ids of headers, opened the fields of envelopes
 control, enveloped, liftbridge   parse requests in headers and envelopes
-dedupe      message ids seen within the window; marks, which stand for text of publishers
+dedupe      message ids received within the window; marks, which replace text of publishers
 subject_sequences   the last offset of each subject
 room        checks the limits of a stream that refuses messages at a limit
 commit_group  messages that one write and one fsync make durable, and the answers that wait for it

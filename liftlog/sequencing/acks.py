@@ -47,8 +47,9 @@ ack policy, or all fields that Liftbridge's Ack repeats."""
 class AckFormat:
     """The format of one stream's acks.
 
-    An ack contains `durability` if it is weaker than fsync, and the policy "leader" if that is the
-    `policy` of messages that do not request one. Answers to `Asked` contain epoch and policy.
+    An ack contains `durability` if it is weaker than fsync. It contains the policy "leader" if
+    messages that request no policy have this policy (`policy`). Answers to `Asked` contain epoch
+    and policy.
     """
 
     def __init__(
@@ -146,7 +147,7 @@ class AckFormat:
         One format string serves all offsets with the same number of digits.
         """
         if len(replies) == 1:
-            # Each microsecond of this delays a publisher that waits for its ack.
+            # Each microsecond that this takes delays a publisher that waits for its ack.
             form = self._forms.get(len(str(first_offset)))
             if form is not None and replies[0]:
                 return form % (replies[0], first_offset)
@@ -175,7 +176,8 @@ class AckFormat:
         if digits <= _LAST_DIGITS:
             heads, numbers = [head] * len(replies), _numbers(range(start, end))
         else:
-            # Only the last digits differ from one ack to the next, and they need no formatting.
+            # Only the last digits differ from one ack to the next, so the other digits are
+            # formatted once.
             heads, numbers = [], []
             for at in range(start - start % len(_ENDINGS), end, len(_ENDINGS)):
                 endings = _ENDINGS[max(start - at, 0) : end - at]
@@ -195,8 +197,8 @@ def _numbers(numbers: Sequence[int]) -> list[bytes]:
 
 
 def woven(columns: Sequence[Sequence[bytes]]) -> bytes:
-    """Return many `PUB` commands, each of which joins one item of every column. The items of the
-    first column are the subjects, those of the last one end in `NEXT`."""
+    """Return many `PUB` commands, each of which joins one item of every column. The first column
+    has the subjects. The items of the last column end in `NEXT`."""
     width, count = len(columns), len(columns[0])
     pieces = [_COMMAND] * (1 + width * count)
     for at, column in enumerate(columns, 1):

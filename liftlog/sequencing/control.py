@@ -29,8 +29,8 @@ _KEY = message_headers.KEY.encode()
 _TOMBSTONE = message_headers.TOMBSTONE.encode()
 
 MAX_MESSAGE_ID_BYTES = 255
-"""The same limit as in an envelope. JetStream has no limit, but liftlog stores and repeats the
-id."""
+"""Maximum length of a message id, the same as in an envelope. JetStream has no limit, but liftlog
+stores and repeats the id."""
 
 _BOOLEANS = {b"true": True, b"false": False}
 _UNSUPPORTED = re.compile(
@@ -49,8 +49,8 @@ class Control(NamedTuple):
     the header exists but is not a number. `expected_subject` is the subject that
     `expected_subject_sequence` refers to, b"" for the subject of the message;
     `names_subject_sequence` is true if either of these two headers exists, even if it is empty.
-    `refusal` is set if the headers request something that liftlog does not support. `judges_id` is
-    false if the id does not make the message a duplicate, and is only remembered, as after a
+    `refusal` is set if the headers request something that liftlog does not support. If `judges_id`
+    is false, the id does not make the message a duplicate. The id is only stored, as after a
     rebuild of the dedupe state from the log.
     """
 
@@ -66,8 +66,8 @@ class Control(NamedTuple):
     expected_subject: bytes = b""
     names_subject_sequence: bool = False
     rollup: bytes = b""
-    """The records that the message replaces: `sub`, those of its subject, or `all` of the
-    stream."""
+    """The records that the message replaces: `sub` for the records of its subject, `all` for all
+    records of the stream."""
 
 
 NO_CONTROL = Control()
@@ -116,7 +116,7 @@ def parse_control(block: bytes, *, own_only: bool = False) -> Control:
     elif len(message_id) > MAX_MESSAGE_ID_BYTES:
         refusal = MESSAGE_ID_TOO_LONG
     elif rollup is not None:
-        refusal = ROLLUP  # a bucket accepts it nevertheless
+        refusal = ROLLUP  # but a bucket accepts it
     return Control(
         message_id,
         expected_stream,

@@ -20,8 +20,8 @@ from liftlog.sequencing.control import MESSAGE_ID
 from liftlog.sequencing.header_columns import header_columns
 
 KEPT_BYTES = 47
-"""Ids up to this length are stored unhashed. As an object such an id takes 80 bytes of memory
-instead of the 64 of a hash, but the time to hash is saved."""
+"""Ids up to this length are stored unhashed. Such an id takes 80 bytes of memory and a hash 64, but
+no time is needed to compute the hash."""
 _MARK_BYTES = 16
 
 
@@ -49,14 +49,13 @@ class AddedRun(NamedTuple):
     new: Sequence[bytes]
     """The marks that were not in the window."""
     is_new: Sequence[bool]
-    """One entry per mark; empty when all are new."""
+    """One flag per mark; empty if all marks are new."""
     offsets: Sequence[int]
     """The offset of each message; duplicates have the offset of their original."""
 
 
 class DedupeWindow:
-    """Remembers the offset of each message id, for `window_ns` nanoseconds and at most `max_ids`
-    ids.
+    """Stores the offset of each message id, for `window_ns` nanoseconds and at most `max_ids` ids.
 
     It stores the mark of an id: a short id itself, or a keyed hash, so that a long id needs no more
     memory.
@@ -86,8 +85,8 @@ class DedupeWindow:
         return list(map(self.mark, message_ids))
 
     def resize(self, window_ns: int, max_ids: int) -> None:
-        """Apply other limits from now on. Ids that a smaller window has dropped are not restored,
-        so a larger window is complete only after its length has passed once."""
+        """Apply other limits from now on. Ids that a smaller window has dropped are not restored.
+        So a larger window is complete only after its own length in time has passed."""
         self.window_ns = window_ns
         self.max_ids = max_ids
         self._drop_oldest(len(self._order) - max_ids if window_ns else len(self._order))
@@ -124,7 +123,7 @@ class DedupeWindow:
         if not marks:
             return AddedRun(marks, [], offsets)
         table = self._offsets
-        # A single lookup per mark returns its entry, or adds it.
+        # A single lookup per mark returns the entry of the mark, or adds one.
         found = list(map(table.setdefault, marks, offsets))
         if found == offsets:
             self._order += marks
@@ -182,8 +181,9 @@ class DedupeWindow:
     def add_stored(self, found: StoredIds) -> None:
         """Add the ids of stored records, in the order of the log.
 
-        The timestamp of each record gives the time at which its id is compared, as on arrival: an
-        id may have been used again after its window, and then the later record is the original.
+        Each id is compared at the time of its record's timestamp, as if the record had just
+        arrived. An id may have been used again after its window; then the later record is the
+        original.
         """
         marks, at = self.marks(found.ids), 0
         for stamp, run in groupby(found.stamps_ns):
@@ -222,8 +222,8 @@ class DedupeWindow:
 
         Snapshots of the first versions of liftlog contain the ids themselves, as Latin-1 text in
         the field `ids`; they are supported. Snapshots of later versions, which hashed short ids as
-        well, contain `marks` and are not supported. None of these versions finds its field in a
-        snapshot of this version, so it reads the log instead. Raises KeyError, TypeError,
+        well, contain `marks` and are not supported. An older version does not find its field in a
+        snapshot of this version, and therefore reads the log instead. Raises KeyError, TypeError,
         ValueError.
         """
         if "remembered" in content:
@@ -266,7 +266,7 @@ class StoredHeaders:
 
         The timestamps of the batch come from a clock that is `ahead_ns` behind the reference clock.
         They are limited to `latest_ns`, because no stored record can be from the future. Raises
-        CorruptBatch; then it adds no block of the batch.
+        CorruptBatch; in that case no block of the batch is added.
         """
         blocks = batch.headers()
         if not any(blocks):

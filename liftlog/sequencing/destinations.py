@@ -2,13 +2,13 @@
 
 A publisher chooses the subject of its ack, and a client of JetStream's API chooses the subjects of
 its answers and deliveries. The daemon publishes to these subjects with its own permissions, so they
-must reach only that client: not JetStream's API ($JS...), not the system ($SYS...), not liftlog's
-own subjects, and not a subject that a stream records (an ack would be recorded and acked forever).
-One exception: a stream with `acks: off` may record inboxes, perhaps as part of `>`, and other
-streams still send their acks to these inboxes.
+must reach only that client. The following subjects are forbidden: JetStream's API ($JS...), the
+system ($SYS...), liftlog's own subjects, and every subject that a stream records (an ack would be
+recorded and acked forever). There is one exception: a stream with `acks: off` may record inboxes,
+perhaps as part of `>`. Other streams still send their acks to these inboxes.
 
-The daemon chooses the content of acks and answers. But a publisher has chosen the content of a
-record, so records are sent to inboxes, and to other subjects only by permission.
+The daemon chooses the content of acks and answers. The content of a record was chosen by a
+publisher. So records are sent only to inboxes, and to subjects for which the client has permission.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _LITERAL = re.compile(rb"[!-)+-=?-~]+")  # printable ASCII without blank, `*` an
 _INBOX_BYTES = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-."
 _CACHED = 10_000
 _OF_CLIENTS = re.compile(r"_INBOX[._]|_R_\.")
-"""Inboxes: the usual ones, those of clients with a prefix of their own (`_INBOX_name.`), and those
-by which nats-server forwards answers to another account."""
+"""Patterns of inboxes: the usual inboxes, the inboxes of clients with a prefix of their own
+(`_INBOX_name.`), and the inboxes by which nats-server forwards answers to another account."""
 _OVER_GATEWAY = re.compile(rb"_GR_\.[^.]*\.[^.]*\.")
 """Prefix that the servers of a super-cluster add to a reply subject, and remove again."""
 
@@ -64,8 +64,8 @@ class Destinations:
         witnesses: Iterable[str] = (),
         chosen: Iterable[str] = (">",),
     ) -> None:
-        """Set the patterns. `attached` are the subjects of streams that send acks, `witnesses`
-        those of streams with `acks: off`. A destination must match one of the patterns `chosen`,
+        """Set the patterns. `attached` are the subjects of streams that send acks, `witnesses` the
+        subjects of streams with `acks: off`. A destination must match one of the patterns `chosen`,
         which the operator sets."""
         self._chosen = tuple(chosen)
         attached = tuple(attached)
@@ -85,7 +85,7 @@ class Destinations:
         return self.why_not(subject) is None
 
     def for_answer(self, subject: bytes) -> Destination | None:
-        """Return the destination of an ack or an answer; None if none may be sent to the
+        """Return the destination of an ack or an answer; None if nothing may be sent to the
         subject."""
         return Destination(subject) if self.why_not(subject) is None else None
 
@@ -114,7 +114,7 @@ class Destinations:
     # --- records ---
 
     def for_records(self, subject: bytes, granted: Sequence[str] | None) -> Destination | Why:
-        """Decide about a subject to which a client requests records.
+        """Decide about a subject to which a client wants records to be sent.
 
         `granted` are the subjects that the client may name in addition to inboxes; None allows any.
         """
@@ -134,8 +134,8 @@ class Destinations:
         continuously.
 
         Not even a stream with `acks: off` may record the pushed records: a stream that reads
-        itself, or two that read each other, would grow forever. Only a stream on `>` may record
-        them, because its own records are never pushed.
+        itself, or two streams that read each other, would grow forever. Only a stream on `>` may
+        record them, because its own records are never pushed.
         """
         found = self.for_records(subject, granted)
         if isinstance(found, Why):
@@ -173,8 +173,9 @@ class Destinations:
 
 
 def _by_token(patterns: Iterable[str]) -> Mapping[str, Sequence[str]]:
-    """Group the patterns by their first token, so that a check compares few of them: a thousand
-    streams may have hundreds of patterns each, and each message may have another reply subject."""
+    """Group the patterns by their first token, so that a check compares only few of them. A
+    thousand streams may have hundreds of patterns each, and each message may have another reply
+    subject."""
     found: dict[str, list[str]] = {}
     for pattern in patterns:
         found.setdefault(pattern.partition(".")[0], []).append(pattern)

@@ -60,7 +60,8 @@ def reply_of(opened: Envelope, reply: bytes, acks: str) -> bytes:
 
 
 def own_block(message_id: str | None, correlation_id: str | None) -> bytes:
-    """Return the header block to store for an envelope with only one or both of these fields."""
+    """Return the header block to store for an envelope that has one or both of these fields, and no
+    others."""
     if not message_id:
         return _ONLY_CORRELATION_ID % (correlation_id or "").encode()
     if not correlation_id:
@@ -81,8 +82,7 @@ def own_blocks(
 
 
 def merge_headers(opened: Envelope, block: bytes) -> bytes:
-    """Return the header block to store, which is `block` itself if the envelope adds nothing to
-    it."""
+    """Return the header block to store. It is `block` itself if the envelope adds no headers."""
     fields: list[tuple[bytes, bytes]] = []
     if opened.message_id:
         fields.append((MESSAGE_ID, opened.message_id.encode()))

@@ -23,7 +23,7 @@ from liftlog.sequencing.control import MAX_MESSAGE_ID_BYTES
 MAX_BLOCK_BYTES = 4096
 MAX_FOREIGN_LINES = 24
 """Maximum number of consecutive lines without a meaning. Publishers choose the number of lines, and
-each costs one step of the expression."""
+each line takes one step of the expression."""
 
 _CRLF = b"\r\n"
 _BREAK = re.compile(rb"[\r\n\0]")
@@ -84,7 +84,8 @@ _Column = Sequence[bytes | None] | None
 
 
 def _gathered(count: int, columns: Sequence[tuple[Sequence[int], _Column]]) -> _Column:
-    """Join the columns of all parts. The last part covers the rows that are odd in another part."""
+    """Join the columns of all parts. The last part contains the rows that another part marks as
+    odd."""
     if all(column is None for _, column in columns):
         return None
     whole: list[bytes | None] = [None] * count
@@ -95,8 +96,8 @@ def _gathered(count: int, columns: Sequence[tuple[Sequence[int], _Column]]) -> _
 
 
 def _alike(blocks: Sequence[bytes]) -> HeaderColumns | None:
-    """Return the columns of blocks of equal length that differ from one of them only in their
-    values.
+    """Return the columns of blocks of equal length that differ from one of these blocks only in
+    their values.
 
     The other blocks are odd in the result. Returns None if few blocks match.
     """
@@ -125,8 +126,8 @@ def _alike(blocks: Sequence[bytes]) -> HeaderColumns | None:
 
 
 def _values(block: bytes, groups: Mapping[int, int]) -> tuple[list[tuple[int, int]], list[int]]:
-    """Return the positions of the header values, and for each value the number of the group that
-    begins at it, 0 if none does."""
+    """Return the positions of the header values. Also return, for each value, the number of the
+    group that begins at it, or 0 if no group does."""
     spans, found = [], []
     pos = len(PREAMBLE) + len(_CRLF)
     while (end := block.index(_CRLF, pos)) > pos:

@@ -63,8 +63,9 @@ def has_fast_batch(replies: Sequence[bytes]) -> bool:
 
 
 def why_headers_refused(block: bytes, *, enveloped: bool) -> RefusalReason | None:
-    """Return the reason to refuse a header block for its size; None if there is none. Called before
-    the block is searched. `enveloped`: the headers of an envelope will be merged with it."""
+    """Return the reason to refuse a header block because of its size; None if it is accepted.
+    Called before the block is searched. `enveloped` means that the headers of an envelope will be
+    merged with it."""
     if len(block) > MAX_HEADER_BYTES:
         return HEADERS_TOO_LARGE
     if enveloped and block.count(b"\r\n") > MAX_MERGED_LINES:
@@ -75,8 +76,8 @@ def why_headers_refused(block: bytes, *, enveloped: bool) -> RefusalReason | Non
 def why_subject_refused(
     subjects: SubjectSequences | None, control: Control, subject: bytes
 ) -> RefusalReason | None:
-    """Return the reason to refuse a message whose expectation about a subject, its own or the one
-    that it names, is not met; None if it is met."""
+    """Return the reason to refuse a message that expects another last offset of a subject (its own,
+    or the one that it names). Returns None if the expectation is met."""
     if subjects is None:
         return SUBJECT_SEQUENCES_ARE_OFF
     expected, named = control.expected_subject_sequence, control.expected_subject
@@ -117,7 +118,7 @@ def why_refused(
     config: SequencerConfig, control: Control, value: bytes | None, *, too_large: bool
 ) -> RefusalReason | None:
     """Return the reason to refuse a message, or None. The expected stream is checked first, as in
-    nats-server: this stream must not judge a message that is meant for another one."""
+    nats-server: this stream must not judge a message that is meant for another stream."""
     if control.expected_stream and control.expected_stream != config.stream.encode():
         return WRONG_STREAM
     if too_large:
@@ -170,8 +171,8 @@ def columns_of(config: SequencerConfig, run: MessageRun, stamp: int) -> tuple[Co
         keys, message_ids, bad_rows = header_columns(blocks)
         odd += bad_rows
         if message_ids is not None and config.acks != "on":
-            # These ids are meant for JetStream, so they are remembered without making a message a
-            # duplicate.
+            # These ids are meant for JetStream. So they are remembered, but no message counts as a
+            # duplicate because of them.
             odd += [row for row, message_id in enumerate(message_ids) if message_id is not None]
     if config.acks == "on":
         odd += _in_fast_batches(run.replies)

@@ -54,8 +54,9 @@ def open_liftbridge(
             correlation_id or None,
             POLICIES.get(ack_policy, "none"),
             None,  # the message id
-            # This field is the offset that the publisher expects for the record. -1 means any; 0
-            # does too, because it looks the same as an absent field.
+            # This field is the offset that the publisher expects for the record. -1 means any
+            # offset. 0 also means any offset, because it cannot be distinguished from an absent
+            # field.
             None if offset in ANY_OFFSET else offset - 1,
         ),
     )
@@ -80,8 +81,8 @@ def ack_to(
 
 
 def _recorded_by(config: SequencerConfig, subject: str) -> str:
-    """Return the subject pattern of the stream that `subject` matches, because a stream of
-    Liftbridge has only one."""
+    """Return the subject pattern of the stream that `subject` matches. Only this pattern is
+    reported, because a stream of Liftbridge has only one subject."""
     patterns = config.subjects
     if len(patterns) == 1:
         return patterns[0]
@@ -124,7 +125,7 @@ def nack_body(stream: str, refusal: RefusalReason, echo: Echo) -> bytes | None:
     """Return a nack in the format of the publisher's envelope; None if the publisher gets no
     answer.
 
-    Liftbridge sends an Ack with an error in only three cases, and no answer in all others. Its Go
+    Liftbridge sends an Ack with an error in only two cases, and no answer in all others. Its Go
     client ignores the error, and treats every Ack as "stored". So if a message may be stored later,
     or by another node, its publisher gets no answer: it times out and sends the message again.
     """

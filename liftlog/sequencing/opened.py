@@ -85,7 +85,7 @@ class EnvelopeFields:
     def _open_alike(
         self, rows: Sequence[int], payloads: Sequence[bytes], stamp: int
     ) -> Sequence[int]:
-        """Open those of the `rows` whose envelopes have the same layout; return the opened rows."""
+        """Open the envelopes of the `rows` that have the same layout; return the opened rows."""
         config = self._config
         chosen = payloads if len(rows) == len(payloads) else [payloads[row] for row in rows]
         ours = envelope.same_shape.ours(chosen) if config.recognise_envelopes else None

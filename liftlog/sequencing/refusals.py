@@ -53,7 +53,7 @@ HEADERS_TOO_LARGE = RefusalReason(
     "headers_too_large", 400, 10097, "header size exceeds maximum allowed of 64k"
 )
 TOO_MANY_HEADERS = RefusalReason(
-    "headers_too_large", 400, 10097, "more than 1000 header lines beside an envelope"
+    "headers_too_large", 400, 10097, "more than 1000 header lines with an envelope"
 )
 MESSAGE_ID_TOO_LONG = RefusalReason(
     "bad_message_id", 400, 10003, f"the {MESSAGE_ID} is longer than 255 bytes"

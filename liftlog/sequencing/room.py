@@ -1,6 +1,6 @@
 """Checks the limits of a stream that refuses new messages at a limit, instead of deleting old ones.
 
-Messages that are judged and not written yet count too, so each message of a group gets the same
+Messages that are judged and not written yet also count. So each message of a group gets the same
 verdict as if the messages had arrived one by one.
 """
 
@@ -35,7 +35,7 @@ class Room:
         self._left_bytes = 0
 
     def look(self, unwritten: Iterable[CommitGroup]) -> None:
-        """Read the state of the log. `unwritten` are the groups before the open one; the log may
+        """Read the state of the log. `unwritten` are the groups before the open group. The log may
         already contain some of them."""
         start, end, size_bytes = self._stored()
         if self._max_messages is not None:

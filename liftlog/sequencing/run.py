@@ -1,4 +1,4 @@
-"""Messages in the order of delivery by NATS, as columns, because all later steps work by column."""
+"""Messages as columns, in the order in which NATS delivers them. All later steps work by column."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class MessageRun:
     """Consecutive messages of one subscription, in the order in which NATS delivered them.
 
     `replies` contains b"" for a message without a reply subject. `headers` is None if no message
-    had headers, otherwise it contains one raw block per message, b"" for none. If a payload is an
-    envelope, `has_cookie` is true; it may be true without one.
+    has headers. Otherwise it contains one raw block per message, b"" for a message without headers.
+    If a payload is an envelope, `has_cookie` is true; it may also be true without an envelope.
     """
 
     __slots__ = (

@@ -83,11 +83,12 @@ class Sequencer(Tail):
         self.columns_from_rows = _COLUMNS_FROM_ROWS
         """Runs with fewer messages are judged one message at a time, with the same result."""
         self.too_few_copies: RefusalReason | None = None
-        """If set, messages that request an ack of all copies are refused for this reason."""
+        """Reason for which messages that request an ack of all copies are refused; None if they are
+        accepted."""
 
     def configure(self, config: SequencerConfig, window_ns: int, max_ids: int) -> None:
-        """Use these settings from the next message on; earlier verdicts stay. Call it only when the
-        answers of all groups that are out have been built."""
+        """Use these settings from the next message on; earlier verdicts stay. Call it only after
+        the answers of all groups that are out have been built."""
         self.config = config
         self._word_acks()
         self.dedupe.resize(window_ns, max_ids)
@@ -99,8 +100,8 @@ class Sequencer(Tail):
     ) -> None:
         """Number the messages to store, and build the answers to the others, in their order.
 
-        `now_ns` is the time for timestamps. `steady_clock` (ns), which does not step with the wall
-        clock, is for the age of message ids; without it timestamps give their age.
+        `now_ns` is the time for timestamps. `steady_clock` (ns) does not step with the wall clock,
+        and gives the age of message ids. Without it, timestamps give their age.
         """
         group, count = self._group_with_room(), len(run.payloads)
         before = group.size_bytes
@@ -127,8 +128,8 @@ class Sequencer(Tail):
         values: Sequence[bytes | None],
         now_ns: int,
     ) -> int:
-        """Number records that the daemon itself writes, without judging or acking them. Returns the
-        offset after them."""
+        """Assign offsets to records that the daemon itself writes, without judging or acking them.
+        Returns the offset after them."""
         group = self._group_with_room()
         before, count = group.size_bytes, len(values)
         group.received += count
@@ -172,7 +173,8 @@ class Sequencer(Tail):
         return True
 
     def _judge_columns(self, group: CommitGroup, run: MessageRun, stamp: int) -> None:
-        """Judge the whole run like `_judge_rows`, but the rows between odd ones as columns."""
+        """Judge the whole run with the same result as `_judge_rows`. Rows between odd rows are
+        judged as columns."""
         columns, odd = columns_of(self.config, run, stamp)
         at = 0
         for row in odd:
@@ -240,7 +242,8 @@ class Sequencer(Tail):
         new_count = is_new.count(True)
         self.duplicates += count - new_count
         if part.echoes is None and all(part.replies):
-            # The order of the messages keeps answers to one connection together.
+            # Answers are in the order of the messages, which keeps answers to one connection
+            # together.
             answers = group.early_answers if self._acks_early else group.answers
             answers.append(self.format.mixed(part.replies, offsets, is_new))
             group.waiting_replies += part.replies
@@ -250,7 +253,8 @@ class Sequencer(Tail):
             return
         if new_count:
             self._store_columns(group, part.only(is_new), stamp)
-        # These follow the originals, so that no duplicate is answered before its original.
+        # These answers follow the answers to the originals, so that no duplicate is answered before
+        # its original.
         for row in compress(range(count), map(not_, is_new)):
             if part.replies[row]:
                 echo = None if part.echoes is None else part.echoes[row]
@@ -308,7 +312,7 @@ class Sequencer(Tail):
             control = with_envelope(control, opened)
             reply = reply_of(opened, reply, self.config.acks)
         if control is not NO_CONTROL and self._is_for_another(control, subject):
-            # The other stream answers; this one only counts the message.
+            # The other stream answers; this stream only counts the message.
             self._refuse(group, NO_REPLY, WRONG_STREAM, is_early=True)
             return
         reply = self._checked(reply)
@@ -376,7 +380,7 @@ class Sequencer(Tail):
         mark: bytes,
         echo: Echo,
     ) -> bool:
-        """Answer the message if it must not be stored; return True then. `mark` is the mark of its
+        """Answer the message and return True if it must not be stored. `mark` is the mark of its
         id.
 
         Duplicates are detected before preconditions are checked, as in a cluster of nats-server: a
@@ -434,7 +438,7 @@ class Sequencer(Tail):
         self, refusal: RefusalReason, subject: bytes, reply: bytes, block: bytes, payload: bytes
     ) -> list[Answer]:
         """Return the answer to one message that is refused without being judged; an empty list if
-        it gets none."""
+        it gets no answer."""
         found = open_envelope(self.config, subject, payload, self.last_timestamp_ns)
         echo: Echo = None
         if found is not None:

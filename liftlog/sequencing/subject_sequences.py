@@ -1,7 +1,8 @@
-"""Tracks the last offset of each subject, for publishers that send an expected one.
+"""Tracks the last offset of each subject, for publishers that send an expected last offset.
 
-It is defined as in JetStream: the offset of the newest record of the subject that still exists, 0
-if none does. The table is in memory, has a limited size, and is built by a scan of the log.
+It is defined as in JetStream: the offset of the newest existing record of the subject, or 0 if the
+subject has no record. The table is in memory, has a limited size, and is built by a scan of the
+log.
 
 If a tombstone deletes its subject, the subject has no record. The tables store that as a negative
 number: minus the offset of the tombstone.
@@ -44,8 +45,8 @@ class Notes(dict[bytes, int]):
 class SubjectSequences:
     """The last offsets of the `max_subjects` subjects that were written to last.
 
-    For a subject that it has dropped, or that no scan has found yet, the result is "unknown", and
-    never a wrong offset.
+    For a subject that the table has dropped, or that no scan has found yet, the result is
+    "unknown", and never a wrong offset.
 
     Judged records are pending until their group is committed, or durable and held; when a group
     fails, its pending records and those after it are undone.
@@ -60,7 +61,7 @@ class SubjectSequences:
         tombstones_delete: bool = False,
     ) -> None:
         """Make an empty table. The caller adds every record from offset `known_from` on; a scan
-        adds older ones.
+        adds older records.
 
         With `tombstones_delete` a tombstone deletes the records of its subject.
         """
@@ -93,15 +94,16 @@ class SubjectSequences:
         return self._unknown_below <= self._start
 
     def expire(self, below: int) -> bool:
-        """Treat records below this offset as deleted from now on, and the others as existing, even
-        if an earlier call expired them. Returns True if a scan must find some of these again."""
+        """Treat records below this offset as deleted from now on, and all others as existing, even
+        if an earlier call expired some of them. Returns True if a scan must find such records
+        again."""
         is_less = below < self.expired_below
         self.expired_below = below
         return is_less and not self.is_complete
 
     def last_offset(self, subject: bytes) -> int | None:
-        """Return the offset of the newest existing record of the subject, 0 if it has none; None if
-        the offset is unknown."""
+        """Return the offset of the newest existing record of the subject, or 0 if there is no such
+        record. Returns None if the offset is unknown."""
         mark = self.marks.of(subject)
         offset = self._pending.get(mark) or self._committed.get(mark)
         start = self._start
@@ -135,8 +137,8 @@ class SubjectSequences:
         return 0 if self._unknown_below <= start else None
 
     def resize(self, max_subjects: int) -> None:
-        """Apply another size limit from now on. A scan has to find subjects that a smaller limit
-        has dropped."""
+        """Apply another size limit from now on. If the limit grows, a scan must find the subjects
+        that were dropped before."""
         self.needs_scan |= max_subjects > self.max_subjects and not self.is_complete
         self.max_subjects = max_subjects
         self._let_go()
@@ -159,7 +161,7 @@ class SubjectSequences:
             self.note(notes, subject, offset)
 
     def committed(self, notes: Notes) -> None:
-        """Move the pending records of the oldest group that is out to the committed ones. Ignores
+        """Move the pending records of the oldest uncommitted group to the committed ones. Ignores
         notes for an earlier table, which this one has replaced."""
         if notes.table is not self:
             return
@@ -173,8 +175,8 @@ class SubjectSequences:
         self._let_go()
 
     def undone(self, next_offset: int, kept: Iterable[Notes | None] = ()) -> None:
-        """Undo the pending records except those in `kept`, the notes of groups that may still be
-        stored, in their order. Offsets continue at `next_offset`."""
+        """Undo the pending records, except the records of groups that may still be stored: `kept`
+        has the notes of these groups, in order. Offsets continue at `next_offset`."""
         self._pending.clear()
         for notes in kept:
             if notes is not None and notes.table is self:

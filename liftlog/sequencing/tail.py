@@ -4,11 +4,12 @@ Records are appended to a group, one at a time or as columns, together with the 
 for the group. Both ways update the same state: offsets, timestamps, ids, last offsets of subjects.
 
 A group is judged, then *out* (being written), then committed. Several groups may be out; they are
-committed in order. If a group fails, all messages that were judged after its first one are undone,
-because their answers may depend on the failed group: they may be duplicates of its messages, or
-expect a sequence that includes its offsets. Records that were judged before it stay.
+committed in order. If a group fails, all messages that were judged after its first message are
+undone, because their answers may depend on the failed group. They may be duplicates of its
+messages, or expect a sequence that includes its offsets. Records that were judged before the group
+stay.
 
-A group that is durable on this node and waits for other replicas is *held*: no failure undoes it
+A group that is durable on this node and waits for other replicas is *held*. No failure undoes it
 any more, and only its answers stay in memory.
 """
 
@@ -58,10 +59,11 @@ class Tail:
         self.dedupe = dedupe
         self.destinations = destinations
         self.subjects: SubjectSequences | None = None
-        """The last offset of each subject, if the stream stores it; may be set or removed between
-        two runs."""
+        """The last offset of each subject, if the stream stores these. May be set or removed
+        between two runs."""
         self.room: Room | None = None
-        """Set if the stream has a limit at which messages are refused."""
+        """The room below the limit at which messages are refused; None if the stream has no such
+        limit."""
         self._word_acks()
         self.next_offset = next_offset
         self.last_timestamp_ns = last_timestamp_ns
@@ -92,9 +94,9 @@ class Tail:
         )
 
     def _stamp(self, now_ns: int) -> int:
-        """Return the timestamp: max(previous, now), or `now` if the previous one is more than a
-        minute ahead. In that case the clock was wrong, and without this rule many records would get
-        that wrong time.
+        """Return the timestamp: max(previous, now), or `now` if the previous timestamp is more than
+        a minute ahead. In that case the clock was wrong, and without this rule many records would
+        get the wrong time.
 
         Timestamps are whole microseconds, the unit in which batches store them, so that batches can
         be merged later without a change of any timestamp.
@@ -142,7 +144,7 @@ class Tail:
         return self.held_messages + out + self.pending_messages
 
     def _look_for_room(self, run: MessageRun) -> bool:
-        """Return True if the stream has room for a whole run, whichever of its messages are
+        """Return True if the stream has room for a whole run, even if all of its messages are
         stored."""
         if self.room is None:
             return True
@@ -193,8 +195,8 @@ class Tail:
         group.prepared_answers = answers
 
     def committed(self, group: CommitGroup) -> bytes:
-        """Commit the oldest group that is out, while none is held. Returns the NATS commands with
-        all answers that waited for it."""
+        """Commit the oldest group that is out. Call it only while no group is held. Returns the
+        NATS commands with all answers that waited for it."""
         answers = self._settle(group)
         if group.early_answers:
             answers = b"".join(group.early_answers) + answers
@@ -261,8 +263,9 @@ class Tail:
     def failed(
         self, group: CommitGroup | None, refusal: RefusalReason, next_offset: int | None = None
     ) -> bytes:
-        """Undo all messages judged from the first one of `group` on, which is out and failed to
-        commit. If None, undoes only the records that no group has taken yet.
+        """Undo all messages that were judged from the first message of `group` on. The group is
+        out, and failed to commit. If `group` is None, undo only the records that no group has taken
+        yet.
 
         Returns the nacks. `next_offset` overrides the offset at which numbering continues.
         """
@@ -406,7 +409,8 @@ class Tail:
         replies: Sequence[bytes],
         first_offset: int,
     ) -> Sequence[bytes]:
-        """Ack the rows whose answers repeat fields; return the replies of the other rows."""
+        """Ack the rows whose acks contain fields of the message. Return the reply subjects of the
+        other rows."""
         kinds = {*map(type, echoes)}
         if kinds == {type(None)}:
             return replies
@@ -477,8 +481,8 @@ class Tail:
         *,
         is_early: bool,
     ) -> None:
-        """Refuse a message. `is_early`: the reason does not depend on records that may fail to
-        commit."""
+        """Refuse a message. `is_early` means that the reason does not depend on records that may
+        fail to commit."""
         self.refused[refusal.reason] += 1
         if reply:
             body = nack_body(self.config.stream, refusal, echo)

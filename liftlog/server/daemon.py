@@ -34,6 +34,7 @@ from liftlog.server.http_port import make_http_server
 from liftlog.server.ingest.nats_link import NatsLink
 from liftlog.server.ingest.seam import choose_seam
 from liftlog.server.jetstream_api.service import JetStreamApi
+from liftlog.server.jetstream_api.workers.without_nats import ConsumersWithoutNats
 from liftlog.server.life.embedded import DEFAULT_PORT, EmbeddedNats
 from liftlog.server.life.health import Health, Phase
 from liftlog.server.life.logs import reopen_logs
@@ -93,7 +94,7 @@ def run(
             was_displaced = daemon.is_displaced
             if not was_displaced or daemon.was_told_to_stop:
                 return code
-            gc.unfreeze()  # the objects of the ended daemon
+            gc.unfreeze()  # frees the objects of the daemon that has ended
 
 
 class Daemon:
@@ -108,8 +109,8 @@ class Daemon:
         manager: ServiceManager,
         was_displaced: bool = False,
     ) -> None:
-        """`was_displaced`: the previous run ended because another process became the same node of
-        the cluster."""
+        """`was_displaced` means that the previous run ended because another process became the same
+        node of the cluster."""
         self.settings = settings
         self.is_displaced = False
         """True if this run has ended because another process runs as this node."""
@@ -203,7 +204,7 @@ class Daemon:
             if cluster is None:
                 await self._open_checkpoints(broker)
             else:
-                cluster.serve_checkpoints(broker, self._clock.now_ns)
+                cluster.serve_checkpoints(broker, broker.now_ns)
             broker.set_link(link)
             pull_addresses = await pull.start(self.settings.pull.listen)
             health.phase = Phase.SERVING
@@ -216,10 +217,14 @@ class Daemon:
                 stack.push_async_callback(api.close)
                 self._links.append(api.link)
                 api.start()
+            else:
+                consumers = ConsumersWithoutNats(broker, pull.services)
+                stack.push_async_callback(consumers.close)
+                consumers.start()
             if cluster is not None:
                 cluster.start()
             await self._serve(housekeeping, broker, cleaner, health)
-            return await self._drain(broker, pull)
+            return await self._drain(broker, pull, health)
 
     def _report_descriptors(self) -> None:
         shares, pull = self._shares, self.settings.pull
@@ -441,13 +446,13 @@ class Daemon:
         """Open the stream of checkpoints. If this fails, streams are recorded and read without
         checkpoints."""
         try:
-            broker.serve_checkpoints(await open_checkpoints(broker, self._clock.now_ns))
+            broker.serve_checkpoints(await open_checkpoints(broker, broker.now_ns))
         except LiftlogError as error:
             logger.error("checkpoints-not-opened error=%s", error)  # noqa: TRY400
 
     # --- the end ---
 
-    async def _drain(self, broker: Broker, pull: PullServer) -> int:
+    async def _drain(self, broker: Broker, pull: PullServer, health: Health) -> int:
         """Stop the intake, commit, ack and close; returns the exit code. The exit stack closes
         everything else, in its order."""
         code = _EXIT_OK
@@ -457,6 +462,8 @@ class Daemon:
         except TimeoutError:
             logger.error("drain-timed-out seconds=%s", self.settings.drain_timeout_seconds)  # noqa: TRY400
             code = _EXIT_NOT_DRAINED
+        if health.jetstream_api is not None:
+            await health.jetstream_api.close()  # its consumers read with threads of `pull`
         await pull.close(0.5)
         with contextlib.suppress(OSError):
             (self._data_dir.path / ADDRESSES_NAME).unlink()
@@ -466,9 +473,9 @@ class Daemon:
 
 
 def _calm_garbage_collector() -> None:
-    """Keep collections out of the middle of commits. Objects that exist by now stay until the end,
-    and messages create no cycles, so a collection every 700 objects would scan the same heap again
-    and again."""
+    """Keep collections out of the middle of commits. Objects that exist now stay until the end, and
+    messages create no cycles. So a collection every 700 objects would scan the same heap again and
+    again."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(_GC_THRESHOLD)

@@ -7,6 +7,8 @@ from liftlog.server.http.callers import Callers, HostNames
 from liftlog.server.http.log_api import LogApi, LogApiLimits
 from liftlog.server.http.server import HttpServer, Mounted
 from liftlog.server.ingest.nats_link import NatsLink
+from liftlog.server.jetstream_api.monitoring import MonitoringPage
+from liftlog.server.jetstream_api.overview import Overviews
 from liftlog.server.metrics.exposition import Exposition
 from liftlog.server.metrics.readings import Readings
 from liftlog.server.metrics.values import Sources
@@ -14,6 +16,7 @@ from liftlog.server.streams.broker import Broker
 from liftlog.server.web.asking import Parts
 from liftlog.server.web.history import History
 from liftlog.server.web.pace import Pace
+from liftlog.server.web.readers import Readers
 from liftlog.server.web.site import WebSite
 from liftlog.server.web.watching import Descriptions
 from liftlog.settings import Settings
@@ -35,6 +38,7 @@ def make_http_server(settings: Settings, sources: Sources) -> HttpServer:
             hosts=hosts,
         )
         appender = _appender(settings, sources.broker, sources.link)
+        mounted.append(MonitoringPage(lambda: _overviews(sources), callers, hosts))
         if http.log_api:
             mounted.append(_log_api(settings, sources.broker, appender, callers))
         if http.web:
@@ -60,6 +64,16 @@ def _appender(settings: Settings, broker: Broker, link: NatsLink) -> Appender:
     )
 
 
+def _overviews(sources: Sources) -> Overviews | str:
+    """Return the content of `/jsz`, or the reason why there is none."""
+    if not sources.broker.settings.nats.jetstream_api:
+        return "JetStream's API is off: set nats.jetstream_api to true"
+    api = sources.health.jetstream_api
+    if api is None:
+        return "the daemon is starting"
+    return api.overviews if not api.problem else f"JetStream's API does not answer: {api.problem}"
+
+
 def _log_api(settings: Settings, broker: Broker, appender: Appender, callers: Callers) -> LogApi:
     http = settings.http
     limits = LogApiLimits(
@@ -79,6 +93,7 @@ def _web_site(sources: Sources, appender: Appender, callers: Callers) -> WebSite
         sources.pull.services.scanners,
         history,
         Descriptions(broker),
+        Readers(broker),
         sources.sessions,
         appender,
         Pace(lambda: sources.sync_times.count + broker.intake.ingested().chunks),

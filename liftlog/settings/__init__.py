@@ -3,9 +3,9 @@
 keys       the base of all models; key paths; differences between two configurations
 units      durations and sizes          addresses  listen addresses and server URLs
 daemon     the settings of the daemon   stream     the settings of one stream
-cluster    those of a node of a cluster       consumers  those of consumers with acks
+cluster    settings of a node of a cluster    consumers  settings of consumers with acks
 stored     the form in which settings are stored
-findings   errors of a configuration, in words   checks     across fields: findings and cautions
+findings   errors of a configuration, in words   checks     checks across fields: findings, cautions
 load       `load_settings`: file < environment < --set; `parse_stream_settings`; the ACL file
 
 Made from the models: `generated` (a file to begin with, a schema for editors), and

@@ -1,4 +1,4 @@
-"""Addresses: where the daemon listens, and the NATS servers it connects to."""
+"""Addresses on which the daemon listens, and addresses of NATS servers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, PlainSerializer
 
-# sun_path holds 108 bytes, one of them the terminating zero.
+# sun_path holds 108 bytes. One of them is the terminating zero.
 _MAX_UNIX_PATH_BYTES = 107
 _HOST_PORT = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]*):(\d{1,5})", re.ASCII)
 _HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_])?", re.ASCII)

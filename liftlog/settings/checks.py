@@ -28,7 +28,7 @@ def check_stream(stream: StreamSettings, at: KeyPath = ()) -> Iterator[Finding]:
     for subject in stream.subjects if stream.acks != "off" else ():
         reserved = _reserved(subject)
         if reserved is not None:
-            # The ack would compete with the answer for which the requester waits, or the stream
+            # The ack would compete with the answer that the requester waits for, or the stream
             # would ack its own acks.
             yield Finding(
                 (*at, "acks"),
@@ -78,7 +78,7 @@ def check_stream(stream: StreamSettings, at: KeyPath = ()) -> Iterator[Finding]:
         and stream.compaction is not None
         and not (is_bucket and stream.retention.max_messages is None)
     ):
-        # A new value of a key would be refused although it supersedes another one.
+        # A new value of a key would be refused although it supersedes an old value.
         yield Finding(
             (*at, "retention", "discard"),
             "'new': expected old with compaction, except for max_bytes with "
@@ -112,7 +112,8 @@ def _check_replicas(stream: StreamSettings, at: KeyPath) -> Iterator[Finding]:
             involved=((*at, "replicas"),),
         )
     if stream.replicas > 1 and stream.durability != "fsync":
-        # A crash of all nodes loses nothing only because each of them syncs before it confirms.
+        # Each node must sync before it confirms. Otherwise a crash of all nodes could lose acked
+        # messages.
         yield Finding(
             (*at, "durability"),
             f"{stream.durability!r}: expected fsync with replicas: {stream.replicas}",

@@ -54,7 +54,8 @@ def _url(value: str) -> str:
 
 
 class ClusterSettings(SettingsModel):
-    """A daemon with this section is a node: its streams may have replicas on other nodes."""
+    """A daemon with this section is a node of a cluster. Its streams may have replicas on other
+    nodes."""
 
     name: Annotated[str, AfterValidator(_name)] = Field(
         default="liftlog", description="Name of the cluster."
@@ -63,81 +64,85 @@ class ClusterSettings(SettingsModel):
         description="Name of this node, unique in the cluster."
     )
     advertise: Annotated[str, AfterValidator(_advertised)] = Field(
-        description="Address of this node's pull socket, as other nodes and clients reach it: "
+        description="Address at which other nodes and clients reach this node's pull socket: "
         "tcp://HOST:PORT or tls://HOST:PORT."
     )
     store: Annotated[str, AfterValidator(_store)] = Field(
-        description="Where the nodes keep their metadata. `nats`: in JetStream, on the servers of "
-        "`nats.servers`, in a bucket that `liftlog cluster init` creates. file:///DIR: a "
+        description="Store of the cluster's metadata. `nats`: a bucket of JetStream on the "
+        "servers of `nats.servers`, which `liftlog cluster init` creates. file:///DIR: a "
         "directory that all nodes on one machine share."
     )
     zone: Annotated[str, AfterValidator(_zone)] = Field(
         default="",
-        description="The rack or building with which this node may fail together. The replicas of "
-        "a stream are placed in as many zones as possible. Empty: a zone of its own.",
+        description="Name of the rack or building of this node. All nodes of a zone may fail at "
+        "the same time, so the replicas of a stream are placed in as many zones as possible. "
+        "Empty: no other node is in the zone of this node.",
     )
     token_file: Annotated[Path, BeforeValidator(path_text)] | None = Field(
         default=None,
-        description="File with the token with which this node logs in to the other nodes if they "
-        "have an ACL. It needs the operation `replicate`.",
+        description="File with the token with which this node logs in to other nodes. Needed if "
+        "the other nodes have an ACL. The principal of the token needs the operation `replicate`.",
     )
     nkey: Annotated[Path, BeforeValidator(path_text)] | None = Field(
         default=None, description="File with the seed of an nkey, instead of a token."
     )
     tls_ca: Annotated[Path, BeforeValidator(path_text)] | None = Field(
         default=None,
-        description="File of CA certificates for nodes that advertise tls://. Default: the CAs of "
+        description="File of CA certificates for nodes that advertise tls://. `null`: the CAs of "
         "the system.",
     )
     session_seconds: Annotated[PositiveDuration, AfterValidator(_whole_seconds)] = Field(
         default=15.0,
         alias="session",
-        description="A node that has not renewed its session within this time counts as down; "
-        "whole seconds. With `store: nats` at least 12s, because NATS takes up to 9 s to elect a "
-        "leader. A leader whose disk has blocked for this time hands its streams over.",
+        description="If a node has not renewed its session for this time, it counts as down. If "
+        "the disk of a leader has blocked for this time, the leader hands its streams over. Whole "
+        "seconds; with `store: nats` at least 12s, because NATS needs up to 9 s to elect a leader.",
     )
     lag_max_seconds: Duration = Field(
         default=10.0,
         alias="lag_max",
-        description="A follower that lags for longer than this leaves the in-sync set.",
+        description="If a follower has not reached the end of the log for this time, it leaves "
+        "the in-sync set.",
     )
     suspect_after_seconds: PositiveDuration = Field(
         default=2.0,
         alias="suspect_after",
-        description="A connected leader is replaced if most replicas have received nothing from "
-        "it for this time. A leader whose process has ended is replaced sooner.",
+        description="If most replicas have received no data from a connected leader for this "
+        "time, they replace the leader. If the process of a leader has ended, it is replaced "
+        "sooner.",
     )
     balance_interval_seconds: PositiveDuration = Field(
         default=30.0,
         alias="balance_interval",
-        description="How often a leader looks for streams whose first replica is another node. If "
-        "that node has been in sync for two intervals, it becomes the leader.",
+        description="Interval at which a leader checks whether the first replica of a stream is "
+        "another node. If this other node has been in sync for two intervals, it becomes the "
+        "leader.",
     )
     catch_up_rate_bytes: Size = Field(
         default=64 * 2**20,
         alias="catch_up_rate",
-        description="Maximum number of bytes per second that all out-of-sync replicas together "
-        "fetch from this node.",
+        description="Maximum number of bytes per second that all replicas that are not in sync "
+        "together fetch from this node.",
     )
     forget_after_seconds: PositiveDuration = Field(
         default=7 * 86400.0,
         alias="forget_after",
         description="Time for which compacted streams keep tombstones for a replica that is away. "
-        "A replica that returns later copies such a stream from its start.",
+        "If the replica returns later, it copies the stream from its start.",
     )
     ready_after_seconds: Duration = Field(
         default=600.0,
         alias="ready_after",
-        description="After a start, `/readyz` answers 503 until the replicas of this node are in "
-        "sync, but no longer than this. So a rolling restart waits for each node.",
+        description="Longest time after a start for which `/readyz` answers 503 because replicas "
+        "of this node are not in sync. So a rolling restart waits for each node.",
     )
     unclean: Literal["manual", "balanced"] = Field(
         default="manual",
-        description="How a stream gets a leader after all complete replicas are lost with their "
-        "disks. `manual`: it has no leader until an operator names one, with `liftlog cluster "
-        "elect --lost`. `balanced`: as soon as all its replicas are up, the one with the longest "
-        "log leads, and acked messages that it lacks are lost, even if a node was only started "
-        "without its disk. All nodes must have the same value.",
+        description="Method of choosing a leader after the disks of all replicas in sync are "
+        "lost. `manual`: the stream has no leader until an operator names one with `liftlog "
+        "cluster elect --lost`. `balanced`: when all remaining replicas run, the replica with the "
+        "longest log becomes leader. Acked messages that it lacks are lost, even if a node was "
+        "only started without its disk. All nodes must have the same value.",
     )
     web: Annotated[str, AfterValidator(_url)] = Field(
         default="",

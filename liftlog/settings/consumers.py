@@ -14,6 +14,6 @@ class ConsumerSettings(SettingsModel):
     flush_interval_seconds: PositiveDuration = Field(
         default=0.05,
         alias="flush_interval",
-        description="Longest time before changes of consumers are fsynced for which no client "
-        "waits: deliveries, and acks without an answer. A power cut loses at most these.",
+        description="Longest time until the daemon fsyncs changes for which no client waits: "
+        "deliveries, and acks without an answer. A power cut can lose the changes of this time.",
     )

@@ -84,10 +84,10 @@ NatsUrls = Annotated[list[NatsUrl], BeforeValidator(_split_commas), AfterValidat
 
 
 class NatsTlsSettings(SettingsModel):
-    """TLS is used when any of these is set or when the URL of a server begins with `tls://`."""
+    """TLS is used if one of these settings is set, or if a server's URL begins with `tls://`."""
 
     ca: FilePath | None = Field(
-        default=None, description="File of CA certificates. Default: the CAs of the system."
+        default=None, description="File of CA certificates. `null`: the CAs of the system."
     )
     cert: FilePath | None = Field(default=None, description="Client certificate file.")
     key: FilePath | None = Field(
@@ -107,16 +107,16 @@ class NatsTlsSettings(SettingsModel):
 class NatsSettings(SettingsModel):
     servers: NatsUrls = Field(
         default=["nats://127.0.0.1:4222"],
-        description="NATS servers: a list, or text separated by commas. `embedded` excludes this "
-        "setting, unless it has its default.",
+        description="NATS servers: a list, or text separated by commas. Not together with "
+        "`embedded`.",
         validate_default=True,
     )
     embedded: Flag = Field(
         default=False,
         description="Start a private nats-server (extra `embedded`), without JetStream, and use "
-        "it. It listens on 127.0.0.1:4222, or on a free port if that is taken.",
+        "it. The server listens on 127.0.0.1:4222, or on a free port if this port is in use.",
     )
-    name: str = Field(default="liftlog", description="Name of the connection, as NATS shows it.")
+    name: str = Field(default="liftlog", description="Name of the connection in NATS.")
     user: str | None = Field(default=None, description="User name.")
     password: SecretStr | None = Field(default=None, description="Password of `user`.")
     token: SecretStr | None = Field(default=None, description="Authentication token.")
@@ -126,25 +126,27 @@ class NatsSettings(SettingsModel):
     ack_subjects: Subjects = Field(
         default=[">"],
         description="Subjects to which the daemon may send acks, and answers and records of "
-        "`jetstream_api`. Clients choose these subjects; `_INBOX.>` keeps the daemon from sending "
-        "to other services. Acks to any other subject are counted, but not sent.",
+        "`jetstream_api`. Clients choose the subject of each answer. With `_INBOX.>`, a client "
+        "cannot make the daemon send to other services. The daemon counts acks to other subjects, "
+        "but does not send them.",
     )
     jetstream_api: Flag = Field(
         default=False,
-        description="Answer JetStream's clients on `$JS.API.>`: they create, describe and delete "
-        "streams, and get single messages. The daemon answers only while JetStream is off on the "
-        "NATS servers.",
+        description="Answer JetStream's clients on `$JS.API.>`. They can create, describe and "
+        "delete streams, get single messages, and use consumers. The daemon answers only while "
+        "JetStream is off on the NATS servers.",
     )
     leafnode: HostPorts | None = Field(
         default=None,
-        description="HOST:PORT of a NATS server's `leafnodes` listener, over which consumers of "
-        "`jetstream_api` deliver; a list, or text separated by commas, names several servers. The "
-        "login and TLS of this section apply. `null`: no consumers over NATS.",
+        description="HOST:PORT of a NATS server's `leafnodes` listener. Consumers of "
+        "`jetstream_api` deliver messages over this connection, with the login and TLS of this "
+        "section. For several servers, use a list, or text separated by commas. `null`: no "
+        "consumers over NATS.",
     )
     seam: Literal["auto", "parser", "client"] = Field(
         default="auto",
-        description="How the daemon receives messages from nats-py: `parser` in batches, `client` "
-        "one by one (slower). `auto` uses the first of them that fits the installed nats-py.",
+        description="Interface to nats-py. `parser` receives messages in batches, `client` one by "
+        "one (slower). `auto`: `parser` if the installed nats-py supports it, otherwise `client`.",
     )
     connect_timeout_seconds: PositiveDuration = Field(
         default=2.0, alias="connect_timeout", description="Time limit of one connection attempt."
@@ -152,14 +154,14 @@ class NatsSettings(SettingsModel):
     reconnect_wait_seconds: PositiveDuration = Field(
         default=0.5,
         alias="reconnect_wait",
-        description="Pause between connection attempts, which never stop.",
+        description="Pause between connection attempts. Their number is not limited.",
     )
     ping_interval_seconds: PositiveDuration = Field(
         default=10.0, alias="ping_interval", description="Interval between pings to the server."
     )
     max_outstanding_pings: Count = Field(
         default=2,
-        description="Number of unanswered pings after which the connection is considered dead.",
+        description="Number of unanswered pings after which the daemon closes the connection.",
     )
 
 
@@ -168,24 +170,24 @@ class PullTlsSettings(SettingsModel):
 
     cert: FilePath | None = Field(
         default=None,
-        description="Certificate file (PEM): the daemon's certificate, then its issuers.",
+        description="Certificate file (PEM): first the daemon's certificate, then its issuers.",
     )
     key: FilePath | None = Field(
         default=None,
-        description="Private key file of the certificate; it must not have a password.",
+        description="Private key file of the certificate. The key must not have a password.",
     )
     client_ca: FilePath | None = Field(
         default=None,
-        description="File of CA certificates. If set, clients must present a certificate signed "
-        "by one of them.",
+        description="File of CA certificates. If set, clients must present a certificate that one "
+        "of these CAs has signed.",
     )
     min_version: Annotated[Literal["1.2", "1.3"], BeforeValidator(_version_text)] = Field(
-        default="1.2", description="Oldest TLS version accepted: `1.2` or `1.3`."
+        default="1.2", description="Oldest TLS version that the daemon accepts."
     )
 
 
 class PullSettings(SettingsModel):
-    """The socket that consumers read from."""
+    """The socket from which consumers read."""
 
     listen: ListenUrls = Field(
         default=["tcp://127.0.0.1:9292"],
@@ -199,23 +201,23 @@ class PullSettings(SettingsModel):
     )
     max_in_flight_per_principal: Count = Field(
         default=4096,
-        description="Maximum number of unanswered requests of one principal over all its "
-        "connections. Further requests are refused.",
+        description="Maximum number of unanswered requests of one principal on all its "
+        "connections together. The daemon refuses further requests.",
     )
     max_request_memory_bytes: Size = Field(
         default=16 * 2**20,
-        description="Maximum memory of the unanswered requests of one connection (mostly "
-        "filters). Further requests are refused.",
+        description="Maximum memory of the unanswered requests of one connection, mostly for "
+        "filters. The daemon refuses further requests.",
     )
     max_request_memory_per_principal_bytes: Size = Field(
         default=64 * 2**20,
-        description="The same limit for all connections of one principal together.",
+        description="Maximum memory of the unanswered requests of one principal.",
     )
     unix_mode: UnixMode = Field(
         default="0600",
-        description="File mode of a Unix socket, which determines who may connect. `0600`: only "
-        "the daemon's user (and root). `0660`: also its group. `0666`: every user of this "
-        "machine.",
+        description="File mode of a Unix socket, which determines which users may connect. "
+        "`0600`: only the daemon's user (and root). `0660`: also the group of this user. `0666`: "
+        "every user of this machine.",
     )
     hello_timeout_seconds: PositiveDuration = Field(
         default=5.0,
@@ -231,17 +233,17 @@ class PullSettings(SettingsModel):
     max_in_flight: Count = Field(
         default=64,
         description="Maximum number of unanswered requests of one connection. At the limit the "
-        "daemon stops reading from it.",
+        "daemon stops reading from the connection.",
     )
     max_unsent_bytes: Size = Field(
         default=16 * 2**20,
         description="Maximum size of the unsent answers of one connection. At the limit the "
-        "daemon stops reading from it.",
+        "daemon stops reading from the connection.",
     )
     max_unsent_memory_bytes: Size = Field(
         default=256 * 2**20,
         description="Maximum memory of unsent answers and unanswered requests on all connections "
-        "together. Above it the daemon closes the connection that uses most.",
+        "together. Beyond the limit the daemon closes the connection that uses the most memory.",
     )
     default_fetch_bytes: Size = Field(
         default=2**20, description="Maximum size of the answer to a fetch that requests no size."
@@ -258,7 +260,7 @@ class PullSettings(SettingsModel):
         default=0.005,
         alias="linger",
         description="Minimum time between two answers to a consumer that waits at the end of a "
-        "stream. The first commit after a pause is delivered at once.",
+        "stream. The daemon delivers the first commit after a pause at once.",
     )
 
 
@@ -270,28 +272,28 @@ class HttpSettings(SettingsModel):
     )
     log_api: Flag = Field(
         default=False,
-        description="Serve the log API, `/api/v1/streams/...`: bounds, one record, append, "
-        "truncate-prefix.",
+        description="Serve the log API, `/api/v1/streams/...`, which reads, appends and deletes "
+        "records.",
     )
     web: Flag = Field(
         default=True,
-        description="Serve the web page, `/ui/`, to everyone whom the ACL allows.",
+        description="Serve the web page, `/ui/`, to clients that the ACL allows.",
     )
     allowed_hosts: HostNames = Field(
         default_factory=list,
-        description="Host names under which the daemon answers requests without credentials, in "
-        "addition to IP addresses, `localhost`, this machine's name and names without a dot.",
+        description="Additional host names for requests without credentials. The daemon always "
+        "accepts IP addresses, `localhost`, this machine's name and names without a dot.",
     )
     max_connections: Count = Field(
         default=128,
-        description="Maximum number of connections; 16 more are reserved for health checks. At "
-        "the limit, idle and unauthenticated connections are closed to make room.",
+        description="Maximum number of connections, without 16 that are reserved for health "
+        "checks. At the limit, new connections replace idle and unauthenticated connections.",
     )
     timeout_seconds: PositiveDuration = Field(
         default=30.0,
         alias="timeout",
-        description="Time limit for a request to arrive, for the client to read its answer, and "
-        "for an idle connection between two requests.",
+        description="Time limit for the arrival of a request, for the reading of its answer by "
+        "the client, and for an idle connection between two requests.",
     )
     max_body_bytes: Size = Field(
         default=2 * 2**20, alias="max_body", description="Maximum size of a request body."
@@ -305,13 +307,14 @@ class HttpSettings(SettingsModel):
 
 class AclSettings(SettingsModel):
     file: FilePath | None = Field(
-        default=None, description="ACL file. If set, everything that it does not allow is denied."
+        default=None,
+        description="ACL file. If set, the daemon denies all requests that it does not allow.",
     )
 
 
 class LoggingSettings(SettingsModel):
     level: Literal["debug", "info", "warning", "error"] = Field(
-        default="info", description="Lowest level that is logged."
+        default="info", description="Lowest level of events in the log."
     )
     format: Literal["auto", "pretty", "json"] = Field(
         default="auto",
@@ -324,12 +327,12 @@ class LoggingSettings(SettingsModel):
 
 
 class CommitSettings(SettingsModel):
-    """Limits of commits inside the event loop, and the writer threads for all others."""
+    """Small commits run inside the event loop, and threads run all other commits."""
 
     inline_max_messages: Annotated[int, Field(strict=True, ge=0, le=65_535)] = Field(
         default=64,
-        description="Groups of up to this many messages, or 512 KiB of a stream with followers, "
-        "may be committed in the event loop; 0: no group is.",
+        description="Maximum number of messages in a group that the event loop commits. For a "
+        "stream with followers, the limit is 512 KiB instead. 0: threads commit all groups.",
     )
     inline_budget_seconds: Duration = Field(
         default=0.001,
@@ -337,36 +340,37 @@ class CommitSettings(SettingsModel):
         description="Time limit of commits in one turn of the event loop.",
     )
     writer_threads: Annotated[int, Field(strict=True, ge=1, le=256)] = Field(
-        default=4, description="Number of threads that write and sync larger groups."
+        default=4, description="Number of threads that write and sync all other groups."
     )
 
 
 class IngestSettings(SettingsModel):
     max_pending_bytes: Size = Field(
         default=256 * 2**20,
-        description="Maximum size of messages received but not yet committed, in all streams "
+        description="Maximum size of messages that are received but not committed, in all streams "
         "together. At the limit the daemon stops reading from NATS.",
     )
 
 
 class LogSettings(SettingsModel):
-    """The storage under all streams."""
+    """The storage of all streams."""
 
     index_cache_segments: Count = Field(
-        default=64, description="Number of indexes of sealed segments kept in memory."
+        default=64,
+        description="Number of indexes of sealed segments in memory.",
     )
-    max_open_files: Count = Field(default=256, description="Number of segment files kept open.")
+    max_open_files: Count = Field(default=256, description=("Number of open segment files."))
     recovery_checkpoint_interval_seconds: PositiveDuration = Field(
         default=30.0,
         alias="recovery_checkpoint_interval",
-        description="How often recovery points are saved. Recovery scans the records after the "
-        "last recovery point.",
+        description="Interval at which the daemon saves recovery points. Recovery scans the "
+        "records after the last recovery point.",
     )
     retention_interval_seconds: PositiveDuration = Field(
         default=30.0,
         alias="retention_interval",
-        description="How often retention is applied and old active segments are rolled, even idle "
-        "ones.",
+        description="Interval at which the daemon applies retention, and seals active segments "
+        "that are old enough, also of idle streams.",
     )
 
 
@@ -376,38 +380,38 @@ class CleanerSettings(SettingsModel):
     interval_seconds: PositiveDuration = Field(
         default=15.0,
         alias="interval",
-        description="How often the daemon looks for segments to clean.",
+        description="Interval at which the daemon searches for segments to clean.",
     )
     max_rate_bytes: SizeOrAuto = Field(
         default=None,
         alias="max_rate",
-        description="Bytes per second that compaction and re-batching may read and write, all "
-        "streams together. `auto`: no limit while the daemon is idle; 32MiB while messages "
-        "arrive, a commit waits for the disk or the daemon uses a quarter of a core.",
+        description="Bytes per second that compaction and re-batching may read and write, for all "
+        "streams together. `auto`: no limit while the daemon is idle, otherwise 32MiB. The daemon "
+        "is not idle while messages arrive, while a commit waits for the disk, or while it uses a "
+        "quarter of a core.",
     )
     memory_bytes: Annotated[Size, AfterValidator(_enough_memory)] = Field(
         default=64 * 2**20,
         alias="memory",
-        description="Memory for the map of keys, at least 1MiB. More keys than fit take several "
-        "passes.",
+        description="Memory for the map of keys, at least 1MiB. If the keys do not fit, compaction "
+        "takes several passes.",
     )
     sketches: bool = Field(
         default=True,
-        description="Make a sketch of each sealed segment of 1 MiB or more. With it, reads of few "
-        "records (one key, subject, time) or few columns skip most of the segment. A sketch has "
-        "one to three hundredths of the size of its segment.",
+        description="Write a sketch (a summary) of each sealed segment of 1 MiB or more. Reads of "
+        "few records or columns then skip most of a segment. A sketch has 1 to 3 % of the size of "
+        "its segment.",
     )
     subject_indexes: bool = Field(
         default=True,
-        description="Make a subject index with each sketch. With it, the daemon reads one subject "
-        "of many in less than half the time. An index takes about 18 bytes for each record (a "
-        "tenth of a record of 200 bytes), and at most a fifth of its segment. No index is made "
-        "while less than a tenth of the disk is free. Needs `sketches`.",
+        description="Write a subject index with each sketch, for faster reads of one subject. An "
+        "index has about 18 bytes per record, and at most a fifth of its segment. While less than "
+        "a tenth of the disk is free, none is written. Needs `sketches`.",
     )
     scrub_interval_seconds: PositiveDuration | None = Field(
         default=7 * 86_400.0,
         alias="scrub_interval",
-        description="Verify every sealed segment again after this long. `null`: never.",
+        description="Interval between two checks of a sealed segment. `null`: no checks.",
     )
     scrub_max_rate_bytes: Size = Field(
         default=8 * 2**20,
@@ -417,53 +421,53 @@ class CleanerSettings(SettingsModel):
 
 
 class CheckpointSettings(SettingsModel):
-    """The positions of consumers, which the daemon stores for them."""
+    """The positions of consumers, which the daemon stores."""
 
     over_nats: Flag | None = Field(
         default=None,
         description="Accept checkpoints on the NATS subjects "
-        "`liftlog.<name>.offsets.<stream>.<consumer>`. `null`: only without `acl.file`, because "
-        "NATS does not identify the publisher of a message.",
+        "`liftlog.<name>.offsets.<stream>.<consumer>`. `null`: accept them only if `acl.file` is "
+        "not set, because NATS does not identify the publisher of a message.",
     )
     expire_after_seconds: PositiveDuration | None = Field(
         default=None,
         alias="expire_after",
-        description="Delete a checkpoint that was not committed for this long although the "
-        "consumer had records to read, and a consumer group that had no members for this long. "
-        "`null`: never.",
+        description="Delete a checkpoint if the consumer has not committed for this time "
+        "although older records are unread. Delete a consumer group that had no members for "
+        "this time. `null`: never.",
     )
     max_count: Count = Field(
         default=100_000,
-        description="Maximum number of checkpoints, over all consumers and streams.",
+        description="Maximum number of checkpoints of all consumers and streams together.",
     )
     max_count_per_principal: Count = Field(
         default=10_000,
-        description="Maximum number of checkpoints last committed by one ACL principal. With an "
-        "ACL, all checkpoints that come over NATS count as those of one principal.",
+        description="Maximum number of checkpoints that one principal has committed last. With an "
+        "ACL, all checkpoints over NATS count for one principal.",
     )
     max_groups: Count = Field(
         default=10_000,
         description="Maximum number of consumer groups. A group with more than 64 slots counts as "
-        "several groups; 1,024 slots count as 16.",
+        "several groups; for example, 1,024 slots count as 16 groups.",
     )
     max_groups_per_principal: Count = Field(
         default=1_000,
-        description="Maximum number of consumer groups created by one ACL principal.",
+        description="Maximum number of consumer groups that one ACL principal has created.",
     )
     max_members: Count = Field(
         default=10_000,
-        description="Maximum number of members, of all consumer groups together.",
+        description="Maximum number of members of all consumer groups together.",
     )
     max_members_per_principal: Count = Field(
         default=2_000,
-        description="Maximum number of members that one ACL principal has, in all consumer groups.",
+        description="Maximum number of members of one principal in all consumer groups.",
     )
 
 
 class Settings(SettingsModel):
     """The whole configuration. Build it with `load_settings`, which also does the cross checks."""
 
-    data_dir: FilePath = Field(default=Path("./data"), description="Directory that holds all data.")
+    data_dir: FilePath = Field(default=Path("./data"), description="Directory of all data.")
     name: Name = Field(
         default="liftlog", description="Name of this daemon in NATS subjects, metrics and logs."
     )
@@ -471,8 +475,8 @@ class Settings(SettingsModel):
         default=30.0,
         alias="drain_timeout",
         description="Time limit of a stop after SIGTERM or SIGINT. A node of a cluster first "
-        "hands over the streams that it leads; then the received messages are committed and "
-        "acked.",
+        "hands over the streams that it leads. Then the daemon commits and acks the received "
+        "messages.",
     )
     allow_anonymous: Flag = Field(
         default=False, description="Allow the daemon to listen beyond loopback without an ACL file."
@@ -489,7 +493,7 @@ class Settings(SettingsModel):
     consumers: ConsumerSettings = ConsumerSettings()
     cluster: ClusterSettings | None = Field(
         default=None,
-        description="Membership of a cluster. `null`: this daemon belongs to no cluster.",
+        description="Membership of a cluster. `null`: this daemon is not a node of a cluster.",
     )
     logging: LoggingSettings = LoggingSettings()
     streams: dict[Name, StreamSettings] = Field(default={}, description="Streams by name.")

@@ -19,7 +19,8 @@ _SYNONYMS = {
     "max_count": "max_messages",
     "max_size": "max_bytes",
 }
-"""Names that other systems use for a setting, if they look more like another setting here."""
+"""Names of settings in other systems, with the names here. Without this table, the error would
+suggest a setting whose name is more similar."""
 _SECRET_WORDS = ("password", "token", "secret", "seed")
 
 

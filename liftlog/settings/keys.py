@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, SecretStr, model_validator
 from pydantic.fields import FieldInfo
 
 KeyPath = tuple[str | int, ...]
-"""Keys from the top down; a number is the index of a list item."""
+"""Keys from the outermost section inwards; a number is the index of a list item."""
 
 _MAX_SHOWN = 80
 _PLAIN_KEY = re.compile(r"[\w-]{1,128}")
@@ -68,9 +68,9 @@ def section_of(info: FieldInfo) -> type[BaseModel] | None:
 
 
 def summary_of(model: type[BaseModel]) -> str:
-    """Return the first line of a section's docstring; empty if it has none."""
-    own = vars(model).get("__doc__")
-    return own.strip().splitlines()[0] if own else ""
+    """Return the first paragraph of a section's docstring; empty if it has none."""
+    own = vars(model).get("__doc__") or ""
+    return " ".join(own.strip().split("\n\n")[0].split())
 
 
 def is_text_field(model: type[BaseModel], path: KeyPath) -> bool:

@@ -181,7 +181,7 @@ class Sources:
 def load_settings(
     path: Path | None, environ: Mapping[str, str], overrides: Sequence[str] = ()
 ) -> Settings:
-    """The settings of the YAML file `path` < `environ` < `overrides` (`a.b=c`).
+    """Return the settings of the YAML file `path` < `environ` < `overrides` (`a.b=c`).
 
     Raises ConfigError with every finding, its path and its origin. The error contains no value
     that may be a secret. Its `details["findings"]` holds the findings as dicts.
@@ -209,17 +209,17 @@ def load_with_sources(
 
 
 def parse_stream_settings(values: Mapping[str, Any], *, exists: bool = False) -> StreamSettings:
-    """The settings of one stream from the keys of the YAML file.
+    """Return the settings of one stream from the keys of the YAML file.
 
-    Raises InvalidArgument with every finding. If the stream `exists`, a missing package (such as a
-    codec) is not a finding, and neither is a history that compaction deletes: the stream gets a
-    warning. Unknown keys of an existing stream come from a newer version, and raise NewerFormat.
+    Raises InvalidArgument with every finding. If the stream `exists`, it gets a warning, and no
+    finding, for a missing package (such as a codec) and for compaction that deletes a history.
+    Unknown keys of an existing stream come from a newer version, and raise NewerFormat.
     """
     if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):
         raise InvalidArgument("the settings of a stream must be a mapping whose keys are text")
     sections = [item for item in values.values() if isinstance(item, (Mapping, list, tuple))]
     if max(len(values), *map(len, sections), 0) > _MAX_KEYS:
-        # They come from a client, and the event loop checks them: bound the work.
+        # The settings come from a client, and the event loop checks them, so the work is limited.
         raise InvalidArgument(f"more than {_MAX_KEYS} settings in one section")
 
     def check(stream: StreamSettings) -> Iterator[Finding]:
@@ -243,10 +243,11 @@ def parse_stream_settings(values: Mapping[str, Any], *, exists: bool = False) ->
 def _validate(
     model: type[_Model], raw: dict[str, Any], cross_check: Callable[[_Model], Iterator[Finding]]
 ) -> tuple[_Model | None, list[Finding]]:
-    """Cross checks need a complete model, so leave out bad values and validate the rest again.
+    """Validate the settings. Cross checks need a complete model, so this leaves out bad values and
+    validates the rest again.
 
-    A finding of a later round about a value that was left out is a consequence of that, and is not
-    reported.
+    A later round may report a value that was left out before. This finding is only a consequence,
+    so it is dropped.
     """
     findings: list[Finding] = []
     left_out: set[KeyPath] = set()
@@ -269,7 +270,7 @@ def _validate(
 
 
 def _removable(finding: Finding) -> KeyPath:
-    """The path to leave out so that the rest can be validated."""
+    """Return the path to leave out so that the rest can be validated."""
     if finding.is_missing:
         return finding.path[:-1]  # the section that lacks it
     for index, part in enumerate(finding.path):
@@ -306,7 +307,8 @@ def _as_dicts(findings: Sequence[Finding]) -> list[dict[str, str]]:
 
 
 def load_policy(file: Path) -> Policy:
-    """Raises ConfigError that lists all errors of the file; it never shows a credential."""
+    """Load the policy of the ACL file. Raises ConfigError, which lists all errors of the file and
+    never shows a credential."""
     try:
         with file.open("rb") as opened:
             mode = os.fstat(opened.fileno()).st_mode

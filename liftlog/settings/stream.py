@@ -48,7 +48,7 @@ def _some_subjects(subjects: tuple[str, ...]) -> tuple[str, ...]:
         if problem is not None:
             what = "" if len(subjects) == 1 else f"{one[:_MAX_SHOWN]!r} is "
             raise ValueError(f"{what}not a NATS subject: {problem}")
-    # NATS would deliver a message twice that matches two of them.
+    # NATS would deliver a message twice if it matches two of them.
     both = first_overlap(subjects)
     if both is not None:
         shown = f"{both[0][:_MAX_SHOWN]!r} and {both[1][:_MAX_SHOWN]!r}"
@@ -117,8 +117,8 @@ class FlushSettings(SettingsModel):
 class DedupeSettings(SettingsModel):
     max_ids: Count = Field(
         default=1_000_000,
-        description="Maximum number of message ids remembered. Above it, the oldest ids are "
-        "dropped before `dedupe_window` ends.",
+        description="Maximum number of message ids that the stream keeps. Beyond the limit, the "
+        "daemon removes the oldest ids before `dedupe_window` ends.",
     )
 
 
@@ -131,30 +131,30 @@ class RetentionSettings(SettingsModel):
     )
     max_bytes: Size | None = Field(
         default=None,
-        description="Delete the oldest segments as long as at least this many bytes remain. "
+        description="Delete the oldest segments while at least this number of bytes remains. "
         "`null`: no limit.",
     )
     max_messages: Count | None = Field(
         default=None,
-        description="Keep exactly this many of the newest records readable. `null`: no limit.",
+        description="Exact number of the newest records that stay readable. `null`: no limit.",
     )
     discard: Literal["old", "new"] = Field(
         default="old",
-        description="What happens at `max_bytes` and `max_messages`. `old`: the oldest records "
-        "are deleted. `new`: messages are refused (10077) until a purge or `max_age` has freed "
-        "space. With `jetstream.max_msgs_per_subject` only the newest records of each subject "
-        "count.",
+        description="Action at `max_bytes` and `max_messages`. `old`: delete the oldest records. "
+        "`new`: refuse new messages (10077) until a purge or `max_age` has freed space. With "
+        "`jetstream.max_msgs_per_subject` only the newest records of each subject count.",
     )
 
 
 class SegmentSettings(SettingsModel):
     max_bytes: Annotated[Size, _at_most(MAX_SEGMENT_BYTES, "4 GiB - 1")] = Field(
-        default=256 * 2**20, description="Roll a segment file at this size (below 4 GiB)."
+        default=256 * 2**20,
+        description="Seal a segment file at this size (below 4 GiB), and begin the next one.",
     )
     max_age_seconds: PositiveDuration | None = Field(
         default=86_400.0,
         alias="max_age",
-        description="Roll a segment at this age, even when the stream is idle. `null`: no limit.",
+        description="Seal a segment at this age, even if the stream is idle. `null`: no limit.",
     )
 
 
@@ -164,13 +164,13 @@ class BatchSettings(SettingsModel):
     )
     max_bytes: Annotated[Size, _at_most(MAX_BATCH_BYTES, "16MiB")] = Field(
         default=2**20,
-        description="Maximum size of one record batch, which is the largest loss that one bad bit "
-        "can cause (up to 16MiB; a larger message gets a batch of its own).",
+        description="Maximum size of one record batch (up to 16MiB). One bad bit can destroy at "
+        "most one batch. A message that is larger gets a separate batch.",
     )
 
 
 class CompactionSettings(SettingsModel):
-    """Key compaction. Off unless this section exists; `compaction: {}` takes all defaults."""
+    """Key compaction. Off if this section is missing. `compaction: {}` uses all defaults."""
 
     enabled: Flag = Field(
         default=True,
@@ -178,7 +178,8 @@ class CompactionSettings(SettingsModel):
     )
     min_dirty_ratio: Annotated[float, Field(strict=True, ge=0, le=1)] = Field(
         default=0.5,
-        description="Compact when this fraction (0 to 1) of the sealed bytes was never compacted.",
+        description="Compact when at least this part (0 to 1) of the sealed bytes was never "
+        "compacted.",
     )
     min_lag_seconds: Duration = Field(
         default=0.0, alias="min_lag", description="Do not compact records younger than this."
@@ -186,82 +187,85 @@ class CompactionSettings(SettingsModel):
     max_lag_seconds: PositiveDuration | None = Field(
         default=None,
         alias="max_lag",
-        description="Compact after this time at the latest, whatever the dirty ratio. `null`: no "
-        "limit.",
+        description="Compact records at the latest after this time, even if `min_dirty_ratio` is "
+        "not reached. `null`: no limit.",
     )
     tombstone_retention_seconds: Duration = Field(
         default=86_400.0,
         alias="tombstone_retention",
-        description="Time after which a tombstone is deleted, counted from the first pass that "
-        "kept it.",
+        description="Time after which compaction deletes a tombstone, counted from the first pass "
+        "that kept the tombstone.",
     )
     max_rate_bytes: Size | None = Field(
         default=None,
         alias="max_rate",
-        description="Bytes per second that passes over this stream may read and write. The "
-        "smaller of this and `cleaner.max_rate` applies. `null`: only `cleaner.max_rate`.",
+        description="Bytes per second that compaction of this stream may read and write. The "
+        "smaller of this limit and `cleaner.max_rate` applies. `null`: only `cleaner.max_rate`.",
     )
 
 
 class SubjectSequencesSettings(SettingsModel):
-    """The last offset of each subject, for `Nats-Expected-Last-Subject-Sequence`. Off unless this
-    section exists; `subject_sequences: {}` takes the defaults."""
+    """The last offset of each subject, for `Nats-Expected-Last-Subject-Sequence`. Off if this
+    section is missing. `subject_sequences: {}` uses the defaults."""
 
     max_subjects: Annotated[Count, _at_most(MAX_SUBJECTS, "10000000")] = Field(
         default=100_000,
-        description="Maximum number of subjects remembered, about 200 bytes each (up to "
-        "10000000). A precondition on any other subject is refused with 10163.",
+        description="Maximum number of subjects that the stream keeps, with about 200 bytes each "
+        "(up to 10000000). The daemon refuses a precondition on any other subject with 10163.",
     )
 
 
 class JetStreamSettings(SettingsModel):
-    """Fields of a JetStream configuration that clients set over `$JS.API`, and that the log itself
-    does not use."""
+    """Fields of a JetStream configuration that clients set over `$JS.API`. The log itself does not
+    use them."""
 
     description: Annotated[str, Strict(), AfterValidator(_short_text)] = Field(
         default="", description="Description of the stream for people, at most 4 KiB."
     )
     metadata: Annotated[dict[str, str], AfterValidator(_short_texts)] = Field(
         default={},
-        description="Texts by name, at most 128 KiB in total; in a cluster, all settings of a "
-        "stream together may take at most 48 KiB.",
+        description="Texts by name, at most 128 KiB in total. In a cluster, all settings of a "
+        "stream together may have at most 48 KiB.",
     )
     discard: Literal["old", "new"] = Field(
         default="old",
-        description="Shown to clients for a stream without limits. `retention.discard` decides.",
+        description="Only shown to clients, for a stream without limits. `retention.discard` "
+        "determines what the stream does.",
     )
     discard_new_per_subject: Flag = Field(
         default=False,
-        description="`true`: a message whose subject has a record is refused with 10077. Needs "
-        "`max_msgs_per_subject: 1` and `subject_sequences`.",
+        description="`true`: refuse a message with 10077 if its subject already has a record. "
+        "Needs `max_msgs_per_subject: 1` and `subject_sequences`.",
     )
     deny_delete: Flag = Field(
         default=False,
-        description="Shown to clients. Single messages are never deleted, whatever the value.",
+        description="Only shown to clients. Single messages are never deleted, whatever the value.",
     )
     deny_purge: Flag = Field(default=False, description="`true`: refuse to purge over NATS.")
     allow_direct: Flag = Field(default=True, description="`true`: answer direct gets.")
     max_msgs_per_subject: Annotated[Count, _at_most(MAX_HISTORY, "1000")] | None = Field(
         default=None,
-        description="Number of the newest records of each subject that clients of JetStream see "
-        "(1 to 1000). With this setting, the stream can hold a key-value bucket: `Nats-Rollup: "
-        "sub` is accepted, and the key of a record without a key is its subject, so compaction "
-        "keeps the newest record of each subject. Above 1, compaction must be off. `null`: all "
-        "records.",
+        description="Number of the newest records of each subject that clients of JetStream "
+        "receive (1 to 1000). With this setting, the stream can be a key-value bucket: "
+        "`Nats-Rollup: sub` is accepted, and a record without a key has its subject as its key. "
+        "So compaction keeps the newest record of each subject. With more than 1, compaction must "
+        "be off. `null`: all records.",
     )
     max_consumers: Count | None = Field(
         default=None,
         description="Maximum number of consumers over NATS. `null`: only the daemon's own limit.",
     )
     created: Annotated[str, Strict(), AfterValidator(_short_text)] = Field(
-        default="", description="Time at which the stream was created over `$JS.API`; only shown."
+        default="",
+        description="Time at which the stream was created over `$JS.API`. Only shown to clients.",
     )
 
 
 class RebatchSettings(SettingsModel):
-    """Sealed segments of small batches are rewritten with larger batches, which read faster."""
+    """The daemon rewrites sealed segments of small batches with larger batches, which can be read
+    faster."""
 
-    enabled: Flag = Field(default=True, description="`false`: leave batches as they were written.")
+    enabled: Flag = Field(default=True, description="`false`: do not rewrite batches.")
     min_age_seconds: Duration = Field(
         default=600.0, alias="min_age", description="Do not rewrite segments younger than this."
     )
@@ -277,29 +281,30 @@ class StreamSettings(SettingsModel):
         PlainSerializer(_shortly),
     ] = Field(
         alias="subject",
-        description="NATS subject to record, or a list of up to 256 that do not overlap; the "
-        "wildcards `*` and `>` are allowed.",
+        description="NATS subject to record, or a list of up to 256 subjects that do not overlap. "
+        "The wildcards `*` and `>` are allowed.",
     )
     queue_group: Annotated[str, Strict(), AfterValidator(_queue_group)] | None = Field(
         default=None,
-        description="Share the messages with the other members of this group.",
+        description="NATS queue group, with whose other members the stream shares the messages.",
     )
     acks: Annotated[Acks, BeforeValidator(_on_or_off)] = Field(
         default="on",
-        description="`on`: JetStream-style acks to reply subjects. `envelope`: only to the ack "
-        "subject inside an envelope. `off`: no acks; the stream only records.",
+        description="`on`: acks in JetStream's form to reply subjects. `envelope`: acks only to "
+        "the ack subject inside an envelope. `off`: no acks; the stream only records.",
     )
     durability: Durability = Field(
         default="fsync",
-        description="`fsync`: ack after fdatasync. `interval`: ack after the write, fdatasync as "
-        "`flush` says. `os`: ack after the write, leave syncing to the kernel.",
+        description="`fsync`: ack after fdatasync. `interval`: ack after the write, and fdatasync "
+        "later, according to `flush`. `os`: ack after the write; the kernel writes the data to "
+        "the disk later.",
     )
     flush: FlushSettings = FlushSettings()
     dedupe_window_seconds: Duration = Field(
         default=120.0,
         alias="dedupe_window",
-        description="A `Nats-Msg-Id` seen within this time marks a duplicate. `0s`: no "
-        "deduplication.",
+        description="If a `Nats-Msg-Id` was already used within this time, the message is a "
+        "duplicate. `0s`: no deduplication.",
     )
     dedupe: DedupeSettings = DedupeSettings()
     max_message_bytes: Annotated[Size, _at_most(MAX_MESSAGE_BYTES, "64MiB")] = Field(
@@ -307,8 +312,8 @@ class StreamSettings(SettingsModel):
     )
     max_pending_bytes: Size = Field(
         default=64 * 2**20,
-        description="Maximum size of messages received but not yet committed. At the limit this "
-        "stream, and no other, refuses messages.",
+        description="Maximum size of messages that are received but not committed. At the limit "
+        "this stream refuses messages; other streams are not affected.",
     )
     retention: RetentionSettings = RetentionSettings()
     compaction: CompactionSettings | None = Field(
@@ -318,18 +323,18 @@ class StreamSettings(SettingsModel):
     batch: BatchSettings = BatchSettings()
     compression: Compression = Field(
         default="none",
-        description="Compress record batches on disk and on the wire: `lz4` or `zstd` (needs the "
-        "extra `compression`, for readers too). Existing batches stay as they are.",
+        description="Compression of record batches on disk and on the wire. `lz4` and `zstd` need "
+        "the extra `compression`, also for readers. Existing batches do not change.",
     )
     rebatch: RebatchSettings = RebatchSettings()
     subject_sequences: SubjectSequencesSettings | None = Field(
         default=None,
-        description="Keep the last offset of each subject, for "
+        description="Store the last offset of each subject, for "
         "`Nats-Expected-Last-Subject-Sequence`. `null`: off.",
     )
     jetstream: JetStreamSettings | None = Field(
         default=None,
-        description="Settings that JetStream's clients gave to the stream. `null`: the defaults.",
+        description="Settings from JetStream's clients. `null`: the defaults.",
     )
     initial_offset: Count = Field(
         default=1,
@@ -337,27 +342,29 @@ class StreamSettings(SettingsModel):
     )
     envelope: Flag = Field(
         default=True,
-        description="Recognise liftlog envelopes. `false`: store them as plain messages.",
+        description="Decode liftlog envelopes. `false`: store them as plain messages.",
     )
     liftbridge: Flag = Field(
         default=False,
-        description="Also recognise Liftbridge envelopes, and answer with Liftbridge's Ack to "
-        "their ack inbox.",
+        description="Also decode Liftbridge envelopes, and send Liftbridge's Ack to the ack inbox "
+        "in the envelope.",
     )
     paused: Flag = Field(default=False, description="Refuse new messages temporarily.")
     read_only: Flag = Field(default=False, description="Refuse new messages permanently.")
     replicas: Replicas = Field(
-        default=1, description="Number of nodes that hold a copy. More than 1 needs a cluster."
+        default=1,
+        description="Number of nodes that have a copy of the stream. More than 1 requires a "
+        "cluster.",
     )
     min_isr: Replicas = Field(
         default_factory=lambda fields: (fields.get("replicas", 1) + 1) // 2,
-        description="Number of replicas in sync below which messages that want an ack are refused. "
-        "Default: half of `replicas`, rounded up: 2 of 3.",
+        description="Minimum number of replicas in sync. With fewer, the stream refuses messages "
+        "that ask for an ack. Default: half of `replicas`, rounded up, for example 2 of 3.",
     )
     ack_policy: AckPolicy = Field(
         default="all",
-        description="`all`: ack when every replica in sync has synced the message to disk, and at "
-        "least `min_isr` replicas have. `leader`: ack when the leader has synced it.",
+        description="`all`: ack when every replica in sync, and at least `min_isr` replicas, have "
+        "synced the message to disk. `leader`: ack when the leader has synced the message.",
     )
 
     @property

@@ -36,9 +36,9 @@ _DURATION = re.compile(rf"(?:{_NUMBER}(?:ns|us|ms|s|m|h|d|w))+")
 _SIZE = re.compile(rf"({_NUMBER}) ?([A-Za-z]*)")
 DURATION_PATTERN = rf"^\s*((?:{_NUMBER}(?:ns|us|µs|ms|s|m|h|d|w))+|{_NUMBER})\s*$"
 SIZE_PATTERN = rf"^\s*{_NUMBER} ?([KkMmGgTt][Ii]?)?[Bb]?\s*$"
-"""For the JSON schema. The parser refuses text that does not match, too."""
+"""Pattern for the JSON schema. The parser, too, refuses text that does not match."""
 
-# Nanoseconds since 1970 plus this still fit 64 bits.
+# The sum of this and a time in nanoseconds since 1970 still fits 64 bits.
 MAX_DURATION_SECONDS = 100 * 365.25 * 86_400
 MAX_SIZE_BYTES = 2**62
 
@@ -187,7 +187,7 @@ SizeOrAuto = Annotated[
         }
     ),
 ]
-"""None is `auto`: the daemon chooses."""
+"""A size, or None for `auto`: the daemon chooses."""
 Count = Annotated[int, Strict(), Field(ge=1, le=2**53)]
 """A whole number of at least 1. Up to 2^53 it is exact in JSON."""
 Flag = Annotated[bool, Strict()]

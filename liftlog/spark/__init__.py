@@ -1,11 +1,11 @@
 """The Spark data source: `spark.read.format("liftlog")` and `spark.readStream.format("liftlog")`.
 
     options, columns       the options of a read, checked before anything is read
-    transport              where batches come from: a daemon (`daemon_transport`) or segment files
-                           (`file_transport`); the handling of lost records
+    transport              reads batches from a daemon (`daemon_transport`) or from segment files
+                           (`file_transport`); handles lost records
     leases                 protection of a read from compaction and retention
-    decoder, newest        convert batches of the log to Arrow batches with Spark's columns; keep
-                           only the newest record of each key
+    decoder, newest        convert batches of the log to Arrow batches with Spark's columns, and
+                           keep only the newest record of each key
     scan                   combines the modules above: plans a read, divides its offsets among
                            tasks, reads one range
     source, batch, streaming   the classes that Spark calls: only these modules import pyspark

@@ -1,8 +1,8 @@
 """A batch read, as Spark calls it: the driver plans ranges, and the executors read them.
 
 With the option `pushdown`, the conditions of a query narrow the read. Spark still applies every
-condition itself, so the read can return rows that do not match, but must never omit a row that
-does.
+condition itself. So the read can return rows that do not match, but must never omit a row that
+matches.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class RangePartition(InputPartition):
 
 
 def read_partition(options: ScanOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a partition. The placeholder that Spark creates for an empty plan has
-    none."""
+    """Yield the rows of a partition. The placeholder that Spark creates for an empty plan has no
+    rows."""
     calm_garbage_collector()
     if isinstance(partition, RangePartition):
         yield from read(options, partition.wanted)

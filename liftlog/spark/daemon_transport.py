@@ -46,7 +46,8 @@ PLANNING_SECONDS = 10.0
 """Time limit for the first connection during planning, because the address may be wrong."""
 
 READING_SECONDS = RECONNECT_FOR_SECONDS
-"""Time for which a task waits for a daemon that went away, and planning, once it was connected."""
+"""Time for which a task waits for a daemon that is gone. Planning also waits for this time, but
+only if it was connected before."""
 
 _LEARN_EVERY_SECONDS = 60.0
 """Interval at which a running query requests the list of the cluster's nodes."""
@@ -61,14 +62,14 @@ class DaemonTransport:
     def __init__(self, options: ScanOptions, *, patience_seconds: float = PLANNING_SECONDS) -> None:
         self._options = options
         self._stream = options.stream
-        self._lease: LeaseInfo | None = None  # until `held` hands it to the tasks
+        self._lease: LeaseInfo | None = None  # until `held` passes it to the tasks
         self._share: TaskLease | None = None  # the lease of the task that reads
         self._learn_at = 0.0
         self._compacted = False
         self._cleaned_below = 0
         self._tombstones_removed_below = 0
         # With a filter the daemon has to decode, select and encode records; without a filter it
-        # sends the stored bytes. So the daemon filters only if that saves much (one key), or if the
+        # sends the stored bytes. So the daemon filters only if this saves much (one key), or if the
         # options say that the network is the bottleneck. The tasks apply `subject` in any case.
         wanted = Filter(
             subject=options.subject if options.filter_in_daemon else None,
@@ -185,8 +186,8 @@ class DaemonTransport:
     def _without_compaction(
         self, batches: Iterator[Batches], cleaned_below: int
     ) -> Iterator[Batches]:
-        """Yield the same batches. Raises SegmentsChanged if compaction was switched on
-        meanwhile."""
+        """Yield `batches` unchanged. After the last one, raises SegmentsChanged if compaction was
+        switched on during the read."""
         yield from batches
         found = self._client.describe_stream(self._stream).compaction
         if found.get("state", "off") != "off" or found.get("cleaned_below", 0) > cleaned_below:
@@ -293,6 +294,6 @@ def read_token(path: str | None) -> str | None:
 
 
 def _sendable(key: bytes | None) -> bytes | None:
-    """Return the key to send in a filter. None if it is longer than a record's key can be: the
-    daemon would refuse it, and Spark's own condition finds that no record matches."""
+    """Return the key to send in a filter. None if the key is longer than a record's key can be. The
+    daemon would refuse such a key, and Spark's own condition finds that no record matches."""
     return key if key is None or len(key) <= MAX_KEY_BYTES else None

@@ -28,20 +28,22 @@ from liftlog.spark.columns import (
 from liftlog.spark.newest import HeldRecords, Places, newest_of_each, split_flags
 
 MOST_BYTES = 16 * 1024 * 1024
-"""At most this many bytes of the log are decoded together. This limits the memory of a task,
-whatever `rowsPerBatch` is."""
+"""Maximum number of bytes of the log that are decoded together. It limits the memory of a task,
+regardless of `rowsPerBatch`."""
 
 _RUN_ROWS = 40_000
 _RUN_BYTES = 8 * 1024 * 1024
-"""Rows, or bytes, that are decoded in one step: each step has a fixed cost, and a large one no
-longer fits into the processor's caches. The batches that Spark gets are slices of a step."""
+"""Number of rows, or of bytes, that are decoded in one step. Each step has a fixed cost, and a
+large step does not fit into the processor's caches. The batches that Spark gets are slices of a
+step."""
 
 
 class RowDecoder:
     """Makes the rows of one range of offsets.
 
-    `subject`: only records whose subject matches this pattern become rows. `compact`: of these only
-    the newest record of each key, which may be a tombstone, and all records without a key.
+    With `subject`, only records whose subject matches this pattern become rows. With `compact`,
+    only the newest of these records for each key, which may be a tombstone, and all records without
+    a key become rows.
     """
 
     def __init__(
@@ -61,7 +63,7 @@ class RowDecoder:
         stored = [name for name in self._columns if name != STREAM]
         if subject is not None and SUBJECT not in stored and not compact:
             stored.append(SUBJECT)
-        self._stored = stored or [OFFSET]  # at least one column must show the number of rows
+        self._stored = stored or [OFFSET]  # one column must show the number of rows
         self._reaches: Callable[[str], bool] | None = None
         if subject is not None:
             self._reaches = lru_cache(maxsize=10_000)(lambda name: matches(subject, name))

@@ -87,13 +87,13 @@ class FileTransport:
         return self.state().end_offset
 
     def check_history(self, offset: int, leader_epoch: int) -> None:
-        """Do nothing: `identity` is the stream's lineage, which changes if the log loses its
+        """Do nothing, because the lineage in `identity` already shows if the log has lost its
         end."""
 
     def hold(self, state: StreamState, first_offset: int | None) -> StreamState:
-        """Return `state`: files cannot be protected by a lease. Raises InvalidArgument if the
-        stream has records, but none of them in sealed segments: an empty result would look like an
-        empty stream."""
+        """Return `state`, because files cannot be protected by a lease. Raises InvalidArgument if
+        the stream has records, but none of them in sealed segments. An empty result would look like
+        an empty stream."""
         manifest = self._manifest()
         if manifest.committed_segments:
             return state
@@ -311,7 +311,7 @@ def _batches(
 
 
 def _gap(manifest: Manifest, first_offset: int, next_offset: int, losses: Losses) -> None:
-    """Report the offsets [first_offset, next_offset) as lost, except for those that never had an
+    """Report the offsets [first_offset, next_offset) as lost, except for offsets that never had an
     acked record."""
     if first_offset >= next_offset:
         return

@@ -1,7 +1,7 @@
 """Leases protect a stream while it is read in parts.
 
 Compaction keeps the newest record of each key. Suppose that between two tasks a key gets a new
-record after the end of the read, and compaction deletes the older one inside the read: then the
+record after the end of the read, and compaction deletes the older record inside the read. Then the
 read would miss the key. A lease prevents that. While it lasts, compaction ignores all records from
 its end on, and keeps the tombstones in its range; retention deletes nothing in its range. So
 reading the range in parts, any number of times, gives the same result as reading it at once.
@@ -40,8 +40,8 @@ that no reader has renewed for three times this interval."""
 
 
 class TaskLease:
-    """The share of one task in a lease. If the task takes longer than a moment, a thread renews the
-    lease over a connection of its own."""
+    """The share of one task in a lease. While the task reads, a thread renews the lease over a
+    separate connection."""
 
     def __init__(
         self,
@@ -54,8 +54,8 @@ class TaskLease:
         part: tuple[int, int] | None = None,
         may_go_on: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Each renewal extends the lease to `seconds` from then: the time that other tasks can wait
-        for an executor after this one has ended."""
+        """Each renewal extends the lease to `seconds` from its moment. This is the time that other
+        tasks can wait for an executor after this task has ended."""
         self._client = client
         self._stream = stream
         self._lease_id = lease_id
@@ -70,7 +70,7 @@ class TaskLease:
         )
 
     def over(self, batches: Iterator[Batches]) -> Iterator[Batches]:
-        """Yield the same batches. Raises LeaseGone if the lease ends before the last batch, and
+        """Yield `batches` unchanged. Raises LeaseGone if the lease ends before the last batch, and
         `may_go_on` returns False: the read may then be incomplete."""
         self._is_read = False
         begun = None if self._part is None else self._part[0]
@@ -171,8 +171,8 @@ class RenewedLease:
         self._thread.start()
 
     def end(self) -> None:
-        """Stop renewing. Returns when the lease is released; if it is not to be released, returns
-        at once."""
+        """Stop renewing, and wait until the lease is released. Returns at once if the lease is not
+        to be released."""
         self._stop.set()
         if self._releases:
             self._thread.join()

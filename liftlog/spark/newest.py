@@ -2,7 +2,7 @@
 
 First all keys of the range are decoded, and the wanted records are determined. The records stay
 encoded until then, and only the wanted ones are decoded. So a task needs memory for the part of the
-log that it reads and for its keys, however large the stream is.
+log that it reads and for its keys, regardless of the size of the stream.
 """
 
 from __future__ import annotations
@@ -59,8 +59,9 @@ def newest_of_each(keys: Sequence[pa.Array], offsets: Offsets | None = None) -> 
 class HeldRecords:
     """Holds records until all keys of the range are known.
 
-    `places` are the positions of the records that count; None: all of them. Small records are held
-    as rows. Others are held in their batches, which stay compressed if they were compressed.
+    `places` are the positions of the records that count. If it is None, all records count. Small
+    records are held as rows. Others are held in their batches, which stay compressed if they were
+    compressed.
     """
 
     def __init__(
@@ -79,8 +80,8 @@ class HeldRecords:
             self._batches = [_packed(batch) for batch in one_by_one(run)]
 
     def rows(self, wanted: Flags) -> pa.RecordBatch | None:
-        """Return those of the records that count for which `wanted` is set. Can be called only
-        once, because it frees the records."""
+        """Return the records that count and for which `wanted` is set. Can be called only once,
+        because it frees the records."""
         chosen = np.flatnonzero(wanted)
         rows, self._rows = self._rows, None
         batches, self._batches = self._batches, []

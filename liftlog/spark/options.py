@@ -1,7 +1,7 @@
 """The options of a read. All of them are checked before the read begins.
 
 Spark passes values as text, and ignores the case of names. An unknown name is an error: if a
-misspelt `startingOffset` were ignored, the read would return other records than those requested.
+misspelt `startingOffset` were ignored, the read would return other records than the user requested.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ COMPACT_PARTITION_BYTES = 256 * 1024 * 1024
 but a task holds its whole part in memory."""
 
 DEFAULT_LEASE_SECONDS = 60
-"""Short, because a plan that is never run, or only in part, keeps its lease for this time."""
+"""Default duration of a lease. It is short, because a plan that is never run, or run only in part,
+keeps its lease for this time."""
 MAX_LEASE_SECONDS = 3600
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -66,12 +67,12 @@ _ISO = re.compile(
     r"(?!0000)[0-9]{4}-[0-9]{2}-[0-9]{2}"
     r"([T ][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,9})?)?(Z|[+-](0[0-9]|1[0-7]):[0-5][0-9])?)?"
 )
-"""Pattern of a time. The jar has the same one, because the two languages share no library."""
+"""Pattern of a time. The jar has the same pattern, because the two languages share no library."""
 
 
 @dataclass(frozen=True, slots=True)
 class Narrowing:
-    """Limits that the conditions of a query add to those of the read's options."""
+    """Limits that the conditions of a query add to the limits in the options of the read."""
 
     first_offset: int = 0
     end_offset: int | None = None
@@ -252,7 +253,7 @@ def _time(name: str, text: str) -> datetime:
         if re.fullmatch(r"[0-9]{9,15}", stripped):
             return _EPOCH + timedelta(milliseconds=int(stripped))
         if not _ISO.fullmatch(stripped):
-            raise ValueError  # the functions below accept more than the jar does
+            raise ValueError  # the functions below accept more forms than the jar
         found = datetime.fromisoformat(stripped)
     except (ValueError, OverflowError):
         raise InvalidArgument(

@@ -109,7 +109,8 @@ def _narrow(transport: Transport, narrowing: Narrowing, first: int, end: int) ->
 
 
 def first_offset(transport: Transport, state: StreamState, options: ScanOptions) -> int:
-    """Return where the read begins, between the log start and the end. Raises LiftlogError."""
+    """Return the offset at which the read begins, between the log start and the end. Raises
+    LiftlogError."""
     start = _resolve(transport, state, options.start)
     if start > state.end_offset:
         raise InvalidArgument(
@@ -187,8 +188,8 @@ def step_of(target_bytes: int) -> int:
 
 
 def limit_bytes(state: StreamState, first_offset: int, end_offset: int, most_bytes: int) -> int:
-    """Return the offset that is about `most_bytes` after `first_offset`, at least one record after
-    it, and at most `end_offset`."""
+    """Return the offset that is about `most_bytes` after `first_offset`. The result is at least one
+    record after `first_offset`, and at most `end_offset`."""
     parts = _clip(state.extents, first_offset, end_offset)
     if sum(part.size_bytes for part in parts) <= most_bytes:
         return end_offset
@@ -209,7 +210,7 @@ def _clip(extents: Iterable[Extent], first_offset: int, end_offset: int) -> list
 
 
 def _offset_after(parts: Sequence[Extent], size_bytes: int) -> int:
-    """Return the offset before which the parts have about `size_bytes` bytes."""
+    """Return an offset such that the parts below it have about `size_bytes` bytes."""
     left = size_bytes
     for part in parts:
         if left < part.size_bytes:

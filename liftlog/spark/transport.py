@@ -71,23 +71,24 @@ class ScanRange:
     first_offset: int
     end_offset: int
     files: tuple[str, ...] | None = None
-    """For a compacted stream that is read from files: the files that hold the range."""
+    """The files that hold the range; None unless a compacted stream is read from files."""
     lease_id: str | None = None
     """The lease of the read, if the stream is read from a daemon."""
     part: tuple[int, int] | None = None
     """The number of this range, from 0, and the number of all ranges under the lease."""
     mark: CompactionMark | None = None
-    """Set for a compacted stream that is read from a daemon."""
+    """The mark of the compaction; None unless a compacted stream is read from a daemon."""
     cleaned_below: int | None = None
     """For a stream without compaction: the end of the last compaction before it was switched off,
     or 0. None for a compacted stream."""
     servers: tuple[str, ...] = ()
-    """Addresses of nodes, any of which can be asked; if empty, the addresses in the options are
+    """Addresses of nodes, each of which can be asked. If empty, the addresses in the options are
     used."""
 
 
 OnLoss: TypeAlias = Callable[[int, int, str], None]
-"""Called with a range of skipped records [first offset, next offset), and the reason."""
+"""A callback that receives a range of skipped records [first offset, next offset), and the
+reason."""
 
 
 class Losses:
@@ -152,7 +153,7 @@ class Transport(Protocol):
         ...
 
     def check_history(self, offset: int, leader_epoch: int) -> None:
-        """Check that the log still has the records before `offset` that it had in `leader_epoch`.
+        """Check that the log still has the same records before `offset` as in `leader_epoch`.
         Raises Diverged otherwise."""
         ...
 
@@ -160,8 +161,9 @@ class Transport(Protocol):
         """Protect the stream, so that a read in parts from `first_offset` on returns the records of
         one state of the stream.
 
-        `first_offset` None: the first record that retention would keep. Returns the state with
-        which to plan. Raises OffsetOutOfRange if retention has meanwhile removed `first_offset`.
+        If `first_offset` is None, the range begins at the first record that retention would keep.
+        Returns the state with which to plan. Raises OffsetOutOfRange if retention has meanwhile
+        removed `first_offset`.
         """
         ...
 
@@ -173,12 +175,13 @@ class Transport(Protocol):
         ...
 
     def held(self, planned: list[ScanRange]) -> list[ScanRange]:
-        """Return the ranges, with the data about the protection that their tasks need."""
+        """Return the ranges with the data by which tasks read unchanged records: a lease, or the
+        names of files."""
         ...
 
     def batches(self, wanted: ScanRange, losses: Losses) -> Iterator[Batches]:
-        """Yield checked batches, alone or several together, that contain exactly the records of the
-        range.
+        """Yield checked batches, singly or several together. They contain exactly the records of
+        the range.
 
         Raises StaleIncarnation if the stream was deleted and created again. `losses` handles
         records that are damaged, lost or meanwhile removed: it raises CorruptRange or

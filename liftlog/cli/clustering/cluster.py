@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 _MOVES = {
-    "move": "Move STREAM to other nodes, or change how many hold it.",
+    "move": "Move STREAM, or change the number of its replicas.",
     "drain": "Move all replicas of NODE to other nodes.",
     "undrain": "Place replicas on NODE again.",
     "forget": "Remove NODE, which is down and empty, from the cluster.",
@@ -56,7 +56,7 @@ _MOVES = {
 @server_options
 @debug_option
 def cluster_commands() -> None:
-    """Prepare a cluster; show and move its replicas."""
+    """Prepare a cluster, and show and move its replicas."""
 
 
 @cluster_commands.command()
@@ -66,20 +66,20 @@ def cluster_commands() -> None:
     type=click.IntRange(1, 5),
     default=3,
     show_default=True,
-    help="Number of NATS servers that keep the metadata. 1 is for tests: its loss is the loss of "
-    "the cluster's metadata.",
+    help="Number of NATS servers that store the metadata. Use 1 only for tests, because the loss "
+    "of this server is the loss of the cluster's metadata.",
 )
 @click.option(
     "--adopt",
     is_flag=True,
-    help="Make the data directory of a daemon that has run on its own, and is stopped now, that of "
-    "the first node, with its streams, checkpoints and leases.",
+    help="Make the data directory of a stopped daemon without a cluster the data directory of "
+    "the first node. The node keeps the streams, checkpoints and leases.",
 )
 @click.option(
     "--again",
     is_flag=True,
-    help="The metadata store of an existing cluster was lost: make an empty one for the cluster "
-    "that the data directory belongs to.",
+    help="If the metadata store of an existing cluster was lost: create an empty store for the "
+    "cluster of the data directory.",
 )
 @debug_option
 def init(
@@ -87,17 +87,19 @@ def init(
 ) -> ExitCode:
     """Prepare the metadata store of a new cluster.
 
-    With `cluster.store: nats` it is a key-value bucket in JetStream.
+    With `cluster.store: nats` the store is a key-value bucket in JetStream.
 
-    FILE is the configuration of any of the nodes. Run this once, before the first node starts. An
-    existing store is left as it is, so the command can be run again. A daemon never makes the store
-    itself: with an empty store in place of a lost one, it would lose its streams. This command
-    refuses that as well, if the data directory of the node belongs to a cluster.
+    FILE is the configuration of any node. Run this command once, before the first node starts. It
+    does not change an existing store, so you can run it again. A daemon never creates the store
+    itself, because with an empty store in place of a lost one it would lose its streams. For the
+    same reason, the command refuses to create a store if the data directory of the node belongs to
+    a cluster.
 
-    If the store was lost, and there is no backup of it, run the command with --again on the machine
-    of a node, and start all nodes: they store the records that they have. This also returns a store
-    that was made by mistake, in place of the lost one, to the cluster. If some nodes are lost as
-    well, `liftlog cluster restore-metadata` works without them.
+    If the store was lost, and you have no backup of it, run the command with --again on the
+    machine of a node. Then start all nodes. They write the metadata that they have received
+    before. If a store was created by mistake in place of the lost one, --again assigns this store
+    to the cluster. If some nodes are also lost, `liftlog cluster restore-metadata` restores the
+    metadata without them.
 
     \b
     Examples:
@@ -175,8 +177,8 @@ def _make_bucket(settings: Settings, replicas: int) -> None:
 def status() -> ExitCode:
     """Show the nodes, and the leader and replicas of each stream.
 
-    Exits with 1 when a stream has no leader, has a replica that is not in sync, or is being moved,
-    and when the metadata store is out of reach.
+    The exit code is 1 if a stream has no leader, has a replica that is not in sync, or is being
+    moved. It is also 1 if the metadata store cannot be reached.
 
     \b
     Examples:
@@ -231,8 +233,8 @@ def status() -> ExitCode:
 
 
 def _missed(found: ClusterInfo, stream: ClusterStream) -> list[str]:
-    """Return the nodes that hold the complete copies of a stream without a leader, if all of these
-    nodes are down; empty if one of them runs."""
+    """Return the nodes that hold the complete copies of a stream without a leader. Returns an empty
+    result if one of these nodes runs."""
     whole = [*stream.isr, *stream.eligible] if stream.leader is None else []
     live = {one.node for one in found.members if one.live}
     return [] if live & {*whole} else whole
@@ -240,30 +242,29 @@ def _missed(found: ClusterInfo, stream: ClusterStream) -> list[str]:
 
 @cluster_commands.command()
 @click.argument("stream", shell_complete=complete_stream)
-@click.option(
-    "--node", metavar="NODE", help="The node that is to lead. Default: the first replica."
-)
+@click.option("--node", metavar="NODE", help="The node that will lead. Default: the first replica.")
 @click.option(
     "--lost",
     metavar="NODES",
     callback=split_nodes,
-    help="Nodes whose copies are gone for good, such as a,c: NODE leads although its copy may lack "
-    "messages that were acked.",
+    help="Nodes whose copies are lost for good, such as a,c. NODE then leads, although its copy "
+    "may lack messages that were acked.",
 )
 @click.option("--yes", "-y", "assume_yes", is_flag=True, help="Do not ask before a loss.")
 @server_options
 @debug_option
 def elect(stream: str, node: str | None, lost: list[str], assume_yes: bool) -> ExitCode:
-    """Hand the lead of STREAM over to another node.
+    """Make another node the leader of STREAM.
 
-    The node must be in sync. No message is lost, stored twice or refused meanwhile. If the handover
-    fails, the stream is led as before. Leaders hand streams back to the first replica by
-    themselves, after `cluster.balance_interval`.
+    The node must be in sync. During the handover no message is lost, stored twice or refused. If
+    the handover fails, the stream keeps its leader. Later, after `cluster.balance_interval`, the
+    cluster makes the first replica the leader again.
 
-    If the disks of all nodes that had a complete copy are lost, no node takes over automatically,
-    unless `cluster.unclean` is balanced and all replicas are up and can be read. Name the lost
-    nodes with --lost, and with --node the one with the best remaining copy. The command is refused
-    while a node leads the stream, or another node has a complete copy.
+    If the disks of all nodes that had a complete copy are lost, no node takes over automatically.
+    (The exception is a cluster with `cluster.unclean: balanced`, if all replicas are up and can be
+    read.) In this case, name the lost nodes with --lost, and the node with the best remaining copy
+    with --node. The command is refused while a node leads the stream, or while another node has a
+    complete copy.
 
     \b
     Examples:
@@ -313,7 +314,7 @@ def _state(node: ClusterNode) -> str:
     if node.draining:
         state = f"{state}, {'draining' if node.replicas else 'drained'}"
     if node.live and node.silent_seconds:
-        state = f"{state}, not heard for {node.silent_seconds:.0f} s"
+        state = f"{state}, silent for {node.silent_seconds:.0f} s"
     if ahead := node.clock_ahead_seconds:
         which = "ahead" if ahead > 0 else "behind"
         state = f"{state}, clock {abs(ahead):,.0f} s {which}"

@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 def adopt(streams: tuple[str, ...], config: Path | None, overrides: tuple[str, ...]) -> ExitCode:
     """Adopt restored streams of a stopped node into its cluster.
 
-    `liftlog backup restore --add` leaves streams in the data directory that belong to no cluster.
-    Without STREAMS all of them are adopted. FILE is the configuration of the node, which must have
-    been in the cluster before. Then each of these streams has one replica: start the node, and use
-    `liftlog cluster move` for more.
+    After `liftlog backup restore --add`, the restored streams in the data directory belong to no
+    cluster. Without STREAMS the command adopts all these streams. FILE is the configuration of the
+    node, which must have been in the cluster before. After the command, each of these streams has
+    one replica. Start the node, and use `liftlog cluster move` to create more replicas.
 
-    If the cluster has a stream of the same name, delete that first. Consumers of a stream that was
-    deleted by mistake continue where they were, up to the end of the backup.
+    If the cluster has a stream of the same name, delete that stream first. Consumers of a stream
+    that was deleted by mistake continue at their positions, up to the end of the backup.
 
     \b
     Examples:

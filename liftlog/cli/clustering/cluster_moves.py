@@ -29,7 +29,9 @@ _LOOK_SECONDS = 0.5
 _MAX_NAMED = 5
 
 _no_wait = click.option(
-    "--no-wait", is_flag=True, help="Return once it has begun: the nodes complete it on their own."
+    "--no-wait",
+    is_flag=True,
+    help="Do not wait for the end. The nodes complete the operation without this command.",
 )
 
 
@@ -39,21 +41,24 @@ _no_wait = click.option(
     "--replicas",
     metavar="NODES",
     callback=split_nodes,
-    help="The nodes that are to hold the stream, such as a,b,d; the first is preferred as leader.",
+    help="The nodes that will have a replica, such as a,b,d. The first node is preferred as "
+    "leader.",
 )
 @click.option(
-    "--cancel", is_flag=True, help="End a move under way with the replicas from before it."
+    "--cancel",
+    is_flag=True,
+    help="Cancel a running move; the stream returns to its previous replicas.",
 )
 @_no_wait
 @server_options
 @debug_option
 def move(stream: str, replicas: list[str], cancel: bool, no_wait: bool) -> ExitCode:
-    """Move STREAM to other nodes, or change how many hold it.
+    """Move STREAM, or change the number of its replicas.
 
-    New replicas copy the stream while it is in use, and no ack waits for them. The old ones are
-    removed when all new ones are in sync, and the leader's last. The move is stored in the
-    cluster's metadata, so it continues even if this command or a node stops; run the command again
-    to wait for its end.
+    New replicas copy the stream while it is in use, and no ack waits for them. When all new
+    replicas are in sync, the old replicas are removed. The replica of the leader is removed last.
+    The move is stored in the cluster's metadata. So it continues even if this command or a node
+    stops. Run the command again to wait for the end of the move.
 
     \b
     Examples:
@@ -118,10 +123,11 @@ def _tell_stream(found: ClusterStream) -> None:
 def drain(node: str, no_wait: bool) -> ExitCode:
     """Move all replicas of NODE to other nodes.
 
-    No new ones are placed there. Other nodes are chosen as for new streams: in other zones than the
-    replicas that stay, and those with the fewest replicas. The state is stored in the cluster's
-    metadata, so draining continues even if this command stops; run it again to wait for its end. A
-    node that is down can be drained, too, as long as its streams have other replicas in sync.
+    The cluster places no new replicas on NODE. It chooses the other nodes as for new streams. It
+    prefers nodes in other zones than the remaining replicas, and nodes with the fewest replicas.
+    The state is stored in the cluster's metadata. So the operation continues even if this command
+    stops. Run the command again to wait for the end. You can also drain a node that is down, if
+    its streams have other replicas in sync.
 
     \b
     Examples:
@@ -149,7 +155,8 @@ def drain(node: str, no_wait: bool) -> ExitCode:
 def undrain(node: str) -> ExitCode:
     """Place replicas on NODE again.
 
-    What was moved away does not come back by itself: `liftlog cluster move` brings it.
+    Replicas that were moved away do not return by themselves. To move them back, use `liftlog
+    cluster move`.
 
     \b
     Examples:
@@ -168,8 +175,9 @@ def undrain(node: str) -> ExitCode:
 def forget(node: str) -> ExitCode:
     """Remove NODE, which is down and empty, from the cluster.
 
-    If the machine of a node is gone, drain the node, then forget it. If it comes back with its data
-    directory, it joins again, and its old copies of the streams are not used.
+    If the machine of a node is lost, first drain the node, and then use this command. If the node
+    starts again with its data directory, it joins the cluster again, but does not use its old
+    copies of the streams.
 
     \b
     Examples:
@@ -187,17 +195,18 @@ def forget(node: str) -> ExitCode:
 
 
 @click.command("restore-metadata", cls=Command)
-@click.option("--dry-run", is_flag=True, help="Only show what would be stored.")
+@click.option("--dry-run", is_flag=True, help="Only show the records that would be stored.")
 @click.option("--yes", "-y", "assume_yes", is_flag=True, help="Do not ask.")
 @server_options
 @debug_option
 def restore_metadata(dry_run: bool, assume_yes: bool) -> ExitCode:
     """Restore records that the metadata store has lost.
 
-    If the store was restored from an older copy, or has lost records, the nodes restore the newest
-    records that they have, as long as no missing node can have newer ones. This command does the
-    same without that condition: newer records of the missing nodes are abandoned, and with them
-    possibly messages that only these nodes had acked. Start the missing nodes instead if you can.
+    The record of a stream in the store contains its metadata. If the store was restored from an
+    older copy, or has lost records, the nodes restore the newest records that they have. They do
+    so only if no missing node can have newer records. This command restores the records without
+    this condition. Newer records of the missing nodes are then lost, and possibly also messages
+    that only these nodes had acked. If you can, start the missing nodes instead.
 
     \b
     Examples:

@@ -2,6 +2,8 @@
 
 consume        reads a stream; consume_group: as a member of a group; consume_exec: runs a command
 get            one record, by its offset
+consume_worker consume as a worker of a consumer with acks
+consumer       consumers with acks
 offsets        the offsets at which consumers continue
 group          consumer groups
 """

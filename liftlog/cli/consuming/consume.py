@@ -36,15 +36,17 @@ from liftlog.errors import ConnectionLost, CorruptRange
 from liftlog.names import is_stream_name
 
 if TYPE_CHECKING:
+    from liftlog.cli.consuming.consume_exec import Exec
     from liftlog.client import Filter, OnReset, Prefer, Reset, SyncClient
     from liftlog.client.reading.read_options import Start, Until
 
 _FEW_RECORDS = 1000
 _FEW_RECORDS_FETCH_BYTES = 64 * 1024
-_ONLY_IN_A_GROUP = ("member", "session", "command")
+_ONLY_IN_A_GROUP = ("member", "session")
 _ONLY_WITH_EXEC = ("dead_letter",)
 _ONLY_WITH_DEAD_LETTER = ("retries", "nats_url", "creds")
 _NOT_IN_A_GROUP = ("until_end", "subjects", "keys", "headers", "grep", "prefer")
+_NOT_FOR_A_WORKER = (*_NOT_IN_A_GROUP, "group", "skip_damaged", "on_reset")
 
 
 def _pattern(
@@ -58,23 +60,30 @@ def _pattern(
 
 _CONSUME_HELP = """Print the records of STREAM, and wait for more until Ctrl-C.
 
-STREAM can be a subject with a dot or wildcards, such as 'orders.eu.>': the stream that records
-it is read, and only these records.
+STREAM can be a subject with a dot or wildcards, such as 'orders.eu.>'. Then the command reads the
+stream that records this subject, and prints only records on it.
 
-The daemon applies --subject, --key and --header; a record is printed if it matches all of them,
-and --grep.
+The daemon applies --subject, --key and --header. The command prints a record if it matches all of
+these options, and --grep.
 
-With `--output json` or `jsonl`, a key or value that is not UTF-8 is printed as base64, and
-`key_encoding` or `value_encoding` is set; headers that are not get `headers_base64`, the whole
-header block. A deleted key (tombstone) has the value null.
+With `--output json` or `jsonl`, the command prints a key or value that is not UTF-8 as base64, and
+sets `key_encoding` or `value_encoding`. If a header is not UTF-8, `headers_base64` has the whole
+header block. A tombstone, which deletes its key, has the value null.
 
-With --group any number of processes share the stream: each record is printed by one of them,
-at least once, and those of one key by the same one, in order. --from says where a new group
-begins. Ctrl-C commits and leaves the group; a second one ends at once. After SIGTERM a
---member keeps its slots for --session, so that it can be restarted without moving anything.
+With --group any number of processes share the stream. Each record is printed by one of them, at
+least once. All records of a key are printed by the same process, in order. --from is the start of
+a new group. After Ctrl-C the command commits, leaves the group and ends. A second Ctrl-C ends it
+at once. After SIGTERM a --member keeps its slots for --session. So you can restart it, and no slot
+moves to another process.
 
-Status 75 of an --exec COMMAND means that it can do nothing now, whatever the record: this
-worker ends, as it does if the shell cannot run the command, and the record comes again.
+With --worker the processes share the messages of a consumer with acks, in any order. They can also
+share them with workers over NATS. The command creates the consumer if it does not exist. It acks a
+message when it has printed the message, or when its --exec COMMAND has ended with status 0. If the
+COMMAND fails, the message is delivered again after a pause, which begins at 0.5 s and doubles up
+to 30 s. After Ctrl-C the command returns the messages that are not acked.
+
+If an --exec COMMAND ends with status 75, it cannot process any record now. Then this worker ends,
+and the record is delivered again. The same happens if the shell cannot run the COMMAND.
 
 \b
 Examples:
@@ -83,6 +92,7 @@ Examples:
   liftlog consume orders --from end --subject 'orders.eu.>'
   liftlog consume orders --group billing --member w1   a worker; start as many as you like
   liftlog consume orders --group billing --exec ./bill.sh --dead-letter dead.orders
+  liftlog consume orders --worker billing --exec ./bill.sh     one of the workers of billing
   liftlog consume orders --grep 'customer": 17\\b' --until-end
   liftlog consume orders --fields offset,timestamp,value.customer,headers.trace -f
   liftlog consume orders --until-end --template '{{.key}} {{.value.total}}'
@@ -98,7 +108,7 @@ Examples:
     callback=range_of,
     default="start",
     metavar="RANGE",
-    help=f"What to read: {HELP}. Default: start.",
+    help=f"The range to read: {HELP}. Default: start.",
 )
 @click.option(
     "--until-end/--follow",
@@ -111,92 +121,100 @@ Examples:
     "--skip-damaged",
     "--skip-corrupt",
     is_flag=True,
-    help="Skip damaged records; they are reported on stderr, and the exit code is 8.",
+    help="Skip damaged records, and report them on stderr. Then the exit code is 8.",
 )
 @click.option(
     "--subject",
     "subjects",
     multiple=True,
     metavar="PATTERN",
-    help="Only records whose subject matches; with NATS wildcards. Repeated: any of them.",
+    help="Only records whose subject matches this pattern, with NATS wildcards. Can be repeated: "
+    "records that match any of the patterns.",
 )
 @click.option(
     "--key",
     "keys",
     multiple=True,
     metavar="KEY",
-    help="Only records with this key. Repeated: any of them.",
+    help="Only records with this key. Can be repeated: records with any of the keys.",
 )
 @click.option(
     "--header",
     "headers",
     multiple=True,
     metavar="NAME[=VALUE]",
-    help="Only records with this header. Repeated: all of them.",
+    help="Only records with this header. Can be repeated: records with all of the headers.",
 )
 @click.option(
     "--grep",
     metavar="REGEX",
     callback=_pattern,
-    help="Only records whose value, as text, matches this regular expression; (?i) at its start "
-    "ignores case. Every record is fetched for that.",
+    help="Only records whose value, as text, matches this regular expression. With (?i) at its "
+    "start, case does not matter. The command fetches every record for this.",
 )
 @click.option(
     "--on-reset",
     type=click.Choice(["error", "earliest", "latest"]),
     default="error",
-    help="If the next records no longer exist (retention, or a stream created again): stop with an "
-    "error, or continue at the first record or with new ones, and report it on stderr. "
-    "Default: error.",
+    help="What to do if the next records do not exist any more (retention, or a stream created "
+    "again). error: stop. earliest or latest: report this on stderr, and continue at the first "
+    "record or with new records. Default: error.",
 )
 @click.option(
     "--prefer",
     type=click.Choice(["leader", "nearest"]),
     default="leader",
-    help="In a cluster: read from the node that leads the stream, or from the node of --server if "
-    "its copy is in sync. Default: leader.",
+    help="In a cluster: read from the node that leads the stream (leader), or from the node of "
+    "--server if its copy is in sync (nearest). Default: leader.",
 )
 @click.option(
     "--group",
     metavar="GROUP",
     help="Share STREAM with the other members of this consumer group: print the records of the "
-    "slots that this one gets, and commit what is printed.",
+    "slots of this member, and commit the printed records.",
 )
 @click.option(
     "--member",
     metavar="NAME",
-    help="With --group: a name of its own, under which a restart within --session finds its slots "
-    "again. Default: a random one.",
+    help="With --group: a fixed name. A process that restarts with this name within --session "
+    "gets the same slots. Default: a random name.",
 )
 @click.option(
     "--session",
     type=click.FloatRange(min=0.2, max=3600),
     default=10.0,
     metavar="SECONDS",
-    help="With --group: after this time without a heartbeat, others get its slots. Default: 10.",
+    help="With --group: after this time without a heartbeat from this member, other members get "
+    "its slots. Default: 10.",
+)
+@click.option(
+    "--worker",
+    metavar="CONSUMER",
+    help="Share STREAM with the other workers of this consumer with acks: print messages, and ack "
+    "them.",
 )
 @click.option(
     "--exec",
     "command",
     metavar="COMMAND",
-    help="With --group: run COMMAND by /bin/sh for each record instead of printing it; the record "
-    "counts when it ends with status 0. It reads the value on its standard input, with -o json the "
-    "record as one line of JSON, and has the variables RECORD_OFFSET, RECORD_SUBJECT, RECORD_KEY, "
-    "RECORD_STREAM and RECORD_TOMBSTONE.",
+    help="With --group or --worker: run COMMAND by /bin/sh for each record, instead of printing "
+    "the record. The record is processed when COMMAND ends with status 0. COMMAND gets the value "
+    "on its standard input, or with -o json the record as one line of JSON. It has the variables "
+    "RECORD_OFFSET, RECORD_SUBJECT, RECORD_KEY, RECORD_STREAM and RECORD_TOMBSTONE.",
 )
 @click.option(
     "--dead-letter",
     metavar="SUBJECT",
-    help="With --exec: publish a record whose command fails on this NATS subject, and continue "
-    "when a stream has acked it. Default: the first such record ends this worker.",
+    help="With --exec: if COMMAND fails for a record, publish the record on this NATS subject, "
+    "and continue when a stream has acked it. Default: this worker ends at the first such record.",
 )
 @click.option(
     "--retries",
     type=click.IntRange(min=0),
     default=3,
     metavar="N",
-    help="With --dead-letter: how often to run the command again before that, after 0.5 s and "
-    "twice as long each time, at most 30 s. Default: 3.",
+    help="With --dead-letter: number of times to run COMMAND again before the record is "
+    "published. The pauses begin at 0.5 s and double up to 30 s. Default: 3.",
 )
 @nats_options
 @click.option(
@@ -204,7 +222,7 @@ Examples:
     type=click.FloatRange(min=0),
     default=60.0,
     metavar="SECONDS",
-    help="How long to try to reconnect after the connection is lost. Default: 60.",
+    help="Time for which to try to reconnect after the connection is lost. Default: 60.",
 )
 @server_options
 @debug_option
@@ -223,6 +241,7 @@ def consume(
     group: str | None,
     member: str | None,
     session: float,
+    worker: str | None,
     command: str | None,
     dead_letter: str | None,
     retries: int,
@@ -230,28 +249,32 @@ def consume(
     creds: Path | None,
     reconnect_for: float,
 ) -> ExitCode:
-    wanted = _checked(wanted, until_end, group, command, dead_letter)
+    wanted = _checked(wanted, until_end, group, worker, command, dead_letter)
     style, wide = output_format(), wide_wanted()
     connected = connect_to_server(reconnect_for=reconnect_for)
     printing: AbstractContextManager[Write] = record_writer(style, wide=wide, found=grep)
     if command is not None:
         printing = nullcontext(lambda _: None)  # the command prints its own output
     with connected as client, printing as write:
-        if group is None and not is_stream_name(stream, may_be_system=True):
+        if group is None and worker is None and not is_stream_name(stream, may_be_system=True):
             stream, subjects = _stream_of(client, stream), (*subjects, stream)
         start, until = resolve(client, stream, wanted)
+        executed: Exec | None = None
+        if command is not None:
+            from liftlog.cli.consuming.consume_exec import Exec
+
+            as_json = style in ("json", "jsonl")
+            executed = Exec(command, as_json, dead_letter, retries, nats_url, creds)
+        if worker is not None:
+            from liftlog.cli.consuming.consume_worker import Work
+
+            return Work(worker, stream, start, limit, executed).run(client, write)
         if group is not None:
             from liftlog.cli.consuming.consume_group import Membership
 
-            worker = Membership(
-                group, stream, member, session, start, limit, on_reset, skip_damaged
-            )
-            if command is not None:
-                from liftlog.cli.consuming.consume_exec import Exec
-
-                as_json = style in ("json", "jsonl")
-                worker.command = Exec(command, as_json, dead_letter, retries, nats_url, creds)
-            return worker.run(client, write)
+            return Membership(
+                group, stream, member, session, start, limit, on_reset, skip_damaged, executed
+            ).run(client, write)
         reading = Reading(
             client,
             stream,
@@ -269,17 +292,27 @@ def consume(
 
 
 def _checked(
-    wanted: Range, until_end: bool, group: str | None, command: str | None, dead_letter: str | None
+    wanted: Range,
+    until_end: bool,
+    group: str | None,
+    worker: str | None,
+    command: str | None,
+    dead_letter: str | None,
 ) -> Range:
     """Return the range to read. Raises UsageError for options that exclude each other."""
     if group is None:
         _refuse("needs --group.", _ONLY_IN_A_GROUP)
-    else:
+    if worker is not None:
+        _refuse("cannot be combined with --worker.", _NOT_FOR_A_WORKER)
+    elif group is not None:
         _refuse("cannot be combined with --group.", _NOT_IN_A_GROUP)
-        if wanted.stop is not None:
-            raise click.UsageError(
-                "--from cannot have an end with --group.", click.get_current_context()
-            )
+    else:
+        _refuse("needs --group or --worker.", ("command",))
+    if wanted.stop is not None and (group or worker):
+        raise click.UsageError(
+            f"--from cannot have an end with {'--group' if group else '--worker'}.",
+            click.get_current_context(),
+        )
     if command is None:
         _refuse("needs --exec.", _ONLY_WITH_EXEC)
     if dead_letter is None:
@@ -345,16 +378,19 @@ def _filter(
     type=click.IntRange(min=1),
     default=10,
     metavar="N",
-    help="How many offsets from the end. Default: 10.",
+    help="Number of offsets before the end. Default: 10.",
 )
-@click.option("--follow", "-f", is_flag=True, help="Then wait for more records until Ctrl-C.")
+@click.option(
+    "--follow", "-f", is_flag=True, help="After these records, wait for more records until Ctrl-C."
+)
 @server_options
 @debug_option
 @click.pass_context
 def tail(context: click.Context, stream: str, count: int, follow: bool) -> ExitCode:
     """Print the last records of STREAM.
 
-    It is `liftlog consume STREAM --from -10 --until-end`, which has more options.
+    This is the same as `liftlog consume STREAM --from -10 --until-end`. `liftlog consume` has more
+    options.
 
     \b
     Examples:

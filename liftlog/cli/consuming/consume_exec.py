@@ -21,6 +21,7 @@ from liftlog.records.json_form import record_object
 
 if TYPE_CHECKING:
     from liftlog.client import Record, SyncClient, SyncGroupConsumer
+    from liftlog.client.dead_letters import SyncDeadLetters
     from liftlog.client.publisher import PublishFailed
     from liftlog.client.sync_publisher import SyncPublisher
 
@@ -34,6 +35,8 @@ _CONNECT_SECONDS = 10.0
 _MOST_KEY_BYTES = 64 * 1024  # half of Linux's limit for one variable
 
 Handle = Callable[["SyncGroupConsumer", "Record"], object]
+Bury = Callable[[str, str, "Record", Exception, int], object]
+"""Publishes a dead letter: consumer, stream, record, the error, the number of attempts."""
 
 
 class CommandFailed(Exception):
@@ -63,24 +66,9 @@ class Exec:
         if self.dead_letter is None:
             yield self._run_once
             return
-        from liftlog.client.dead_letters import SyncDeadLetters
         from liftlog.client.publisher import PublishFailed
 
-        expect = [one.name for one in client.streams_for(self.dead_letter)]
-        if not expect:
-            warn(
-                f"no stream that this login may read records {self.dead_letter}: a dead letter "
-                f"would end this worker. `liftlog stream create dead -s '{self.dead_letter}'` "
-                "creates one"
-            )
-        with self._publisher() as publisher:
-            letters = SyncDeadLetters(
-                publisher,
-                self.dead_letter,
-                expect=expect,
-                retries=self.retries,
-                errors=(CommandFailed,),
-            )
+        with self._letters(client) as letters:
 
             def handle(records: SyncGroupConsumer, record: Record) -> None:
                 failed: CommandFailed | None = None
@@ -90,7 +78,7 @@ class Exec:
                     if failed is not None and is_stopping():
                         raise Stopping from failed
                     try:
-                        self._run(records.stream, one)
+                        self.run(records.stream, one)
                     except CommandFailed as error:
                         failed = error
                         raise
@@ -101,6 +89,47 @@ class Exec:
                     raise _not_published(self.dead_letter, record, error) from error
 
             yield handle
+
+    @contextmanager
+    def publishing(self, client: SyncClient) -> Iterator[Bury | None]:
+        """Return the function that publishes a dead letter; None without a subject for it."""
+        if self.dead_letter is None:
+            yield None
+            return
+        from liftlog.client.publisher import PublishFailed
+
+        with self._letters(client) as letters:
+
+            def bury(
+                name: str, stream: str, record: Record, error: Exception, attempts: int
+            ) -> None:
+                try:
+                    letters.publish(name, stream, record, error, attempts)
+                except PublishFailed as failure:
+                    raise _not_published(self.dead_letter, record, failure) from failure
+
+            yield bury
+
+    @contextmanager
+    def _letters(self, client: SyncClient) -> Iterator[SyncDeadLetters]:
+        from liftlog.client.dead_letters import SyncDeadLetters
+
+        assert self.dead_letter is not None
+        expect = [one.name for one in client.streams_for(self.dead_letter)]
+        if not expect:
+            warn(
+                f"no stream that this login may read records {self.dead_letter}: a dead letter "
+                f"would end this worker. `liftlog stream create dead -s '{self.dead_letter}'` "
+                "creates one"
+            )
+        with self._publisher() as publisher:
+            yield SyncDeadLetters(
+                publisher,
+                self.dead_letter,
+                expect=expect,
+                retries=self.retries,
+                errors=(CommandFailed,),
+            )
 
     def _publisher(self) -> SyncPublisher:
         from liftlog.cli.pub_run import not_connected
@@ -117,18 +146,24 @@ class Exec:
 
     def _run_once(self, records: SyncGroupConsumer, record: Record) -> None:
         try:
-            self._run(records.stream, record)
+            self.run(records.stream, record)
         except CommandFailed as error:
             raise Problem(
                 f"the command failed for offset {record.offset} of {records.stream}: {error}",
                 ExitCode.FAILED,
                 hint="run it again: the group continues with this record. --dead-letter SUBJECT "
-                "publishes such records there, and goes on",
+                "publishes such records there, and continues",
             ) from None
 
-    def _run(self, stream: str, record: Record) -> None:
-        """Run the command for one record. Raises CommandFailed; raises Problem for a failure that
-        the record did not cause."""
+    def run(
+        self,
+        stream: str,
+        record: Record,
+        is_at_work: Callable[[], None] = lambda: None,
+        interval: float | None = None,
+    ) -> None:
+        """Run the command for one record; call `is_at_work` each `interval` seconds meanwhile.
+        Raises CommandFailed; raises Problem for a failure that the record did not cause."""
         if self.as_json:
             content = to_json(record_object(record)).encode() + b"\n"
         else:
@@ -139,8 +174,15 @@ class Exec:
             env=environment(stream, record),
             process_group=0,  # Ctrl-C does not reach the command
         )
+        sent: bytes | None = content
         try:
-            process.communicate(content)
+            while True:
+                try:
+                    process.communicate(sent, timeout=interval)
+                    break
+                except subprocess.TimeoutExpired:
+                    sent = None  # it remembers the rest
+                    is_at_work()
         except BaseException:
             process.kill()
             raise
@@ -150,7 +192,7 @@ class Exec:
                 f"the command ended with status {status} at offset {record.offset} of {stream}: "
                 f"{_NOT_OF_THE_RECORD[status]}",
                 ExitCode.TRY_AGAIN if status == _TRY_LATER else ExitCode.FAILED,
-                hint="run it again when it can: the group continues with this record",
+                hint="run it again when it can: this record is then processed again",
             )
         if status:
             raise CommandFailed(_said(status))
@@ -161,7 +203,7 @@ def _not_published(subject: str | None, record: Record, error: PublishFailed) ->
         f"offset {record.offset} is no dead letter of {subject}: {error.message}",
         ExitCode.NOT_ACKED,
         hint=f"{error.hint or 'remove the cause'}; run it again then: "
-        "the group continues with this record",
+        "this record is then processed again",
     )
 
 
@@ -175,8 +217,8 @@ def _said(status: int) -> str:
 
 
 def environment(stream: str, record: Record) -> dict[str, str]:
-    """Return the command's environment. A key that no variable can hold is left out, and variables
-    from an outer command of this kind are removed."""
+    """Return the command's environment. A key that an environment variable cannot hold is left out.
+    A RECORD_KEY that this process has inherited is removed."""
     inherited = {name: value for name, value in os.environ.items() if name != "RECORD_KEY"}
     found = inherited | {
         "RECORD_STREAM": stream,

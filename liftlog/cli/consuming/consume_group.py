@@ -75,7 +75,7 @@ class Membership:
             error.hint = "another process runs with this --member: give each a name of its own"
             raise
         except CorruptRange as error:
-            error.hint = "use --skip-damaged; the group continues behind it"
+            error.hint = "use --skip-damaged; the group then continues after the damage"
             raise
         except ConnectionLost as error:
             error.hint = "run it again: the group continues after the last commit"

@@ -49,7 +49,7 @@ def _one_offset(context: click.Context, parameter: click.Parameter, value: str) 
 def get(stream: str, offset: int) -> ExitCode:
     """Print the record of STREAM at OFFSET.
 
-    Exit code 5 if there is none: compaction has removed it, or you may not read its subject.
+    The exit code is 5 if compaction has removed the record, or if you may not read its subject.
 
     \b
     Examples:

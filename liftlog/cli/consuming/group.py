@@ -45,8 +45,9 @@ _MEMBER_HEADINGS = ("MEMBER", "SLOTS", "LAG", "SESSION")
 def group_commands() -> None:
     """List, show, move and delete consumer groups.
 
-    A group shares a stream among its members: each has some of the slots, and each slot an offset.
-    `list`, `show`, `set` and `delete` are aliases of `ls`, `info`, `seek` and `rm`.
+    A group shares a stream among its members. Each member owns some slots of the stream, and each
+    slot has an offset. `list`, `show`, `set` and `delete` are aliases of `ls`, `info`, `seek` and
+    `rm`.
     """
 
 
@@ -96,7 +97,8 @@ def list_groups(stream: str | None) -> None:
 def info(group: str, stream: str) -> ExitCode:
     """Show GROUP of STREAM: its members and their progress.
 
-    With `--output json` also owner and offset of each slot. Exit code 5 if there is no such group.
+    With `--output json` the output also has the owner and the offset of each slot. The exit code
+    is 5 if the group does not exist.
 
     \b
     Examples:
@@ -136,11 +138,11 @@ def info(group: str, stream: str) -> ExitCode:
 @server_options
 @debug_option
 def seek(group: str, stream: str, position: Position, dry_run: bool, assume_yes: bool) -> ExitCode:
-    """Let all slots of GROUP in STREAM continue at POSITION.
+    """Make all slots of GROUP in STREAM continue at POSITION.
 
     POSITION is an offset, start, end, +100 (after the first 100), @TIME as in `liftlog consume
-    --from`, or -100 (before the last 100), which needs -- before it. Stop the members first; a
-    group that does not exist is created.
+    --from`, or -100 (before the last 100). Write -- before a negative POSITION. Stop the members
+    first. The command creates the group if it does not exist.
 
     \b
     Examples:
@@ -173,7 +175,7 @@ def seek(group: str, stream: str, position: Position, dry_run: bool, assume_yes:
 def rm(group: str, stream: str, assume_yes: bool) -> ExitCode:
     """Delete GROUP of STREAM, with its offsets.
 
-    It must not have members. Exit code 5 if there is no such group.
+    The group must not have members. The exit code is 5 if the group does not exist.
 
     \b
     Examples:

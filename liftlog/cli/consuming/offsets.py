@@ -77,15 +77,15 @@ def offsets_commands() -> None:
     type=click.IntRange(min=0),
     default=0,
     metavar="N",
-    help="Only checkpoints with at least N offsets left to read, or with a problem.",
+    help="Only checkpoints with a lag of at least N, or with a problem.",
 )
 @server_options
 @debug_option
 def list_offsets(stream: str | None, consumer: str | None, wanted: str | None, lag: int) -> None:
-    """List checkpoints, or those in STREAM.
+    """List all checkpoints, or the checkpoints in STREAM.
 
-    LAG is the number of offsets left to read. PROBLEM is the error that the consumer gets. OWNER is
-    the principal that committed the checkpoint, if the daemon has an ACL.
+    LAG is the number of offsets that the consumer has not read yet. PROBLEM is the error that the
+    consumer gets. OWNER is the principal that committed the checkpoint, if the daemon has an ACL.
 
     \b
     Examples:
@@ -121,7 +121,8 @@ def list_offsets(stream: str | None, consumer: str | None, wanted: str | None, l
 def get(consumer: str, stream: str | None) -> ExitCode:
     """Show the checkpoint of CONSUMER in STREAM.
 
-    STREAM can be left out if it has a checkpoint in only one. Exit code 5 if there is none.
+    You can omit STREAM if CONSUMER has a checkpoint in only one stream. The exit code is 5 if the
+    checkpoint does not exist.
 
     \b
     Examples:
@@ -212,11 +213,11 @@ def seek(
     """Move the checkpoint of CONSUMER in STREAM to POSITION.
 
     POSITION is an offset, start, end, +100 (after the first 100), @TIME as in `liftlog consume
-    --from`, or -100 (before the last 100), which needs -- before it.
+    --from`, or -100 (before the last 100). Write -- before a negative POSITION.
 
-    Stop the consumer first: a running consumer does not read its checkpoint again, and overwrites
-    it with its own position. If the checkpoint moves between the preview and the change, the change
-    is refused. The first checkpoint of a new consumer is stored without asking.
+    Stop the consumer first. A running consumer does not read its checkpoint again, and overwrites
+    it with its own position. If the checkpoint moves between the preview and the change, the
+    change is refused. For the first checkpoint of a new consumer, the command does not ask.
 
     \b
     Examples:
@@ -250,7 +251,7 @@ def seek(
 @click.argument("consumer", shell_complete=complete_consumer)
 @click.argument("stream", shell_complete=complete_stream)
 @click.option(
-    "--dry-run", "-n", is_flag=True, help="Show what would be deleted, and delete nothing."
+    "--dry-run", "-n", is_flag=True, help="Show the data that would be deleted, and delete nothing."
 )
 @click.option("--yes", "-y", "--force", "-f", "assume_yes", is_flag=True, help="Do not ask.")
 @server_options
@@ -258,7 +259,7 @@ def seek(
 def rm(consumer: str, stream: str, dry_run: bool, assume_yes: bool) -> ExitCode:
     """Delete the checkpoint of CONSUMER in STREAM.
 
-    The stream itself need not exist any more. Exit code 5 if there is no checkpoint.
+    The stream itself may be deleted already. The exit code is 5 if the checkpoint does not exist.
 
     \b
     Examples:

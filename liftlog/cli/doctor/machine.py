@@ -161,8 +161,8 @@ def check_file_descriptors(settings: Settings) -> Iterator[Checkup]:
 
 
 def check_boot_id() -> Iterator[Checkup]:
-    """Check that the kernel provides a boot id. With it, a daemon that was killed finds out at its
-    restart that the machine has not rebooted, so data that was acked is still in the page cache."""
+    """Check that the kernel provides a boot id. With it, a daemon that was killed detects at its
+    restart that the machine has not rebooted, so acked data is still in the page cache."""
     if current_boot_id():
         yield Checkup("boot id", OK, "can be read")
     else:

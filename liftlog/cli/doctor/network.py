@@ -273,7 +273,7 @@ def _permissions(settings: Settings, refused: dict[str, str]) -> Iterator[Checku
             )
         elif stream is not None and stream.queue_group:
             # A member of the group would receive messages that are meant for the daemon.
-            shown = f"{name}: {problem}; this was asked without its queue group"
+            shown = f"{name}: {problem}; this was tested without its queue group"
             yield Checkup("nats permissions", WARNING, shown, advice)
         else:
             yield Checkup("nats permissions", FAILED, f"{name}: {problem}", advice)

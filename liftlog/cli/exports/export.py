@@ -26,8 +26,8 @@ _LAYOUTS: dict[bool | None, Any] = {None: None, True: "merge-on-read", False: "c
     "--to",
     required=True,
     metavar="DIR",
-    help="The directory of the table; created if it does not exist. On a cluster, driver and "
-    "executors must share it. For Delta it may be a URL.",
+    help="The directory of the table. It is created if it does not exist. On a Spark cluster, "
+    "driver and executors must share it. For Delta it may be a URL.",
 )
 @click.option(
     "--mode",
@@ -47,65 +47,69 @@ _LAYOUTS: dict[bool | None, Any] = {None: None, True: "merge-on-read", False: "c
     "--merge-on-read/--copy-on-write",
     "on_read",
     default=None,
-    help="How a compacted table changes. --copy-on-write: each run writes the files with changed "
-    "keys again; the files are the table. --merge-on-read: it writes only what changed, readers "
-    "leave out replaced rows, and now and then a run folds the changes in. For Parquet tables. "
-    "Default: as the table is; copy on write for a new one.",
+    help="The layout of a compacted table, only for Parquet. With --copy-on-write, each run "
+    "writes the files with changed keys again. With --merge-on-read, each run writes only the "
+    "changed rows, readers omit replaced rows, and from time to time a run writes the table "
+    "again without these changes. Default: the layout of the table; copy on write for a new "
+    "table.",
 )
 @click.option(
     "--full",
     is_flag=True,
-    help="Read the whole stream again and replace the table. Refused if the table has rows that "
-    "the stream no longer has.",
+    help="Read the whole stream again and replace the table. The command is refused if the table "
+    "has rows that the stream does not have any more.",
 )
 @click.option(
     "--discard-rows",
     is_flag=True,
-    help="With --full: replace the table even if that loses rows.",
+    help="With --full: replace the table even if rows are lost.",
 )
 @click.option(
     "--optimize",
     is_flag=True,
-    help="Merge small files into few large ones; no row is dropped. For Parquet tables.",
+    help="Merge small files into few large files. No row is dropped. Only for Parquet tables.",
 )
 @click.option(
     "--skip-lost",
     is_flag=True,
-    help="Continue after records that are damaged, or that retention removed before they were "
-    "exported. The manifest and the output list them, and count the keys whose newest value may "
-    "be among them.",
+    help="Continue after records that are damaged, or that retention removed before the export. "
+    "The manifest and the output list these records, and count the keys whose newest value may "
+    "be lost.",
 )
 @click.option("--no-headers", is_flag=True, help="Omit the column headers.")
 @click.option(
     "--name",
     metavar="NAME",
-    help="The checkpoint that shows how far the export is: export-NAME. Default: the last part of "
-    "--to.",
+    help="Name of the export. Its progress is in the checkpoint export-NAME. Default: the last "
+    "part of --to.",
 )
-@click.option("--dry-run", is_flag=True, help="Show what would be exported, and change nothing.")
+@click.option(
+    "--dry-run", is_flag=True, help="Show the records that would be exported, and change nothing."
+)
 @click.option(
     "--master",
     metavar="URL",
-    help="Where Spark runs: local[N], spark://HOST:PORT, yarn. Default: all cores of this host.",
+    help="The Spark master: local[N], spark://HOST:PORT, yarn. Default: all cores of this host.",
 )
 @click.option(
     "--token-file",
     type=click.Path(dir_okay=False),
     metavar="FILE",
-    help="File with the token, on this host and on every executor's. [env: LIFTLOG_TOKEN_FILE]",
+    help="File with the token, on this host and on the host of every executor. [env: "
+    "LIFTLOG_TOKEN_FILE]",
 )
 @click.option(
     "--keep",
     default="1h",
     metavar="DURATION",
-    help="How long files of old snapshots are kept for their readers. Default: 1h.",
+    help="Time for which files of old snapshots are kept for their readers. Default: 1h.",
 )
 @click.option(
     "--lease",
     default="120s",
     metavar="DURATION",
-    help="How long the daemon holds the range if this process dies or cannot reach it. "
-    "Default: 120s.",
+    help="Time for which the daemon keeps the records if this process dies or cannot reach the "
+    "daemon. Default: 120s.",
 )
 @click.option(
     "--partition-size",
@@ -138,12 +142,12 @@ def export(
 ) -> None:
     """Export a stream as a table.
 
-    The first run exports all of STREAM, each later run the new records.
+    The first run exports all of STREAM, and each later run exports the new records.
 
-    Needs Spark: pip install 'liftlog[spark]', and Java 17 or newer. The export ends at the
-    high watermark when the run starts. A run adds either all of it to the table or nothing; after
-    a failure, run it again. If another export into the same directory finishes first, the exit code
-    is 6.
+    The command needs Spark (pip install 'liftlog[spark]') and Java 17 or newer. The export ends at
+    the high watermark of the time when the run starts. A run adds all its records to the table, or
+    none of them. After a failure, run the command again. If another export into the same directory
+    finishes first, the exit code is 6.
 
     \b
     Examples:

@@ -18,27 +18,31 @@ from liftlog.cli.lib.text import plural, printable, show_size
     "--keep",
     default="7d",
     metavar="DURATION",
-    help="Keep a snapshot for this time after the next one; in whole hours for a Delta table. "
-    "Default: 7d.",
+    help="Keep a snapshot for this time after the next snapshot; in whole hours for a Delta "
+    "table. Default: 7d.",
 )
 @click.option(
     "--keep-snapshots",
     type=click.IntRange(min=2),
     metavar="N",
-    help="Keep the newest N whatever their age, at least 2. Refused for Delta tables. Default: 2.",
+    help="Keep the newest N snapshots, whatever their age; at least 2. Refused for Delta tables. "
+    "Default: 2.",
 )
-@click.option("--dry-run", is_flag=True, help="Show what would be removed, and change nothing.")
+@click.option(
+    "--dry-run", is_flag=True, help="Show the files that would be removed, and change nothing."
+)
 @output_option
 @debug_option
 def export_vacuum(table: str, keep: str, keep_snapshots: int | None, dry_run: bool) -> None:
     """Remove old snapshots of an exported table.
 
-    `liftlog export vacuum` and `liftlog export-vacuum` are the same; with --to, the first one
-    exports a stream of that name instead.
+    `liftlog export vacuum` is the same command as `liftlog export-vacuum`. But `liftlog export
+    vacuum --to DIR` exports a stream with the name vacuum.
 
-    It removes files that only removed snapshots need, and files left by stopped runs, and prints
-    the number of bytes freed. It needs neither the daemon nor Spark, and does not disturb an export
-    that runs meanwhile. Each export does the same with its own --keep.
+    The command removes files that only removed snapshots need, and files of runs that were
+    stopped. It prints the number of freed bytes. It needs neither the daemon nor Spark, and does
+    not disturb an export that runs at the same time. Each export also removes such files, with its
+    own --keep.
 
     \b
     Examples:

@@ -32,12 +32,12 @@ Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 def import_commands() -> None:
     """Copy messages from JetStream or elsewhere into a stream.
 
-    Sources are JetStream, lines of JSON and Parquet.
+    The sources are JetStream, lines of JSON, and Parquet.
 
-    Each is stored once, and in order. A run that was interrupted continues when it is started
-    again: records say in Copied-From and Copied-Sequence where they come from, and nothing is
-    stored twice. No other client can publish on the stream meanwhile. Subscribers to the subjects
-    see the copies.
+    Each message is stored once, and in order. If a run is interrupted, start the command again. It
+    continues, and stores no message twice, because the headers Copied-From and Copied-Sequence of
+    each record name its source. During a run, no other client can publish on the stream.
+    Subscribers of the subjects receive the copies.
     """
 
 
@@ -45,20 +45,24 @@ def _target_options(command: Decorated) -> Decorated:
     """Add the options of all sources."""
     command = debug_option(server_options(nats_options(command)))
     command = click.option(
-        "--dry-run", "-n", is_flag=True, help="Show where the copy would begin, and copy nothing."
+        "--dry-run",
+        "-n",
+        is_flag=True,
+        help="Show the message at which the copy would begin, and copy nothing.",
     )(command)
     command = click.option(
         "--envelope",
         "use_envelope",
         is_flag=True,
-        help="Put keys and headers into an envelope, for those that NATS headers cannot hold.",
+        help="Put keys and headers into an envelope. Use this for keys and headers that NATS "
+        "headers cannot represent.",
     )(command)
     return click.option(
         "--source",
         "source_name",
         metavar="NAME",
-        help="Name of the source in Copied-From, by which a later run recognises its records. "
-        "Default: jetstream/NAME, or the name of the first file.",
+        help="Name of the source in the header Copied-From. A later run finds its records by "
+        "this name. Default: jetstream/NAME, or the name of the first file.",
     )(command)
 
 
@@ -67,17 +71,19 @@ def _mapping_options(command: Decorated) -> Decorated:
     command = click.option(
         "--value",
         metavar="FIELD",
-        help="The field that is the value. Default: the whole row, as JSON; with another "
-        "--form, what the row says.",
+        help="The field with the value. Default: the whole row, as JSON; with another --form, "
+        "the value in the row.",
     )(command)
     command = click.option(
-        "--key", metavar="TEXT", help="Key: a field, or a text with {{.FIELD}} for fields."
+        "--key",
+        metavar="TEXT",
+        help="Key: the name of a field, or a text in which {{.FIELD}} is replaced by a field.",
     )(command)
     return click.option(
         "--subject",
         "-s",
         metavar="TEXT",
-        help="Subject to publish on, with {{.FIELD}} for fields: 'orders.{{.country}}'.",
+        help="Subject to publish on. {{.FIELD}} is replaced by a field: 'orders.{{.country}}'.",
     )(command)
 
 
@@ -87,7 +93,7 @@ def _mapping_options(command: Decorated) -> Decorated:
 @click.option(
     "--source-nats",
     metavar="URL",
-    help="NATS server to copy from, if it is not the one to publish on.",
+    help="NATS server to copy from, if the command publishes on another server.",
 )
 @click.option(
     "--source-creds",
@@ -98,13 +104,14 @@ def _mapping_options(command: Decorated) -> Decorated:
 @click.option(
     "--key-from-subject",
     is_flag=True,
-    help="The subject is the key, too, and deleted keys of a key-value bucket are tombstones.",
+    help="Use the subject also as the key, and make tombstones of the deleted keys of a "
+    "key-value bucket.",
 )
 @click.option(
     "--strip",
     default="",
     metavar="PREFIX",
-    help="Remove this from the beginning of subjects: '$KV.'.",
+    help="Remove this prefix from subjects: '$KV.'.",
 )
 @_target_options
 def jetstream(
@@ -120,8 +127,8 @@ def jetstream(
 
     The copy ends at the last message that NAME has when the copy begins.
 
-    Let JetStream record nothing more on these subjects first: it would store the copies, too.
-    `liftlog docs migrate-from-jetstream` shows the whole way.
+    First change the JetStream stream so that it does not record these subjects. Otherwise it
+    stores the copies, too. `liftlog docs migrate-from-jetstream` has all steps.
 
     \b
     Examples:
@@ -146,8 +153,8 @@ def jetstream(
     "--form",
     type=click.Choice(["rows", "records", "copied"]),
     default="rows",
-    help="What a line is: a value (rows, default); a record as `liftlog consume -o jsonl` prints "
-    "it (records); a message of the programs that copy from elsewhere (copied).",
+    help="Content of a line. rows (default): a value. records: a record as `liftlog consume -o "
+    "jsonl` prints it. copied: a message of a program that copies from another system.",
 )
 @_mapping_options
 @_target_options
@@ -162,8 +169,9 @@ def jsonl(
 ) -> None:
     """Copy lines of JSON from FILEs into STREAM.
 
-    FILE - is standard input. Each line is one message, and its number the place where a later run
-    continues, so a file can grow between runs but not change.
+    The FILE - is standard input. Each line is one message. A later run continues after the number
+    of the last copied line. So a file may grow between runs, but its existing lines must not
+    change.
 
     \b
     Examples:
@@ -193,7 +201,7 @@ def parquet(
 ) -> None:
     """Copy the rows of Parquet FILEs into STREAM, each as JSON.
 
-    It needs pyarrow: pip install 'liftlog[arrow]'.
+    This needs pyarrow: pip install 'liftlog[arrow]'.
 
     \b
     Examples:

@@ -57,7 +57,8 @@ class Import:
 
     @classmethod
     def of(cls, client: SyncClient, stream: str, source: Source, name: str) -> Import:
-        """Find where the last run stopped. Raises StreamNotFound, InvalidArgument."""
+        """Create an import that continues after the last run. Raises StreamNotFound,
+        InvalidArgument."""
         if not _SOURCE_NAME.fullmatch(name):
             raise InvalidArgument(
                 f"{name!r} cannot name a source",
@@ -123,7 +124,7 @@ class Import:
                 await self._settle(under_way)
                 tell(self.count, self.source.total)
         finally:
-            # Messages that are already stored count, although the run ends here.
+            # Messages that are already stored are counted, although the run ends here.
             for sequence, future in under_way:
                 if future.done() and not future.cancelled() and future.exception() is None:
                     self.copied, self.count = sequence, self.count + 1

@@ -23,7 +23,8 @@ class BlockHeaders(dict[str, str]):
 
 
 class WholeHeaders(Client):
-    """A client whose messages have BlockHeaders, or None, and subjects with `surrogateescape`."""
+    """A client whose messages have BlockHeaders (None without headers), and subjects that are
+    decoded with `surrogateescape`."""
 
     async def _process_headers(self, headers: bytes | None) -> dict[str, str] | None:
         if not headers:

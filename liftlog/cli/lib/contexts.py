@@ -46,7 +46,8 @@ def file_of(environ: Mapping[str, str]) -> Path:
 
 
 def read_contexts(file: Path) -> Contexts:
-    """Return the contexts in the file; none if it does not exist. Raises ConfigError."""
+    """Return the contexts in the file. If the file does not exist, there are no contexts. Raises
+    ConfigError."""
     try:
         content = file.read_bytes()
     except (FileNotFoundError, NotADirectoryError):

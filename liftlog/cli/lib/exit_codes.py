@@ -27,22 +27,22 @@ class ExitCode(IntEnum):
 
 MEANINGS: dict[ExitCode, str] = {
     ExitCode.OK: "done",
-    ExitCode.FAILED: "failed for a reason that no other code covers",
+    ExitCode.FAILED: "failed for any other reason",
     ExitCode.USAGE: "invalid command line, or a value that the daemon refuses",
     ExitCode.CONFIG: "the configuration is invalid; all findings are listed",
     ExitCode.CANNOT_CONNECT: "no connection to the daemon or to NATS, or the connection was lost",
-    ExitCode.NOT_FOUND: "no such stream, record, checkpoint, lease, file or directory",
+    ExitCode.NOT_FOUND: "no such stream, record, consumer, checkpoint, lease, file or directory",
     ExitCode.CONFLICT: "the stream exists with other settings or was created again, a "
-    "checkpoint has moved since, another export was first, or another process has taken the name "
-    "of this member",
+    "checkpoint was moved in the meantime, another export finished first, or another process has "
+    "taken the name of this member",
     ExitCode.OUT_OF_RANGE: "the offset is below the log's start or beyond its end",
     ExitCode.DAMAGED: "damaged records or files were found",
     ExitCode.DENIED: "not authenticated, or not allowed by the ACL or by NATS",
     ExitCode.NOT_ACKED: "a published message was refused, or no ack came in time",
     ExitCode.TRY_AGAIN: "not possible right now: no answer in time, disk full, directory in use",
-    ExitCode.BEHIND: "a backup was made, and may lack the last acked messages",
+    ExitCode.BEHIND: "the backup is complete, except that it may lack the last acked messages",
     ExitCode.INTERRUPTED: "interrupted (Ctrl-C)",
-    ExitCode.PIPE_CLOSED: "the reader of the output closed it",
+    ExitCode.PIPE_CLOSED: "the program that reads the output has closed the pipe",
 }
 
 _BY_ERROR: dict[type[errors.LiftlogError], ExitCode] = {
@@ -52,6 +52,7 @@ _BY_ERROR: dict[type[errors.LiftlogError], ExitCode] = {
     errors.ProtocolViolation: ExitCode.CANNOT_CONNECT,
     errors.UnsupportedVersion: ExitCode.CANNOT_CONNECT,
     errors.StreamNotFound: ExitCode.NOT_FOUND,
+    errors.ConsumerNotFound: ExitCode.NOT_FOUND,
     errors.LeaseGone: ExitCode.NOT_FOUND,
     errors.Conflict: ExitCode.CONFLICT,
     errors.CheckpointMoved: ExitCode.CONFLICT,

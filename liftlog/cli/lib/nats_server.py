@@ -34,8 +34,8 @@ def nats_options(command: Decorated) -> Decorated:
         "nats_url",
         metavar="URL",
         help="NATS server, with user and password if needed. [env: NATS_URL, "
-        "LIFTLOG_NATS__SERVERS; default: that of the context, else the one that the daemon "
-        f"records from, or {_DEFAULT_NATS}]",
+        "LIFTLOG_NATS__SERVERS; default: the server of the context, or else the server "
+        f"from which the daemon records, or else {_DEFAULT_NATS}]",
     )(command)
 
 

@@ -92,26 +92,28 @@ def output_option(command: Decorated) -> Decorated:
         "--quiet",
         "-q",
         is_flag=True,
-        help="Print no remarks and no confirmations, and of a list only the names.",
+        help="Do not print remarks and confirmations. Print only the names of listed objects.",
     )(command)
     command = _shared(
         "--template",
         metavar="TEXT",
-        help="Print one line per object, with {{.FIELD}} for its fields: "
-        "'{{.name}} has {{.record_count}} records'.",
+        help="Print one line per object; {{.FIELD}} is replaced by a field: '{{.name}} has "
+        "{{.record_count}} records'.",
     )(command)
     command = _shared(
         "--fields",
         metavar="LIST",
-        help="Only these fields of each object, separated by commas, in any output format. A path "
-        "such as settings.acks or value.items[0].sku leads into maps, lists and texts in JSON.",
+        help="Only these fields of each object, separated by commas, in any output format. A "
+        "path such as settings.acks or value.items[0].sku names a value inside a map, a list or "
+        "a text in JSON.",
     )(command)
     return _shared(
         "--output",
         "-o",
         type=click.Choice(OUTPUTS),
-        help="Output format: table and wide for people, json and yaml as one document, jsonl as "
-        "one JSON object per line, csv with a heading. [env: LIFTLOG_OUTPUT; default: table]",
+        help="Output format: table and wide are for people, json and yaml are one document, "
+        "jsonl is one JSON object per line, csv has a heading. [env: LIFTLOG_OUTPUT; default: "
+        "table]",
     )(command)
 
 
@@ -121,13 +123,14 @@ def server_options(command: Decorated) -> Decorated:
     command = _shared(
         "--context",
         metavar="NAME",
-        help="Use the address and login that `liftlog context add` has kept. "
-        "[env: LIFTLOG_CONTEXT; default: that of `liftlog context use`]",
+        help="Use the address and login of this context, which `liftlog context add` has stored. "
+        "[env: "
+        "LIFTLOG_CONTEXT; default: the context of `liftlog context use`]",
     )(command)
     for name, what in (
-        ("key", "Private key file of that certificate."),
+        ("key", "Private key file of the client certificate."),
         ("cert", "Client certificate file, for a daemon that requires one."),
-        ("ca", "File with the CA certificates to trust. Default: those of the system."),
+        ("ca", "File with the CA certificates to trust. Default: the certificates of the system."),
     ):
         command = _shared(
             f"--tls-{name}",
@@ -250,7 +253,7 @@ def _chosen_output() -> str:
 
 def connect_to_server(default: str = DEFAULT_SERVER, **options: Any) -> SyncClient:
     """Connect to the daemon that --server and --token name, or else to the one at `default`;
-    `options` are those of `connect_sync`."""
+    `options` are the options of `connect_sync`."""
     from liftlog.client.opening import connect_sync
 
     context = click.get_current_context()
@@ -303,7 +306,7 @@ def _tls_for(address: str) -> ClientTls:
     context = click.get_current_context()
     if not address.startswith("tls://"):
         # An environment variable may be meant for other addresses, while an option is meant for
-        # this one.
+        # this address.
         given = [name for name in TLS_FILES if f"liftlog.tls_{name}" in context.meta]
         if given:
             raise click.UsageError(

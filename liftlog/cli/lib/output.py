@@ -33,7 +33,7 @@ def to_json(value: Any) -> str:
 
 
 def write_text(text: str) -> None:
-    """Write once and flush, so that a reader behind a pipe sees it at once.
+    """Write once and flush, so that a reader behind a pipe receives the text at once.
 
     Text that stdout cannot encode is escaped.
     """

@@ -187,8 +187,8 @@ _GROUP_EVENTS = {
     "dead-letter": "offset {2} of {1} becomes a dead letter after {3} attempt(s): {4}",
 }
 _BLIP_SECONDS = 0.15
-"""A loss that is repaired within this time is not reported: a member of a group has several
-connections, and detects the loss of an idle one only when it needs it."""
+"""A loss that is repaired within this time is not reported. A member of a group has several
+connections, and detects the loss of an idle connection only when it needs the connection."""
 _TELL_AGAIN_SECONDS = 30.0
 
 

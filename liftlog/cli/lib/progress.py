@@ -11,7 +11,8 @@ from typing import Any, Self
 from liftlog.cli.lib.output import make_console
 
 Advance = Callable[[str, int], None]
-"""Called with the name of the current item, and the number of bytes done since the last call."""
+"""A callback that receives the name of the current item, and the number of bytes done since the
+last call."""
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """Ranges of a stream, as typed on the command line: rpk's grammar of offsets.
 
-start   end   42   -100   +100   5m   @TIME     from there on
+start   end   42   -100   +100   5m   @TIME     from this position on
 10:20   :20   -100:end   @-1h:-5m   @T:+10m     and up to there, exclusive
 
 Numbers can have the separators that tables show: 1,234:5,678
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 HELP = (
     "start, end, an offset, -100 (the last 100), +100 (after the first 100), 5m or 1h30m (ago), "
-    "@TIME (@2026-01-31, @2026-01-31T12:00:00Z, @-5m, @now, @yesterday, @1767225600); and with an "
-    "exclusive end: 10:20, :20, -100:end, @-1h:-5m, @2026-01-31:+1d"
+    "@TIME (@2026-01-31, @2026-01-31T12:00:00Z, @-5m, @now, @yesterday, @1767225600), or with "
+    "an exclusive end 10:20, :20, -100:end, @-1h:-5m, @2026-01-31:+1d"
 )
 
 
@@ -44,7 +44,7 @@ class NotUnderstood(ValueError):
 Position: TypeAlias = int | Literal["earliest", "latest"] | datetime | Relative
 
 POSITION_HELP = (
-    "start (or earliest), end (or latest: only what comes from now on), an offset, -100 (the last "
+    "start (or earliest), end (or latest: only later records), an offset, -100 (the last "
     "100), +100 (after the first 100), 5m or 1h30m (ago), or @TIME: @2026-01-31, "
     "@2026-01-31T12:00:00Z, @-5m, @now, @yesterday, @yesterdayT12:00, @today, @1767225600 (seconds "
     "since 1970)"
@@ -52,7 +52,7 @@ POSITION_HELP = (
 
 _DAYS = {"today": 0, "yesterday": 1}
 _TIME_WITHOUT_AT = re.compile(r"now$|(?:today|yesterday)(?![a-z])|\d{4}-\d\d-\d\d", re.ASCII)
-"""The beginnings of texts that can only be times, so that their @ may be left out."""
+"""The beginnings of texts that can only be times. For such texts the @ may be left out."""
 _UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _SPAN_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)", re.ASCII)
 _SPAN = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|s|m|h|d|w))+", re.ASCII)
@@ -208,7 +208,8 @@ def _time_range(text: str, now: datetime) -> Range:
     """Parse a range of times. Times contain colons, so the separator is a colon with a valid time
     on both sides.
 
-    One time is preferred to two times; among two times, the longest first one is preferred.
+    A text that can be one time is read as one time. Otherwise the last colon that makes both sides
+    valid is the separator.
     """
     try:
         return Range(parse_time(text, now))

@@ -37,7 +37,8 @@ _NARROWEST_LIMITS = (None, None, 12, 8, 12)
 _NARROW = 110
 _VERY_NARROW = 80
 _LEAST_VALUE_WIDTHS = {_HEADERS: 20, _TIME: 12, _KEY: 12}
-"""If the value would get less than this width, these columns are left out, one after the other."""
+"""Columns, each with a width. They are left out one after the other while the value would get less
+than this width."""
 _IN_OTHER_COLUMNS = frozenset((b"liftlog-key", b"liftlog-tombstone"))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from liftlog.records.json_form import show_time as show_time
+from liftlog.times import show_time as show_time
 
 # Control characters could move the cursor or change the terminal's title. Bidirectional characters
 # could make a line look different from its content.

@@ -37,24 +37,24 @@ def backup_commands() -> None:
     metavar="DURATION",
     default="10s",
     show_default=True,
-    help="How long to wait, on a node of a cluster, until the replicas here are committed as far "
-    "as their streams.",
+    help="On a node of a cluster: longest wait until the replicas here have all records that "
+    "their leaders have committed.",
 )
 @server_options
 @debug_option
 def create(data_dir: Path, backup: Path, names: tuple[str, ...], wait: str) -> ExitCode:
     """Copy the streams in DATA_DIR into BACKUP.
 
-    BACKUP is a new directory. The daemon may run: the backup contains everything that was acked
-    before the command started, including the checkpoints of consumers. The user must be able to
-    read DATA_DIR. Exit code 8 if records were already damaged or missing: the backup contains the
-    others.
+    BACKUP is a new directory. The daemon may run. The backup contains all messages that were acked
+    before the command started, and the checkpoints of consumers. You need permission to read
+    DATA_DIR. If records were already damaged or missing, the backup contains all other records,
+    and the exit code is 8.
 
-    On a node of a cluster the command asks the daemon how far each replica is committed. It finds
-    the daemon by DATA_DIR; give a login with --token or --nkey if it needs one, and --server if its
-    certificate is for another name. Exit code 12 if the daemon cannot be asked, or a replica stays
-    behind its leader: the backup is made, and names the streams that may lack the last acked
-    messages.
+    On a node of a cluster the command asks the daemon up to which offset each replica is
+    committed. It finds the address of the daemon in DATA_DIR. If the daemon needs a login, use
+    --token or --nkey. If its certificate is for another name, use --server. The exit code is 12 if
+    the daemon does not answer, or if a replica stays behind its leader. In this case the backup is
+    complete, except that some streams may lack the last acked messages. It names these streams.
 
     \b
     Example:
@@ -70,7 +70,7 @@ def create(data_dir: Path, backup: Path, names: tuple[str, ...], wait: str) -> E
 @output_option
 @debug_option
 def info(backup: Path) -> None:
-    """Show what BACKUP contains, without reading all of it.
+    """Show the contents of BACKUP, without reading all files.
 
     \b
     Example:
@@ -84,15 +84,17 @@ def info(backup: Path) -> None:
 @backup_commands.command()
 @click.argument("backup", type=_DIRECTORY)
 @click.option(
-    "--quick", is_flag=True, help="Check only the checksums of the files, not those of the batches."
+    "--quick",
+    is_flag=True,
+    help="Check only the checksums of the files, and not the checksums of the batches.",
 )
 @output_option
 @debug_option
 def verify(backup: Path, quick: bool) -> ExitCode:
     """Check every byte of BACKUP.
 
-    Checks that all files are there as they were written, and then, like `liftlog log verify`, every
-    record batch in them. Exit code 8 if anything is wrong.
+    The command checks that all files are unchanged. Then it checks every record batch in them,
+    like `liftlog log verify`. The exit code is 8 if it finds an error.
 
     \b
     Example:
@@ -110,27 +112,30 @@ def verify(backup: Path, quick: bool) -> ExitCode:
 @click.option(
     "--add",
     is_flag=True,
-    help="Add the streams of --stream to a DATA_DIR that has others. Stop its daemon before.",
+    help="Add the streams of --stream to a DATA_DIR that has other streams. Stop its daemon "
+    "before.",
 )
-@click.option("--dry-run", is_flag=True, help="Check the backup and the target; copy nothing.")
+@click.option("--dry-run", is_flag=True, help="Check the backup and DATA_DIR, and copy nothing.")
 @output_option
 @debug_option
 def restore(
     backup: Path, data_dir: Path, names: tuple[str, ...], add: bool, dry_run: bool
 ) -> ExitCode:
-    """Restore BACKUP into DATA_DIR for a daemon to start with.
+    """Restore BACKUP into DATA_DIR, the directory of a daemon.
 
-    DATA_DIR must be empty or must not exist. Every file is checked while it is copied; a damaged
-    backup is refused. Streams continue in a new leader epoch: consumers that had read beyond the
-    backup get DIVERGED, never other records in place of those they have read. No daemon opens
-    DATA_DIR before the command has succeeded; if it was interrupted, run it again.
+    DATA_DIR must be empty or must not exist. The command checks every file while it copies the
+    file, and refuses a damaged backup. The streams continue in a new leader epoch. So consumers
+    that had read beyond the backup get DIVERGED, and never other records at the offsets that they
+    have read. No daemon opens DATA_DIR before the command has succeeded. If the command was
+    interrupted, run it again.
 
-    With --add, streams are restored beside those that DATA_DIR has. On a node of a cluster,
-    `liftlog cluster adopt` then makes them streams of the cluster, and after a restore into an
-    empty directory `liftlog cluster init --adopt` makes it that of the first node.
+    With --add, the command adds streams to a DATA_DIR with other streams. On a node of a cluster,
+    use `liftlog cluster adopt` afterwards. It makes the added streams a part of the cluster. After
+    a restore into an empty directory, `liftlog cluster init --adopt` makes this directory the data
+    directory of the first node.
 
-    Retention by age continues: records that are too old by now are deleted soon after the daemon
-    starts.
+    Retention by age continues. Soon after the daemon starts, it deletes records that have become
+    too old.
 
     \b
     Examples:

@@ -148,7 +148,7 @@ def verify(backup: Path, quick: bool) -> ExitCode:
 
 
 def _bad_records(backup: Path) -> list[dict[str, str]]:
-    """Return the damage of the source that its daemon had not found."""
+    """Return the damage of the source that its daemon had not found before."""
 
     return [
         {"stream": stream.name, "file": finding.segment, "problem": finding.text}

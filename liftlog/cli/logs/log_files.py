@@ -22,8 +22,8 @@ def log_commands() -> None:
     """Inspect and repair the files of a log.
 
     DIR is a data directory (`data_dir`) or the directory of one stream in it. `verify` and `dump`
-    only read, and can run beside a daemon. `repair` and `reindex` write, and are refused while a
-    daemon uses the directory.
+    only read, and can run at the same time as a daemon. `repair` and `reindex` write, and are
+    refused while a daemon uses the directory.
     """
 
 
@@ -32,16 +32,16 @@ def log_commands() -> None:
 @click.option(
     "--allow-known",
     is_flag=True,
-    help="Exit with 0 if a daemon has already found and quarantined all losses.",
+    help="Use the exit code 0 if a daemon has already found and quarantined all losses.",
 )
 @output_option
 @debug_option
 def verify(directory: Path, allow_known: bool) -> ExitCode:
     """Check every byte under DIR.
 
-    Checks manifest, segments, batch headers, checksums and offsets. Exits with 8 if
-    offsets are lost or files are damaged, and reports them. A write of a running daemon that is not
-    complete yet is not damage.
+    The command checks manifest, segments, batch headers, checksums and offsets. If offsets are
+    lost or files are damaged, it reports them, and the exit code is 8. A write of a running daemon
+    that is not complete yet does not count as damage.
 
     \b
     Examples:
@@ -55,7 +55,7 @@ def verify(directory: Path, allow_known: bool) -> ExitCode:
 
 @log_commands.command()
 @click.argument("directory", metavar="DIR", type=_DIRECTORY)
-@click.option("--values", is_flag=True, help="Print the records, not only the batches.")
+@click.option("--values", is_flag=True, help="Print the records instead of the batches.")
 @click.option(
     "--from",
     "first_offset",
@@ -70,11 +70,12 @@ def verify(directory: Path, allow_known: bool) -> ExitCode:
 @output_option
 @debug_option
 def dump(directory: Path, values: bool, first_offset: int, limit: int | None) -> ExitCode:
-    """Print the batches under DIR, or with --values their records.
+    """Print the batches under DIR, or the records with --values.
 
-    Prints every intact batch, including batches that are not committed yet or are below the log's
-    start. With `--output jsonl` each line is a batch; with --values it is a record as `consume`
-    prints it, with its stream. Damage is reported on stderr, and the exit code is 8.
+    The command prints every intact batch, including batches that are not committed yet and batches
+    below the log's start. With `--output jsonl` each line is a batch. With --values each line is a
+    record as `consume` prints it, with its stream. The command reports damage on stderr. Then the
+    exit code is 8.
 
     \b
     Examples:
@@ -88,20 +89,21 @@ def dump(directory: Path, values: bool, first_offset: int, limit: int | None) ->
 
 @log_commands.command()
 @click.argument("directory", metavar="DIR", type=_DIRECTORY)
-@click.option("--dry-run", is_flag=True, help="Only show what would be done.")
+@click.option("--dry-run", is_flag=True, help="Only show the repair steps.")
 @click.option("--yes", "-y", "assume_yes", is_flag=True, help="Do not ask.")
 @click.option(
     "--subject",
     "-s",
     metavar="SUBJECT",
-    help="NATS subject of the stream, if its manifest is lost with its settings.",
+    help="NATS subject of the stream, if its manifest is lost.",
 )
 @click.option(
     "--set",
     "assignments",
     multiple=True,
     metavar="KEY=VALUE",
-    help="A setting of the stream, if its manifest is lost; as for `stream create`. Repeatable.",
+    help="A setting of the stream, if its manifest is lost, as for `stream create`. Can be "
+    "repeated.",
 )
 @output_option
 @debug_option
@@ -114,15 +116,14 @@ def repair(
 ) -> ExitCode:
     """Repair the log under DIR while no daemon uses it.
 
-    Reads every byte, shows what it would do, then asks. Damaged ranges are quarantined: readers get
-    an error that names the lost offsets, and can continue after them. Quarantined ranges that can
-    be read are released to readers. A torn tail that was never acked is cut off. A lost manifest is
-    rebuilt from the segments, as far as they prove it; the settings of its stream are those of its
-    record in the file `records`, or have to be given by --subject and --set. No readable record is
-    dropped.
+    The command reads every byte, shows the repair steps, and asks. Damaged ranges are quarantined:
+    readers get an error that names the lost offsets, and can continue after them. Quarantined
+    ranges that can be read are released to readers. A torn tail that was never acked is cut off. A
+    lost manifest is rebuilt from the segments. The settings of its stream come from the file
+    `records`, or from --subject and --set. No readable record is dropped.
 
-    Everything that is changed or removed is first copied to `repaired/` in the data directory. With
-    --dry-run nothing is written, and the exit code is 8 if there is something to repair.
+    Before the command changes or removes a file, it copies the file to `repaired/` in the data
+    directory. With --dry-run it writes nothing, and the exit code is 8 if a repair is necessary.
 
     \b
     Examples:
@@ -143,10 +144,11 @@ def repair(
 def reindex(directory: Path, dry_run: bool, assume_yes: bool) -> ExitCode:
     """Rebuild missing and wrong indexes under DIR.
 
-    Compares the index of every sealed segment with the batch headers, reports the indexes that
-    disagree, then asks. An index holds nothing that the segment does not, so no copy is kept. A
-    daemon rebuilds an index that is missing or fails its check by itself; this command also finds
-    indexes that are intact and wrong. Refused beside a running daemon.
+    The command compares the index of every sealed segment with the batch headers. It reports the
+    indexes that are missing or different, and asks. An index contains only information from its
+    segment, so the command keeps no copy. A daemon itself rebuilds an index that is missing or has
+    a wrong checksum. This command also finds indexes that have a right checksum and wrong content.
+    It is refused while a daemon runs.
 
     \b
     Examples:

@@ -212,7 +212,7 @@ def _gap_line(dumped: DumpedGap) -> str:
     if dumped.is_tail:
         return (
             f"{dumped.segment} at {gap.position}: {plural(gap.size_bytes, 'byte')} that are "
-            f"not a whole batch yet ({gap.reason}); `liftlog log verify` tells whether it is damage"
+            f"not a whole batch yet ({gap.reason}); `liftlog log verify` checks it for damage"
         )
     offsets = f"offsets from {gap.first_offset}"
     if gap.next_offset is not None:

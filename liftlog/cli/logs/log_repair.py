@@ -109,7 +109,9 @@ def _plan(
             if len(streams) == 1:
                 salvaged = salvaged_settings(stream.path) if error.hint == SAY_SETTINGS else ""
                 if salvaged:
-                    error.hint += f". The damaged manifest says, but do not trust it: {salvaged}"
+                    error.hint += (
+                        f". The damaged manifest contains this, which may be wrong: {salvaged}"
+                    )
                 raise
             warn(f"{error.message}: repair it by itself, {stream.path}")
     return planned, refused

@@ -5,6 +5,9 @@ batch_reader  the iterator that `read_batches` returns
 calls         the client's calls with one request and one answer
 consumer      `Consumer`: reads a stream from a stored checkpoint on
 group         `GroupConsumer`: a member of a consumer group
+worker        `Worker`: gets messages of a consumer with acks, and acks them
+consumer_calls
+              the calls for consumers with acks
 consuming_block
               common part of both consumers: `async with`, and batches
 dead_letters  publishes records that could not be processed to another subject

@@ -64,4 +64,4 @@ class BackgroundRouter:
         return self._session
 
     def close(self) -> None:
-        """Does nothing: the client closes its own connections."""
+        """This method does nothing, because the client closes its own connections."""

@@ -66,8 +66,8 @@ class ConnectionOpener:
         self._background: Background[Router] | None = None
 
     async def take(self) -> Router | None:
-        """Return the new connection if it is open; otherwise return None and open one in the
-        background. Raises the errors of `Router.another`."""
+        """Return the new connection if it is open. Otherwise return None and open a connection in
+        the background. Raises the errors of `Router.another`."""
         if self._background is None:
             background: Background[Router] = Background("liftlog-connection")
             background.start(self._session.another)

@@ -35,8 +35,8 @@ class BatchReader(BaseReader):
         return batch
 
     async def next_within(self, seconds: float | None) -> RecordBatch | None:
-        """Return the next batch, or None if no batch arrives within `seconds`. Time spent
-        reconnecting does not count. With 0 the call does not wait: it only returns a batch that has
+        """Return the next batch, or None if no batch arrives within `seconds`. The time of
+        reconnects does not count. With 0 the call does not wait, and returns only a batch that has
         already arrived. Raises StopAsyncIteration at the end."""
         ahead = self._ahead
         deadline = None if seconds is None else time.monotonic() + seconds

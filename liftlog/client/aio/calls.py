@@ -7,16 +7,14 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from liftlog.client.aio.routing import Router
+from liftlog.client.aio.consumer_calls import ConsumerCalls
 from liftlog.client.requests import (
     DEFAULT_STEP_BYTES,
     DEFAULT_TTL_SECONDS,
-    Expected,
     PassWatch,
     create_request,
     milliseconds,
     renewal_request,
-    result_of,
     truncate_request,
     update_request,
 )
@@ -64,7 +62,6 @@ from liftlog.protocol.messages import (
     DescribeStream,
     Done,
     ListStreams,
-    Message,
     Ping,
     Pong,
     StreamAnswer,
@@ -85,17 +82,9 @@ from liftlog.protocol.replication import (
 )
 
 
-class Calls:
+class Calls(ConsumerCalls):
     """Calls that send one request. A call that gets no answer within `request_timeout` seconds
     raises RequestTimeout."""
-
-    def __init__(self, session: Router) -> None:
-        self.address = session.target.address.text
-        self.request_timeout = session.target.request_timeout
-        self._session = session
-
-    async def _call(self, message: Message, expected: type[Expected]) -> Expected:
-        return result_of(await self._session.ask(message, self.request_timeout), expected)
 
     # --- the daemon ---
 
@@ -105,22 +94,22 @@ class Calls:
         return self._session.link.connection.welcome
 
     async def ping(self) -> None:
-        """Send a request without effect, and return when the daemon has answered it. Raises only
-        the errors that every call can raise (see `Client`)."""
+        """Send a request without effect, and wait for the daemon's answer. Raises only the errors
+        that every call can raise (see `Client`)."""
         await self._call(Ping(), Pong)
 
     async def metadata(self) -> DaemonInfo:
         """Return the daemon's description of itself. It lists the other nodes of the daemon's
-        cluster; the client remembers them, and tries them when this daemon does not answer. Raises
-        only the errors that every call can raise (see `Client`)."""
+        cluster. The client stores these nodes, and tries them when this daemon does not answer.
+        Raises only the errors that every call can raise (see `Client`)."""
         info = (await self._call(Metadata(), DaemonAnswer)).info
         self._session.learn(info.nodes)
         return info
 
     @property
     def addresses(self) -> list[str]:
-        """Addresses of all known nodes: those given to `connect`, and those received from the
-        cluster."""
+        """The addresses of all known nodes: addresses given to `connect`, and addresses received
+        from the cluster."""
         return [target.address.text for target in self._session.targets]
 
     async def cluster(self) -> ClusterInfo:
@@ -129,19 +118,19 @@ class Calls:
         return (await self._call(DescribeCluster(), ClusterAnswer)).info
 
     async def move_stream(self, stream: str, replicas: Sequence[str]) -> None:
-        """Begin to move a stream to the nodes `replicas`; the first one is the preferred leader. An
-        empty list cancels a move: the stream returns to its previous replicas. `cluster` shows the
-        progress.
+        """Begin to move a stream to the nodes `replicas`. The first node is the preferred leader.
+        An empty list ends a move, and the stream returns to its previous replicas. `cluster` shows
+        the progress.
 
         The move continues without this client. Raises StreamNotFound, InvalidArgument for unknown
-        nodes, and Conflict if the stream is already being moved elsewhere, or if a new node cannot
-        accept a replica.
+        nodes, and Conflict if the stream is already being moved to other nodes, or if a new node
+        cannot accept a replica.
         """
         await self._call(MoveStream(stream, list(replicas)), Done)
 
     async def drain_node(self, node: str, *, ends: bool = False) -> None:
-        """Stop placing replicas on a node, and move its replicas to other nodes. `ends=True`
-        reverts this: replicas can be placed on the node again. `cluster` shows the progress.
+        """Move all replicas of a node to other nodes, and place no new replicas on it. With
+        `ends=True`, replicas can be placed on the node again. `cluster` shows the progress.
 
         The moves continue without this client. Raises InvalidArgument for an unknown node, and
         Conflict if the cluster has too few other nodes.
@@ -156,13 +145,13 @@ class Calls:
     async def elect_leader(
         self, stream: str, node: str | None = None, *, lost: Sequence[str] = ()
     ) -> str:
-        """Make `node` the leader of a replicated stream; None: the stream's first replica.
-        Publishers and consumers are not interrupted. Returns the name of the new leader once it
-        leads.
+        """Make `node` the leader of a replicated stream. By default this is the stream's first
+        replica. Publishers and consumers are not interrupted. Returns the name of the new leader
+        when it leads.
 
-        `lost` is for a stream that has no leader because all its complete copies are gone for good:
-        it names the nodes that held these copies. `node`, which is required then, is elected
-        although its copy may lack records; these records are abandoned.
+        Use `lost` for a stream that has no leader because all its complete copies are lost for
+        good. `lost` names the nodes that had these copies. Then `node` is required, and this node
+        is elected although its copy may lack records. These records are lost.
 
         Raises StreamNotFound. Raises Conflict if the node is not in sync, or, with `lost`, if
         another node could lead without a loss. Raises StreamUnavailable if the handover failed; the
@@ -171,9 +160,9 @@ class Calls:
         return (await self._call(ElectLeader(stream, node, list(lost)), LeaderAnswer)).node
 
     async def restore_metadata(self, *, dry_run: bool = False) -> RestoreAnswer:
-        """Restore the cluster's metadata store from copies of the metadata on its nodes. An entry
-        is restored if the store lacks it or has an older version than a node. With `dry_run` the
-        call only reports the changes. Raises Forbidden, MetadataUnavailable."""
+        """Restore the cluster's metadata store from copies of the metadata on its nodes. The call
+        restores an entry if the store does not have it, or has an older version than a node. With
+        `dry_run` the call only reports the changes. Raises Forbidden, MetadataUnavailable."""
         return await self._call(RestoreMetadata(dry_run), RestoreAnswer)
 
     # --- streams ---
@@ -184,12 +173,12 @@ class Calls:
         """Create a stream. `settings` uses the same keys as the YAML file. If the stream already
         exists with the same settings, the call changes nothing.
 
-        Returns once NATS has confirmed the subscription. Raises Conflict if the stream exists with
-        other settings (`details["differences"]`), and InvalidArgument for an invalid name or
-        setting. Raises NatsRefused if NATS refuses the subscription; the new stream is then
-        removed, unless it already has messages of another of its subjects. Raises NatsUnavailable
-        if there is no connection to NATS; the stream then exists, and subscribes as soon as NATS is
-        connected.
+        The call returns when NATS has confirmed the subscription. Raises Conflict if the stream
+        exists with other settings (`details["differences"]`), and InvalidArgument for an invalid
+        name or setting. Raises NatsRefused if NATS refuses the subscription. The new stream is then
+        removed, unless it has already stored messages on its other subjects. Raises NatsUnavailable
+        if the daemon has no connection to NATS. The stream then exists, and subscribes as soon as
+        NATS is connected.
         """
         return (await self._call(create_request(name, subject, settings), StreamAnswer)).info
 
@@ -216,9 +205,9 @@ class Calls:
         await self._call(DeleteStream(name), Done)
 
     async def compact_stream(self, name: str, *, wait: bool = False) -> StreamInfo:
-        """Request a compaction pass now, whatever the dirty ratio is. The daemon rolls the active
-        segment first. With `wait` the call returns after the pass; `request_timeout` does not limit
-        this wait.
+        """Request a compaction pass now, regardless of the dirty ratio. The daemon rolls the
+        active segment first. With `wait` the call returns after the pass. `request_timeout` does
+        not limit this wait.
 
         Raises StreamNotFound, InvalidArgument if the stream has no compaction, and with `wait`
         StreamUnavailable if the pass failed.
@@ -239,10 +228,10 @@ class Calls:
         allow_deletion: bool = False,
         **more: Any,
     ) -> StreamUpdate:
-        """Change some settings of a stream. Pass them as a mapping or as keywords, with the keys of
-        the YAML file; other settings keep their values. Durable on return.
+        """Change some settings of a stream. Pass them as a mapping or as keywords, with the keys
+        of the YAML file. Other settings keep their values. The change is durable on return.
 
-        With `dry_run` nothing changes; the answer describes the change. Raises StreamNotFound,
+        With `dry_run` nothing changes, and the answer describes the change. Raises StreamNotFound,
         InvalidArgument for an invalid value or a setting that cannot be changed, and Conflict if
         the stream is defined in the daemon's configuration file. Also raises Conflict if
         `allow_deletion` is false and the new limits would remove more than a tenth of the stream
@@ -254,7 +243,7 @@ class Calls:
         return StreamUpdate.from_answer(await self._call(request, Updated))
 
     async def pause_stream(self, name: str) -> StreamInfo:
-        """Make the stream refuse new messages until `resume_stream` is called, even after a restart
+        """Let the stream refuse new messages until `resume_stream` is called, even after a restart
         of the daemon. Publishers that request an ack get a refusal.
 
         On return, all messages that the stream received before the pause are committed. Raises
@@ -267,7 +256,7 @@ class Calls:
         return (await self._call(ResumeStream(name), StreamAnswer)).info
 
     async def set_read_only(self, name: str, read_only: bool = True) -> StreamInfo:
-        """Like `pause_stream`, but the refusal tells publishers not to retry. With
+        """Like `pause_stream`, but with a permanent refusal, so publishers do not retry. With
         `read_only=False` the stream accepts messages again. Raises StreamNotFound, and
         StreamUnavailable if the disk does not respond."""
         return (await self._call(SetReadOnly(name, read_only), StreamAnswer)).info
@@ -275,7 +264,8 @@ class Calls:
     async def truncate_prefix(
         self, name: str, offset: int, *, incarnation: str | None = None
     ) -> StreamInfo:
-        """Make `offset` the log start, and delete all records below it. Durable on return.
+        """Make `offset` the log start, and delete all records below it. The change is durable on
+        return.
 
         Raises StreamNotFound, OffsetOutOfRange if `offset` is above the high watermark, Conflict
         while a lease holds records below `offset`, StaleIncarnation if `incarnation` is not the
@@ -288,12 +278,12 @@ class Calls:
         self, stream: str, start: int = 0, *, step_bytes: int = DEFAULT_STEP_BYTES
     ) -> list[StreamExtent]:
         """Return the sizes of consecutive offset ranges. The first range begins with the segment
-        that contains `start`; the last one ends at the high watermark. Readers use the sizes to
+        that contains `start`. The last range ends at the high watermark. Readers use the sizes to
         divide a stream into parts of equal size.
 
-        Each range has about `step_bytes` bytes, or more if there would otherwise be more than 4,096
-        ranges. Sizes are those on disk, after compression. Raises StreamNotFound, and
-        UnknownRequest if the daemon is too old.
+        Each range has about `step_bytes` bytes. Ranges are larger if the answer would otherwise
+        have more than 4,096 ranges. The sizes are sizes on disk, after compression. Raises
+        StreamNotFound, and UnknownRequest if the daemon is too old.
         """
         request = ListExtents(stream, start, step_bytes)
         return (await self._call(request, ExtentsAnswer)).extents
@@ -311,17 +301,17 @@ class Calls:
         for_export: bool = False,
     ) -> LeaseInfo:
         """Keep the records from `start` to the stream's present high watermark for `ttl` seconds.
-        Until then retention and compaction do not change the offsets [`low`, `high`), which the
-        answer contains. Durable on return.
+        During this time retention and compaction do not change the records [`low`, `high`), which
+        the answer names. The lease is durable on return.
 
-        `start="earliest"` is the first offset that retention would keep if there were no leases.
-        While another lease delays retention, this offset is above the log start.
+        `start="earliest"` is the first offset that retention would keep if the stream had no
+        leases. While another lease delays retention, this offset is above the log start.
 
-        Renew the lease well before `ttl` has passed. The daemon ends a lease early only if the disk
-        is full. Some leases of a stream are reserved for exports; with `for_export` the call may
-        take one of them if all others are in use. Raises StreamNotFound, OffsetOutOfRange,
-        StaleIncarnation, LimitExceeded if the stream has too many leases, and InvalidArgument, for
-        example if `ttl` is more than an hour.
+        Renew the lease well before `ttl` has passed. The daemon ends a lease early only if the
+        disk is full. Some leases of a stream are reserved for exports. With `for_export` the call
+        may take a reserved lease if all other leases are in use. Raises StreamNotFound,
+        OffsetOutOfRange, StaleIncarnation, LimitExceeded if the stream has too many leases, and
+        InvalidArgument, for example if `ttl` is more than an hour.
         """
         wish = for_export or None  # older daemons do not have this field
         request = AcquireLease(stream, start, milliseconds(ttl), holder, incarnation, wish)
@@ -339,15 +329,15 @@ class Calls:
         stopped: bool = False,
     ) -> LeaseInfo:
         """Extend a lease so that it ends `ttl` seconds from now. `low` is the new start of the
-        lease: the daemon no longer keeps the records below it, so pass it only after these records
-        have been read.
+        lease. The lease then does not protect the records below `low` any more. So pass it only
+        after these records have been read.
 
-        Several readers can share a lease. Each of them reads one part of n; parts are numbered from
-        0. `begun=i` reports that the reader of part i has started. `finished=(i, n)` reports that
-        part i has been read. The lease ends when every part has been reported as finished.
-        `stopped=True` reports that the reader of a finished part needs no more records. If a stream
-        has no lease left, the daemon ends shared leases whose readers have all stopped, or have not
-        renewed for 15 seconds.
+        Several readers can share a lease. Each reader reads one of n parts, which are numbered
+        from 0. `begun=i` reports that the reader of part i has started. `finished=(i, n)` reports
+        that part i has been read. The lease ends when all parts have been reported as finished.
+        `stopped=True` reports that the reader of a finished part needs no more records. If a new
+        reader needs a lease and the stream has no lease left, the daemon ends shared leases whose
+        readers have all stopped, or have not renewed for 15 seconds.
 
         Raises LeaseGone if the lease has ended (its records may have changed since then),
         StreamNotFound, and InvalidArgument.
@@ -361,7 +351,7 @@ class Calls:
         await self._call(ReleaseLease(stream, lease_id), Done)
 
     async def list_leases(self, stream: str) -> list[LeaseInfo]:
-        """Return the leases on a stream. They contain their ids only if the principal may
+        """Return the leases on a stream. The leases contain their ids only if the principal may
         administer the stream. Raises StreamNotFound."""
         return (await self._call(ListLeases(stream), LeasesAnswer)).infos
 
@@ -378,12 +368,13 @@ class Calls:
         incarnation: str | None = None,
         epoch: int | None = None,
     ) -> None:
-        """Store `offset` as the next offset that `consumer` reads in `stream`. Durable on return.
+        """Store `offset` as the next offset that `consumer` reads in `stream`. The checkpoint is
+        durable on return.
 
-        With `expected` the commit succeeds only if `expected` is the stored offset (0: no
-        checkpoint is stored). If possible, pass `incarnation` and `epoch` of the stream from which
-        the records were read: the daemon then checks that the stream is still the same. `metadata`
-        is free text, stored with the checkpoint.
+        With `expected` the commit succeeds only if `expected` is the stored offset, or 0 if no
+        checkpoint is stored. If possible, pass `incarnation` and `epoch` of the stream from which
+        the records were read. The daemon then checks that the stream is still the same. `metadata`
+        is free text, which is stored with the checkpoint.
 
         Raises CheckpointMoved (`details["offset"]` is the stored offset), StreamNotFound,
         OffsetOutOfRange beyond the log end, StaleIncarnation, Diverged, InvalidArgument, and
@@ -397,10 +388,10 @@ class Calls:
     ) -> Checkpoint | None:
         """Return the stored checkpoint; None if no checkpoint is stored.
 
-        Raises StreamNotFound, StaleIncarnation, OffsetOutOfRange (below the log start or beyond the
-        log end) or Diverged if the stream can no longer be read from the checkpoint. Raises
+        Raises StreamNotFound, StaleIncarnation, OffsetOutOfRange (below the log start or beyond
+        the log end) or Diverged if the stream cannot be read from the checkpoint any more. Raises
         CheckpointUncertain if no checkpoint is stored, but damage may have destroyed one. With
-        `check=False` the call raises none of these errors: it returns the checkpoint, and its
+        `check=False` the call does not raise these errors. It returns the checkpoint, whose
         `problem` names the error.
         """
         request = FetchCheckpoint(stream, consumer, not check)
@@ -409,9 +400,9 @@ class Calls:
     async def list_checkpoints(
         self, *, consumer: str | None = None, stream: str | None = None
     ) -> list[Checkpoint]:
-        """Return the checkpoints of all streams that the principal may read, with their lag, sorted
-        by consumer and stream. `consumer` and `stream` select those of one consumer or stream.
-        Raises only the errors that every call can raise (see `Client`)."""
+        """Return the checkpoints of all streams that the principal may read, with their lag,
+        sorted by consumer and stream. `consumer` and `stream` select the checkpoints of one
+        consumer or stream. Raises only the errors that every call can raise (see `Client`)."""
         found: list[Checkpoint] = []
         after: str | None = None
         while True:
@@ -424,8 +415,8 @@ class Calls:
     async def delete_checkpoint(
         self, consumer: str, stream: str, expected: int | None = None
     ) -> None:
-        """Delete a checkpoint. Durable on return. A missing checkpoint is not an error. Raises
-        CheckpointMoved if `expected` is given and another offset is stored."""
+        """Delete a checkpoint. The change is durable on return. A missing checkpoint is not an
+        error. Raises CheckpointMoved if `expected` is given and another offset is stored."""
         await self._call(DeleteCheckpoint(stream, consumer, expected), Done)
 
     # --- consumer groups ---
@@ -438,8 +429,8 @@ class Calls:
 
     async def list_groups(self, *, stream: str | None = None) -> list[GroupInfo]:
         """Return the groups of all streams that the principal may read, with their lag, sorted by
-        name. `stream` selects the groups of one stream. The slots are only described by
-        `describe_group`. Raises only the errors that every call can raise (see `Client`)."""
+        name. `stream` selects the groups of one stream. Only `describe_group` describes the slots.
+        Raises only the errors that every call can raise (see `Client`)."""
         found: list[GroupInfo] = []
         after: str | None = None
         while True:
@@ -450,7 +441,8 @@ class Calls:
                 return found
 
     async def seek_group(self, group: str, stream: str, offset: int) -> None:
-        """Make all slots of a group continue at `offset` (0: the log start). Durable on return.
+        """Make all slots of a group continue at `offset` (0: the log start). The change is durable
+        on return.
 
         Raises Conflict while the group has members, StreamNotFound, and OffsetOutOfRange if
         `offset` is beyond the log end.
@@ -458,6 +450,6 @@ class Calls:
         await self._call(SeekGroup(stream, group, offset), Done)
 
     async def remove_group(self, group: str, stream: str) -> None:
-        """Delete a group. Durable on return. A missing group is not an error. Raises Conflict while
-        the group has members."""
+        """Delete a group. The change is durable on return. A missing group is not an error. Raises
+        Conflict while the group has members."""
         await self._call(RemoveGroup(stream, group), Done)

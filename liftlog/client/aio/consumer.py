@@ -16,18 +16,18 @@ from liftlog.records.decode import Record, RecordBatch
 
 
 class Consumer(ConsumerState, ConsumingBlock[RecordBatch]):
-    """Iterates over records from the stored checkpoint on, with at-least-once delivery. Created by
-    `Client.consumer`.
+    """Iterates over records, beginning at the stored checkpoint, with at-least-once delivery.
+    Created by `Client.consumer`.
 
-    A record counts as processed when the next record is requested; `checkpoint()` also counts the
+    A record counts as processed when the next record is requested. `checkpoint()` also counts the
     last returned record. The consumer stores a checkpoint after `checkpoint_every` records or
     `checkpoint_interval` seconds (also while it waits for records), in `checkpoint`, at the end of
     the read, and in `close`, which `async with` calls. If a checkpoint cannot be stored for a
-    reason that may pass (no connection, a full disk), the client logs a warning, and the next
+    temporary reason (no connection, a full disk), the client logs a warning, and the next
     checkpoint covers the same records. If another process commits under this name, the iteration
     raises CheckpointMoved and ends.
 
-    Belongs to one task. An iteration that was cancelled can be continued.
+    A consumer belongs to one task. An iteration that was cancelled can be continued.
     """
 
     _reader: BatchReader | None
@@ -118,7 +118,7 @@ class Consumer(ConsumerState, ConsumingBlock[RecordBatch]):
         """Count all records returned so far as processed, and store a checkpoint. Durable on
         return.
 
-        Returns the stored offset; None if there is nothing to store. Raises the errors of
+        Returns the stored offset, or None if no checkpoint was necessary. Raises the errors of
         `commit_checkpoint`.
         """
         self._count_in_hand()
@@ -151,7 +151,7 @@ class Consumer(ConsumerState, ConsumingBlock[RecordBatch]):
     # --- the end ---
 
     async def close(self) -> None:
-        """Stop reading and store the checkpoint. Raises the errors of `commit_checkpoint`; to
+        """Stop reading, and store the checkpoint. Raises the errors of `commit_checkpoint`. To
         retry, call `close` again.
 
         The last returned record or batch does not count as processed, unless `checkpoint` was

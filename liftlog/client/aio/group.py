@@ -35,10 +35,10 @@ class GroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
     A record counts as processed when the next record is requested. The consumer commits after
     `commit_every` records or `commit_interval` seconds, when slots move, on request, and in
     `close`, which `async with` calls. It sends heartbeats in the background, while the caller
-    processes records. If its session still ends, because the process hung or had no connection, the
-    consumer joins again and continues with the slots that are then assigned to it.
+    processes records. Its session can still end if the process hangs or has no connection. Then
+    the consumer joins again, and continues with the slots that are assigned to it.
 
-    Belongs to one task. An iteration that was cancelled can be continued.
+    A group consumer belongs to one task. An iteration that was cancelled can be continued.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class GroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
 
     async def _way(self) -> Router | None:
         """Return a connection for one lane. A daemon answers the fetches of one stream and
-        connection in their order, so a fetch that waits for new records would delay those of
+        connection in their order. So a fetch that waits for new records would delay the fetches of
         another lane. The iteration waits for the first connection; others are opened in the
         background."""
         await self._close_unread()
@@ -199,7 +199,7 @@ class GroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
     async def _join(self) -> None:
         """Become a member, possibly again."""
         if self._state.joined:
-            self._lose(GroupFenced("its session has ended: it was not heard for too long"))
+            self._lose(GroupFenced("its session has ended, because no heartbeat arrived in time"))
         start = 0
         if self._settings.start != "earliest":
             start = await self._first_offset()
@@ -211,7 +211,7 @@ class GroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
         self._heartbeats.start()
 
     def _say(self) -> None:
-        """Update the heartbeat to the present state."""
+        """Update the heartbeat from the present state."""
         state, beat = self._state, self._heartbeats.beat
         if state.joined == 0:
             self._heartbeats.beat = None
@@ -230,7 +230,7 @@ class GroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
         """Count all records returned so far as processed, and store the positions. Durable on
         return.
 
-        Raises GroupFenced if the member has lost its slots; the iteration then joins again.
+        Raises GroupFenced if the member has lost its slots. The iteration then joins again.
         """
         self._settle()
         self._state.processed()
@@ -293,12 +293,12 @@ class GroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
     # --- the end ---
 
     async def leave(self) -> None:
-        """Commit, and release the slots to the other members at once. A member with a random name
-        can use `close` instead, which does the same."""
+        """Commit, and release the slots to the other members at once. For a member with a random
+        name, `close` does the same."""
         self._settle()
         if self._state.joined:
             await self._commit()
-            self._heartbeats.beat = None  # leaving ends the one in flight
+            self._heartbeats.beat = None  # leaving ends the heartbeat in flight
             result_of(
                 await self._session.ask(
                     self._leave_request(), self._session.target.request_timeout
@@ -309,9 +309,9 @@ class GroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
         await self._end()
 
     async def close(self) -> None:
-        """Stop reading and commit. A member with a chosen name stays a member until its session
-        ends, so that a process that joins under this name gets the same slots. A member with a
-        random name leaves the group.
+        """Stop reading, and commit. A member with a chosen name stays a member until its session
+        ends. So a process that joins under this name gets the same slots. A member with a random
+        name leaves the group.
 
         The last returned record or batch does not count as processed, unless `commit` was called
         after it.
@@ -325,7 +325,7 @@ class GroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
             elif self._state.joined:
                 await self._commit()
                 # This heartbeat restarts the session's time. It also makes the daemon answer the
-                # one in flight, so that stopping the heartbeats does not have to wait for it.
+                # heartbeat in flight, so that stopping the heartbeats does not have to wait for it.
                 self._heartbeats.beat = None
                 with suppress(LiftlogError):
                     await self._ask(self._beat_request(0.0))

@@ -19,11 +19,12 @@ from liftlog.protocol.handshake import Credentials, State
 from liftlog.protocol.messages import Message
 
 WAKE_BYTES = 256 * 1024
-"""While a body arrives, the task wakes up once for this many bytes: few wake-ups, and the bytes are
-still in the processor's cache when they are examined."""
+"""Number of bytes of a body after which the task wakes up. It is large, so that there are few
+wake-ups, and small enough that the bytes are still in the processor's cache when they are
+examined."""
 
 LOOK_SECONDS = 5.0
-"""How often a connection is checked for silence."""
+"""Interval at which a connection is checked for silence."""
 
 
 class Link(BaseLink):
@@ -34,9 +35,9 @@ class Link(BaseLink):
     ) -> None:
         super().__init__(channel, address, silence_seconds, pool)
         self.on_lost: Callable[[], None] | None = None
-        """Called once when the connection is lost, before its requests end."""
+        """A callback that runs once when the connection is lost, before its requests end."""
         self.on_heard: Callable[[], None] | None = None
-        """Called when bytes have arrived, before they are examined."""
+        """A callback that runs when bytes have arrived, before they are examined."""
         self._loop = asyncio.get_running_loop()
         self._fd = channel.fileno()
         self._waiter: asyncio.Future[None] | None = None
@@ -180,8 +181,8 @@ class Link(BaseLink):
         late = now - self._looked_at > 2 * LOOK_SECONDS
         self._looked_at = now
         if late or not self.connection.in_flight:
-            # No answer is due; or the loop was blocked, and bytes that arrived meanwhile may not
-            # have been read yet.
+            # No answer is due, or the loop was blocked. In the second case bytes that arrived
+            # meanwhile may not have been read yet.
             self._heard_at = now
         elif now - self._heard_at > LOOK_SECONDS:
             self._channel.wake_at(1)  # on a slow connection, notice each single byte

@@ -65,7 +65,7 @@ class Router:
 
     @property
     def targets(self) -> list[Target]:
-        """The addresses given to the client, and those received from the cluster."""
+        """The addresses given to the client, and the addresses received from the cluster."""
         return list(self._routes.targets.values())
 
     def learn(self, addresses: Sequence[str]) -> None:

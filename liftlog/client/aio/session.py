@@ -36,8 +36,8 @@ class Session:
 
     Belongs to one event loop.
 
-    No task runs in the background: a call that needs a connection makes it, one call at a time, and
-    the others wait for it. When that call is cancelled, the next one takes over.
+    No task runs in the background: a call that needs a connection opens it, and all other calls
+    wait. If that call is cancelled, the next call takes over.
     """
 
     def __init__(self, target: Target) -> None:

@@ -22,6 +22,8 @@ class Background(Generic[Result]):
         self._name = name
         self._thread: threading.Thread | None = None
         self._ending = threading.Event()
+        # Thread.join takes a thread for stopped if a signal handler raises in it (CPython 3.11).
+        self._ended = threading.Event()
         self._results: list[Result] = []
         self._error: BaseException | None = None
         self._is_told = False
@@ -38,6 +40,8 @@ class Background(Generic[Result]):
             self._results.append(work())
         except BaseException as error:  # noqa: BLE001 - told by `result` or `stop`
             self._error = error
+        finally:
+            self._ended.set()
 
     @property
     def started(self) -> bool:
@@ -45,7 +49,7 @@ class Background(Generic[Result]):
 
     @property
     def done(self) -> bool:
-        return self._thread is not None and not self._thread.is_alive()
+        return self._ended.is_set()
 
     @property
     def ending(self) -> bool:
@@ -59,7 +63,7 @@ class Background(Generic[Result]):
     def result(self) -> Result:
         """Wait until the work ends, and return its result. Raises the error that ended the work."""
         assert self._thread is not None
-        self._thread.join()
+        self._ended.wait()
         if self._error is not None:
             self._is_told = True
             raise self._error
@@ -71,7 +75,7 @@ class Background(Generic[Result]):
         unexpected exception of the work that `result` has not raised to a caller."""
         self._ending.set()
         if self._thread is not None:
-            self._thread.join(patience)
+            self._ended.wait(patience)
         if self._error is not None and not (self._is_told or isinstance(self._error, LiftlogError)):
             logger.error("background-failed name=%s", self._name, exc_info=self._error)
 

@@ -67,8 +67,8 @@ class SyncConnectionOpener:
         self._background: Background[SyncRouter] | None = None
 
     def take(self) -> SyncRouter | None:
-        """Return the new connection if it is open; otherwise return None and open one in the
-        background. Raises the errors of `SyncRouter.another`."""
+        """Return the new connection if it is open. Otherwise return None and open a connection in
+        the background. Raises the errors of `SyncRouter.another`."""
         if self._background is None:
             background: Background[SyncRouter] = Background("liftlog-connection")
             background.start(self._session.another)

@@ -22,7 +22,7 @@ class SyncBatchReader(BaseReader):
 
     `next` can be called again after a ConnectionLost, and after an exception that a signal handler
     raised in it. If such an exception arrives while a record is being returned, the record is lost,
-    as with any iterator: start another read at your own position then, or let the handler only set
+    as with any iterator. Then start another read at your own position, or let the handler only set
     a flag.
     """
 
@@ -39,8 +39,8 @@ class SyncBatchReader(BaseReader):
         return batch
 
     def next_within(self, seconds: float | None) -> RecordBatch | None:
-        """Return the next batch, or None if no batch arrives within `seconds`. Time spent
-        reconnecting does not count. With 0 the call does not wait: it only returns a batch that has
+        """Return the next batch, or None if no batch arrives within `seconds`. The time of
+        reconnects does not count. With 0 the call does not wait, and returns only a batch that has
         already arrived. Raises StopAsyncIteration at the end."""
         ahead = self._ahead
         deadline = None if seconds is None else time.monotonic() + seconds

@@ -12,6 +12,7 @@ from liftlog.client.blocking.batch_reader import SyncBatchReader, together
 from liftlog.client.blocking.calls import SyncCalls
 from liftlog.client.blocking.consumer import SyncConsumer
 from liftlog.client.blocking.group import SyncGroupConsumer
+from liftlog.client.blocking.worker import SyncWorker
 from liftlog.client.groups.group_settings import (
     COMMIT_EVERY,
     COMMIT_INTERVAL_SECONDS,
@@ -28,6 +29,7 @@ from liftlog.client.reading.consuming import (
 from liftlog.client.reading.read_ahead import ReadAhead
 from liftlog.client.reading.read_options import Column, Filter, ReadOptions, Start, Until
 from liftlog.client.requests import fetch_answer, fetch_request
+from liftlog.client.working.settings import BATCH, ConsumerOptions, WorkerSettings
 from liftlog.protocol.groups import UNNAMED
 from liftlog.protocol.messages import ANY_REPLICA
 from liftlog.records.decode import Record
@@ -39,11 +41,12 @@ if TYPE_CHECKING:
 class SyncClient(SyncCalls):
     """Connection to a daemon or a cluster. Created by `connect_sync`.
 
-    Not thread-safe: only one thread at a time may use it. An exception that a signal handler raises
-    ends the call in progress, and leaves the client usable.
+    A client is not thread-safe: only one thread at a time may use it. An exception that a signal
+    handler raises ends the call in progress. The client stays usable.
 
     After a lost connection the next call or read reconnects. A read continues after the last batch
-    that it returned. A call whose answer was lost is repeated if a second execution does no harm.
+    that it returned. If the answer to a call was lost, the client repeats the call if a second
+    execution does no harm.
 
     Methods raise the typed errors of `liftlog.errors`. Every call can raise:
 
@@ -51,7 +54,7 @@ class SyncClient(SyncCalls):
     - ConnectionLost: no connection for `reconnect_for` seconds, or the connection was lost before
       the answer arrived and the call cannot be repeated. In this case the error's `undecided` is
       true: the call may have taken effect.
-    - Forbidden: the principal lacks the right to make the call.
+    - Forbidden: the principal does not have the right to make the call.
     - StreamUnavailable: the stream's storage has failed.
     """
 
@@ -74,19 +77,19 @@ class SyncClient(SyncCalls):
 
         - `start`: an offset, "earliest", "latest", or a `datetime` (the first record with this
           timestamp or a later one).
-        - `max_bytes`, `max_records`: limits of the answer. Even if the first batch is larger, the
-          answer contains it whole. None: the daemon's limit.
+        - `max_bytes`, `max_records`: limits of the answer. The answer contains the whole first
+          batch, even if this batch is larger. By default the daemon's limits apply.
         - `min_bytes`: the daemon waits until the answer has at least this many bytes.
         - `max_wait_ms`: the longest time that the daemon waits for `min_bytes`, in milliseconds.
-          After this time it returns the available batches, possibly none. The call may last longer
-          than `request_timeout` by this time.
+          After this time it returns the available batches, possibly none. This wait does not count
+          towards `request_timeout`.
         - `incarnation`, `epoch`: the stream's incarnation and leader epoch, which the application
           has stored together with the offset `start`. With them the call detects that the stream
-          was deleted and created again, or has lost records at its end: it raises StaleIncarnation
-          or Diverged instead of returning other records.
+          was deleted and created again, or has lost records at its end. Then it raises
+          StaleIncarnation or Diverged, and does not return other records.
         - `filter` selects records, `columns` selects their columns. With a filter the daemon scans
-          only a limited part of the stream for each request, so the answer may contain no record
-          although later ones match: continue at the answer's `next_offset`.
+          only a limited part of the stream for each request. So the answer may contain no record
+          although later records match. In this case continue at the answer's `next_offset`.
 
         Raises StreamNotFound, OffsetOutOfRange (below the log start or beyond the log end),
         StaleIncarnation, Diverged, InvalidArgument, and UnsupportedVersion if the daemon is too old
@@ -115,13 +118,13 @@ class SyncClient(SyncCalls):
         until: Until = None,
         **options: Unpack[ReadOptions],
     ) -> SyncBatchReader:
-        """Return an iterator over the record batches from `start` to `until` (exclusive; None:
-        forever). The iterator verifies their checksums.
+        """Return an iterator over the record batches from `start` to `until` (exclusive). If
+        `until` is None, the iterator never ends. It verifies the checksums of the batches.
 
-        `options` are described under `ReadOptions`: among others `filter`, `columns`, and the
-        handling of damaged records and of a position that can no longer be read. Raises
-        InvalidArgument. The iteration raises the errors of `fetch`, and ConnectionLost after
-        `reconnect_for` seconds without a connection.
+        `ReadOptions` describes the `options`. They include `filter`, `columns`, and the handling
+        of damaged records and of a position that cannot be read any more. Raises InvalidArgument.
+        The iteration raises the errors of `fetch`, and ConnectionLost after `reconnect_for`
+        seconds without a connection.
         """
         replica = ANY_REPLICA if options.get("prefer") == "nearest" else options.get("replica")
         route = self._session.route(stream, replica)
@@ -154,14 +157,14 @@ class SyncClient(SyncCalls):
         consumer `name`, with at-least-once delivery.
 
         If the consumer has no checkpoint, it begins at `start`. It stores a checkpoint after
-        `checkpoint_every` records or `checkpoint_interval` seconds (None switches that limit off),
-        in each call of `checkpoint`, and at the end. `metadata` is stored with each checkpoint.
-        With `exclusive` the iteration raises CheckpointMoved if another process has stored a
-        checkpoint under this name.
+        `checkpoint_every` records or `checkpoint_interval` seconds, in each call of `checkpoint`,
+        and at the end. None switches a limit off. `metadata` is stored with each checkpoint. With
+        `exclusive` the iteration raises CheckpointMoved if another process has stored a checkpoint
+        under this name.
 
-        `options` are described under `ReadOptions`; `on_reset` also applies if the stream can no
-        longer be read from the checkpoint. Raises InvalidArgument. The iteration raises the errors
-        of `fetch`, `fetch_checkpoint` and `commit_checkpoint`.
+        `ReadOptions` describes the `options`. `on_reset` also applies if the stream cannot be read
+        from the checkpoint any more. Raises InvalidArgument. The iteration raises the errors of
+        `fetch`, `fetch_checkpoint` and `commit_checkpoint`.
         """
         settings = ConsumerSettings(
             name,
@@ -192,13 +195,13 @@ class SyncClient(SyncCalls):
         **options: Unpack[ReadOptions],
     ) -> SyncGroupConsumer:
         """Return an iterator over this member's share of `stream`. The members of the group `name`
-        share the stream: each record is delivered to one member, at least once; records with the
+        share the stream. Each record is delivered to one member, at least once. Records with the
         same key are delivered to the same member, in order.
 
         - `member`: unique name of this member. A process that restarts under the same name within
           `session` seconds gets its slots back, and no slot moves to another member. If a second
-          process joins under the same name, the first one ends with GroupFenced. None: the member
-          gets a random name, and leaves the group on `close`.
+          process joins under the same name, the first process ends with GroupFenced. By default
+          the member gets a random name, and leaves the group on `close`.
         - `start`: position at which the group begins to read if it does not exist yet.
         - `session`: a member without a heartbeat for this many seconds loses its slots.
         - `slots`: number of slots into which a new group divides the keys, 1 to 1,024 (default 64).
@@ -209,8 +212,8 @@ class SyncClient(SyncCalls):
           slots. After `on_revoked` has returned, the member commits the revoked slots, unless its
           session has ended.
 
-        `options` are described under `ReadOptions`; `filter`, `columns` and `replica` cannot be
-        used here. Raises InvalidArgument. The iteration raises the errors of `fetch`, Forbidden,
+        `ReadOptions` describes the `options`. `filter`, `columns` and `replica` cannot be used
+        here. Raises InvalidArgument. The iteration raises the errors of `fetch`, Forbidden,
         Conflict if the group has another number of slots than `slots`, and LimitExceeded.
         """
         settings = GroupSettings(
@@ -228,6 +231,34 @@ class SyncClient(SyncCalls):
             options,
         )
         return SyncGroupConsumer(self._session, settings)
+
+    def worker(
+        self,
+        stream: str,
+        consumer: str,
+        *,
+        batch: int = BATCH,
+        max_bytes: int | None = None,
+        prefetch: bool = True,
+        create: bool = True,
+        **options: Unpack[ConsumerOptions],
+    ) -> SyncWorker:
+        """Return an iterator over batches of messages of a consumer with acks. All workers of a
+        consumer share its messages, including workers over NATS. If no worker acks a message in
+        time, the message is delivered again.
+
+        - `batch`, `max_bytes`: largest number of messages, and approximate number of bytes, that
+          are delivered together.
+        - `prefetch`: ask for the next batch while the caller processes a batch. The messages of
+          both batches count as delivered, so their ack wait runs.
+        - `create`: create the consumer, with the settings in `options`, if it does not exist; see
+          `create_consumer`. With False, a missing consumer is an error.
+
+        Raises InvalidArgument. The iteration raises ConsumerNotFound when the consumer is deleted,
+        and Conflict if it exists with other settings than `options`.
+        """
+        settings = WorkerSettings(stream, consumer, batch, max_bytes, prefetch, create, options)
+        return SyncWorker(self._session, settings)
 
     def close(self) -> None:
         """Close the connection. Calls and reads in progress raise ConnectionLost."""
@@ -250,7 +281,7 @@ class SyncRecordReader:
 
     `next` can be called again after a ConnectionLost, and after an exception that a signal handler
     raised in it. If such an exception arrives while a record is being returned, the record is lost,
-    as with any iterator: start another read at your own position then, or let the handler only set
+    as with any iterator. Then start another read at your own position, or let the handler only set
     a flag.
     """
 

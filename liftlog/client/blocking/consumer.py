@@ -16,20 +16,21 @@ from liftlog.records.decode import Record, RecordBatch
 
 
 class SyncConsumer(ConsumerState, ConsumingBlock[RecordBatch]):
-    """Iterates over records from the stored checkpoint on, with at-least-once delivery. Created by
-    `SyncClient.consumer`.
+    """Iterates over records, beginning at the stored checkpoint, with at-least-once delivery.
+    Created by `SyncClient.consumer`.
 
-    A record counts as processed when the next record is requested; `checkpoint()` also counts the
+    A record counts as processed when the next record is requested. `checkpoint()` also counts the
     last returned record. The consumer stores a checkpoint after `checkpoint_every` records or
     `checkpoint_interval` seconds (also while it waits for records), in `checkpoint`, at the end of
     the read, and in `close`, which `with` calls. If a checkpoint cannot be stored for a
-    reason that may pass (no connection, a full disk), the client logs a warning, and the next
+    temporary reason (no connection, a full disk), the client logs a warning, and the next
     checkpoint covers the same records. If another process commits under this name, the iteration
     raises CheckpointMoved and ends.
 
-    Belongs to one thread. An iteration can be continued after an exception that a signal handler
-    raised in it. If such an exception arrives while records are being returned, they are lost, as
-    with any iterator: open another consumer then, or let the handler only set a flag.
+    A consumer belongs to one thread. An iteration can be continued after an exception that a
+    signal handler raised in it. If such an exception arrives while records are being returned, the
+    records are lost, as with any iterator. Then open another consumer, or let the handler only set
+    a flag.
     """
 
     _reader: SyncBatchReader | None
@@ -120,7 +121,7 @@ class SyncConsumer(ConsumerState, ConsumingBlock[RecordBatch]):
         """Count all records returned so far as processed, and store a checkpoint. Durable on
         return.
 
-        Returns the stored offset; None if there is nothing to store. Raises the errors of
+        Returns the stored offset, or None if no checkpoint was necessary. Raises the errors of
         `commit_checkpoint`.
         """
         self._count_in_hand()
@@ -153,7 +154,7 @@ class SyncConsumer(ConsumerState, ConsumingBlock[RecordBatch]):
     # --- the end ---
 
     def close(self) -> None:
-        """Stop reading and store the checkpoint. Raises the errors of `commit_checkpoint`; to
+        """Stop reading, and store the checkpoint. Raises the errors of `commit_checkpoint`. To
         retry, call `close` again.
 
         The last returned record or batch does not count as processed, unless `checkpoint` was

@@ -19,15 +19,15 @@ class SyncDeadLetters(Lettering):
     """Processes records. A record that fails repeatedly is published to another subject, and does
     not stop the others.
 
-    - `publisher`: an open publisher, which the caller closes. `subject`: subject of the dead
-      letters. `expect`: name of the stream that records this subject. It must not be the stream
-      from which the records are read.
+    - `publisher` is an open publisher, which the caller closes. It publishes the dead letters on
+      `subject`. `expect` is the name of the stream that records this subject. It must not be the
+      stream from which the records are read.
     - `retries`: number of further attempts after the first one. The first pause lasts `pause`
       seconds, and each following pause is twice as long, up to 30 s. Meanwhile the member processes
       no other record, so the records of a key stay in order.
     - `errors`: errors that a bad record can cause. Any other error ends the run, and the record is
-      read again later. So do not include errors that the record did not cause, such as those of a
-      database that is down.
+      read again later. So do not include errors that the record did not cause, such as the errors
+      of a database that is down.
 
     A record counts as processed only after its dead letter is acked. If the dead letter cannot be
     published, the error ends the run; the record does not count as processed, and is read again
@@ -85,8 +85,16 @@ class SyncDeadLetters(Lettering):
         attempts: int,
     ) -> Published | None:
         name = records.group if isinstance(records, SyncGroupConsumer) else records.name
+        return self.publish(name, records.stream, record, error, attempts)
+
+    def publish(
+        self, name: str, stream: str, record: Record, error: Exception, attempts: int
+    ) -> Published | None:
+        """Publish a dead letter, and return its acks; None if the record is itself a dead letter on
+        this subject. The consumer `name` has tried `attempts` times to process the record, the
+        last time with `error`. Raises PublishFailed."""
         misfit: LiftlogError | None = None
-        for letter in self._letters(name, records.stream, record, error, attempts):
+        for letter in self._letters(name, stream, record, error, attempts):
             try:
                 done = self._publisher.publish(self._subject, **letter)
             except InvalidArgument as refusal:

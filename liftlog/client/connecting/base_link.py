@@ -55,8 +55,8 @@ class BaseLink:
             self.connection.close(self.error)
 
     def _allowed_silence(self) -> float:
-        """Return the longest silence, in seconds, while the daemon has to send an answer. After
-        that the connection counts as lost."""
+        """Return the number of seconds after which the connection counts as lost if an answer is
+        due and the daemon sends nothing."""
         return self.connection.welcome.max_wait_ms / 1000 + self._silence_seconds
 
     def _flush(self) -> None:

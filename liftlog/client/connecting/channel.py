@@ -17,10 +17,9 @@ SOFTWARE = f"liftlog-python/{liftlog.__version__}"
 """The name of the client's software, sent in its hello."""
 
 RECEIVE_BYTES = 2 * 1024 * 1024
-"""Most bytes to receive before the batches in them are examined. Larger steps overflow the
-processor's cache; with smaller steps, each step costs a call in Python."""
+"""Maximum number of bytes to receive before the batches in them are examined. Larger steps overflow
+the processor's cache. With smaller steps there are more calls in Python."""
 
-_HANDSHAKE_BYTES = 64 * 1024
 
 _UNKNOWN_CA = (
     "give the CA that signed the daemon's certificate as tls= (on the command line --tls-ca, for "

@@ -30,7 +30,7 @@ LONGEST_PAUSE_SECONDS = 5.0
 
 def is_interruption(error: LiftlogError) -> bool:
     """Return True if the failed request may be repeated at the same node: the connection was lost,
-    or the daemon is stopping, or it is just taking over the stream."""
+    the daemon is stopping, or it is just taking over the stream."""
     return isinstance(error, ConnectionLost | ShuttingDown | NotReady)
 
 
@@ -84,7 +84,7 @@ class ReadPatience:
         return self._backoff.next_pause(), self._deadline
 
     def gave_up(self) -> None:
-        """Reset the time, because the read has reported its failure: if the caller continues to
+        """Reset the time, because the read has reported its failure. If the caller continues to
         read, the read gets the whole time again."""
         self._answer_count = -1
 
@@ -92,7 +92,8 @@ class ReadPatience:
 def may_repeat(message: Message, exchange: Exchange, *, refused: bool) -> bool:
     """Return True if a request that ended with an interruption can be repeated.
 
-    `refused`: the daemon answered with a refusal. Otherwise the connection ended before the answer.
+    `refused` means that the daemon answered with a refusal. Otherwise the connection ended before
+    the answer.
     """
     return message.is_repeatable or refused or not exchange.sent
 

@@ -46,15 +46,15 @@ def stream_key(stream: str, replica: str | None) -> str:
 
 
 class Routes:
-    """The addresses of a cluster's nodes, and those of the leaders. `targets` are tried in turn."""
+    """The addresses of a cluster's nodes and of the leaders. `targets` are tried in turn."""
 
     def __init__(self, targets: Sequence[Target]) -> None:
         self.targets = {target.address.text: target for target in targets}
         self._order = list(self.targets)
         self._leaders: dict[str, str] = {}
         self._declined: dict[str, set[str]] = {}
-        """For reads that any node in sync may answer: by key, the nodes that have refused since the
-        last answer because they are not in sync."""
+        """Nodes that have refused reads because they are not in sync, since the last answer. Keyed
+        by read; used only for reads that any node in sync may answer."""
 
     @property
     def has_choice(self) -> bool:
@@ -66,7 +66,7 @@ class Routes:
         return self._leaders.get(key, self._order[0])
 
     def deadline_at(self, now: float, deadline: float | None) -> float | None:
-        """Return the time until which to try one address. If it is the only one, this is
+        """Return the time until which to try one address. If it is the only address, this is
         `deadline`."""
         if not self.has_choice:
             return deadline
@@ -74,7 +74,7 @@ class Routes:
         return soon if deadline is None else min(soon, deadline)
 
     def failed(self, key: str, address: str) -> None:
-        """Note that no connection to this address can be opened: the next attempt uses another
+        """Note that no connection to this address can be opened. The next attempt uses another
         address."""
         if self._leaders.get(key) == address:
             del self._leaders[key]
@@ -93,7 +93,7 @@ class Routes:
             if near is not None:
                 self._leaders[key] = near
                 return True
-            del self._declined[key]  # no node in sync is left to try: ask the leader
+            del self._declined[key]  # no other node in sync can be tried, so ask the leader
         other = str(error.details.get("address") or "")
         if not other or other == address or not self.learn(other):
             self.failed(key, address)
@@ -131,8 +131,9 @@ class Wandering:
         self._followed: set[str] = set()
 
     def pause_before(self, address: str, *, is_named: bool) -> float:
-        """Return the pause before `address` is tried, in seconds. `is_named`: a node has named this
-        address as the responsible node. The first time, there is no pause then."""
+        """Return the pause before `address` is tried, in seconds. `is_named` means that a node has
+        named this address as the responsible node. In that case there is no pause the first
+        time."""
         if is_named and address not in self._followed:
             self._followed.add(address)
             return 0.0

@@ -1,4 +1,5 @@
-"""Where and how to connect: the address of a daemon, the login, TLS and the time limits."""
+"""The data that a client needs to connect: the address of a daemon, the login, TLS settings and
+time limits."""
 
 from __future__ import annotations
 
@@ -80,8 +81,8 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A daemon's address, with login, TLS and time limits. Times are in seconds. `reconnect_for`:
-    None: reconnect forever; 0: never reconnect."""
+    """A daemon's address, with login, TLS and time limits. Times are in seconds. With
+    `reconnect_for=None` a client tries to reconnect forever, and with 0 never."""
 
     address: Address
     credentials: Credentials

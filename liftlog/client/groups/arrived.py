@@ -21,7 +21,7 @@ def slots_of(records: Sequence[Record], count: int) -> list[int]:
 
 class Arrived:
     """The records of one batch that belong to the lane, and the end of the batch. The records
-    before `index` were returned; those before `counted` are counted in the member's state."""
+    before `index` were returned; the records before `counted` are counted in the member's state."""
 
     def __init__(self, records: list[Record], slots: list[int] | None, end: int) -> None:
         self.records = records
@@ -31,8 +31,8 @@ class Arrived:
 
     @property
     def next_offset(self) -> int:
-        """The offset of the next record to return, or the end of the batch if there is none: all
-        records below it were returned."""
+        """The offset of the next record to return, or the end of the batch if there is no such
+        record. All records below this offset were returned."""
         return self.records[self.index].offset if self.index < len(self.records) else self.end
 
     @property

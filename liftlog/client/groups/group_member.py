@@ -5,9 +5,9 @@ A member reads its slots in *lanes*. A lane is a read of the stream for some slo
 on. Slots that are assigned later may be far behind the others. They get their own lane, so that the
 first lane can continue. Once the new lane has caught up with the first one, the two are merged.
 
-The member returns no more records of a slot that it has to give up. Once the caller has finished
-the records already returned, the member commits the slot's offset, and only then leaves the slot
-out of its heartbeats. So the slot's next owner begins after these records.
+The member returns no more records of a slot that it has to release. When the caller has finished
+the records that were already returned, the member commits the slot's offset. Only then does it
+leave the slot out of its heartbeats. So the slot's next owner begins after these records.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ class GroupMember:
 
     @property
     def owned(self) -> list[int]:
-        """The slots in the member's heartbeats: those that it reads, and those that it is still
-        releasing."""
+        """The slots in the member's heartbeats: the slots that it reads, and the slots that it is
+        still releasing."""
         return sorted(self._since)
 
     @property
@@ -161,8 +161,8 @@ class GroupMember:
             lane.done = lane.end = max(lane.done, offset)
 
     def merge(self, one: Lane, other: Lane) -> bool:
-        """Merge `other` into `one`, if `other` has read at least as far and the caller processes no
-        record of either. Returns True if they were merged."""
+        """Merge `other` into `one`, if `other` has read at least as far as `one` and the caller
+        processes no record of either lane. Returns True if they were merged."""
         if one.done > other.done or one.in_hand or other.in_hand or one is other:
             return False
         one.slots |= {slot: other.next_of(slot) for slot in other.slots}
@@ -186,8 +186,9 @@ class GroupMember:
         self.lanes = [lane for lane in self.lanes if lane.slots or lane.in_hand]
 
     def finished(self, offsets: Mapping[int, int] = MappingProxyType({})) -> list[int]:
-        """Return those of the slots being released that are finished: the caller has processed
-        their records, and their offsets are committed once `offsets` are stored."""
+        """Return the finished slots among those that are being released. A slot is finished when
+        the caller has processed its records, and its offset is committed once `offsets` are
+        stored."""
         return [
             slot
             for slot, leaving in self._leaving.items()
@@ -196,7 +197,7 @@ class GroupMember:
         ]
 
     def give_up(self, slots: Iterable[int] | None = None) -> list[int]:
-        """Leave `slots` out of the next heartbeat, by default all finished ones, and return
+        """Leave `slots`, by default all finished slots, out of the next heartbeat, and return
         them."""
         given = self.finished() if slots is None else [one for one in slots if one in self._leaving]
         for slot in given:
@@ -207,7 +208,7 @@ class GroupMember:
     # --- commits ---
 
     def uncommitted(self) -> dict[int, int]:
-        """Return the offsets to commit, by slot: those that the daemon has not stored yet."""
+        """Return the offsets to commit, by slot: the offsets that the daemon has not stored yet."""
         found = {slot: lane.next_of(slot) for lane in self.lanes for slot in lane.slots}
         for slot, leaving in self._leaving.items():
             if leaving.offset != UNKNOWN:

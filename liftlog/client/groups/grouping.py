@@ -31,10 +31,11 @@ LONGEST_WAIT_SECONDS = 5.0
 """Longest time that the coordinator delays the answer to a heartbeat while nothing changes."""
 MOST_LANES = 4
 _READ_AHEAD_BYTES = 1 * MIB
-"""Default for a member with at most half of the slots. With a small value the members read at
-nearly the same offsets, so that the daemon examines each piece of the log once for all of them."""
+"""Default read-ahead for a member with at most half of the slots. With a small value the members
+read at nearly the same offsets, so that the daemon examines each piece of the log once for all of
+them."""
 _LONGEST_RUN_SECONDS = 0.05
-"""For at most this time, records are returned without other checks."""
+"""Longest time for which records are returned without other checks."""
 
 logger = logging.getLogger("liftlog.client")
 
@@ -77,10 +78,10 @@ class GroupReading:
         self._stopped = False
 
     def stop(self) -> None:
-        """End the iteration when the next record is requested, or within 0.1 s if the iteration is
-        waiting for one. All records returned until then count as processed; `close` commits them.
+        """End the iteration at the next request for a record. A waiting iteration ends within 0.1
+        s. All records returned until then count as processed, and `close` commits them.
 
-        Does no I/O, so signal handlers and other threads may call it.
+        This method does no I/O, so signal handlers and other threads may call it.
         """
         self._stopped = True
         self._run_until = 0.0  # the next record needs a check of `_stopped`
@@ -278,8 +279,8 @@ class GroupReading:
         self._incarnation = reader.incarnation
 
     def _next_at_once(self) -> Record | None:
-        """Return the next record of the current batch, if nothing else is to be done first;
-        otherwise None. This path is fast because it leaves the update of the state to `_settle`."""
+        """Return the next record of the current batch. Returns None if something else must be done
+        first. This path is fast because it leaves the update of the state to `_settle`."""
         run = self._run
         if run is None or self._news:
             return None
@@ -432,8 +433,8 @@ class GroupReading:
                 self._state.merge(unread[0], lane)
 
     def _join_if_many(self) -> None:
-        """If there are more than MOST_LANES lanes, merge those with the same progress at once, and
-        begin one new read for them."""
+        """If there are more than MOST_LANES lanes, merge the lanes with the same progress at once,
+        and begin one new read for them."""
         lanes = self._state.lanes
         if len(lanes) <= MOST_LANES:
             return
@@ -462,7 +463,7 @@ class GroupReading:
 
     @property
     def _has_run_ahead(self) -> bool:
-        """True if `commit_every` records were returned since the commit in flight began: the
+        """True if `commit_every` records were returned since the commit in flight began. The
         iteration then waits for this commit."""
         return self._settings.every is not None and self._uncounted >= self._settings.every
 
@@ -471,8 +472,8 @@ class GroupReading:
         return self._state.uncommitted()
 
     def _begin_storing(self) -> list[Message]:
-        """Return the messages, to be sent one after the other, that store the processed offsets and
-        release finished slots (the caller processes none of their records)."""
+        """Return the requests that store the processed offsets and release finished slots. Send
+        them one after the other. A slot is finished if the caller processes none of its records."""
         offsets = self._begin_commit()
         finished = self._state.finished(offsets)
         messages: list[Message] = []

@@ -17,7 +17,7 @@ IDLE_SECONDS = 0.05
 """Pause between two checks of `beat` while it is None."""
 
 _UNHEARD_SECONDS = 0.2
-"""Pause after an answer with changes that the member has not handled yet: without it, the
+"""Pause after an answer with changes that the member has not handled yet. Without the pause, the
 coordinator would repeat the answer at once."""
 
 
@@ -29,8 +29,8 @@ class Heartbeat:
         self._news = news
 
     def _pause_after(self, beat: BeatGroup, exchange: Exchange, sent: float) -> float:
-        """Append the answer to the news for the member. Returns the seconds until the next
-        heartbeat."""
+        """Append an assignment or a permanent error to the news, which the member reads. Returns
+        the seconds until the next heartbeat."""
         if isinstance(exchange.answer, AssignmentAnswer):
             self._news.append((exchange.answer, beat.joined, sent))
             return 0.0 if exchange.answer.generation == beat.generation else _UNHEARD_SECONDS

@@ -1,7 +1,8 @@
 """One message: its attempts, their answers, and the result that follows from them.
 
-Pure. A refusal only proves that the attempt that it answers was not stored; an attempt without an
-answer may have been stored. So a message counts as refused only if no attempt can have been stored.
+Pure. A refusal proves only that one attempt was not stored: the attempt that it answers. An attempt
+without an answer may have been stored. So a message counts as refused only if no attempt can have
+been stored.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ _ANY = ""
 _DEPENDS_ON_THE_MOMENT = frozenset({10077, 10109, 10167})
 """Codes of refusals that depend on the time of the attempt: paused, disk full, read-only,
 overloaded. After such a refusal an earlier attempt may still have been stored. All other refusals
-also prove that no earlier attempt was stored: they follow from the message itself, or (10070,
-10071) the stream checks for duplicates before it refuses."""
+also prove that no earlier attempt was stored. Either the message itself is their reason, or the
+stream has checked for duplicates before (10070, 10071)."""
 
 
 class Delivery:
@@ -122,7 +123,8 @@ class Delivery:
         """Note an answer to an attempt. Sets `result` once every stream has acked or finally
         refused the message.
 
-        `passing`: the refusal is due to an earlier message, and proves nothing about this one.
+        `passing` means that the refusal is due to an earlier message, and proves nothing about this
+        one.
         """
         if not self.expect and self.result is None and isinstance(answer, Ack):
             self._acks[_ANY] = answer  # the usual case
@@ -183,8 +185,8 @@ class Delivery:
 
     def give_up(self, reason: str = "", *, broken: PublishFailed | None = None) -> None:
         """Make no further attempt, and set `result` from the answers so far. `broken` is the
-        failure of an earlier message, after which this one must not be sent because the order would
-        change."""
+        failure of an earlier message. After it this message must not be sent, because the order
+        would change."""
         if self.result is None:
             self._settle(self._failure(reason, broken=broken))
 
@@ -202,7 +204,7 @@ class Delivery:
             text = f"no answer says whether {who} stored it ({self._attempts_made()})"
             hint = "publish it again with the same message id"
             if self.message.message_id is None:
-                hint = "the stream may have `acks: off` (then ask for none), or be overloaded"
+                hint = "the stream may have `acks: off` (then request no ack), or be overloaded"
             if self.wrong_stream:
                 hint = (
                     f"the stream {self.wrong_stream!r} records {self.message.subject}: "

@@ -82,7 +82,7 @@ class OutgoingMessage(NamedTuple):
 
 
 def _with(lines: Sequence[HeaderLine], own: list[HeaderLine]) -> Sequence[HeaderLine]:
-    """Return the lines, with `own` in place of lines with the same names."""
+    """Return the lines whose names are not in `own`, followed by `own`."""
     if not lines or not own:
         return lines or own
     names = {name for name, _ in own}
@@ -90,8 +90,8 @@ def _with(lines: Sequence[HeaderLine], own: list[HeaderLine]) -> Sequence[Header
 
 
 def _enveloped_headers(lines: Sequence[HeaderLine]) -> dict[str, str] | None:
-    """Return the headers for an envelope. None if the envelope cannot hold them: it holds one text
-    for each name, and limits their size."""
+    """Return the headers for an envelope; None if the envelope cannot hold them. An envelope has
+    one text for each name, and limits the size of its headers."""
     try:
         found = {name.decode(): value.decode() for name, value in lines}
     except UnicodeDecodeError:
@@ -143,8 +143,8 @@ def checked(
 
 @lru_cache(maxsize=256)
 def _is_subject(text: str) -> bool:
-    """Return True if the text is a subject without wildcards. Bytes of a subject that are not UTF-8
-    are in the text as `surrogateescape` decodes them."""
+    """Return True if the text is a subject without wildcards. The text contains bytes that are not
+    UTF-8 as `surrogateescape` decodes them."""
     try:
         text.encode(errors="surrogateescape")
     except UnicodeEncodeError:

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 NatsTarget: TypeAlias = "NatsClient | str | Sequence[str]"
 OnAnswer = Callable[[int, int, bytes, str | None], None]
-"""Called with the numbers of the message and of the attempt, the payload and the status line."""
+"""A callback that receives the numbers of the message and of the attempt, the payload and the
+status line."""
 
 _PING_SECONDS = 10
 _RECONNECT_SECONDS = 0.25
@@ -193,7 +194,7 @@ class PublisherLink:
             await client._flush_pending()
 
     async def confirm(self, since: float) -> None:
-        """Return when NATS has received all messages that were sent since `since`.
+        """Wait until NATS has received all messages that were sent since `since`.
 
         Raises NatsUnavailable if NATS may not have received all of them, and NatsRefused if NATS
         has reported an error.

@@ -9,8 +9,8 @@ from liftlog.errors import LiftlogError
 
 class Ack(NamedTuple):
     """The ack of a stream: it has stored the message at `offset`. If `duplicate` is true, `offset`
-    is that of an earlier copy of the message. `durability` is the stream's setting: with `fsync`
-    the record is on disk.
+    is the offset of an earlier copy of the message. `durability` is the stream's setting: with
+    `fsync` the record is on disk.
     """
 
     stream: str
@@ -92,10 +92,10 @@ class PublishFailed(LiftlogError):
 
 
 class PublishRefused(PublishFailed):
-    """At least one stream refused the message, and the result is certain: each expected stream
-    either has an ack in `acks` or has not stored the message.
+    """At least one stream refused the message, and the outcome in each expected stream is certain.
+    A stream without an ack in `acks` has not stored the message.
 
-    Look at `err_code`: either the message is invalid, or the stream accepts no messages at present.
+    Read `err_code`. Either the message is invalid, or the stream accepts no messages at present.
     """
 
     name = "PUBLISH_REFUSED"
@@ -111,10 +111,11 @@ class PublishRefused(PublishFailed):
 
 
 class PublishUnknown(PublishFailed):
-    """It is unknown whether the message was stored: no answer arrived that shows it.
+    """The outcome is unknown: the message may be stored or not, because no answer arrived that
+    decides it.
 
-    Publish it again with the same `message_id` while the stream's dedupe window lasts, or look for
-    it in the stream: records keep their message id in the header `Nats-Msg-Id`.
+    Publish the message again with the same `message_id` while the stream's dedupe window lasts. Or
+    search for the message in the stream: records keep their message id in the header `Nats-Msg-Id`.
     """
 
     name = "PUBLISH_UNKNOWN"
@@ -123,7 +124,7 @@ class PublishUnknown(PublishFailed):
 class NotPublished(PublishFailed):
     """No stream received the message: the subject has no subscriber, or NATS was unreachable.
 
-    Publish it again once there is a stream and a connection.
+    Publish the message again when a stream records the subject and NATS is reachable.
     """
 
     name = "NOT_PUBLISHED"
@@ -131,10 +132,10 @@ class NotPublished(PublishFailed):
 
 
 class OrderBroken(NotPublished):
-    """The message was not stored, because it is unknown whether an earlier message was stored: the
-    publisher did not send it, or all streams refused it.
+    """The message was not stored, because the outcome of an earlier message is unknown. The
+    publisher did not send the message, or all streams refused it.
 
-    Decide what to do about the earlier message, then call `publisher.resume()`.
+    Decide how to handle the earlier message, then call `publisher.resume()`.
     """
 
     name = "ORDER_BROKEN"

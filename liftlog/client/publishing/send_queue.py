@@ -7,9 +7,9 @@ in seconds, by any steady clock.
 `Unordered` sends all messages at once, and repeats each independently of the others. `Sequenced`
 keeps the order of one stream with many messages in flight. Each message contains the offset after
 which it is to be stored (`Nats-Expected-Last-Sequence`), counted up from the last ack. If a message
-is lost, the stream refuses all that were sent after it. The queue then waits until nothing is in
-flight, and continues from the first unsettled message. Streams detect duplicates before they check
-preconditions, so they ack a repeated message that was already stored.
+is lost, the stream refuses all messages that were sent after it. The queue then waits until nothing
+is in flight, and continues from the first unsettled message. Streams detect duplicates before they
+check preconditions, so they ack a repeated message that was already stored.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ WRONG_LAST_SEQUENCE = 10071
 WRONG_STREAM = 10060
 
 _GRACE_SECONDS = 1.0
-"""Longest wait for the first ack of the expected stream after another stream has answered that it
-is not the expected one. The expected stream may belong to another, slower daemon."""
+"""Longest wait for the first ack of the expected stream, after another stream has answered that it
+is not the expected stream. The expected stream may belong to another, slower daemon."""
 
 
 class RetryPolicy(NamedTuple):
-    """When to repeat a message: not after `retry_for` seconds since its first attempt.
+    """The rules for repeating a message. It is not repeated any more when `retry_for` seconds have
+    passed since its first attempt.
 
     After a temporary refusal the pause doubles from `first_pause` to `longest_pause`.
     """
@@ -105,13 +106,13 @@ class Unordered:
         heapq.heappush(self._later, (at, next(self._tickets), delivery))
 
     def wake_at(self) -> float | None:
-        """Return the time at which `next` may return a message that it does not return now. None:
-        only an event can change that."""
+        """Return the time at which `next` may return a message that it does not return now. Returns
+        None if only an event can make it return one."""
         return self._later[0][0] if self._later else None
 
     def resume(self, last_sequence: int | None) -> None:
-        """Continue after a failure that broke the order. Does nothing here: no message waits for
-        another."""
+        """Continue after a failure that broke the order. Does nothing here, because no message
+        waits for another."""
 
 
 class Sequenced:
@@ -132,7 +133,7 @@ class Sequenced:
     ) -> None:
         self._retry = retry
         self._on_broken = on_broken
-        self._queue: deque[Delivery] = deque()  # settled messages stay until those before are
+        self._queue: deque[Delivery] = deque()  # settled ones wait for all before
         self._position = 0  # index in the queue of the next message to send
         self._last = last_sequence  # offset of the last record before the queue
         self._tail = last_sequence  # expected offset of the last message sent
@@ -233,15 +234,15 @@ class Sequenced:
                 self._absent_at = now + _GRACE_SECONDS
 
     def _is_unheard(self) -> bool:
-        """Return True if for `retry_for` seconds no message has reached a subscriber. Then the
-        following messages are not retried for that time again; each of them is sent once."""
+        """Return True if for `retry_for` seconds no message has reached a subscriber. Then each of
+        the following messages is sent once, without retries."""
         since = self._unheard_since
         return since is not None and self._not_before - since >= self._retry.retry_for
 
     def _is_chained(self, delivery: Delivery, refusal: Refusal, is_newest: bool) -> bool:
-        """Return True if the refusal may be due to earlier messages. It proves that the stream has
-        another writer only if it answers the first unsettled message, and that message was sent
-        with an offset that is certain."""
+        """Return True if the refusal may be due to earlier messages. A refusal proves that the
+        stream has another writer only if two conditions hold: it answers the first unsettled
+        message, and that message was sent with an offset that is certain."""
         if not _is_wrong_sequence(refusal) or delivery.last_sequence is None:
             return False
         is_first = delivery is self._queue[0] and delivery.last_sequence == self._last
@@ -291,7 +292,8 @@ class Sequenced:
         self._shorten()
 
     def _break(self, failure: PublishFailed) -> None:
-        """Send no more messages. When those in flight have their answers, all others fail."""
+        """Send no more messages. When the messages in flight have their answers, all others
+        fail."""
         if self._broken is None:
             self._broken = failure
             self._on_broken(failure)

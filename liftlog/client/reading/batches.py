@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 _LENGTH = struct.Struct("<I")
 
 _LOOK_BYTES = 8 * 1024
-"""With fewer bytes, decoding small batches together is not worth it."""
+"""Minimum number of bytes for decoding small batches together. With fewer bytes, it costs more than
+it saves."""
 
 _RARELY_BYTES = 64 * 1024
 """The longest distance in bytes between two searches for small batches, after searches that found
@@ -45,7 +46,7 @@ class ArrivingBatches:
 
     A batch is returned only if its checksums are right and it begins where the previous one ends:
     the batches of an answer cover the range of offsets in the answer's header without gaps. Records
-    below the requested offset or the log start, and those at or above `stop_offset`, are dropped.
+    below the requested offset or the log start, and records at or above `stop_offset`, are dropped.
     Batches without records are skipped. A batch is decoded as soon as it has arrived completely,
     while its bytes are still in the processor's cache.
     """
@@ -71,7 +72,7 @@ class ArrivingBatches:
         self._look_at = 0 if "numpy" in sys.modules else sys.maxsize
         self._look_step = 1
         self.needed_bytes = 0
-        """How many bytes of the body must have arrived before `next` can return more."""
+        """Number of bytes of the body that must have arrived before `next` can return more."""
 
     @property
     def next_offset(self) -> int:
@@ -146,8 +147,8 @@ class ArrivingBatches:
         return None
 
     def _take_small_batches(self, arrived_bytes: int) -> SmallBatches | None:
-        """Return the next small batches, up to the first damaged one. None: the next batch is to be
-        decoded alone."""
+        """Return the next small batches, up to the first damaged one, or None if the next batch
+        must be decoded alone."""
         position = self._position
         if position < self._look_at or arrived_bytes - position < _LOOK_BYTES:
             return None
@@ -260,23 +261,23 @@ class FetchAnswer:
         return 0 if self._body is None else len(self._body)
 
     def batches(self) -> Iterator[RecordBatch]:
-        """Yield the batches: checked, and without records that were not requested. Raises
-        CorruptRange for damaged records; to read what follows them, fetch at the error's
-        `next_offset`."""
+        """Yield the batches. They are verified, and contain only requested records. Raises
+        CorruptRange for damaged records. To read the records after the damage, fetch at the
+        error's `next_offset`."""
         if self._body is None:
             return iter(())
         return checked_batches(self._stream, self.header, self._body)
 
 
 def find_good_batch(body: memoryview, position: int, offset: int, end_offset: int) -> int | None:
-    """Return the offset of the first good batch after `position`, where a damaged batch begins that
-    should have the offset `offset`.
+    """Return the offset of the first good batch after a damaged one, which begins at `position` and
+    should begin at `offset`.
 
     `end_offset` is the end of the answer according to its header; it is returned if no good batch
     follows. A batch counts as good if a chain of headers leads from it to the end of the answer and
-    to `end_offset`, each header beginning where the previous batch ends. A header from which no
-    chain leads there may belong to a batch with more damage after it, or may be bytes in the value
-    of a record. Then the result is None, and the caller must ask the daemon.
+    to `end_offset`, each header beginning where the previous batch ends. If no chain leads from a
+    header to the end, the header may belong to a batch with more damage after it, or may be part of
+    the value of a record. Then the result is None, and the caller must ask the daemon.
     """
     raw = body.tobytes()
     at = raw.find(MAGIC, position + ALIGNMENT)

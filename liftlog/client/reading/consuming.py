@@ -6,8 +6,8 @@ last processed record. So if the consumer ends while it processes a record, this
 again.
 
 With `exclusive` every commit contains the offset that it expects to be stored. A commit whose
-answer was lost may have taken effect, so the consumer remembers its offset. If the daemon refuses
-the next commit because exactly this offset is stored, the earlier commit has taken effect.
+answer was lost may have taken effect, so the consumer keeps its offset. If the daemon refuses the
+next commit because exactly this offset is stored, the earlier commit has taken effect.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Progress:
         if interval is not None and interval <= 0:
             raise InvalidArgument(f"checkpoint_interval={interval!r} is not a time in seconds")
         self.position: int | None = None
-        """All records below it count as processed; None until the first one does."""
+        """All records below it count as processed; None until one does."""
         self.committed = 0
         """The stored offset according to the last answer; 0 if no checkpoint is stored."""
         self.incarnation: str | None = None
@@ -136,8 +136,8 @@ class Progress:
         self._tries = 0
 
     def next_commit(self) -> int | None:
-        """Return the offset to commit. None if it is already stored, or if another process has
-        committed."""
+        """Return the offset to commit. Returns None if it is already stored, or if another process
+        has committed."""
         if self._lost or not self._is_new:
             return None
         self._tries += 1
@@ -153,8 +153,8 @@ class Progress:
         self._undecided.add(offset)
 
     def refused(self, offset: int, error: LiftlogError) -> bool:
-        """Note that the commit has failed. Returns True if the caller is to call `next_commit`
-        again, and False if it is to raise the error."""
+        """Note that the commit has failed. Returns True if the caller must call `next_commit`
+        again, and False if it must raise the error."""
         if isinstance(error, CheckpointMoved):
             stored = error.details.get("offset")
             if stored in self._undecided:
@@ -264,7 +264,7 @@ class ConsumerState:
 
     @property
     def position(self) -> int | None:
-        """All records below it count as processed; None until the first one does."""
+        """All records below it count as processed; None until one does."""
         return self._progress.position
 
     @property

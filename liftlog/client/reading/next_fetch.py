@@ -1,4 +1,4 @@
-"""The next fetch of a read: where it starts, where it ends, and how much it requests."""
+"""The next fetch of a read: its start, its end, and the number of bytes that it requests."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class NextFetch:
 
     - The start is an offset, an end of the log, or a time. After the first answer it is an offset
       (None if the read has lost its position).
-    - `incarnation` and `epoch` are those that the start belongs to. Each fetch states them, so a
-      daemon with another history reports an error and sends no records.
+    - The start belongs to `incarnation` and `epoch`. Each fetch contains them, so a daemon with
+      another history reports an error and sends no records.
     - No fetch requests records from `stop_offset` on.
     - Fetches grow: each requests twice as many bytes as the previous one, up to `fetch_bytes`.
     - The bound, which a copy must have reached to answer, never falls.
@@ -48,7 +48,7 @@ class NextFetch:
         self.epoch = epoch
         self.stop_offset = until if type(until) is int else None
         self.slots: frozenset[int] | None = None
-        """The slots of a group whose records are requested; None: all records."""
+        """The slots of a group whose records are requested; None for all records."""
         self._stream = stream
         self._place = start_fields(start)
         self._selection = selection
@@ -63,7 +63,8 @@ class NextFetch:
 
     @property
     def offset(self) -> int | None:
-        """The offset where the fetch starts; None while it is not known, or no longer known."""
+        """The offset at which the fetch starts; None if it is not known yet, or not known any
+        more."""
         start = self._place.get("start")
         return start if type(start) is int else None
 
@@ -74,22 +75,23 @@ class NextFetch:
         return offset is not None and stop is not None and offset >= stop
 
     def move_to(self, offset: int | None) -> None:
-        """Start at another offset of the same history. None: the position of the read is lost."""
+        """Start at another offset of the same history. An offset of None means that the position of
+        the read is lost."""
         self._place = {"start": offset}
 
     def move_elsewhere(self, end_of_log: str) -> None:
-        """Start at "earliest" or "latest", whatever the history of the stream is."""
+        """Start at "earliest" or "latest", regardless of the history of the stream."""
         self._place = {"start": end_of_log}
         self.incarnation = self.epoch = None
 
     def move_behind(self, header: FetchHeader) -> None:
-        """Start where this answer ends."""
+        """Start at the end of this answer."""
         self._place = {"start": header.next_offset}
         self.incarnation, self.epoch = header.incarnation, header.leader_epoch
 
     def take_bound(self, info: StreamInfo) -> None:
-        """Let only copies answer that have reached the leader's high watermark; "latest" is that of
-        the leader."""
+        """Accept answers only from copies that have reached the leader's high watermark. "latest"
+        refers to this high watermark."""
         self._at_least = info.high_watermark
         if self._place.get("start") == LATEST:
             self._place = {"start": info.high_watermark}
@@ -99,7 +101,7 @@ class NextFetch:
     # --- what it requests ---
 
     def ask_for(self, slots: list[int], slot_count: int) -> None:
-        """Request the records of these slots only; the daemon may send others too."""
+        """Request only the records of these slots. The daemon may send other records, too."""
         self._slot_fields = {"filter_slots": slots, "slot_count": slot_count}
         self.slots = frozenset(slots)
 
@@ -109,7 +111,8 @@ class NextFetch:
         return bool(self._selection)
 
     def begin_small(self, max_bytes: int | None = None) -> None:
-        """Request few bytes first, or at most `max_bytes`; the following fetches grow."""
+        """Request only a small number of bytes first, at most `max_bytes`. The following fetches
+        grow."""
         self._bytes = (
             min(FIRST_FETCH_BYTES, self._largest_bytes) if max_bytes is None else max_bytes
         )
@@ -151,8 +154,8 @@ class NextFetch:
         )
 
     def _bound(self) -> int | None:
-        """Return the offset that a copy must have reached to answer: its end may lie before a
-        position that another copy has reached."""
+        """Return the offset that a copy must have reached to answer this fetch. Without this bound,
+        the fetch could go to a copy that ends before the present position."""
         offset = self.offset
         if self._at_least is not None and offset is not None:
             self._at_least = max(self._at_least, offset)

@@ -1,4 +1,5 @@
-"""The answers that a read has requested, from the request until the last batch is returned."""
+"""Keeps the answers that a read has requested, from the request until the last batch is
+returned."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ class Answer(NamedTuple):
 
 
 class OpenAnswers:
-    """The open requests of one read, and what has arrived for them, in the order of the log.
+    """The open requests of one read, and the answers that have arrived for them, in the order of
+    the log.
 
     A request is first `asked` (its header has not arrived), then an `Answer` in `waiting`, then
     `current`: its batches are returned while the rest of its body arrives.
@@ -31,10 +33,10 @@ class OpenAnswers:
     Invariants:
 
     - At most one request is `asked`, and all others precede it.
-    - `waiting` holds errors and resets between the answers, each at the place where the reader has
-      to learn of it.
+    - `waiting` holds errors and resets between the answers, each at the place where the reader must
+      get it.
     - `bytes` is the sum of the bodies of `current` and of the answers in `waiting`.
-    - A body is referenced by `current` only: its memory is free as soon as its batches are.
+    - Only `current` refers to a body, so its memory is free as soon as its batches are freed.
     """
 
     def __init__(self) -> None:
@@ -69,8 +71,8 @@ class OpenAnswers:
         return arriving.arrived_bytes >= current.needed_bytes
 
     def first_unread(self) -> int | Reset | None:
-        """Return the offset of the first record that was not returned; the `Reset` that comes
-        before it; None if nothing has arrived."""
+        """Return the offset of the first record that was not returned. Return a `Reset` instead if
+        one precedes this record; None if nothing has arrived."""
         if self.current is not None:
             return self.current.next_offset
         for item in self.waiting:
@@ -96,17 +98,17 @@ class OpenAnswers:
     # --- the way of an answer ---
 
     def asks(self, exchange: Exchange, slots: frozenset[int] | None) -> None:
-        """A fetch for the records of these slots is about to be sent."""
+        """Note that a fetch for the records of these slots is about to be sent."""
         self._asked, self._asked_slots = exchange, slots
         self.requests.add(exchange)
 
     def header_arrived(self) -> Exchange | None:
-        """Return the request that the header belongs to: the newest one."""
+        """Return the request to which the header belongs, which is the newest one."""
         asked, self._asked = self._asked, None
         return asked
 
     def add(self, header: FetchHeader, exchange: Exchange) -> None:
-        """The header of an answer with records has arrived."""
+        """Note that the header of an answer with records has arrived."""
         slots = self._asked_slots if header.selected else None
         self.waiting.append(Answer(header, exchange, slots))
         self.bytes += header.body_length
@@ -127,15 +129,16 @@ class OpenAnswers:
         self.bytes -= self._current_bytes
 
     def done(self, exchange: Exchange) -> None:
-        """This request is answered, or has failed with an error, which then waits to be raised."""
+        """Note that this request is answered or has failed. An error then waits in `waiting` until
+        it is raised."""
         self.requests.discard(exchange)
         if exchange.error is not None:
             self._asked = None
             self.waiting.append(exchange.error)
 
     def drop(self) -> set[Exchange]:
-        """Drop everything that has arrived, and return the open requests, which are to be
-        cancelled. They call back no more."""
+        """Drop everything that has arrived. Return the open requests, which the caller must cancel.
+        They make no further callbacks."""
         dropped, self.requests = self.requests, set()
         for exchange in dropped:
             exchange.on_header = exchange.on_done = exchange.on_progress = None

@@ -1,24 +1,27 @@
-"""One continuous read, sans-io: when to send the next fetch, what the reader gets, when it ends.
+"""One continuous read, without I/O: decides when to send the next fetch, what the reader gets, and
+when the read ends.
 
-`NextFetch` has the place of the next fetch, `OpenAnswers` the answers on their way to the reader.
-`ReadAhead` moves them on, and decides about damage, resets and interruptions.
+`NextFetch` holds the position of the next fetch. `OpenAnswers` holds the answers that the reader
+has not read completely. `ReadAhead` advances both, and decides about damage, resets and
+interruptions.
 
-The next fetch is sent as soon as the header of the last answer has arrived, before its body, so the
-server always has one more to work on while a body is being sent. The larger the answers, the longer
-a delay this covers, so a read begins with small ones (the caller may want a few records only) and
-doubles them. `read_ahead_bytes` plus one answer limit how far it runs ahead.
+The next fetch is sent as soon as the header of the last answer has arrived, before its body. So the
+server always has a fetch to work on while it sends a body. Larger answers compensate for longer
+network delays. A read begins with small answers, because the caller may want only a few records,
+and doubles their size each time. The data that is read ahead is limited to `read_ahead_bytes` plus
+one answer.
 
-The daemon is asked about damage before it is reported. If a batch's header is damaged, its own
-bytes do not show its extent; the daemon has the index, which does. If its body is damaged, the
-daemon has not examined it yet: it sends batches unchecked. When it is asked to look into the
-records there, it quarantines the damaged ones, or repairs them from another replica. Then the read
-starts again at that offset: the answer is either the exact range, or good records if it was
-repaired or only the transfer was at fault.
+The daemon is asked about damage before the damage is reported. If the header of a batch is damaged,
+its bytes do not show where the batch ends; the daemon's index does. If the body is damaged, the
+daemon may not have found the damage yet, because it sends batches unchecked. At the client's
+request, it examines the records, and quarantines the damaged ones or repairs them from another
+replica. Then the read starts again at that offset. The answer is either the exact range of the
+damage, or good records, if the range was repaired or only the transfer failed.
 
-A lost connection interrupts a read, it does not end it: the caller that drives the read reconnects
-and calls `resume`, and the next batch returned is the one after the last. The fetches state the
-incarnation and the leader epoch that were read from, so a daemon that restarted with another
-history reports it; the reset policy (`read_options`) then decides.
+A lost connection interrupts a read and does not end it. The caller reconnects and calls `resume`;
+the read then continues after the last batch that it returned. The fetches contain the incarnation
+and the leader epoch of the records that were read. So a daemon that restarted with another history
+reports an error, and the reset policy (`read_options`) decides how to continue.
 """
 
 from __future__ import annotations
@@ -68,7 +71,7 @@ class Requester(Protocol):
 
 
 class ReadAhead:
-    """State of one read. `on_ready` runs when the result of `next_batch` may have changed.
+    """The state of one read. `on_ready` is called when the result of `next_batch` may have changed.
 
     Invariants:
 
@@ -100,15 +103,17 @@ class ReadAhead:
         slots: tuple[list[int], int] | None = None,
         poll_ms: int = POLL_MS,
     ) -> None:
-        """`slots`, with their number in the group: the daemon may leave out all other slots."""
+        """`slots` are the wanted slots, with the number of slots of the group. The daemon may leave
+        out the records of all other slots."""
         check_options(until, prefer, replica, on_corrupt, on_reset, reset_callback)
         self.stream = stream
         self.on_ready: Callable[[], None] | None = None
         self.interruption: LiftlogError | None = None
-        """The reason why no more batches come until `resume`; all before it have been returned."""
+        """The reason why the read returns no more batches until `resume`. All batches before the
+        interruption have been returned."""
         self.answer_count = 0
         self.needs_bound = prefer == "nearest"
-        """True if `begin_with` is to be called before the first batch is requested."""
+        """True if the caller must call `begin_with` before it requests the first batch."""
         self._requester = requester
         self._next = NextFetch(
             stream,
@@ -128,7 +133,7 @@ class ReadAhead:
         self._on_reset = on_reset
         self._reset: tuple[LiftlogError, int | None] | None = None  # requested, not answered yet
         self._looked_at: int | None = None
-        """The offset of a damaged body that the daemon was asked to look into."""
+        """The offset of a damaged body that the daemon was asked to examine."""
         self._suspect: int | None = None
         """The offset of a damaged header, while the daemon is asked about it."""
         self._last: FetchHeader | None = None  # newest header
@@ -171,7 +176,7 @@ class ReadAhead:
 
     @property
     def finished(self) -> bool:
-        """All batches have been returned and no more will come."""
+        """True if all batches have been returned and no more will arrive."""
         return self._over and self._answers.is_empty
 
     @property
@@ -200,8 +205,9 @@ class ReadAhead:
         return self._next.epoch
 
     def begin_with(self, info: StreamInfo) -> None:
-        """Take the leader's description of the stream: any copy that answers this read must reach
-        as far. The ends of the log are those of the leader."""
+        """Set the bounds of the read from the leader's description of the stream. A copy that
+        answers this read must have reached the leader's high watermark. "earliest" and "latest"
+        refer to the leader's log."""
         self.needs_bound = False
         self._next.take_bound(info)
         if self._until == END:
@@ -216,11 +222,11 @@ class ReadAhead:
         return found
 
     def next_batch(self) -> RecordBatch | None:
-        """Return the next batch, or None if it has not arrived (or the read is finished or
-        interrupted).
+        """Return the next batch. Returns None if the batch has not arrived, or if the read is
+        finished or interrupted.
 
-        Raises the error that ended the read, after everything before it was returned. Then the read
-        is finished, and `position` stays before the place of the error.
+        Raises the error that ended the read, after all batches before the error were returned. Then
+        the read is finished, and `position` stays before the place of the error.
         """
         return self._taken(ArrivingBatches.next)
 
@@ -259,7 +265,7 @@ class ReadAhead:
         return None
 
     def _take_item(self, item: Answer | LiftlogError | Reset) -> None:
-        """Continue with an item that has waited; raises if it ends the read."""
+        """Handle the next item that has waited. Raises its error if it ends the read."""
         if isinstance(item, Answer):
             self._answers.open(item, self.stream, self._next.stop_offset)
             self._ask_if_room()
@@ -286,20 +292,20 @@ class ReadAhead:
     def resume(self) -> None:
         """Continue after the last batch returned, on a new connection."""
         self.interruption = None
-        self._suspect = self._looked_at = None  # the question about damage was not answered
+        self._suspect = self._looked_at = None  # the request about damage was not answered
         self._begin()
 
     # --- damage ---
 
     def _report_examined(self, error: CorruptRange) -> None:
-        """Report a damaged body, once the daemon has looked into it."""
+        """Report a damaged body, after the daemon has examined it."""
         if self._looked_at == error.first_offset:
             self._report(error)
         else:
             self._have_looked_at(error.first_offset)
 
     def _report(self, error: CorruptRange) -> None:
-        """Report the damage to the reader; raises if that ends the read."""
+        """Report the damage to the reader. Raises an error if the damage ends the read."""
         try:
             self._reports.damage(error)
         except BaseException:
@@ -307,8 +313,8 @@ class ReadAhead:
             raise
 
     def _have_looked_at(self, offset: int) -> None:
-        """Make the daemon check the records there, by a fetch for which it has to look into them;
-        then continue at `offset`, whatever the result."""
+        """Make the daemon check the damaged records, by a fetch for which it has to examine them.
+        Then continue at `offset`, regardless of the result."""
         self._looked_at = offset
         self._drop()
         self._next.move_to(offset)
@@ -330,9 +336,10 @@ class ReadAhead:
         offset = damage.offset
         if self._suspect != offset:
             self._suspect = offset
-            self._begin_at(offset, max_bytes=1)  # one batch, if there is one
+            self._begin_at(offset, max_bytes=1)  # at most one batch
             return
-        # The daemon sent this batch alone, so it considers it good: it was damaged on the way.
+        # The daemon has checked this batch and sent it alone, so the batch was damaged during the
+        # transfer.
         following = max(damage.next_offset, offset + 1)
         self._report(corrupt_range(self.stream, offset, following))
         self._begin_at(following)
@@ -347,8 +354,8 @@ class ReadAhead:
         """Drop all open requests and continue at `offset`."""
         self._next.move_to(offset)
         if self._last is None:
-            # The daemon has checked the given epoch at the start; a later one may begin before
-            # `offset`.
+            # The daemon has checked the given epoch at the start of the read. A later epoch may
+            # begin before `offset`.
             self._next.epoch = None
         self._begin(max_bytes=max_bytes)
 
@@ -390,7 +397,7 @@ class ReadAhead:
             self._next.stop_offset = min(stop, header.high_watermark)
 
     def _report_reset(self, reset: Reset) -> None:
-        """Report the reset to the reader; raises if that ends the read."""
+        """Report the reset to the reader. Raises an error if the reset ends the read."""
         try:
             self._reports.reset(reset)
         except BaseException:
@@ -423,8 +430,8 @@ class ReadAhead:
 
     def _ask(self) -> None:
         """Send the next fetch."""
-        # A read with an end needs the first answer for the state of the log. And a start such as
-        # `latest` must become an offset at once, before the connection can be lost.
+        # A read with an end gets the state of the log from the first answer. A start such as
+        # `latest` must be converted to an offset at once, before the connection can be lost.
         unknown = self._until is not None or self._next.offset is None
         at_once = (self._last is None and unknown) or self._reset is not None
         exchange = Exchange(self._on_header, self._on_done, self._on_progress)
@@ -460,8 +467,9 @@ class ReadAhead:
         self._ask_if_room()
 
     def _compare_with_suspicion(self, header: FetchHeader) -> None:
-        """If the daemon has quarantined the damaged batch meanwhile, it answers with the records
-        that follow."""
+        """Handle an answer for the batch that failed its check. If the daemon has quarantined the
+        batch meanwhile, the answer has only the records that follow; then the batch is reported as
+        damaged."""
         suspect = self._suspect
         if suspect is None or header.offset != suspect:
             return
@@ -471,7 +479,7 @@ class ReadAhead:
             self._answers.waiting.append(corrupt_range(self.stream, suspect, following))
 
     def _on_progress(self) -> None:
-        """More bytes of a body arrived: of the oldest incomplete answer."""
+        """Note that more bytes have arrived, which belong to the oldest incomplete answer."""
         if self.on_ready is not None and self._answers.may_continue:
             self.on_ready()
 

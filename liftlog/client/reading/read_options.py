@@ -26,13 +26,13 @@ COLUMNS: tuple[str, ...] = get_args(Column)
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Selects the records to read; all given conditions must match. The daemon applies the
-    conditions, so that other records are not transferred.
+    """Selects the records to read. A record must match all given conditions. The daemon applies
+    the conditions, so other records are not transferred.
 
-    - `subject`: a pattern with NATS wildcards, or several patterns, of which one must match.
-    - `key`: the exact key of a record, or several keys, of which one must match.
+    - `subject`: a pattern with NATS wildcards, or several patterns, one of which must match.
+    - `key`: the exact key of a record, or several keys, one of which must match.
     - `header`: `"Name"` (the header exists) or `"Name=value"`, or several of these, which must all
-      match. Names of headers are compared without regard to case, values exactly.
+      match. Names of headers are compared without regard to case. Values are compared exactly.
     """
 
     subject: str | Sequence[str] | None = None
@@ -93,8 +93,8 @@ Until: TypeAlias = int | Literal["end"] | None
 END = "end"
 
 OnCorrupt: TypeAlias = Literal["raise", "skip"] | Callable[[CorruptRange], None]
-"""Handling of damaged records: end the read with CorruptRange; log a warning and continue after the
-records; or call the callable and continue, unless the callable raises."""
+"""Handling of damaged records: end the read with CorruptRange, log a warning and continue after
+them, or call the callable and continue unless it raises."""
 
 Prefer: TypeAlias = Literal["leader", "nearest"]
 """The copy of a replicated stream that a read uses."""
@@ -111,11 +111,11 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """Describes how a read has continued at another position, because it could not continue at its
-    own.
+    """Describes the jump of a read to another position, because it could not continue at its own
+    position.
 
-    `error` is the reason. `from_offset` is the offset at which the read could not continue; None if
-    it was to start at a time or at an end of the log. The read continues at `to_offset`;
+    `error` is the reason. `from_offset` is the offset at which the read could not continue; None
+    if the read should start at a time or at an end of the log. The read continues at `to_offset`.
     `incarnation` is the stream's present incarnation.
     """
 
@@ -127,14 +127,14 @@ class Reset:
 
 
 class ReadOptions(TypedDict, total=False):
-    """The options of a read. None of them is required.
+    """The options of a read. All of them are optional.
 
     `filter` selects the records that the daemon sends, and `columns` selects their columns. Columns
     that are not selected are empty: timestamp 0, subject "", no key, no headers, and the value b"".
     Even then a tombstone has the value None, so the application can distinguish tombstones from
     other records.
 
-    `fetch_bytes` limits the answer to one request; `read_ahead_bytes` limits the data that is
+    `fetch_bytes` limits the answer to one request. `read_ahead_bytes` limits the data that is
     buffered for the application.
 
     `on_corrupt` defines the handling of damaged records:
@@ -148,7 +148,7 @@ class ReadOptions(TypedDict, total=False):
     answers with OffsetOutOfRange, Diverged or StaleIncarnation:
 
     - "error" (the default): the read ends with the error.
-    - "earliest", "latest": the read logs a warning, calls `reset_callback` if there is one, and
+    - "earliest", "latest": the read logs a warning, calls `reset_callback` if it is set, and
       continues at the log start ("earliest") or at the high watermark ("latest").
 
     `incarnation` and `epoch` are the stream's incarnation and leader epoch, which the application
@@ -159,11 +159,12 @@ class ReadOptions(TypedDict, total=False):
     node's copy of the stream, even if another node leads. The copy may be slightly behind the
     leader's.
 
-    `prefer="nearest"`: read a replicated stream from the first of the client's addresses whose node
-    is reachable and in sync, otherwise from the leader. List the nearest node first. The read
-    returns every record that was committed before it began: the client asks the leader once for its
-    high watermark, and waits until the copy has reached it. Records that are committed after that
-    may arrive slightly later than from the leader. A daemon without a cluster ignores the option.
+    With `prefer="nearest"` the client reads a replicated stream from the first of its addresses
+    whose node is reachable and in sync. If no such node exists, it reads from the leader. List the
+    nearest node first. The read returns every record that was committed before it began. To ensure
+    this, the client asks the leader once for its high watermark, and waits until the copy has
+    reached it. Later records may arrive slightly later than from the leader. A daemon without a
+    cluster ignores the option.
     """
 
     filter: Filter | None

@@ -21,8 +21,8 @@ class Reports:
         self._reset_callback = reset_callback
 
     def damage(self, error: CorruptRange) -> None:
-        """Report damaged records. Raises `error`, or what the callable raises, if the read must not
-        continue after them."""
+        """Report damaged records. Raises `error`, or the error of the callable, if the read must
+        not continue after them."""
         on_corrupt = self._on_corrupt
         if on_corrupt == "raise":
             raise error
@@ -37,7 +37,7 @@ class Reports:
         )
 
     def reset(self, reset: Reset) -> None:
-        """Report a jump. Raises what the callback raises if the read must not continue."""
+        """Report a jump. Raises the error of the callback if the read must not continue."""
         logger.warning(
             "position-reset stream=%s from_offset=%s to_offset=%d reason=%s",
             reset.stream,

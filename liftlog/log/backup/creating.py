@@ -38,14 +38,16 @@ logger = logging.getLogger("liftlog.log.backup")
 
 OFFSETS_STREAM = "_offsets"
 _FIRST = ("_deliveries", OFFSETS_STREAM)
-"""The journal of consumers and the checkpoints: no position in them is ahead of its stream."""
+"""Streams that are copied first: the journal of consumers and the checkpoints. So no position in
+them is past the end of its stream."""
 _ROUNDS = 20
 _CATCH_UP_ROUNDS = 3
 """Number of rounds of copying before the active segment is copied. Each round copies the segments
-that were sealed during the one before."""
+that were sealed during the previous round."""
 
 Progress = Callable[[str, int, int], None]
-"""Called with the stream, the number of bytes copied, and the number of bytes found so far."""
+"""A callback that receives the stream, the number of bytes copied, and the number of bytes found so
+far."""
 
 
 def create_backup(
@@ -62,8 +64,8 @@ def create_backup(
 ) -> Backup:
     """Copy the acked records of `streams` (all if None) into `target`, which is empty or missing.
 
-    `committed` gives the committed end of each replica. Its end for `_offsets` should be read
-    before the others, because `_offsets` and the journal of consumers are copied first. Durable on
+    `committed` gives the committed end of each replica. Determine the end of `_offsets` before the
+    other ends, so that no checkpoint in the backup is past the end of its stream. Durable on
     return. Raises InvalidArgument if `target` exists and is not empty, StreamUnavailable if the end
     of a stream is unknown, CorruptMetadata for a stream without a manifest, OSError. After an error
     `target` is not a backup.
@@ -155,8 +157,8 @@ class _StreamCopy:
                 self.copied[entry.file_name] = (entry, self._copy_segment(entry, total))
                 self.missing.discard(entry.file_name)
             except FileNotFoundError:
-                # The file was deleted after the manifest was read, or it is lost if the next
-                # manifest still lists it.
+                # The file was deleted after the manifest was read. If the next manifest still lists
+                # the file, it is lost.
                 if entry.file_name in self.missing:
                     self.lost.add(entry.file_name)
                 self.missing.add(entry.file_name)
@@ -204,7 +206,8 @@ class _StreamCopy:
 
     def _finish(self, found: Source) -> BackedUpStream | None:
         """Seal the acked part of the active segment, and write the stream's manifest. Returns None
-        if the active segment was deleted meanwhile: the caller must then copy its successors."""
+        if the active segment was deleted meanwhile. The caller must then copy the segments that
+        follow it."""
         manifest, end = found.manifest, found.end_offset
         active = seal_active(
             self.source, self.from_directory, self.fs, self.directory, found, self.missing
@@ -266,7 +269,8 @@ class _StreamCopy:
         ]
 
     def _forget_unlisted(self, found: Source) -> None:
-        """Delete the copies of segments that the daemon has deleted or rewritten since."""
+        """Delete the copies of segments that the daemon has deleted or rewritten since they were
+        copied."""
         listed = {entry.file_name for entry in found.sealed}
         for name in [name for name in self.copied if name not in listed]:
             _, files = self.copied.pop(name)
@@ -287,7 +291,7 @@ class _StreamCopy:
 
 
 def _known_losses(found: Source) -> list[str]:
-    """Describe the quarantined ranges that retention has not reached yet."""
+    """Return descriptions of the quarantined ranges that retention has not reached yet."""
     manifest = found.manifest
     return [
         f"offsets {max(bad.first_offset, manifest.log_start_offset)} to "

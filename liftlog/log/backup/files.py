@@ -35,7 +35,7 @@ _FILE_NAME = re.compile(r"manifest|\d{20}(\.\d{1,20})?\.(log|index)", re.ASCII)
 _PIECE_BYTES = 4 * 1024 * 1024
 
 Copied = Callable[[int], None]
-"""Called with the number of bytes that were just read."""
+"""A callback that receives the number of bytes that were just read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +50,8 @@ class BackedUpStream:
     """One stream of a backup: its records [log_start_offset, end_offset).
 
     `damaged` describes records that the source lacked. If records from `end_offset` on may have
-    been acked before the backup was made, `may_lack` is the reason; otherwise, and in backups of
-    versions without this key, it is empty.
+    been acked before the backup was made, `may_lack` is the reason. Otherwise `may_lack` is empty,
+    as in backups of versions without this key.
     """
 
     name: str
@@ -105,7 +105,7 @@ def read_backup(fs: FileSystem, directory: Path) -> Backup:
 
 
 def _check_names(found: Backup) -> None:
-    """Check the names, because they become paths: a forged manifest must not refer to other
+    """Check the names. They become paths, so a forged manifest could otherwise refer to other
     directories."""
     for stream in found.streams:
         if not is_stream_name(stream.name, may_be_system=True):

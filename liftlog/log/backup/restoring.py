@@ -6,15 +6,15 @@ Before the restore, a reader may have read past the end of the backup. After it,
 get new records, and the reader must not mistake these for the continuation of what it has read. So
 every stream continues in a new leader epoch, which begins at the end of the backup: a fetch with an
 older epoch and a position past that end is answered DIVERGED. The new epoch is the number of
-seconds since 1970, if that is higher than the old epoch. Epochs otherwise rise by one with every
-unclean start, so neither the original stream nor another restore of the same backup ever reaches
+seconds since 1970, if that is higher than the old epoch. Otherwise epochs rise by one with every
+unclean start. So neither the original stream nor another restore of the same backup ever reaches
 that number.
 
 A restored stream belongs to no cluster, even if it was a replica: all of its records in the backup
 are committed. A cluster adopts it like a stream of a single daemon.
 
 While files are copied, a marker prevents every daemon from opening the directory; removing it is
-the last step. A stream that is added to a data directory is copied under a temporary name beside
+the last step. A stream that is added to a data directory is copied under a temporary name next to
 the other streams, and renamed last.
 """
 

@@ -1,9 +1,9 @@
 """Determines the part of a stream to copy, while a daemon may append, roll, rewrite and delete.
 
 The part ends at the acked end at the time of reading. If the daemon runs, or was killed since the
-last boot, the acked-end slot holds the exact value; if the daemon was stopped cleanly, the clean
-marker does. Otherwise the end is unknown until a recovery has examined the tail of the log, and no
-backup is possible.
+last boot, the acked-end slot holds the exact value. If the daemon was stopped cleanly, the clean
+marker holds it. Otherwise the end is unknown until a recovery has examined the tail of the log, and
+no backup is possible.
 
 For a replica, the end is its high watermark, because records below the offset in its slot may never
 be committed. The high watermark in the files may be half a minute old; `Committed` holds the
@@ -45,8 +45,8 @@ class Committed:
     """The committed end of a replica at this moment, as reported by its daemon.
 
     `end` is None if the daemon did not report it. `behind` is the reason why acked records may be
-    missing; empty if none are. `is_only`: no other node has a replica, so all records that this
-    node has acked are committed.
+    missing; empty if no acked record is missing. `is_only` means that no other node has a replica,
+    so all records that this node has acked are committed.
     """
 
     incarnation: str = ""
@@ -66,7 +66,8 @@ class Source:
     manifest: Manifest
     end_offset: int
     may_lack: str = ""
-    """Reason why records at or past the end may have been acked; empty if none were."""
+    """Reason why records at or past the end may have been acked; empty if no such record was
+    acked."""
 
     @property
     def sealed(self) -> tuple[SegmentEntry, ...]:
@@ -158,7 +159,8 @@ def _committed_end(
     boot_id: str | None,
     committed: Committed,
 ) -> tuple[int, str]:
-    """Return the end of the committed records, and why more may have been acked."""
+    """Return the end of the committed records, and the reason why more records may have been
+    acked."""
     states, active = read_known_states(fs, data_dir, name), manifest.segments[-1:]
     known = (
         [one.high_watermark for one in states.of(manifest.incarnation, *active)] if active else []

@@ -2,13 +2,13 @@
 
 Acks may have been sent for all records below the acked end. Each commit writes the slot with one
 `pwrite`, and the hot path never fsyncs it. The page cache survives a killed process but not a power
-cut, so each entry names the boot id under which it is exact. The file is not mapped into memory:
-with `pwrite` a full disk or an unreadable sector is an error of this one stream, while a store into
-a mapped page would end the whole process with SIGBUS. The two entries are written alternately, so
-that an interrupted write of one leaves the other intact.
+cut, so each entry names the boot id under which it is exact. The file is not mapped into memory: a
+store into a mapped page would end the whole process with SIGBUS if the disk is full or a sector is
+unreadable. With `pwrite` this is an error of one stream. The two entries are written alternately,
+so that an interrupted write of one leaves the other intact.
 
     0  8  acked_end u64
-    8  8  sequence  u64   the entry with the higher one is newer
+    8  8  sequence  u64   the entry with the higher sequence is newer
    16  8  CRC-32C of the lineage and of the boot id (u32 each)
    24  4  CRC-32C of bytes 0..23
    28  4  0
@@ -54,8 +54,8 @@ def current_boot_id() -> str:
 
 
 class AckedEnd(NamedTuple):
-    """The stored end of the acked records. `exact`: the machine was not rebooted since the last
-    update, so no later ack was sent."""
+    """The stored end of the acked records. `exact` means that the machine was not rebooted since
+    the last update, so no later ack was sent."""
 
     acked_end: int
     exact: bool
@@ -66,8 +66,8 @@ def read_acked_end(
 ) -> AckedEnd | None:
     """Read the slot's entry for that lineage; None if the slot holds nothing usable.
 
-    Changes nothing. Raises OSError if the file exists and cannot be read. Only if `is_unreadable`
-    is true for the error, the entry is lost.
+    Changes nothing. Raises OSError if the file exists and cannot be read. The entry is lost only if
+    `is_unreadable` is true for the error.
     """
     return _read(fs, directory / ACKED_END_NAME, crc32c(lineage.encode()), _boot_crc(boot_id))[0]
 
@@ -75,8 +75,8 @@ def read_acked_end(
 def known_acked_end(
     fs: FileSystem, directory: Path, lineage: str, *, boot_id: str | None = None
 ) -> AckedEnd | None:
-    """Call `read_acked_end`, but return None also if the disk cannot read the bytes. Raises OSError
-    for other errors, after which a retry may succeed."""
+    """Call `read_acked_end`, but also return None if the disk cannot read the bytes. Raises OSError
+    for other errors; then a retry may succeed."""
     try:
         return read_acked_end(fs, directory, lineage, boot_id=boot_id)
     except OSError as error:
@@ -93,7 +93,7 @@ def _boot_crc(boot_id: str | None) -> int:
 def _read(
     fs: FileSystem, path: Path, lineage_crc: int, boot_crc: int
 ) -> tuple[AckedEnd | None, int]:
-    """Return the newest entry of the lineage and its sequence (0 if none). Raises OSError."""
+    """Return the newest entry of the lineage, and its sequence or 0. Raises OSError."""
     if not fs.exists(path):
         return None, 0
     file = fs.open(path, writable=False)
@@ -115,10 +115,10 @@ def _read(
 class AckedEndFile:
     """Writer of one stream's slot. Not thread-safe: the committing thread owns it.
 
-    A failed update raises no error, because its records are already stored and may be acked: after
-    a kill, the next start finds them by scanning the log. But if these records are damaged later,
-    the slot does not prove that they were acked. So the slot is `in_doubt` after a failed update,
-    and the log rejects appends until `write_pending` succeeds.
+    A failed update raises no error, because its records are already stored and may be acked. After
+    a kill, the next start finds these records by a scan of the log. But if the records are damaged
+    later, the slot does not prove that they were acked. So the slot is `in_doubt` after a failed
+    update, and the log rejects appends until `write_pending` succeeds.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class AckedEndFile:
         self._lineage_crc = crc32c(lineage.encode())
 
     def update(self, acked_end: int) -> None:
-        """Store `acked_end`: everything below it may have been acked."""
+        """Store `acked_end`. Everything below this offset may have been acked."""
         if self._closed:
             return
         self._acked_end = acked_end

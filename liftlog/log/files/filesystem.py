@@ -1,9 +1,9 @@
 """The file operations that the log needs, behind protocols that tests implement in their own way.
 
-Every durability argument in this package rests on five assumptions about the disk:
-`fdatasync` returns only when the bytes and the size are stable; `rename` is atomic;
-a directory entry is stable after `fsync` of its directory; a failed `fdatasync` may have
-dropped the dirty pages; and un-synced writes may reach the disk torn and in any order.
+Every durability argument in this package rests on five assumptions about the disk: `fdatasync`
+returns only when the bytes and the size are stable; `rename` is atomic; a directory entry is stable
+after `fsync` of its directory; a failed `fdatasync` may have dropped the dirty pages; un-synced
+writes may reach the disk incompletely and in any order.
 
 A sixth assumption is about reads: only the size of a file gives its end. A short read does not,
 because Linux also returns fewer bytes if it reaches an unreadable sector. `read_whole`
@@ -37,7 +37,7 @@ class File(Protocol):
         """Read `length` bytes at `position`; returns fewer only at the end of the file, by its
         size.
 
-        Raises OSError if the disk cannot read one of them; see `liftlog.log.files.unreadable`.
+        Raises OSError if the disk cannot read one of the bytes; see `liftlog.log.files.unreadable`.
         """
         ...
 
@@ -123,7 +123,8 @@ NOT_A_FILE = errno.EINVAL
 
 
 def private(path: str, flags: int) -> int:
-    """Opener for the builtin `open` that creates files which only their owner can access."""
+    """Open a file for the builtin `open`. Files that this creates can be accessed only by their
+    owner."""
     return os.open(path, flags | os.O_CLOEXEC, 0o600)
 
 
@@ -177,8 +178,8 @@ class ReadOnlyFileSystem(OsFileSystem):
     """A file system that opens files for reading only, and refuses every change. It is for the
     files of a backup, or of a log that a daemon may be using.
 
-    It opens only regular files, because opening a pipe would block until another process opens its
-    other end.
+    It opens only regular files. To open a pipe would block until another process opens the other
+    end of the pipe.
     """
 
     def open(self, path: Path, *, create: bool = False, writable: bool = True) -> OsFile:
@@ -246,7 +247,7 @@ def storage_error(what: str, error: OSError) -> StorageError:
 
 
 def write_all(file: File, buffers: Sequence[Buffer], position: int) -> int:
-    """Write all bytes of the buffers, also after short writes; return their number."""
+    """Write all bytes of the buffers, even after short writes; return their number."""
     total = len(buffers[0]) if len(buffers) == 1 else sum(map(len, buffers))
     done = file.pwritev(buffers, position)
     if done < total:
@@ -266,7 +267,7 @@ def read_whole(
     position: int,
     begun: bytes = b"",
 ) -> bytes:
-    """Read `length` bytes, also after short reads; `begun` is the result of a first read.
+    """Read `length` bytes, even after short reads; `begun` is the result of a first read.
 
     Returns fewer bytes only at the end of the file according to `size`. Raises OSError with EIO if
     a read before that end returns no bytes.

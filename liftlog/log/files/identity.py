@@ -76,7 +76,7 @@ class DirectoryIdentity:
     """The properties of a data directory at a start of the daemon."""
 
     found: Witness | None
-    """The properties of the directory when the last process ended."""
+    """The properties of the directory at the time when the last process ended."""
     taken: Witness | None
     """The properties of the directory now."""
     closed_start: int = 0

@@ -48,12 +48,13 @@ _CLOCK_TOLERANCE_NS = 600 * 1_000_000_000
 MAX_LEASES = 100
 """Maximum number of leases of one stream."""
 MAX_LEASES_PER_PRINCIPAL = 50
-"""Maximum number of leases of one principal on a stream, so that others can get some, too."""
+"""Maximum number of leases of one principal on a stream, so that other principals can get leases,
+too."""
 EXPORT_LEASES = 10
 """Part of both limits that is reserved for exports, so that reading jobs do not block them."""
 MAX_HOLDER_CHARACTERS = 200
 MAX_POSSIBLE_LOSSES = 100
-"""Maximum number of recorded possible losses of a stream; the oldest are dropped."""
+"""Maximum number of recorded possible losses of a stream. Beyond it, the oldest are dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,8 @@ class Lease:
     holder: str = ""
 
     def is_live(self, now_ns: int) -> bool:
-        # A clock that was set back must not extend a lease; a small step back is normal.
+        # A clock that was set back must not extend a lease. A small step back is normal, and is
+        # tolerated.
         return 0 < self.expires_ns - now_ns <= MAX_DURATION_NS + _CLOCK_TOLERANCE_NS
 
 
@@ -85,7 +87,8 @@ class SideState:
     leases: Mapping[str, Lease] = field(default_factory=dict)
     tombstone_bound: int = 0
     possible_losses: tuple[Mapping[str, Any], ...] = ()
-    """For each: `offset` of the first message after the loss, `time_ns`, `reason`; oldest first."""
+    """The possible losses, oldest first. Each has `offset` (of the first message after the loss),
+    `time_ns` and `reason`."""
 
     def to_dict(self) -> dict[str, Any]:
         content: dict[str, Any] = {"leases": [asdict(lease) for lease in self.leases.values()]}
@@ -198,10 +201,11 @@ class Leases:
     def renew(
         self, lease_id: str, *, duration_ns: int, now_ns: int, low: int | None = None
     ) -> Lease:
-        """Extend a lease to `duration_ns` from now; a higher `low` shrinks it. Durable on return.
+        """Extend a lease to `duration_ns` from now. A higher `low` makes its range smaller. Durable
+        on return.
 
-        Raises LeaseGone if the lease has expired, was released or was voided: records of its range
-        may have been removed since. A `low` below the current one is ignored. Raises
+        Raises LeaseGone if the lease has expired, was released or was voided. Records of its range
+        may have been removed since then. A `low` below the current one is ignored. Raises
         InvalidArgument, DiskFull, StorageError; then the lease is unchanged.
         """
         _check_duration(duration_ns)
@@ -234,8 +238,8 @@ class Leases:
         return self._known is None or bool(self._known.leases)
 
     def void(self, reason: str) -> int:
-        """End all leases now; returns their number. Blocking. Also works on a full disk, but then a
-        power cut may restore the leases until they expire."""
+        """End all leases now; returns their number. Blocking. This also works on a full disk, but
+        then a power cut may restore the leases until they expire."""
         with self._lock:
             try:
                 known = self._load()
@@ -309,7 +313,7 @@ class Leases:
                 self._known = self._read()
 
     def set_tombstone_bound(self, bound: int) -> None:
-        """Allow this replica, and those that copy its side state, to remove tombstones below
+        """Allow this replica, and the replicas that copy its side state, to remove tombstones below
         `bound`. Durable on return. Raises DiskFull, StorageError."""
         with self._lock:
             known = self._load()

@@ -7,8 +7,8 @@ The manifest exists twice, so that a flipped bit, an unreadable sector or an old
 operator restored by mistake loses no data. `manifest.copy` is renamed into place before `manifest`,
 and `sequence` rises with every change. After a stop between the two renames the two files differ,
 and both are valid: all files that the newer one lists were on disk before either was written, and
-no client had seen the change yet. The newer one is used. A manifest without a sequence was written
-by a version that does not write copies.
+the change was not visible to clients yet. The newer one is used. A manifest without a sequence was
+written by a version that does not write copies.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ SEGMENT_SUFFIX = ".log"
 LEAST_RESERVED = 1000
 MOST_RESERVED = 1_000_000
 """Maximum number of offsets that one write of the manifest reserves. If acks are sent before the
-sync, a slow stream reserves fewer, because after a power cut all reserved offsets may have been
-acked."""
+sync, a slow stream reserves fewer offsets, because after a power cut all reserved offsets may have
+been acked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +119,10 @@ class Manifest:
     high_watermark: int = 0
     quarantined: tuple[QuarantinedRange, ...] = ()
     tombstones_removed_below: int = 0
-    cleaned_below: int = 0  # compaction has processed all offsets below
+    cleaned_below: int = 0  # compaction has processed all offsets below this one
     acks_before_sync: bool = False  # acks may have been sent for records in the page cache
     generation: int = 0  # of new segment files; truncation raises it, so that no name is reused
-    replicated: bool = False  # if True, sealed segments may hold uncommitted records
+    replicated: bool = False  # True if sealed segments may hold uncommitted records
     incomplete: str = ""  # why records that this replica confirmed may be missing
     metadata: dict[str, Any] = field(default_factory=dict)
     sequence: int = 1  # rises with every change; 0 if an older version wrote it
@@ -141,7 +141,7 @@ class Manifest:
         """A generation that no segment file has and that no running rewrite will use.
 
         A rewrite uses the generation after the highest one of its sources, and overwrites any file
-        of that name. It may still run after a truncation has made its result useless.
+        of that name. A rewrite may still run after a truncation has made its result useless.
         """
         return max(self.generation, *(one.generation for one in self.segments)) + 2
 
@@ -185,7 +185,7 @@ class Manifest:
             content["replicated"] = True
         if self.incomplete:
             content["incomplete"] = self.incomplete
-        # By the order of the keys, only numbers follow it.
+        # The keys are ordered so that only numbers follow this key.
         before, _, behind = to_json(content).rpartition('"segments":[]')
         entries = ",".join([entry.to_json() for entry in self.segments])
         text = f'{before}"segments":[{entries}]{behind}'
@@ -200,7 +200,7 @@ def epochs_from(epochs: Sequence[tuple[int, int]], offset: int) -> tuple[tuple[i
 
 
 def epochs_below(epochs: Sequence[tuple[int, int]], offset: int) -> tuple[tuple[int, int], ...]:
-    """Return the epochs that began below `offset`, which are those with records below it."""
+    """Return the epochs that began below `offset`, and so can have records below it."""
     return tuple(entry for entry in epochs if entry[1] < offset)
 
 
@@ -233,8 +233,8 @@ def end_of_epoch(manifest: Manifest, epoch: int, log_end: int) -> tuple[int, int
 
 
 def read_manifest(fs: FileSystem, directory: Path) -> Manifest | None:
-    """Read the manifest of `directory`, or its copy if the manifest is damaged; None if both are
-    missing.
+    """Read the manifest of `directory`, or its copy if the manifest is damaged. Returns None if
+    both are missing.
 
     Raises CorruptMetadata if neither can be read, UnsupportedFormat, OSError.
     """

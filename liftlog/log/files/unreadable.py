@@ -54,7 +54,7 @@ def is_passing(error: OSError) -> bool:
 
 
 class Pieces(NamedTuple):
-    """Bytes of a file, with zeros for unreadable ones. `holes` are the unreadable ranges: [start,
+    """Bytes of a file, with zeros for unreadable bytes. `holes` are the unreadable ranges: [start,
     stop) in the file, ascending, not adjacent."""
 
     raw: bytes
@@ -127,7 +127,7 @@ def first_hole(holes: tuple[range, ...], position: int, length: int) -> range | 
 
 
 def words(hole: range) -> str:
-    """Describe a hole, for a message."""
+    """Return a description of a hole, for a message."""
     return f"the disk cannot read the {len(hole):,} bytes at {hole.start}"
 
 
@@ -153,7 +153,7 @@ def content_end(file: File, start: int) -> int:
 def readable_end(file: File, start: int, end: int) -> int:
     """Return the end of the readable content of [start, end): like `content_end`, but unreadable
     bytes count as zeros. Raises OSError."""
-    length = 8  # the usual result is `end`, found by one small read
+    length = 8  # the usual result is `end`, which one small read finds
     while end > start:
         low = max(start, end - length)
         content = read_zeroed(file, end - low, low).rstrip(b"\0")

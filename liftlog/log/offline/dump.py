@@ -56,7 +56,8 @@ class DumpedGap:
     segment: str
     gap: Missing
     is_tail: bool
-    """True if no good batch follows in the active segment; a daemon may be writing one."""
+    """True if no good batch follows in the active segment. A daemon may be writing a batch
+    there."""
 
 
 DumpItem = SegmentStart | DumpedBatch | DumpedGap

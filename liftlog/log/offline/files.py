@@ -122,8 +122,8 @@ def read_facts(stream: StreamFiles) -> StreamFacts:
 
 
 def _problems_of_copies(directory: Path) -> tuple[str, ...]:
-    """Return the problems of the two manifests that persist. A daemon may write both of them
-    between our two reads, so a difference is only a problem if the next read finds it again."""
+    """Return the problems of the two copies of the manifest. A daemon may write both copies between
+    our two reads, so a difference is only a problem if the next read finds it again."""
     problems = find_manifest(FILES, directory).problems
     while problems:
         again = find_manifest(FILES, directory).problems
@@ -190,8 +190,8 @@ def segment_bytes(
     *,
     is_active: bool,
 ) -> SegmentBytes:
-    """Find the valid part of a segment. `is_active`: the manifest does not contain the segment's
-    end."""
+    """Find the valid part of a segment. `is_active` means that the manifest does not contain the
+    segment's end."""
     epochs = manifest.epochs if manifest is not None else ()
     base, size = entry.base_offset, file.size()
     if manifest is None or is_active:
@@ -203,7 +203,7 @@ def segment_bytes(
 
 
 def segments_on_disk(directory: Path) -> list[SegmentEntry]:
-    """Return the segments that the file names of a stream without a manifest show: the newest
+    """Find the segments of a stream without a manifest by the names of its files. Return the newest
     generation of each base offset."""
     newest: dict[int, SegmentEntry] = {}
     for path in directory.glob("*.log"):

@@ -1,5 +1,5 @@
-"""The two file systems of a repair. One changes files only in memory, to show the planned changes;
-the other copies the bytes that get lost and then changes the files.
+"""The two file systems of a repair. One changes files only in memory, to show the planned changes.
+The other copies the bytes that a change destroys, and then changes the files.
 
 The same repair code runs on both, so a repair does exactly what its plan shows.
 """
@@ -206,8 +206,8 @@ class _KeptFile:
 
 
 class KeepingFileSystem:
-    """Changes the files of another file system, but first makes durable copies of bytes that get
-    lost.
+    """Changes the files of another file system, but first makes durable copies of the bytes that a
+    change destroys.
 
     The copies go to `directory`, which is created with the first copy. A file that is replaced or
     removed is copied under its own name, a tail that is cut off as `<name>.<position>.tail`.

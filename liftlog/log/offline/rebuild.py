@@ -117,8 +117,8 @@ def rebuild_manifest(
         quarantined=tuple(lost),
         tombstones_removed_below=max(compacted, default=0),
         replicated=metadata.get("settings", {}).get("replicas", 1) > 1,
-        # With a durability below `fsync`, this prevents that offsets which may have been acked
-        # before the fsync are assigned again.
+        # With a durability below `fsync`, offsets may have been acked before the fsync. This
+        # prevents that they are assigned again.
         acks_before_sync=metadata.get("settings", {}).get("durability", "fsync") != "fsync",
         metadata=dict(metadata),
     )
@@ -196,7 +196,7 @@ def _tiling(chains: Sequence[Chain]) -> list[Chain]:
             if newer and best.borders:
                 raise CorruptMetadata(
                     f"{chosen[-1].file_name} and {best.file_name} hold the same offsets, "
-                    f"{base} to {end - 1}, and neither can stand for both",
+                    f"{base} to {end - 1}, and neither contains the records of both",
                     hint="move one of them out of the directory",
                 )
             continue
@@ -249,7 +249,7 @@ def _with_identity(
     manifest: Manifest,
 ) -> Manifest | None:
     """Return the manifest with the incarnation and generation of a state that provably belongs to
-    this stream, and not to an older one of the same name; None if no state does."""
+    this stream, not to an older stream of the same name. Returns None if there is no such state."""
     by_base = {(chain.base_offset, chain.generation): chain for chain in chosen}
     for state in states:
         for generation in range(max(chain.generation for chain in chosen) + 1):
@@ -330,8 +330,8 @@ def _what_is_wrong(fs: FileSystem, segment: Segment, manifest: Manifest) -> str:
 
 
 def _disagreement(file: File, segment: Segment, index: SparseIndex, manifest: Manifest) -> str:
-    """Describe where the index contradicts the batch headers, or lacks an entry; empty if it is
-    right.
+    """Describe where the index contradicts the batch headers, or lacks an entry; empty if the index
+    is right.
 
     Entries that point into damage are valid, because readers skip the damage.
     """

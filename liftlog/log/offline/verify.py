@@ -74,7 +74,8 @@ class StreamReport:
 def verify_stream(
     stream: StreamFiles, read: Callable[[str, int], None] = lambda name, size: None
 ) -> StreamReport:
-    """Read every byte of the stream; `read` is called with its name and the size of each segment.
+    """Read every byte of the stream. `read` is called with the name of the stream and the size of
+    each segment.
 
     Raises OSError, UnsupportedFormat.
     """
@@ -191,7 +192,8 @@ class _Verification:
         self.expected = max(following, entry.base_offset)
 
     def _batches(self, entry: SegmentEntry, file: OsFile, *, is_active: bool) -> None:
-        """Check the batches. `is_active`: the manifest does not contain the segment's end."""
+        """Check the batches. `is_active` means that the manifest does not contain the segment's
+        end."""
         name = entry.file_name
         found = segment_bytes(
             self.stream.path, entry, file, self.facts.manifest, is_active=is_active

@@ -1,5 +1,5 @@
-"""Computes the ages of the segments of a log by the rules in `compaction.ages`. Their inputs are
-timestamps in the files, and times that this process has recorded."""
+"""Computes the ages of the segments of a log by the rules in `compaction.ages`. The rules get
+timestamps from the files, and times that this process has recorded."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def newest_times_of(
 def listed_times_of(
     environment: LogEnvironment, segments: Sequence[Segment], now_ns: int
 ) -> list[int]:
-    """Return, for each segment, the time since when its file is known to exist unchanged."""
+    """Return, for each segment, the time since which its file is known to exist unchanged."""
     monotonic_ns = environment.clock.monotonic_ns()
     return [now_ns - _since(segment.listed_since_ns, monotonic_ns) for segment in segments]
 
@@ -46,21 +46,21 @@ def listed_times_of(
 def held_times_of(
     environment: LogEnvironment, segments: Sequence[Segment], now_ns: int
 ) -> list[int]:
-    """Return, for each segment, the time since when this process has had all of its records. Wrong
+    """Return, for each segment, the time since which this process has had all of its records. Wrong
     wall clocks of the past do not affect it."""
     monotonic_ns = environment.clock.monotonic_ns()
     return [now_ns - _since(segment.held_since_ns, monotonic_ns) for segment in segments]
 
 
 def seconds_ahead(stamp_ns: int, now_ns: int) -> float:
-    """Return by how many seconds a timestamp is ahead of `now_ns`; 0.0 if by at most
+    """Return by how many seconds a timestamp is ahead of `now_ns`; 0.0 if the difference is at most
     `TOLERANCE_NS`."""
     ahead_ns = stamp_ns - now_ns
     return ahead_ns / 1e9 if ahead_ns > TOLERANCE_NS else 0.0
 
 
 def span(seconds: float) -> str:
-    """Return a duration in words, in its largest unit."""
+    """Return a duration as text, in its largest unit."""
     for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
         if seconds >= size:
             return f"{seconds / size:.1f} {unit}".replace(".0 ", " ")

@@ -1,7 +1,7 @@
 """Arrival times of the records of a log, by a clock that does not step.
 
 The timestamps of a stream come from the wall clocks of its successive leaders. If one of these
-clocks is wrong by minutes, the timestamps of new records give them too high or too low an age.
+clocks is wrong by minutes, the ages that are computed from its timestamps are wrong, too.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ _MOST = 256
 
 class Arrivals:
     """The differences between the timestamps of one log and the monotonic clock of this process, by
-    offset. They are in memory only: none is recorded between a start and the first append."""
+    offset. They are in memory only. So no difference is recorded between a start and the first
+    append."""
 
     def __init__(self) -> None:
         self._marks: deque[tuple[int, int]] = deque(maxlen=_MOST)
@@ -37,7 +38,7 @@ class Arrivals:
         return bool(self._marks)
 
     def known(self) -> Known | None:
-        """Return the current differences; None if none is recorded."""
+        """Return the current differences; None if no difference is recorded."""
         marks = tuple(self._marks)
         return Known(marks) if marks else None
 
@@ -50,8 +51,9 @@ class Known:
         self._ahead_ns = [ahead_ns for _, ahead_ns in marks]
 
     def ahead_ns(self, offset: int) -> int:
-        """Return the difference of the record at `offset`: its timestamp plus this is the monotonic
-        time of its arrival. Records before the first recorded difference use the first one."""
+        """Return the difference of the record at `offset`: its timestamp plus this difference is
+        the monotonic time of its arrival. For records before the first recorded difference, this
+        returns the first one."""
         return self._ahead_ns[max(0, bisect_right(self._offsets, offset) - 1)]
 
     @property

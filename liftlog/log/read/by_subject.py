@@ -32,10 +32,12 @@ from liftlog.records.header import BatchHeader, parse_header
 from liftlog.records.layout import find_layout
 
 _MOST_NEIGHBOURS = 4
-"""Assumed number of values that one read covers on average, if it reads neighbours together."""
+"""Assumed average number of values that one read covers, if neighbouring values are read
+together."""
 
 _MOST_SUBJECTS = 16
-"""Maximum number of subjects in one read. For each subject, up to two runs read too much."""
+"""Maximum number of subjects in one read. For each subject, up to two runs contain more than the
+wanted records."""
 
 
 class SubjectRuns(NamedTuple):

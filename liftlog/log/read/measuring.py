@@ -7,8 +7,9 @@ at once, so only the few index entries that it needs are read from the index fil
 segment.
 
 If compaction left holes, only the batch headers show the offset of the n-th record. A limit on the
-number of records needs this offset in one segment, in which the log will then start. The number of
-records up to some of the batches is cached, so that the next search reads few headers.
+number of records needs this offset in only one segment: the one in which the log will then start.
+The number of records up to some of the batches is cached, so that the next search reads few
+headers.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _LEAST_STEP_BYTES = 64 * 1024
 
 _STEP_BYTES = 64 * 1024
 _REMEMBERED = 2
-"""Number of segments with cached counts: the one with the log start, and the next one."""
+"""Number of segments with cached counts: the segment with the log start, and the next one."""
 
 
 class Extent(NamedTuple):
@@ -145,8 +146,8 @@ def find_matching(
 
 
 def _joined(blocks: Blocks, step: int) -> Iterator[Extent]:
-    """Join neighbouring blocks of the same kind, up to `step` bytes: a segment has thousands of
-    them."""
+    """Join neighbouring blocks of the same kind, up to `step` bytes, because a segment has
+    thousands of blocks."""
     borders = blocks.borders.tolist()
     sizes = np.where(blocks.may_match, blocks.sizes_bytes, 0)
     reached = [0, *np.cumsum(sizes).tolist()]
@@ -183,8 +184,8 @@ def _places(
     index: SparseIndex,
     step: int,
 ) -> list[IndexEntry]:
-    """Return batch boundaries before `end`, about `step` bytes apart, as far as the index has
-    them."""
+    """Return batch boundaries before `end` that are about `step` bytes apart, as far as the index
+    contains such boundaries."""
     wanted = range(step, end.position, step)
     if not wanted:
         return []
@@ -215,7 +216,7 @@ def _floor(file: File, count: int, base_offset: int, position: int) -> IndexEntr
 
 
 def _merged(extents: Iterable[Extent], step: int) -> Iterator[Extent]:
-    """Join small neighbouring extents: a stream may have thousands of small segments."""
+    """Join small neighbouring extents, because a stream may have thousands of small segments."""
     held: Extent | None = None
     for extent in extents:
         if held is None:

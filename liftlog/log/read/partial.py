@@ -25,8 +25,8 @@ from liftlog.records.decode import RecordBatch, decode_batch
 from liftlog.records.format import HEADER_SIZE
 
 _READ_ALONG_BYTES = 16 * 1024
-"""Bytes. Reading and checking this many bytes of a cached file takes about as long as one more read
-(4 us). So a shorter gap between two parts is read together with them. Single values of a batch are
+"""Number of bytes of a cached file that are read and checked in about the time of one more read (4
+us). So a shorter gap between two parts is read together with them. Single values of a batch are
 read only if the batch has more than this number of bytes for each of them."""
 
 

@@ -23,10 +23,10 @@ _DAMAGE_WINDOW_BYTES = 256 * 1024
 
 
 class Gap(NamedTuple):
-    """Offsets for which this log has no records, and never will.
+    """Offsets for which this log has no records, and will never have any.
 
-    `is_loss`: the gap may have contained acked records. Otherwise no acked record was lost, and
-    readers skip the gap silently.
+    `is_loss` means that the gap may have contained acked records. Otherwise no acked record was
+    lost, and readers skip the gap silently.
     """
 
     first_offset: int
@@ -200,7 +200,8 @@ def read_slice(
     try:
         found = _next_slice(view, environment, offset, max_bytes, max_records)
     except CorruptRange as damage:
-        # The search may have skipped recorded losses before this damage. Readers get them first.
+        # The search may have skipped recorded losses before this damage. Readers get the errors for
+        # these losses first.
         _raise_for_losses(view.manifest.quarantined, offset, damage.first_offset)
         raise
     if view.manifest.quarantined:
@@ -321,8 +322,8 @@ def _find_time(
 def _start_of_credible(
     view: ReadView, environment: LogEnvironment, offset: int, latest_ns: int
 ) -> int:
-    """Return the offset from which to search for a credible timestamp. Skips each segment whose
-    successor begins with a wrong timestamp, too; this reads one header per segment."""
+    """Return the offset from which to search for a credible timestamp. Also skips each segment
+    whose successor begins with a wrong timestamp. This reads one header per segment."""
     segments = view.segments
     at = bisect_right(segments, offset, key=lambda one: one.base_offset) - 1
     while at + 1 < len(segments) and first_stamp_ns(environment, segments[at + 1]) > latest_ns:

@@ -58,7 +58,8 @@ class LogSlice:
         self.next_offset = next_offset
         self.record_count = next_offset - first_offset
         self.on_damage: Callable[[int, int], object] | None = None
-        """Called with the offsets of a slice, first and next, if the disk cannot read all of it."""
+        """A callback that receives the offsets of a slice, first and next, if the disk cannot read
+        all of it."""
 
     @property
     def fd(self) -> int:
@@ -143,10 +144,10 @@ def slice_segment(
     """Return the slice that begins with the batch holding `offset`, or with the next one.
 
     Skips batches without records at the start, unless `with_empty`. `end` is the limit for readers.
-    A slice ends at the beginning of a leader epoch, so all of its batches have one epoch: this
-    function compares only the first batch with the epochs of the manifest, and the receiver
-    compares the batches with each other. Returns None if the segment has no readable batch left.
-    Raises CorruptRange at damage that is not recorded yet.
+    A slice ends at the beginning of a leader epoch, so all of its batches have one epoch. This
+    function compares only the first batch with the epochs of the manifest. The receiver compares
+    the batches with each other. Returns None if the segment has no readable batch left. Raises
+    CorruptRange at damage that is not recorded yet.
     """
     pool, epochs = environment.pool, view.manifest.epochs
     pooled = pool.acquire(segment.path)

@@ -32,8 +32,8 @@ from liftlog.records.format import (
 from liftlog.records.header import BatchHeader, parse_header
 
 SPARSE_VALUE_BYTES = 4096
-"""Minimum number of bytes of values in a piece, per wanted value, for a sparse read. Reading and
-checking this many bytes takes about as long as one more read."""
+"""Minimum number of bytes of values in a piece, per wanted value, for a sparse read. This number of
+bytes is read and checked in about the time of one more read."""
 
 _MAGIC = int.from_bytes(MAGIC, "little")
 _UNUSUAL = 0xFFFF & ~KNOWN_ATTRIBUTES | CODEC_MASK | ESCAPED_SUBJECTS
@@ -67,7 +67,7 @@ class SparsePiece:
     def __init__(
         self, piece: LogSlice, parts: SegmentParts, first: int, end: int, *, values: bool
     ) -> None:
-        """Read the heads. `values`: the caller will call `records_on`. Raises _Unusual,
+        """Read the heads. With `values` the caller will call `records_on`. Raises _Unusual,
         CorruptBatch."""
         entries = parts.of(first, end)
         positions, sizes, checks, value_checks = np.array(entries, np.int64).T

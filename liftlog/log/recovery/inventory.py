@@ -26,7 +26,7 @@ logger = logging.getLogger("liftlog.log")
 
 _DERIVED = (".sketch", ".subjects")
 _BESIDE = (".index", *_DERIVED)
-"""Suffixes of the files beside a segment."""
+"""Suffixes of the files that belong to a segment."""
 BROKEN_SUFFIX = ".broken"
 UNLISTED_SUFFIX = ".unlisted"
 _COPY_BYTES = 4 * 1024 * 1024
@@ -45,7 +45,7 @@ class RecoveryReport:
     cut_bytes: int = 0
     events: list[str] = field(default_factory=list)
     incomplete: str = ""
-    """Same as `Manifest.incomplete`; only for a replicated log."""
+    """The value of `Manifest.incomplete`, which only a replicated log has."""
 
 
 class Inventory:
@@ -84,8 +84,8 @@ class Inventory:
         """Write the manifest again if its two files differ; then remove unlisted files.
 
         Both files are valid (see `manifest.py`), so writing the newer one to both loses nothing. If
-        writing fails (a full disk), no file is removed: the next start may find only the older
-        manifest, and that may list files that the newer one does not.
+        the write fails (a full disk), no file is removed: the next start may find only the older
+        manifest, which may list files that the newer one does not list.
         """
         for problem in found.problems:
             self._note(f"{problem}; the other copy is used")
@@ -232,7 +232,7 @@ class Inventory:
         """Check that all sealed files exist in full length, and record the missing parts as lost.
 
         The content of sealed files is trusted, because they were synced before the manifest listed
-        them. No crash shortens them, so missing records count as acked ones. The rest of a shorter
+        them. No crash shortens them, so missing records count as acked. The rest of a shortened
         file stays readable.
         """
         for segment in sealed:

@@ -168,7 +168,7 @@ class _Opening(TailJudge):
             self.manifest.write(self.fs, self.directory)
 
     def _load_index(self, path: Path, file: File, state: ActiveState) -> SparseIndex:
-        """Load the index entries below `state`."""
+        """Load the index entries up to `state`."""
         entry = SegmentEntry(
             base_offset=state.base_offset,
             generation=state.generation,

@@ -37,7 +37,8 @@ from liftlog.log.segment.segment import Segment, walk_batches
 def what_is_missing(
     end: int, *, slot: AckedEnd | None, durable_end: int, high_watermark: int
 ) -> str:
-    """Describe the confirmed records that a replica with the log end `end` lacks; empty if none.
+    """Describe the confirmed records that a replica with the log end `end` lacks; empty if it lacks
+    none.
 
     `slot` is None if the slot has no entry for this log, for example after a power cut.
     `durable_end` comes from the recovery point and the clean marker.

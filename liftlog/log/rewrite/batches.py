@@ -19,7 +19,7 @@ from liftlog.records.format import MAX_TIMESTAMP_DELTA_US
 from liftlog.records.header import BatchHeader, parse_header
 
 MAX_MERGED_RECORDS = 4096
-_OVERHEAD_BYTES = 256  # per batch: header, a few subjects, padding
+_OVERHEAD_BYTES = 256  # bytes per batch for its header, a few subjects and padding
 
 
 class BatchMerger:

@@ -1,9 +1,9 @@
 """Key compaction of sealed segments.
 
-A pass reads segments twice: first the dirty part, to map each key to its newest offset; then the
-sources, group by group (see compaction/planning.py), to write the records that stay. It creates a
-file only after it has found the first record to drop, so a segment whose records all stay is not
-rewritten.
+A pass reads segments twice. First it reads the dirty part, to map each key to its newest offset.
+Then it reads the sources, group by group (see compaction/planning.py), and writes the records that
+stay. It creates a file only after it has found the first record to drop, so a segment whose records
+all stay is not rewritten.
 
 When the memory for keys is used up, the dirty part ends at the offset reached. The pass is then a
 complete pass over a shorter dirty part, and the next pass continues from its end, with the same
@@ -258,10 +258,12 @@ class _Pass:
         return keeps
 
     def _newest(self, keys: KeyColumn, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the newest offset of the key of each record, or an offset that compares the same.
+        """Return for each record an offset to compare with its own: the newest offset of its key,
+        or another one that gives the same result.
 
-        For a mapped record, a mark already shows if a newer record of its key exists, so the key is
-        not looked up again. In this case the result is any newer offset instead of the newest one.
+        For a record in the mapped part, a mark already shows if a newer record of its key exists,
+        so the key is not looked up again. The result is then the record's own offset, or the next
+        offset if there is a mark.
         """
         if int(offsets[-1]) < self._plan.dirty_from:
             return self._map.newest(keys)

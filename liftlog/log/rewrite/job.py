@@ -1,7 +1,7 @@
-"""The input and the result of a rewriting job, which are sent between processes; and the functions
+"""The input and the result of a rewriting job, which are sent between processes, and the functions
 that apply a result to the log.
 
-Jobs read sealed segments and write new files beside them; they change no existing file. `epochs`
+Jobs read sealed segments and write new files next to them; they change no existing file. `epochs`
 are the epochs of the manifest; they help to detect misplaced batches. `incarnation` is the
 incarnation of the log, which the indexes of its segments contain. A job without it accepts the
 indexes of any log, and the daemon later rebuilds the indexes that it writes. The daemon either
@@ -65,12 +65,12 @@ class Progress(NamedTuple):
 
 
 OnProgress = Callable[[Progress], None]
-"""The job calls it from time to time. If it raises an exception, the job ends and removes its
-files."""
+"""A callback that the job calls from time to time. If it raises an exception, the job ends and
+removes its files."""
 
 Throttle = Callable[[int], None]
-"""The job calls it with the number of bytes to be read or just written. It sleeps to limit the
-rate, and may raise."""
+"""A callback that the job calls with the number of bytes to be read or just written. It sleeps to
+limit the rate, and may raise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ class SketchJob(_CrossesProcesses):
 @dataclass(frozen=True, slots=True)
 class SketchResult(_CrossesProcesses):
     """Result of a SketchJob. `size_bytes` is the total size of the new files; 0 if the segment is
-    damaged or already had both files."""
+    damaged, or already had its sketch and its subject index."""
 
     file: str
     size_bytes: int
@@ -162,7 +162,7 @@ class Piece:
 @dataclass(frozen=True, slots=True)
 class MendJob(_CrossesProcesses):
     """A job that writes one sealed segment again, with its damaged parts replaced by the data of
-    another replica. This data is in the `pieces` of the file `patch`, which lies beside the
+    another replica. This data is in the `pieces` of the file `patch`, which is next to the
     segment."""
 
     directory: str
@@ -198,7 +198,7 @@ class CompactResult(_CrossesProcesses):
 
     `horizons` maps the file name of each segment that is not rewritten to its delete_horizon_ns,
     None if it has no tombstone left. `complete` is false if the memory was used up before
-    `dirty_end`: then another pass, from `cleaned_below` on, does the rest. `records_in` and
+    `dirty_end`. Then another pass, from `cleaned_below` on, does the rest. `records_in` and
     `bytes_in` count the examined segments before the pass, `records_out` and `bytes_out` after it.
     """
 
@@ -255,8 +255,8 @@ class ScrubResult(_CrossesProcesses):
 
     `damaged` are new ranges for `LogStructure.quarantine`. `lifted` are recorded ranges that are
     readable now, at least in part, and `still` are their damaged parts (`readable_again`).
-    `index_damaged`: the index file is missing, belongs to another segment or contradicts this one;
-    it can be rebuilt.
+    `index_damaged` means that the index file is missing, belongs to another segment or contradicts
+    this one; it can be rebuilt.
     """
 
     file: str
@@ -279,11 +279,11 @@ def path_of(directory: str | Path, entry: SegmentEntry) -> Path:
 
 
 def no_progress(progress: Progress) -> None:
-    """Ignore the progress; the default of callers that do not show it."""
+    """Ignore the progress. This is the default of callers that do not show it."""
 
 
 def no_throttle(size_bytes: int) -> None:
-    """Do not limit the rate; the default."""
+    """Do not limit the rate. This is the default."""
 
 
 def apply_compaction(log: Log, result: CompactResult, lineage: str | None = None) -> int:
@@ -342,7 +342,7 @@ def leftover_files(fs: FileSystem, job: CompactJob | RebatchJob | MendJob) -> li
 
 
 def remove_files(fs: FileSystem, directory: Path, names: Sequence[str]) -> None:
-    """Unlink segment files and the files beside them; ignores errors.
+    """Unlink segment files and the files that belong to them; ignores errors.
 
     Only for files that no manifest ever listed. The next opening of the log removes files that this
     leaves.

@@ -1,10 +1,10 @@
 """Repairs a sealed segment: replaces its damaged parts by data of another replica.
 
-The batches of the other replica are in a *patch*, a file beside the segment. For each damaged
+The batches of the other replica are in a *patch*, a file next to the segment. For each damaged
 range, in the order of offsets, the patch contains every batch that holds a record of the range. The
-other replica may have joined or compacted its batches, so they may begin and end outside of the
-range: they are cut to it, and offsets without a record get empty batches. The good parts of the
-segment are copied unchanged.
+other replica may have joined or compacted its batches, so these may begin and end outside of the
+range. They are cut to the range, and offsets without a record get empty batches. The good parts of
+the segment are copied unchanged.
 """
 
 from __future__ import annotations

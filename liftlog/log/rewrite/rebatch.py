@@ -43,8 +43,8 @@ def needs_rebatch(
 ) -> bool:
     """Return True if the average batch of a sealed segment, uncompressed, is small.
 
-    Estimates the average from the number of index entries: each batch of more than 4 KiB has its
-    own entry, smaller batches share entries that are less than 8 KiB apart. A few headers show the
+    Estimates the average from the number of index entries. Each batch of more than 4 KiB has its
+    own entry; smaller batches share entries that are less than 8 KiB apart. A few headers show the
     effect of compression. Returns False for a segment of at most one batch, or without a readable
     index. Raises OSError.
     """

@@ -46,7 +46,7 @@ class SourceDamaged(LiftlogError):
 
 @contextmanager
 def blaming(entry: SegmentEntry) -> Iterator[None]:
-    """Raise damage that a `with` block finds as SourceDamaged of this segment."""
+    """Convert damage that a `with` block finds to a SourceDamaged of this segment."""
     try:
         yield
     except (CorruptBatch, UnsupportedFormat) as error:

@@ -30,7 +30,8 @@ def make_sketch(
     progress: OnProgress = no_progress,
     throttle: Throttle = no_throttle,
 ) -> SketchResult:
-    """Write the sketch of `job.source`, and the subject index if the job includes it, if missing.
+    """Write the sketch of `job.source` if it is missing, and also the subject index if the job
+    includes it.
 
     Writes no file for a segment with a gap or damage, because readers must find the problem. Raises
     OSError, and UnsupportedFormat for data of a newer liftlog.

@@ -38,16 +38,16 @@ MOST_BYTES = 64 * 1024 * 1024
 
 _CHAPTER_BYTES = 8 * 1024 * 1024  # without values
 _LEAST_BATCH_BYTES = 4096  # average; smaller batches take too long, and a job will join them
-_SOON = 4 * 1024 * 1024  # bytes of a segment after which its average batch size is clear
-_MANY_RUNS = 10_000  # encoding them takes a second; with few records each, no index
+_SOON = 4 * 1024 * 1024  # after this number of bytes, the average batch size is clear
+_MANY_RUNS = 10_000  # encoding them takes a second; no index if each has few records
 _MOST_RUNS = 100_000  # in a chapter, if they have few records
 _LEAST_RECORDS = 8  # per run, on average; with fewer, a sketch finds records as fast
-_LEVEL = 1  # of zlib; 6 takes twice as long to save a sixteenth
+_LEVEL = 1  # level of zlib; level 6 takes twice as long and saves a sixteenth
 
 _NOTHING = np.empty(0, np.uint8)  # not a view into a batch, which would keep the batch in memory
 
 Name = tuple[bytes, bool]
-"""Name of a subject, as it is stored, and whether it is escaped."""
+"""Name of a subject as it is stored, and True if it is escaped."""
 
 
 class _Subject:
@@ -60,7 +60,8 @@ class _Subject:
         self.count = self.check = self.bytes = 0  # of the current run
 
     def expect(self, count: int, size: int) -> bool:
-        """Announce the next `count` records, from one batch. Returns True if they begin a run."""
+        """Note that the next `count` records come from one batch. Returns True if they begin a
+        run."""
         if self.bytes + size > RUN_BYTES or self.count + count > MAX_BATCH_RECORDS:
             self.finish_run()
         is_first = not self.count
@@ -207,8 +208,8 @@ def _copied(column: BinaryColumn | None) -> BinaryColumn | None:
 
 
 def _put_values(batch: bytearray, size: int, check: int) -> None:
-    """Set the checksums of `batch` to those of the same batch with its values. `batch` has `size`
-    zeros instead of the values, and `check` is the CRC-32C of the values."""
+    """Set the checksums of `batch` to the checksums of the same batch with its values. `batch` has
+    `size` zeros instead of the values, and `check` is the CRC-32C of the values."""
     # The checksum of two joined parts is the XOR of three checksums: of the first part followed by
     # zeros, of the zeros, and of the second part.
     zeros = bytes(padded(size))
@@ -231,7 +232,7 @@ class SubjectIndexBuilder:
         self._size = 0  # of all runs, entries and names
         self._batches = self._records = self._end = 0
         self.is_useful = True
-        """False if no index will be made, whatever batches follow."""
+        """False if no index will be made, regardless of the batches that follow."""
 
     def add(self, position: int, batch: RecordBatch) -> None:
         """Add a batch. Raises CorruptBatch if its columns contradict each other."""

@@ -1,9 +1,9 @@
-"""The files beside a sealed segment that are derived from it and may be missing: its sketch and its
-subject index. They are not fsynced; if a crash leaves one incomplete, its checksums show that.
+"""The files that are derived from a sealed segment and may be missing: its sketch and its subject
+index. They are not fsynced; if a crash leaves one incomplete, its checksums show that.
 
 Each file begins with its kind and version, and with fields that identify its segment:
 
-     0  4  kind
+0  4  kind
      4  4  version                        u32
     12  4  CRC-32C of the log's lineage, followed by "/" and the segment's generation if not 0
     16  8  size of the segment in bytes   u64
@@ -37,7 +37,8 @@ _HEAD = struct.Struct("<4sI4xIQQ")
 _AT_ONCE = 512  # buffers per system call; the limit is 1,024
 _COMPARED_BYTES = 48  # the head with the checksums, which differs between two files
 _USELESS = 1000
-"""Number of unusable files that the cache remembers; it reads others again."""
+"""Number of files that the cache keeps marked as unusable. It tries to read other unusable files
+again."""
 
 Kind = tuple[bytes, int]
 """The first bytes of a file, and its version."""
@@ -52,7 +53,7 @@ def subject_index_path(log_path: Path) -> Path:
 
 
 def files_of(log_path: Path) -> tuple[Path, Path, Path, Path]:
-    """Return the paths of a segment and of the files beside it."""
+    """Return the paths of a segment and of the files that belong to it."""
     return log_path, index_path(log_path), sketch_path(log_path), subject_index_path(log_path)
 
 
@@ -66,8 +67,9 @@ def is_named(raw: bytes, kind: Kind, segment: SegmentEntry, lineage: str) -> boo
 
 
 def history_check(segment: SegmentEntry, lineage: str) -> int:
-    """Return the checksum that identifies the segment in a derived file. Size and end alone do not,
-    because a rewritten segment can have the same ones as the segment that it replaced."""
+    """Return the checksum that identifies the segment in a derived file. Size and end alone do not
+    identify it, because a rewritten segment can have the same size and end as the segment that it
+    replaced."""
     name = f"{lineage}/{segment.generation}" if segment.generation else lineage
     return crc32c(name.encode())
 
@@ -121,7 +123,7 @@ class DerivedFiles(Generic[D]):
         path_of: Callable[[Path], Path],
         read: Callable[[FileSystem, Path, SegmentEntry, str], D | None],
     ) -> None:
-        """Make an empty cache. `path_of` maps a segment's path to the path of the file beside it.
+        """Make an empty cache. `path_of` maps a segment's path to the path of the derived file.
         `read` gets the path of the segment, and reads that file."""
         self._fs = fs
         self._path_of, self._read = path_of, read

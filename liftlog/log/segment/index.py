@@ -10,7 +10,7 @@ The file ends with a footer of 40 bytes, which identifies the segment:
 
     0  8  base offset            u64
     8  4  generation             u32  of the segment
-   12  4  CRC-32C of the incarnation's 32 hex digits
+   12  4  CRC-32C of the 32 hex digits of the incarnation
    16  8  size                   u64  bytes of the segment that the entries cover
    24  4  "LLI2"
    28  4  number of entries      u32
@@ -92,8 +92,8 @@ class SparseIndex:
         """
         if self._positions and position - self._positions[-1] < INTERVAL_BYTES:
             return
-        # The relative offset is added last, so a reader that finds it also finds the other two
-        # values.
+        # The relative offset is added last. So a reader that finds an offset also finds the other
+        # two values.
         self._positions.append(position)
         self._stamps.append(max_timestamp_ns)
         self._relative.append(offset - self.base_offset)
@@ -108,7 +108,7 @@ class SparseIndex:
         return self._entry(bisect_right(self._positions, position, hi=len(self._relative)) - 1)
 
     def floor_time(self, timestamp_ns: int) -> IndexEntry:
-        """Return an entry before which everything is older than `timestamp_ns`."""
+        """Return an entry. All records before the entry are older than `timestamp_ns`."""
         i = bisect_left(self._stamps, timestamp_ns, hi=len(self._relative)) - 1
         return self._entry(i)
 
@@ -119,7 +119,7 @@ class SparseIndex:
 
     def after_position(self, position: int) -> IndexEntry | None:
         """Return the first entry past `position`, at which a reader can continue after damage; None
-        if no entry is past it."""
+        if there is no such entry."""
         i = bisect_right(self._positions, position, hi=len(self._relative))
         return self._entry(i) if i < len(self._relative) else None
 
@@ -238,7 +238,7 @@ def index_path(log_path: Path) -> Path:
 def write_index(
     fs: FileSystem, log_path: Path, index: SparseIndex, segment: Indexed, incarnation: str
 ) -> None:
-    """Write the index beside its segment; fsynced on return. Raises OSError."""
+    """Write the index next to its segment; fsynced on return. Raises OSError."""
     file = fs.open(index_path(log_path), create=True)
     try:
         write_all(file, [index.to_bytes(segment, incarnation)], 0)
@@ -263,9 +263,9 @@ def keep_index(
 def read_index(
     fs: FileSystem, file: File, segment: Indexed, incarnation: str
 ) -> SparseIndex | None:
-    """Read the index beside the open file of a segment. Returns None if the index is missing,
-    unreadable or wrong; the caller can rebuild it from the segment. Raises OSError if the segment
-    itself cannot be read."""
+    """Read the index that belongs to the open file of a segment. Returns None if the index is
+    missing, unreadable or wrong; the caller can rebuild it from the segment. Raises OSError if the
+    segment itself cannot be read."""
     try:
         raw = read_small_file(fs, index_path(file.path))
     except OSError as error:

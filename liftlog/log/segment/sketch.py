@@ -61,7 +61,8 @@ BLOCK_BYTES = 64 * 1024
 PROBES = 7
 _BITS_PER_ITEM = 10
 _MOST_PART = 32
-"""A filter has at most 1/32 of the size of its block; with more items it excludes fewer blocks."""
+"""A filter has at most 1/32 of the size of its block. So a filter with many items is less
+selective."""
 
 _MAGIC = b"LLSK"
 _VERSION = 2
@@ -83,7 +84,8 @@ _STEPS = np.arange(PROBES, dtype=np.uint64)
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """The filter of a read: only records of these times, and of this subject and key if given."""
+    """The conditions of a read: it wants only records of these times, and of this subject and key
+    if these are given."""
 
     not_before_ns: int = -(2**63)
     not_after_ns: int = 2**63 - 1
@@ -135,7 +137,7 @@ class Sketch:
         self.value_checks = value_checks
 
     def blocks(self, probe: Probe) -> Blocks:
-        """Return all blocks, with flags of those that may match."""
+        """Return all blocks, each with a flag: True if it may have a matching record."""
         entries, segment = self._entries, self._segment
         may_match = (entries["newest"] >= probe.not_before_ns) & (
             entries["oldest"] <= probe.not_after_ns
@@ -237,13 +239,12 @@ def _filter_of(items: Iterable[int], block_bytes: int) -> bytes:
 
 
 def write_sketch(fs: FileSystem, log_path: Path, content: bytes) -> None:
-    """Write the sketch beside its segment. Raises OSError."""
+    """Write the sketch next to its segment. Raises OSError."""
     write_derived(fs, sketch_path(log_path), [content])
 
 
 def is_sketched(fs: FileSystem, log_path: Path, segment: SegmentEntry, lineage: str) -> bool:
-    """Return True if a sketch exists that belongs to this segment. Reads only the head of the
-    file."""
+    """Return True if a sketch of this segment exists. Reads only the head of the file."""
     return names_segment(fs, sketch_path(log_path), (_MAGIC, _VERSION), segment, lineage)
 
 

@@ -37,8 +37,8 @@ class SegmentParts:
         self._checks: NDArray[np.uint32] | None = None
 
     def between(self, position: int, end_position: int) -> tuple[int, int] | None:
-        """Return the numbers of the first batch in [position, end_position) and of the one after
-        its last; None if no batch begins at a border."""
+        """Return the number of the first batch in [position, end_position), and the number after
+        the last one. Returns None if no batch begins at one of the two borders."""
         first, end = self.positions.searchsorted((position, end_position)).tolist()
         of_segment = self.about[0].size_bytes
         stop = self.positions[end] if end < len(self.positions) else of_segment

@@ -28,8 +28,9 @@ before the values) and the position u32 of each value in the segment.
 
 Subjects ascend by the bytes of their names as stored; the runs of each subject ascend by offset.
 
-An index is derived from its segment and may be missing, like a sketch. If it contains no subjects,
-the index would cost more space than it saves time, or the segment has compressed batches.
+An index is derived from its segment and may be missing, like a sketch. An index without subjects
+means that the segment has compressed batches, or that an index would save too little time for its
+size.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ from liftlog.log.segment.derived import history_check, is_named, subject_index_p
 from liftlog.records.columns.heads import WantedSubjects
 
 RUN_BYTES = 64 * 1024
-"""Maximum size of a run in bytes, unless a single batch has more on its subject."""
+"""Maximum size of a run in bytes. A run is larger only if a single batch has more bytes on its
+subject."""
 
 _MOST_NAMES = 1000
 """Maximum number of names to compare with patterns in one read."""
@@ -213,7 +215,7 @@ def read_subject_index(
     subjects = np.frombuffer(tables, SUBJECT, subject_count)
     firsts = subjects["run"]
     if firsts[-1] > run_count or (firsts[1:] < firsts[:-1]).any():
-        return None  # a checksum does not prove that the writer was correct
+        return None  # checked, because a checksum does not prove that the writer was correct
     return SubjectIndex(
         (segment, lineage),
         subjects,

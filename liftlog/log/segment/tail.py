@@ -57,8 +57,8 @@ class ActiveState:
 class Damage:
     """The place at which a scan stopped: the batch of `offset` should begin at `position`.
 
-    `unreadable`: the disk could not read bytes of that batch. An interrupted write leaves no
-    unreadable sector, so the batch may have been acked.
+    `unreadable` means that the disk could not read bytes of that batch. An interrupted write leaves
+    no unreadable sector, so the batch may have been acked.
     """
 
     position: int
@@ -102,9 +102,9 @@ def scan(
 ) -> tuple[ActiveState, Damage | None]:
     """Accept whole batches from `state` up to `data_end`, each of which continues the one before.
 
-    Calls `on_batch(position, header)` for each. With the `epochs` of the manifest, a batch whose
-    epoch is older than that of its offset is damage. Unreadable bytes are damage, never the end of
-    the data. Raises OSError for other errors, and UnsupportedFormat.
+    Calls `on_batch(position, header)` for each. If the `epochs` of the manifest give a newer epoch
+    for the offset of a batch than the batch has, the batch is damage. Unreadable bytes are damage,
+    never the end of the data. Raises OSError for other errors, and UnsupportedFormat.
     """
     window = FileWindow(file, file.size())
     position, offset = state.position, state.next_offset

@@ -69,7 +69,7 @@ def walk(
     The batch of `base_offset` begins at `position`. No batch reaches past `size`; between
     `data_end` and `size` are zeros allocated ahead. `index` is the index of a sealed segment,
     `end_offset` the offset at which the log continues at `data_end`, if it is known; `epochs` are
-    those of the manifest. Raises OSError, and UnsupportedFormat for data of a newer liftlog.
+    the epochs of the manifest. Raises OSError, and UnsupportedFormat for data of a newer liftlog.
     """
     window = FileWindow(file, size, window_bytes)
     place = Place(base_offset, end_offset, epochs=epochs)
@@ -80,7 +80,7 @@ def walk(
         if header is not None and not place.holds(header):
             reason = place.problem(header)
             if header.base_offset > expected and leads_to(file, position, header, *border):
-                # The batches in between are missing, together with their bytes.
+                # The batches in between are missing together with their bytes.
                 yield Missing(position, position, expected, header.base_offset, reason)
                 place.go_on_at(header.base_offset)
             if not place.holds(header):
@@ -133,8 +133,8 @@ def _behind(
     border: tuple[int, int | None],
     header: BatchHeader | None,
 ) -> tuple[int, int | None]:
-    """Return the position at which to continue after a bad batch, and the offset at that position,
-    which is None at the data end."""
+    """Return the position at which to continue after a bad batch, and the offset at that position.
+    The offset is None at the data end."""
     end, end_offset = border
     found = find_resync(
         file,
@@ -164,7 +164,7 @@ class Judgement(NamedTuple):
     lifted: list[QuarantinedRange]
     """Recorded ranges that are readable now, at least in part."""
     still: list[QuarantinedRange]
-    """The parts of these ranges that are damaged."""
+    """The parts of the ranges in `lifted` that are still damaged."""
 
 
 def judge_all(
@@ -245,7 +245,7 @@ def readable_again(
 def merged(
     known: Sequence[QuarantinedRange], found: Iterable[QuarantinedRange]
 ) -> tuple[QuarantinedRange, ...]:
-    """Return all ranges, merging those of one file whose bytes or offsets overlap."""
+    """Return all ranges. Ranges of one file are merged if their bytes or offsets overlap."""
     ranges = list(known)
     for bad in found:
         apart = []

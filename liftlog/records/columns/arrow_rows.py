@@ -31,8 +31,9 @@ ROWS_SCHEMA = pa.schema([_SUBJECT if field.name == "subject" else field for fiel
 """SCHEMA with subjects as plain text, because every batch has a dictionary of its own."""
 
 _FEW_NAMES = 8
-"""With at least this many records per dictionary entry, it is faster to detect that all records
-have the same subject and to repeat this subject than to look up each one."""
+"""Number of records per dictionary entry from which each entry is tested for a single subject. It
+is faster to detect that all records have the same subject, and to repeat it, than to look up each
+one."""
 
 
 def rows_of(batches: Sequence[Batches], columns: Sequence[str]) -> pa.RecordBatch:
@@ -69,7 +70,7 @@ def _schema_of(names: tuple[str, ...]) -> pa.Schema:
 
 
 def subject_names(batch: RecordBatch) -> list[str]:
-    """Return each subject of the batch once, including those of trimmed records."""
+    """Return each subject of the batch once, including the subjects of trimmed records."""
     return batch._subject_names()
 
 

@@ -26,7 +26,8 @@ Flags = NDArray[np.bool_]
 Offsets = NDArray[np.int64]
 
 _JOIN_FROM_BYTES = 48
-"""Byte ranges of this average length are sliced and joined; shorter ones are gathered per byte."""
+"""Byte ranges of at least this average length are sliced and joined. Shorter ranges are gathered
+per byte."""
 
 _MANY_SUBJECTS = 64
 _SUBJECTS_PER_RECORD = 16
@@ -36,7 +37,7 @@ _SUBJECTS_PER_RECORD = 16
 class BinaryColumn:
     """A column whose item i is `data[ends[i]:ends[i + 1]]`. It is null where `valid` is False.
 
-    `ends` need not begin with 0. `valid` None: no item is null.
+    `ends` need not begin with 0. If `valid` is None, no item is null.
     """
 
     ends: NDArray[np.int32]
@@ -151,8 +152,8 @@ class Columns:
 
     @property
     def _fixed_bytes(self) -> int:
-        """Return the fixed bytes per record: deltas, subject id and, per other column, an end and a
-        bit."""
+        """Return the fixed bytes per record: deltas, subject id and, for each other column, an end
+        and a bit."""
         return 8 + (2 if self.subject_ids is not None else 0) + 5 * len(self._binary_columns)
 
     def take(self, mask: Flags) -> Columns:
@@ -184,8 +185,8 @@ class Columns:
         )
 
     def with_own_subjects(self) -> Columns:
-        """Return the same records. If `subjects` has many entries, drops those that no record has:
-        then a step per subject takes no longer than a step per record."""
+        """Return the same records. If `subjects` has many entries, drops entries that no record
+        has: then a step per subject takes no longer than a step per record."""
         if self.subject_ids is None or len(self.subjects) <= _MANY_SUBJECTS:
             return self
         if len(self.subjects) <= _SUBJECTS_PER_RECORD * len(self):

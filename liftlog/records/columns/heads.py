@@ -27,8 +27,8 @@ from liftlog.records.format import (
 from liftlog.records.layout import Binary
 
 _LITERALS = 8
-"""Up to this many names are each compared with all entries at once; with more names, the entries
-are checked one by one."""
+"""Up to this number of names, each name is compared with all entries at once. With more names, the
+entries are checked one by one."""
 
 
 class WantedSubjects(NamedTuple):
@@ -59,7 +59,7 @@ class Some(NamedTuple):
     has_value: Flags | None
 
     def part(self, first: int, end: int) -> Some:
-        """Return the records [first, end), counted from the first of these."""
+        """Return the records [first, end), counted from the first chosen record."""
         starts, stops = self.values
         return Some(
             self.batches[first:end],
@@ -164,8 +164,8 @@ class ManyHeads(ManyBatches):
     def _judged(
         self, starts: Numbers, stops: Numbers, wanted: WantedSubjects
     ) -> tuple[NDArray[np.int32], tuple[bytes, ...]]:
-        """Return the number of the name of each dictionary entry, -1 for an unwanted one; and the
-        names."""
+        """Return the number of the name of each dictionary entry, or -1 for an unwanted entry. Also
+        return the names."""
         number = np.full(len(starts), -1, np.int32)
         names: dict[bytes, int] = {}
         if wanted.literals is not None and len(wanted.literals) <= _LITERALS:
@@ -236,8 +236,8 @@ class ManyHeads(ManyBatches):
     def _given(
         self, begin: Numbers, bit: int, batches: NDArray[np.intp], rows: Numbers, otherwise: Numbers
     ) -> Numbers:
-        """Return the numbers of a column, or those of `otherwise` where the batch lacks the
-        column."""
+        """Return the numbers of a column. Where the batch lacks the column, return the numbers in
+        `otherwise`."""
         if not self._some & bit:
             return otherwise
         has = self._at.attributes[batches] & bit != 0

@@ -1,6 +1,6 @@
 """Decodes many batches to one set of columns.
 
-Every step processes all batches at once, whatever their number of records. Batches may have
+Every step processes all batches at once, regardless of their number of records. Batches may have
 different columns; missing columns are filled in.
 """
 
@@ -220,7 +220,7 @@ class ManyBatches:
         return found
 
     def keys(self) -> BinaryColumn:
-        """Return the keys; null for records without one."""
+        """Return the keys; null for records without a key."""
         at = self._layout.keys
         if at is None:
             return self._nothing(np.zeros(self._total, np.bool_))

@@ -29,10 +29,10 @@ Batches: TypeAlias = RecordBatch | SmallBatches
 """The result of one step of a walk over batches: one batch, or many small ones."""
 
 _JOIN_BELOW_BYTES = 16 * 1024
-"""Bytes. Batches below this average size are joined."""
+"""Average size, in bytes, below which batches are joined."""
 
 _CUT_FROM_ITEMS = 24
-"""Ranges of at least this average length are sliced one by one; shorter ones are gathered by
+"""Ranges of at least this average length are sliced one by one. Shorter ranges are gathered by
 index."""
 
 
@@ -117,8 +117,8 @@ class Apart:
     def stretches(
         self, kind: type[np.generic], begin: Numbers, sizes: Numbers, present: Flags | None
     ) -> NDArray[Any]:
-        """Return a copy of the ranges of `sizes[i]` items from byte `begin[i]` of each batch on,
-        one after another. Only of the batches that are `present`, if that is not None."""
+        """Copy one range of each batch i, `sizes[i]` items from byte `begin[i]` on, and return the
+        joined ranges. If `present` is not None, batches without its flag are omitted."""
         items = self._items.get(kind)
         if items is None:
             items = self._items[kind] = [octets.view(kind) for octets in self._octets]

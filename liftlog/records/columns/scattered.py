@@ -58,7 +58,7 @@ def _rows(data: Bytes, starts: Numbers, length: int) -> Bytes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScatteredRecords:
-    """Records by column, not joined. The fields are those of `Columns`."""
+    """Records by column, not joined. It has the same fields as `Columns`."""
 
     offsets: Offsets
     timestamps_ns: Offsets

@@ -49,7 +49,7 @@ class Selection:
 
     A record must meet all conditions that are not None; it must match one of the subjects and one
     of the keys. `parse_selection` creates selections and checks its arguments. `readable` is a
-    second condition on subjects; it comes from the reader's permissions, not from its request.
+    second condition on subjects. It comes from the reader's permissions and not from its request.
     `values` is a condition on the values of records that meet the other conditions; no request of
     the pull protocol contains it.
     """

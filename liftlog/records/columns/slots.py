@@ -22,8 +22,8 @@ Sums = NDArray[np.uint32]
 
 _FEW_ITEMS = 128
 _LONG_ITEM = 40
-"""A number of items, and a number of bytes of an item. If there are fewer items or they are longer,
-one call per item is faster than one step per byte position."""
+"""A number of items, and a number of bytes per item. With fewer items, or with longer ones, one
+call per item is faster than one step per byte position."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 origins          where a client comes from, as the kernel reports it
 authentication   which principal a client is
-guessing         limits wrong tokens (the connection also delays the answer to each)
+guessing         limits wrong tokens (the connection also delays its answer to a wrong token)
 gate             checks the names and the authorization of every request
 audit            logs logins, refusals, and operations that change something
 """

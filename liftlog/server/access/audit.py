@@ -1,9 +1,9 @@
 """Logs logins, refusals, and operations that change something, as events of the logger
 `liftlog.audit`.
 
-There is a rate limit for the lines of each principal, and one for those of all clients without a
-principal; the next line counts the lines that were left out. Text from a client is logged escaped
-and shortened, and no part of a token or a key is logged at all.
+The lines of each principal have a rate limit; all clients without a principal share one limit. If
+lines are left out, the next line gives their number. Text from a client is escaped and shortened.
+No part of a token or a key is logged.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Audit:
         self._whole: Buckets[str] = Buckets(_ALTOGETHER, now)
         self._suppressed: Counter[str] = Counter()
         self.denied_total: Counter[tuple[str, str]] = Counter()
-        """Refused requests and logins, by operation (or `login`) and way in."""
+        """Number of refused requests and logins, by operation (or `login`) and way in."""
 
     def denied(
         self, principal: str | None, peer: str, operation: str, stream: str, explanation: str
@@ -70,8 +70,9 @@ class Audit:
             )
 
     def login_refused(self, claimed: str | None, peer: str, method: str, reason: str) -> None:
-        """Log a refused login. `claimed` is an existing principal, or None for an unknown name: a
-        user may have typed a secret in the place of the name."""
+        """Log a refused login. `claimed` is the name of an existing principal. It is None for an
+        unknown name, which is not logged, because the user may have typed a secret instead of a
+        name."""
         self.denied_total[LOGIN, way_in(peer)] += 1
         if self._may_tell(None):
             log.warning(

@@ -1,8 +1,8 @@
 """Identifies a client by token, nkey, TLS certificate or Unix user, as the policy says.
 
-Cheap checks come first: too many guesses, then too many checks at once. Checks of tokens are slow,
-so they take turns: first among the places that clients come from, then among the principals that
-clients claim to be.
+Cheap checks come first: they refuse a client that has guessed too often, and refuse clients while
+too many checks are running. Checks of tokens are slow, so they take turns: first among the places
+that clients come from, then among the principals that clients claim to be.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from liftlog.server.access.guessing import Bounded, GuessLimiter
 from liftlog.server.access.origins import Origin
 
 _MAX_OF_PLACE = 4
-"""One place may always have this many checks waiting, however many wait from other places."""
+"""Number of checks that may always wait for one place, even if many wait for other places."""
 _MAX_NAME_CHARACTERS = 64
 _MAX_VERIFIED = 1024
 
@@ -50,8 +50,8 @@ class Authenticator:
     """Identifies clients. Belongs to one event loop. Its methods raise Unauthenticated and
     LimitExceeded.
 
-    `checkers` takes a place and a name, and returns the threads that run such checks; its owner
-    closes them.
+    `checkers` is called with the place and the name of a client, and returns the threads that check
+    its token. The caller that passes `checkers` also closes the threads.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Authenticator:
         proof: Auth,
         text_to_sign: bytes,
     ) -> Identity:
-        """Identify a client that answered the challenge; its method is one of those offered."""
+        """Identify a client that has answered the challenge by one of the offered methods."""
         if policy is None:
             return NO_PRINCIPAL
         claimed, principal = None, None
@@ -135,25 +135,35 @@ class Authenticator:
             raise
         return Identity(principal, TOKEN, policy.credential(principal, TOKEN))
 
+    def recognized(self, policy: Policy, token: str) -> str | None:
+        """Return the principal of a token that was checked before; None for a token that was not
+        checked. The caller must still call `identify_bearer` for the request, because this method
+        neither counts guesses nor writes to the audit log."""
+        known = self._verified.get(self._key(token))
+        return known.principal if known is not None and known.holds_in(policy) else None
+
+    def _key(self, token: str) -> bytes:
+        return hashlib.blake2b(token.encode("utf-8", "surrogatepass"), key=self._secret).digest()
+
     async def _by_token(self, policy: Policy, token: str | None, place: str) -> str:
         if token is None:
             raise Unauthenticated("the token is missing")
         name = _name_in(token)
-        key = hashlib.blake2b(token.encode("utf-8", "surrogatepass"), key=self._secret).digest()
+        key = self._key(token)
         check = self._checks.get((policy, key))
         if check is not None:
-            # A fleet connects at once, and the same token again is not another guess. If the check
-            # has ended and is still listed, the await returns at once.
+            # Many clients with one token may connect at once. They share one check, which counts as
+            # one guess. If the check has ended and is still listed, the await returns at once.
             principal = await asyncio.shield(check)
             if principal is None:
                 raise Unauthenticated("the token is not valid")
             return principal
-        known = self._verified.get(key)
-        if known is not None and known.principal is not None and known.holds_in(policy):
-            # This is the case for each HTTP request, and when a fleet reconnects at once.
+        known = self.recognized(policy, token)
+        if known is not None:
+            # This happens for each HTTP request, and when many clients reconnect at once.
             self._begin(place, name)
             self.guesses.succeeded(place, name)
-            return known.principal
+            return known
         if self.pending >= self._max_pending and self._pending_of[place] >= _MAX_OF_PLACE:
             raise LimitExceeded("too many clients are authenticating at once", hint="try again")
         self._begin(place, name)

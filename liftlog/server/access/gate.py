@@ -20,7 +20,7 @@ _MAX_KEPT = 4096
 _MAX_SHOWN = 80
 
 PRIVILEGED = frozenset({"create", "delete", "admin"})
-"""Operations that are audited also if they are allowed."""
+"""Operations that are audited even if they are allowed."""
 
 
 class Gate:
@@ -36,12 +36,14 @@ class Gate:
         self._audit = audit or Audit()
         self._kept: dict[tuple[str, Operation, str], Decision] = {}
         self._kept_reads: dict[tuple[str, str], ReadDecision] = {}
+        self._kept_work: dict[tuple[str, str, str], Decision] = {}
 
     def set_policy(self, policy: Policy | None) -> None:
-        """Judge by `policy` from now on."""
+        """Apply `policy` from now on."""
         self.policy = policy
         self._kept.clear()
         self._kept_reads.clear()
+        self._kept_work.clear()
 
     def authorize(
         self,
@@ -55,8 +57,8 @@ class Gate:
         """Check a request. Raises InvalidArgument for a bad name, then Forbidden, before anything
         is looked up.
 
-        `subjects` are those of a stream to be created: each must be allowed. The audit names
-        `peer`.
+        `subjects` are the subjects of a stream to be created; each of them must be allowed. The
+        audit log names `peer`.
 
         The operation `read` covers the stream itself: its description, offsets, leases,
         checkpoints. Code that returns records must also call `readable_subjects`.
@@ -74,6 +76,26 @@ class Gate:
                 raise _forbidden(principal, operation, stream, decision.explanation)
         if operation in PRIVILEGED:
             self._audit.allowed(principal, peer, operation, stream, decision.explanation)
+
+    def authorize_work(
+        self, principal: str | None, stream: str, consumer: str, *, peer: str = ""
+    ) -> None:
+        """Check the right to use a consumer with acks. Raises the errors of `authorize`. Code that
+        delivers records to the consumer must also check their subjects against
+        `readable_subjects`."""
+        check_stream_name(stream, may_be_system=True)
+        if self.policy is None:
+            return
+        decision = self._decide_work(self.policy, principal or ANONYMOUS, stream, consumer)
+        if not decision.allowed:
+            self._audit.denied(principal, peer, "work", stream, decision.explanation)
+            raise _forbidden(principal, "work", stream, decision.explanation)
+
+    def may_work(self, principal: str, stream: str, consumer: str) -> bool:
+        """Like `authorize_work`, without a line in the audit log."""
+        if self.policy is None:
+            return True
+        return self._decide_work(self.policy, principal, stream, consumer).allowed
 
     def readable_subjects(
         self, principal: str | None, stream: str, *, peer: str = ""
@@ -93,12 +115,12 @@ class Gate:
 
     @property
     def deliverable(self) -> tuple[str, ...] | None:
-        """Return the subjects to which clients of NATS may have the daemon send records, in
-        addition to inboxes; None means any."""
+        """Return the subjects to which the daemon may send records for clients of NATS, in addition
+        to inboxes; None means any."""
         return None if self.policy is None else self.policy.deliverable
 
     def delivery_denied(self, principal: str, stream: str, subject: str, *, peer: str) -> Forbidden:
-        """Return the error for a client that wants records of `stream` sent to a forbidden subject,
+        """Return the error for a client that requests records of `stream` on a forbidden subject,
         and write a line to the audit log."""
         why = (
             f"denied: {subject[:_MAX_SHOWN]!a} is not an inbox, and `deliver` in the section nats "
@@ -137,9 +159,17 @@ class Gate:
             _keep(self._kept, (principal, operation, stream), decision)
         return decision
 
+    def _decide_work(self, policy: Policy, principal: str, stream: str, consumer: str) -> Decision:
+        key = principal, stream, consumer
+        decision = self._kept_work.get(key)
+        if decision is None:
+            decision = policy.decide(principal, "work", stream, consumer)
+            _keep(self._kept_work, key, decision)
+        return decision
+
     def _decide_read(self, policy: Policy, principal: str, stream: str) -> ReadDecision:
-        """Return the decision from a cache, because a fetch asks for it each time that the server
-        looks at the fetch."""
+        """Return the decision from a cache, because a fetch needs it each time that the server
+        examines the fetch."""
         decision = self._kept_reads.get((principal, stream))
         if decision is None:
             decision = policy.decide_read(principal, stream)

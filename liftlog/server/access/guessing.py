@@ -6,8 +6,8 @@ There are three limits, each a bucket that fills up again with time:
     place                 against one client that tries many names
     principal             against guesses for one principal from many places
 
-If a principal has logged in from a place before, only the first applies there: the other two must
-not become a way to lock out clients that know the secret.
+After a principal has logged in from a place, only the first limit applies to it there. Otherwise an
+attacker could use the other two limits to lock out clients that have the right token.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Bounded(OrderedDict[Key, Kept], Generic[Key, Kept]):
 
 
 class Buckets(Generic[Key]):
-    """One bucket per key, full at first. Full ones are not stored."""
+    """One bucket per key, full at first. Full buckets are not stored."""
 
     def __init__(self, rate: Rate, now: Callable[[], float], max_kept: int = MAX_KEPT) -> None:
         self._rate = rate
@@ -85,8 +85,8 @@ class GuessLimiter:
         return sum([len(one) for one in kept])
 
     def begin(self, place: str, principal: str) -> bool:
-        """Return True if an attempt may be made. It counts as wrong until `succeeded` is called, so
-        that concurrent attempts cannot exceed the limit."""
+        """Return True if an attempt may be made. The attempt counts as wrong until `succeeded` is
+        called, so that concurrent attempts cannot exceed the limit."""
         pair = (place, principal)
         known = pair in self._known
         if self._pairs.level(pair) < 1:

@@ -45,17 +45,18 @@ def origin_of(
 
 
 def http_peer(host: str | None) -> str:
-    """The name of an HTTP client for logs; without the port, since proxies reuse connections."""
+    """Return the name of an HTTP client for logs. It has no port, because proxies reuse
+    connections."""
     return f"{_HTTP}{host}"
 
 
 def way_in(peer: str) -> str:
-    """The socket that a client used, from its name in logs: `http` or `pull`."""
+    """Return the port that a client used, `http` or `pull`, from its name in logs."""
     return "http" if peer.startswith(_HTTP) else "pull"
 
 
 def place_of(host: str | None) -> str:
-    """The place of an IP address."""
+    """Return the place of an IP address."""
     try:
         address = ipaddress.ip_address((host or "").partition("%")[0])
     except ValueError:

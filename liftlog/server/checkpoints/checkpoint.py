@@ -24,7 +24,7 @@ from liftlog.names import check_consumer_name, check_stream_name
 OFFSETS_STREAM = "_offsets"
 
 VERSION = 1
-_SEPARATOR = "/"  # neither the name of a consumer nor that of a stream may contain it
+_SEPARATOR = "/"  # names of consumers and of streams may not contain it
 _MAX_EPOCH = 2**32 - 1
 _MAX_OFFSET = 2**63 - 1
 
@@ -33,10 +33,10 @@ CheckpointKey = tuple[str, str]
 
 
 class Stored(NamedTuple):
-    """The checkpoint of one consumer in one stream. `offset` is the next one to read.
+    """The checkpoint of one consumer in one stream. `offset` is the next offset to read.
 
-    `owner` is the principal that committed it. An empty `owner` is unknown, and the checkpoint
-    counts against no quota.
+    `owner` is the principal that committed it. If `owner` is empty, the principal is unknown, and
+    the checkpoint counts against no quota.
     """
 
     offset: int
@@ -48,7 +48,8 @@ class Stored(NamedTuple):
 
 
 class Bounds(Protocol):
-    """The limits of a stream, which decide whether a checkpoint is valid; its log provides them."""
+    """The limits of a stream. They decide whether a checkpoint is valid. The log of the stream
+    provides them."""
 
     @property
     def incarnation(self) -> str: ...
@@ -68,8 +69,8 @@ class Bounds(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BoundsElsewhere:
-    """Limits of a stream that another node leads. Incarnation and epoch are those of the stream's
-    metadata. Only the other node knows where the log ends, so no offset is too high."""
+    """Limits of a stream that another node leads. Incarnation and epoch come from the stream's
+    metadata. The end of the log is unknown here, so no offset counts as too high."""
 
     incarnation: str
     leader_epoch: int
@@ -167,11 +168,22 @@ def why_not_readable(
     return error
 
 
+def readable_offsets(log: Bounds, incarnation: str, epoch: int) -> range:
+    """Return the offsets at which a reader of `incarnation` and `epoch` can continue: the offsets
+    for which `why_not_readable` returns None."""
+    if incarnation != log.incarnation or epoch > log.leader_epoch:
+        return range(0)
+    end = log.log_end_offset
+    if epoch < log.leader_epoch:
+        end = min(end, log.epoch_end(epoch))
+    return range(max(log.log_start_offset, 1), end + 1)
+
+
 def why_not_storable(
     log: Bounds, stream: str, offset: int, incarnation: str | None, epoch: int | None
 ) -> LiftlogError | None:
     """Return the error for a commit that claims to have read the stream up to `offset`; None if the
-    claim can be true. If `incarnation` or `epoch` is None, the current one is meant."""
+    claim can be true. If `incarnation` or `epoch` is None, its current value is meant."""
     if offset < 1:
         return InvalidArgument("a checkpoint is the offset to read next, which is at least 1")
     if incarnation not in (None, log.incarnation):
@@ -184,7 +196,7 @@ def why_not_storable(
     if epoch is not None:
         if epoch > log.leader_epoch:
             if isinstance(log, BoundsElsewhere):
-                return NotReady(f"stream {stream}: this node has not heard of epoch {epoch} yet")
+                return NotReady(f"stream {stream}: this node does not know epoch {epoch} yet")
             return Diverged(
                 f"stream {stream} has not reached the leader epoch {epoch}",
                 leader_epoch=log.leader_epoch,

@@ -1,14 +1,15 @@
-"""Deletes the checkpoints of consumers that are gone."""
+"""Deletes the checkpoints of consumers that are gone, and corrects times ahead of the clock."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
+from typing import Any
 
 from liftlog.errors import CheckpointMoved, LiftlogError, NotLeader, StreamNotFound
-from liftlog.server.checkpoints.checkpoint import CheckpointKey, Stored
+from liftlog.server.checkpoints.checkpoint import CheckpointKey
 from liftlog.server.checkpoints.service import Checkpoints
 from liftlog.server.commits.host import StreamHost
 
@@ -37,8 +38,7 @@ async def expire(
     """
     table = checkpoints.table
     unread_since = partial(_unread_since, find_stream, elsewhere, before_ns=before_ns)
-    # A newer checkpoint than an uncertain one may be lost, so the age of an uncertain one is
-    # unreliable.
+    # The age of an uncertain checkpoint is unreliable, because a newer one may have been lost.
     old = [
         (key, stored)
         for key, stored in table.items()
@@ -55,11 +55,34 @@ async def expire(
             known = waited[stream]
             if known is not None and (stored.incarnation != known[0] or stored.offset < known[1]):
                 due.append((key, stored))
-        done = await asyncio.gather(*(_forget(checkpoints, key, stored) for key, stored in due))
-        count += sum(done)
+        changes = [(key, checkpoints.deleted(*key, only_if=stored)) for key, stored in due]
+        count += sum(await asyncio.gather(*(_done(key, change) for key, change in changes)))
     if count:
         logger.info("checkpoints-expired count=%d", count)
     return count + await checkpoints.groups.expire(before_ns, unread_since)
+
+
+async def restamp_ahead(checkpoints: Checkpoints, ahead_ns: int) -> int:
+    """Store checkpoints, and groups without members, again with the present time if their times are
+    after `ahead_ns`. Returns their number.
+
+    These times come from a clock that was ahead. With them, the checkpoints would expire too late.
+    """
+    table = checkpoints.table
+    ahead = [
+        (key, stored)
+        for key, stored in table.items()
+        if stored.time_ns > ahead_ns and not table.is_uncertain(key)
+    ]
+    count = 0
+    for start in range(0, len(ahead), _EXPIRED_AT_ONCE):
+        some = ahead[start : start + _EXPIRED_AT_ONCE]
+        changes = [(key, checkpoints.restamped(*key, stored)) for key, stored in some]
+        count += sum(await asyncio.gather(*(_done(key, change) for key, change in changes)))
+    count += await checkpoints.groups.restamp_ahead(ahead_ns)
+    if count:
+        logger.info("checkpoints-restamped count=%d", count)
+    return count
 
 
 async def _unread_since(
@@ -82,9 +105,10 @@ async def _unread_since(
         return None
 
 
-async def _forget(checkpoints: Checkpoints, key: CheckpointKey, stored: Stored) -> bool:
+async def _done(key: CheckpointKey, change: Coroutine[Any, Any, None]) -> bool:
+    """Return True if the change of a checkpoint was stored."""
     try:
-        await checkpoints.deleted(*key, only_if=stored)
+        await change
     except CheckpointMoved:
         return False  # the consumer is back
     except LiftlogError as error:

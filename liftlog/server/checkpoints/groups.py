@@ -27,7 +27,7 @@ from liftlog.errors import (
 )
 from liftlog.groups.coordinator import Coordinator, Flight
 from liftlog.groups.quota import Limits
-from liftlog.groups.requests import Asked, Assignment, Commit, Join, Remove, Seek, Told
+from liftlog.groups.requests import Asked, Assignment, Commit, Join, Remove, Restamp, Seek, Told
 from liftlog.groups.state import GroupKey, GroupState, decode_key, decode_value, encode_key
 from liftlog.groups.state import encode_value as encode_group
 from liftlog.names import check_consumer_name
@@ -40,8 +40,8 @@ logger = logging.getLogger("liftlog.server.checkpoints")
 
 
 _PAGE_WEIGHT = 8192
-"""Limit of slots and members in the groups of one page: collecting a page takes some milliseconds
-of the event loop."""
+"""Maximum number of slots and members in the groups of one page, because the event loop needs some
+milliseconds to collect such a page."""
 
 
 class Progress(NamedTuple):
@@ -90,10 +90,10 @@ class Groups:
     def ask(self, asked: Asked, told: Told) -> None:
         """Queue a request. `told` is called later, never within this call.
 
-        Raises InvalidArgument, StreamNotFound, StreamUnavailable and LimitExceeded; for a commit or
-        a seek to an offset that the stream never had, OffsetOutOfRange; for a commit,
+        Raises InvalidArgument, StreamNotFound, StreamUnavailable and LimitExceeded. A commit or a
+        seek to an offset that the stream never had raises OffsetOutOfRange; a commit can also raise
         StaleIncarnation and Diverged. `told` may get GroupFenced, Conflict, StaleIncarnation,
-        LimitExceeded, DiskFull, StreamUnavailable and ShuttingDown; for a new group,
+        LimitExceeded, DiskFull, StreamUnavailable and ShuttingDown; for a new group also
         InvalidArgument and OffsetOutOfRange.
         """
         if self._closed is not None:
@@ -193,6 +193,21 @@ class Groups:
             logger.info("groups-expired count=%d", count)
         return count
 
+    async def restamp_ahead(self, ahead_ns: int) -> int:
+        """Store the groups without members with times after `ahead_ns` again, with the present
+        time. Returns their number."""
+        count = 0
+        for key, state in list(self._coordinator.groups.items()):
+            if state.members or state.time_ns <= ahead_ns:
+                continue
+            try:
+                await self.asked(Restamp(key, state))
+            except LiftlogError as error:
+                logger.warning("group-not-restamped group=%s stream=%s error=%s", *key, error)
+            else:
+                count += 1
+        return count
+
     # --- flights ---
 
     def _go_on(self) -> None:
@@ -228,7 +243,7 @@ class Groups:
             error = self._closed
         if isinstance(error, RequestTimeout):
             # The next leader may still store the flight, and a repeated request changes nothing.
-            error = NotReady(error.message, hint="try again: to store it twice changes nothing")
+            error = NotReady(error.message, hint="try again: storing it twice changes nothing")
         self._coordinator.landed(flight, error, time.monotonic())
         if self._coordinator.has_requests:
             self._go_on()
@@ -256,7 +271,7 @@ class Groups:
         self._go_on()
 
     def close(self, error: LiftlogError) -> None:
-        """Stop answering requests; those that wait get the error."""
+        """Stop answering requests. Waiting requests get the error."""
         if self._closed is None:
             self._closed = error
             if self._timer is not None:
@@ -283,16 +298,30 @@ class Groups:
         state = self._coordinator.groups.get(key)
         return None if state is None else Progress(state, self._lags(key[1], state))
 
+    def lag(self, key: GroupKey) -> int | None:
+        """Return the largest lag of the slots of a group; None if there is no such group, or if its
+        stream is not known here. Costs much less than `progress`."""
+        state, bounds = self._coordinator.groups.get(key), self._bounds(key[1])
+        if state is None or bounds is None:
+            return None
+        start, end = bounds
+        return max(end - max(min(state.offsets), start), 0)
+
     def _lags(self, stream: str, state: GroupState) -> list[int] | None:
+        bounds = self._bounds(stream)
+        if bounds is None:
+            return None
+        start, end = bounds
+        return [max(end - max(offset, start), 0) for offset in state.offsets]
+
+    def _bounds(self, stream: str) -> tuple[int, int] | None:
+        """Return the log start and the high watermark; None if the stream is not known here."""
         try:
             log = self._find_stream(stream).log
         except LiftlogError:
             return None
         end = log.high_watermark
-        if end is None:
-            return None
-        start = log.log_start_offset
-        return [max(end - max(offset, start), 0) for offset in state.offsets]
+        return None if end is None else (log.log_start_offset, end)
 
     def describe(self, key: GroupKey) -> GroupInfo | None:
         """Describe a group, with the owner and the offset of each slot; returns None if there is no

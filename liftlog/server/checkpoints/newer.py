@@ -1,7 +1,7 @@
 """Records of `_offsets` that a newer version has stored. Pure.
 
 The key of a record names its kind: `<consumer>/<stream>` is a checkpoint, `<kind>:...` is another
-kind, of which this version knows only `group`. The value is a JSON object, in which `v` is the
+kind, of which this version supports only `group`. The value is a JSON object, in which `v` is the
 version of the form. This version keeps a record of another kind, or of a higher `v`, as it is: it
 neither reads nor replaces it, and compaction keeps the newest record of each key in any case. A new
 form gets a higher `v` if an older version would lose something by replacing the record.

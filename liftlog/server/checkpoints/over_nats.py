@@ -9,13 +9,16 @@ publisher raises an exception here.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
+from collections import deque
 from collections.abc import Callable
 from functools import partial
+from time import thread_time
 from typing import Any
 
-from liftlog.errors import InvalidArgument, LiftlogError
+from liftlog.errors import InvalidArgument, LiftlogError, LimitExceeded
 from liftlog.protocol.checkpoints import MAX_METADATA_CHARS
 from liftlog.sequencing import Destinations, MessageRun
 from liftlog.sequencing.acks import publish_commands
@@ -31,6 +34,10 @@ _MAX_INCARNATION_CHARS = 256
 _MAX_SHOWN = 128
 """Maximum number of characters of a name in an answer: the length of the longest valid name."""
 _MAX_DESCRIPTION = 1024
+_SLICE_SECONDS = 0.002
+_MAX_QUEUED_BYTES = 16 * 1024 * 1024
+_MESSAGE_BYTES = 512
+"""Memory of a queued message, apart from its payload."""
 
 OVER_NATS_OWNER = "(nats)"
 """The owner of checkpoints that arrive over NATS; not a valid name of a principal in an ACL."""
@@ -48,18 +55,50 @@ class CheckpointIntake:
         *,
         owner: str = "",
     ) -> None:
-        """`checkpoints` raises the error for commits while they cannot be accepted. The checkpoints
-        count against the quota of `owner`; if it is empty, against none."""
+        """`checkpoints` returns the service. While commits cannot be accepted, it raises their
+        error. The checkpoints count against the quota of `owner`, or against no quota if `owner` is
+        empty."""
         self._owner = owner
         self._checkpoints = checkpoints
         self._skipped = prefix.count(".") + 1
         self._send = send
         self._destinations = destinations
         self._silent_refusals = 0
+        self._queue: deque[tuple[bytes, bytes, bytes]] = deque()
+        self._queued_bytes = 0
+        self._unsent: list[tuple[bytes, bytes]] | None = None
+        """The answers of one slice, which are sent together."""
 
     def receive(self, run: MessageRun) -> None:
-        for subject, reply, payload in zip(run.subjects, run.replies, run.payloads, strict=True):
-            self._take(subject, reply, payload)
+        """Take the commits of one read, which can be thousands: some of them now, the others in
+        later turns of the event loop. Commits beyond a limit are dropped, and their clients get no
+        answer."""
+        is_idle = not self._queue
+        for message in zip(run.subjects, run.replies, run.payloads, strict=True):
+            size = len(message[2]) + _MESSAGE_BYTES
+            if self._queued_bytes + size > _MAX_QUEUED_BYTES:
+                error = LimitExceeded("too many commits over NATS wait")
+                self._note("", "", error, answered=False)
+                continue
+            self._queue.append(message)
+            self._queued_bytes += size
+        if is_idle:
+            self._take_some()
+
+    def _take_some(self) -> None:
+        ends = thread_time() + _SLICE_SECONDS
+        answers = self._unsent = []
+        try:
+            while self._queue and thread_time() < ends:
+                message = self._queue.popleft()
+                self._queued_bytes -= len(message[2]) + _MESSAGE_BYTES
+                self._take(*message)
+        finally:
+            self._unsent = None
+            if answers:
+                self._send(publish_commands(answers))
+            if self._queue:
+                asyncio.get_running_loop().call_soon(self._take_some)
 
     def _take(self, subject: bytes, reply: bytes, payload: bytes) -> None:
         # A name that is not ASCII fails the check of names.
@@ -91,7 +130,10 @@ class CheckpointIntake:
         target = self._destinations().for_answer(reply) if reply else None
         if target is not None:
             text = json.dumps(body, separators=(",", ":")).encode("ascii")
-            self._send(publish_commands([(target, text)]))
+            if self._unsent is None:
+                self._send(publish_commands([(target, text)]))
+            else:
+                self._unsent.append((target, text))
 
     def _note(self, stream: str, consumer: str, error: LiftlogError, *, answered: bool) -> None:
         """Log a refusal that no client receives, because the message had no reply subject. Logs

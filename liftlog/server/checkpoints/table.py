@@ -33,7 +33,8 @@ class CheckpointTable:
     """The checkpoints, for lookup by consumer and stream, and listing in that order. Not
     thread-safe.
 
-    Contains only durable checkpoints, none that still wait for the disk.
+    Contains only durable checkpoints. A checkpoint that still waits for the disk is not in the
+    table.
 
     `losses` is the number of ranges of `_offsets` that were lost to damage; the keys in them are
     unknown. `settled` are the keys that were written after the last loss.
@@ -115,7 +116,8 @@ class CheckpointTable:
 
     def is_uncertain(self, key: CheckpointKey) -> bool:
         """Return True if a newer checkpoint of this key, or its deletion, may have been lost to
-        damage; for a key without a checkpoint, if its only checkpoint may have been lost."""
+        damage. For a key without a checkpoint, True means that its only checkpoint may have been
+        lost."""
         return self.losses > 0 and key not in self._settled
 
     @property
@@ -129,9 +131,9 @@ class CheckpointTable:
     def after(
         self, key: CheckpointKey | None, *, consumer: str | None = None, stream: str | None = None
     ) -> Iterator[tuple[CheckpointKey, Stored]]:
-        """Yield the checkpoints after `key`, sorted by consumer and stream; with `consumer` or
-        `stream`, only those of the consumer or on the stream. The table must not change
-        meanwhile."""
+        """Yield the checkpoints after `key`, sorted by consumer and stream. With `consumer` or
+        `stream`, yield only the checkpoints of that consumer or on that stream. The table must not
+        change meanwhile."""
         if stream is None:
             found = _between(self._order, key, consumer)
         else:
@@ -175,10 +177,10 @@ def _of_stream(
 def load_table(log: Log) -> CheckpointTable:
     """Load all committed checkpoints of `_offsets`.
 
-    Damage only loses the records in it. If a key has an older checkpoint, that one becomes valid
-    again, and the consumer reads some records twice; the table stores for which keys this is
-    possible. Each loss is logged as an ERROR. Raises StorageError if the files cannot be read,
-    because a failed read must not look like "no checkpoint".
+    Damage loses only the records in the damaged range. If the newest checkpoint of a key is lost,
+    an older one becomes valid again, and the consumer reads some records twice. The table stores
+    the keys for which this is possible. Each loss is logged as an ERROR. Raises StorageError if the
+    files cannot be read, because a failed read must not look like "no checkpoint".
     """
     found = _Rebuilding()
     offset = log.log_start_offset

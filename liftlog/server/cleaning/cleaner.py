@@ -24,6 +24,7 @@ from liftlog.server.cleaning.compaction import (
     compaction_of,
     measure_backlog,
     plan_pass,
+    policy_of,
     why_idle,
 )
 from liftlog.server.cleaning.jobs import JobRunner
@@ -326,8 +327,8 @@ class Cleaner:
         return [host for _, host in found]
 
     async def _compact(self, host: StreamHost, *, on_demand: bool) -> None:
-        """Run as many passes as needed, or as fit into one turn. A pass on demand first rolls the
-        active segment."""
+        """Run passes until the stream is compacted or its turn ends. A pass on demand first rolls
+        the active segment."""
         state, log = self.state_of(host), host.log
         wanted = state.requested
         forced = on_demand or state.unfinished
@@ -338,6 +339,9 @@ class Cleaner:
         turn_ends = time.monotonic() + self._settings.interval_seconds
         dropped = 0
         while compaction_of(host.settings) is not None:
+            is_doubted = not self._clock_is_trusted()
+            if is_doubted and policy_of(host.settings).min_lag_ns:
+                break  # it is not known which records are old enough
             now_ns, segments = self._now_ns(), log.segments
             plan = plan_pass(
                 log,
@@ -345,7 +349,7 @@ class Cleaner:
                 host.settings,
                 now_ns,
                 on_demand=forced,
-                keep_tombstones=not self._clock_is_trusted(),
+                keep_tombstones=is_doubted,
             )
             if plan is None:
                 break

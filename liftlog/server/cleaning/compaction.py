@@ -143,7 +143,7 @@ def why_idle(
         if now.dirty_bytes < could_be.dirty_bytes and not is_due:
             seconds = max(0, held.expires_ns - now_ns) // _SECOND_NS
             return (
-                f"a lease of {held.holder or 'an unnamed reader'} holds what was written from "
+                f"a lease of {held.holder or 'an unnamed reader'} holds the records from "
                 f"offset {held.high:,} on, for {_span(seconds)} more unless it is renewed"
             )
     if on_demand and not now.dirty_bytes and now.stopped_by is StoppedBy.BOUND and held is None:
@@ -154,9 +154,11 @@ def why_idle(
         return f"less than min_dirty_ratio, {policy.min_dirty_ratio:.0%}, is dirty"
     if now.stopped_by is StoppedBy.PROTECTED:
         window = policy.protect_newer_than_ns / 1e9
-        return f"what is dirty is younger than dedupe_window, {window:g} s"
+        return f"the dirty records are younger than dedupe_window, {window:g} s"
     if now.stopped_by is StoppedBy.MIN_LAG:
-        return f"what is dirty is younger than compaction.min_lag, {policy.min_lag_ns / 1e9:g} s"
+        return (
+            f"the dirty records are younger than compaction.min_lag, {policy.min_lag_ns / 1e9:g} s"
+        )
     return ""
 
 

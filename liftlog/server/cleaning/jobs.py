@@ -146,10 +146,10 @@ class JobRunner:
                 await host.run_exclusive(lambda: _announce_removal(log, result, now_ns()))
             return await self.in_thread(lambda: apply_compaction(log, result, lineage))
         except BaseException:
-            # No swap is running any more, because `in_thread` returns only after its call, even if
-            # it is cancelled. Swaps that were made stay, because each is complete in itself:
-            # `_discard` keeps their files, and the next pass does the rest. If the disk stalls, a
-            # swap may still be running; the log refuses to discard a file that it lists.
+            # No swap is running now, because `in_thread` returns only after its call has ended,
+            # even if it is cancelled. Completed swaps stay: `_discard` keeps their files, and the
+            # next pass does the rest. If the disk stalls, a swap may still be running; the log
+            # refuses to discard a file that it lists.
             await self.in_thread(lambda: _discard(log, result.new_files))
             raise
 
@@ -288,11 +288,11 @@ def _announce_removal(log: Log, result: CompactResult, now_ns: int) -> None:
 
 
 def _discard(log: Log, names: Sequence[str]) -> None:
-    """Remove those of the files that do not belong to the log."""
+    """Remove the files that do not belong to the log."""
     listed = {segment.path.name for segment in log.segments}
     try:
         log.structure.discard_files([name for name in names if name not in listed])
-    except (LiftlogError, ValueError) as error:  # ValueError: a stalled swap listed one just now
+    except (LiftlogError, ValueError) as error:  # ValueError: a stalled swap has listed a file
         logger.warning("files-not-discarded stream=%s error=%s", log.name, error)
 
 
@@ -312,8 +312,8 @@ def _discard_leftovers(log: Log, job: CompactJob | RebatchJob | MendJob) -> None
 
 
 def _drop_index(log: Log, name: str) -> None:
-    """Remove the index of a segment and rebuild it here, or the next reader would have to, on the
-    event loop."""
+    """Remove the index of a segment and rebuild it here. Otherwise the next reader would rebuild it
+    on the event loop."""
     path = log.directory / name
     try:
         log.environment.fs.unlink(index_path(path))

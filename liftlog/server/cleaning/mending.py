@@ -45,7 +45,7 @@ _LOOK_AGAIN_SECONDS = 1.0
 _FIRST_PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 600.0
 _PATIENCE_SECONDS = 30.0
-"""Time for which readers wait for a replica that does not respond. After it they get an error."""
+"""Maximum time that readers wait for a replica that does not respond. Then they get an error."""
 _PATCH_SUFFIX = ".patch.tmp"
 
 
@@ -78,8 +78,8 @@ class Donors(Protocol):
         ...
 
     def copy_again(self, name: str) -> None:
-        """Delete this node's copy and fetch all of it from the leader, once the other replicas
-        suffice without it."""
+        """Delete this node's copy and fetch all of it from the leader, as soon as the stream has
+        enough replicas without this copy."""
         ...
 
 
@@ -227,7 +227,7 @@ class Mender:
     def _note_failure(self, host: StreamHost, segment: Segment, problem: str) -> None:
         now = time.monotonic()
         attempts = self._attempts_for(host.log, segment)
-        if not attempts.failures:  # until now it may only have waited for other segments
+        if not attempts.failures:  # until now other repairs may have delayed it
             attempts.failing_since = now
         pause = min(_FIRST_PAUSE_SECONDS * 2**attempts.failures, _LONGEST_PAUSE_SECONDS)
         attempts.failures = min(attempts.failures + 1, 20)

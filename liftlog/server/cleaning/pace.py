@@ -1,7 +1,7 @@
 """Sets the rate of cleaning: unlimited while the daemon is idle, low while it is busy.
 
-While a job runs, the daemon measures itself every 20 ms. If it is idle, it grants the worker
-process full speed for a short time, and must renew the grant again and again. It withdraws the
+While a job runs, the daemon measures its own work every 20 ms. If it is idle, it grants the worker
+process full speed for a short time, and renews the grant while it stays idle. It withdraws the
 grant as soon as messages arrive. If the daemon stalls and cannot withdraw it, the grant expires by
 itself.
 """

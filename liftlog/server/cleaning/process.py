@@ -81,7 +81,8 @@ class Worker:
     ) -> dict[str, Any]:
         """Run one job and return its result. Raises JobFailed, WorkerDied.
 
-        If this is cancelled, the process is dead before it returns, so nothing more is written.
+        If the call is cancelled, the process is dead before the call returns, so nothing more is
+        written.
         """
         if self._idle is not None:
             self._idle.cancel()
@@ -140,7 +141,8 @@ class Worker:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             limit=_MAX_LINE_BYTES,
-            # numpy's threads for linear algebra, which is not used here, would take memory each.
+            # Each of numpy's threads for linear algebra would take memory, although none is used
+            # here.
             env={**os.environ, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1"},
         )
         logger.debug("worker-started pid=%d", self._process.pid)

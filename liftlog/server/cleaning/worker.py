@@ -68,8 +68,8 @@ _MIN_FREE_PART = 20
 """On a small file system, 1/20 of its size stays free instead."""
 
 _LEAST_FREE_PART = 10
-"""For subject indexes, 1/10 of the file system must stay free: they only make reads faster, and
-messages need the space more."""
+"""Subject indexes are built only while 1/10 of the file system is free: they only make reads
+faster, and messages need the space more."""
 
 _RUNNERS: dict[str, tuple[Any, Callable[..., Any]]] = {
     COMPACT: (CompactJob, compact),

@@ -3,8 +3,8 @@ same time as a commit.
 
 host           the log, the settings, who writes and who waits; refuses messages (429) when too
                many bytes wait for the disk
-committing     groups of judged messages: joined in one sync, answered; held until the gate says
-               that they are committed; or undone
+committing     groups of judged messages: writes each with one sync, holds it until the gate
+               commits it, and answers or undoes it
 gate           when stored records count as committed; with followers `liftlog.cluster` decides it
 turns          one job at a time on a log: commits, flushes, exclusive calls
 writing        encodes, compresses and appends a group, for `committing`: inside the event loop

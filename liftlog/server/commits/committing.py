@@ -4,9 +4,9 @@ This module writes the messages of publishers. It writes at most one group at a 
 arrive meanwhile form the next one. A group is written inside the event loop while syncs are fast,
 else in a writer thread. With `durability: interval` a flush commits many groups at once.
 
-The gate decides when a group that is stored here is committed. With one copy that is at once. With
-several copies the group is *held* until the other nodes have it, and the next group is written
-meanwhile.
+The gate decides when a group that is stored here is committed. With one copy it is committed at
+once. With several copies the group is *held* until the other nodes have it, and the next group is
+written meanwhile.
 
 Code that writes to a stream in another way, such as appending batches fetched from another node,
 belongs into a module next to this one: it shares the log, its turns and its waiters, but not the
@@ -81,7 +81,7 @@ class GroupCommits:
         step_down: Callable[[str], None],
     ) -> None:
         self.flush_is_overdue = False
-        """With `durability: interval`: True if a flush became due during a job."""
+        """With `durability: interval`, this is True if a flush became due during a job."""
         self._log = log
         self._sequencer = sequencer
         self._settings = settings
@@ -110,7 +110,7 @@ class GroupCommits:
         Returns True if more messages can be committed at once."""
         size_bytes = self._sequencer.pending_bytes - self._sequencer.held_bytes
         if self._has_followers and size_bytes <= FOLLOWED_INLINE_BYTES:
-            messages = 1  # the budget then decides as for a single message
+            messages = 1  # so the budget decides as it does for a single message
         is_small = size_bytes <= self._writer.max_inline_bytes
         if is_small and self._shared.inline.allows(messages):
             return self._commit_inline()
@@ -128,7 +128,7 @@ class GroupCommits:
                 self._writer.write(self._writer.encode(group))
                 if self._has_followers:
                     self._gate.written(self._writer.written)
-                # Before the sync: after it, the answers only have to be sent.
+                # Prepared before the sync, so that after it the answers only have to be sent.
                 self._sequencer.prepare_answers(group)
                 if self._unsynced + count >= self._writer.syncs_at:
                     self._log.sync()
@@ -182,7 +182,8 @@ class GroupCommits:
             self._shared.inline.observe(self._log.writer.last_sync_seconds)
 
     def _finish(self, group: CommitGroup, error: Exception | None) -> None:
-        """Answer all callers that waited for this group, or hold the answers."""
+        """Answer all callers that waited for this group, or keep the answers until the group is
+        committed."""
         if error is not None:
             self._take_back(group, error)
             return
@@ -206,7 +207,8 @@ class GroupCommits:
         self._shared.pending_changed()
 
     def _hold(self, group: CommitGroup, high_watermark: int) -> None:
-        """Hold a group that is stored here, if it or an earlier one is not committed yet."""
+        """Hold a group that is stored here, if this group or an earlier one is not committed
+        yet."""
         if not self._sequencer.is_holding:
             self._held_since = time.monotonic()
         early = self._sequencer.hold(group)
@@ -239,8 +241,8 @@ class GroupCommits:
 
     def _take_back(self, group: CommitGroup | None, error: Exception) -> None:
         """Undo everything that was judged from `group` on (see `Tail`), and nack it. If `group` is
-        None, undo only messages that are in no group yet. The next offset is where the log ends
-        now."""
+        None, undo only messages that are in no group yet. The next offset becomes the present end
+        of the log."""
         if not isinstance(error, LiftlogError):
             # This is a defect. Its effect on the log or on memory is unknown, so nothing more is
             # written.
@@ -252,9 +254,9 @@ class GroupCommits:
         durable_end = self._log.durable_end_offset
         acked_before_sync = self._settings.durability != "fsync"
         if isinstance(error, SyncFailed):
-            # If acks were sent before the sync, readers and publishers know those offsets: they
-            # stay taken, as a recorded loss. Otherwise the offsets are used again. If a follower
-            # may have received them, another epoch must begin first.
+            # If acks were sent before the sync, readers and publishers have seen those offsets.
+            # Such offsets are not used again, and the loss is recorded. Other offsets are used
+            # again; if a follower may have received their records, a new epoch must begin first.
             if not self._abandon_tail(error, keep_offsets=acked_before_sync):
                 return
             if self._has_followers:
@@ -300,7 +302,7 @@ class GroupCommits:
 
     def _take_back_waiting(self, error: Exception) -> None:
         """Handle a failed sync that no group waited for. Its records were acked early because of
-        `durability: interval` or `os`: the hole is recorded as lost, and waiting messages are
+        `durability: interval` or `os`. Their offsets are recorded as lost, and waiting messages are
         nacked."""
         self._take_back(None, error)
 
@@ -374,10 +376,10 @@ class GroupCommits:
             self.commit_up_to(self._gate.local(self._log.durable_end_offset))
 
     def _is_flushed(self, settings: StreamSettings) -> bool:
-        """Return True if acks are sent after the write, and a flush commits.
+        """Return True if acks are sent after the write, and a flush commits the records later.
 
-        On a node of a cluster records are committed only when they are durable, also with
-        `durability: os`; and if another node leads, that node decides which records are committed.
+        On a node of a cluster records are committed only when they are durable, even with
+        `durability: os`. If another node leads, that node decides which records are committed.
         """
         if not self._log.config.replicated:
             return settings.durability == "interval"

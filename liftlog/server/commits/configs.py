@@ -34,26 +34,36 @@ class NewestBytes:
     def __init__(self, log: Log) -> None:
         self._log = log
         self._counted: int | None = None
-        self._at_bytes = 0
+        self._counted_at = 0
+        self._seen = log.view.size_bytes
+        self._grown = 0
+
+    @property
+    def grown_bytes(self) -> int:
+        """Return the number of bytes by which the log has grown. Freed bytes are not subtracted,
+        unless the log also grew between the same two reads of this property."""
+        size_bytes = self._log.view.size_bytes
+        self._grown += max(0, size_bytes - self._seen)
+        self._seen = size_bytes
+        return self._grown
 
     def expect_count(self) -> None:
         """Expect a call of `count` soon. Until then the size consists of new records only, so that
         no message is refused because of superseded records."""
-        self.count(0, self._log.view.size_bytes)
+        self.count(0, self.grown_bytes)
 
-    def count(self, size_bytes: int | None, at_bytes: int = 0) -> None:
+    def count(self, size_bytes: int | None, grown_bytes: int = 0) -> None:
         """Set the size of the newest records, or None if it is unknown. It was measured when the
-        whole log had `at_bytes`, or a little later."""
-        self._counted, self._at_bytes = size_bytes, at_bytes
+        property `grown_bytes` had this value, or a little later."""
+        self._counted, self._counted_at = size_bytes, grown_bytes
 
     @property
     def size_bytes(self) -> int:
-        """Return the size. Records that came after the count count in full, as if they had new
-        subjects."""
-        size_bytes = self._log.view.size_bytes
+        """Return the size. It includes all records that were written after the count, as if they
+        had new subjects."""
         if self._counted is None:
-            return size_bytes
-        return self._counted + max(0, size_bytes - self._at_bytes)
+            return self._log.view.size_bytes
+        return self._counted + self.grown_bytes - self._counted_at
 
 
 def counts_newest(settings: StreamSettings) -> bool:

@@ -1,7 +1,7 @@
 """Quarantines damage that a reader finds, before the reader gets the error.
 
-The scrubber would also find the damage, but later. Until then every reader would run into it again,
-and neither metrics nor health would report it.
+The scrubber would also find the damage, but later. Until then every reader would meet the damage
+again, and neither metrics nor health would report it.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Decides when a group that is stored here counts as committed: with one copy at once, with several
-when the others have it too.
+"""Decides when a group that is stored here counts as committed: at once if this is the only copy,
+otherwise when the other copies have it too.
 
 With several copies, `liftlog.cluster.leading` decides. `ReplicatedGate` reports events of this node
 to it, and passes its decisions on to the stream and the followers.
@@ -18,7 +18,8 @@ from liftlog.log import EncodedBatch
 from liftlog.sequencing.refusals import NOT_ENOUGH_REPLICAS, RefusalReason
 
 _TELL_SECONDS = 0.005
-"""If no record carries a new high watermark to the followers within this time, it is sent alone."""
+"""If no record is sent to the followers within this time, a new high watermark is sent without
+one."""
 
 
 class LedStream(Protocol):
@@ -39,8 +40,9 @@ class CommitGate(Protocol):
 
     @property
     def refuses(self) -> RefusalReason | None:
-        """Why messages that want an ack of all copies must be refused now: there are too few
-        copies. None if they are accepted. Other messages are stored, and can be read later."""
+        """The reason why messages that ask for an ack of all copies are refused now: there are too
+        few copies. None if such messages are accepted. Other messages are stored in any case, and
+        can be read later."""
         ...
 
     def bind(self, stream: LedStream) -> None:
@@ -101,11 +103,11 @@ class ReplicatedGate:
         wake: Callable[[list[str]], None],
         ended: Callable[[str], None],
     ) -> None:
-        """`wake` gets the followers whose parked requests are to be answered now. If the write is
-        inside the event loop, `wake` is called between the write and its sync, so that the answers
-        are sent before the sync. Before that, `keep` gets the appended batches. `ended` is called
-        once, with the reason why this node's leadership in this epoch ends. None of them blocks or
-        raises. `now` is monotonic, in seconds."""
+        """`wake` is called with the followers whose parked requests can be answered now. If the
+        write is inside the event loop, `wake` is called between the write and its sync, so that the
+        answers are sent before the sync. `keep` is called with the appended batches before `wake`.
+        `ended` is called once, with the reason why this node's leadership in this epoch ends. None
+        of them blocks or raises. `now` is monotonic, in seconds."""
         self.leader = leader
         self._log_end = log_end
         self._keep = keep
@@ -172,7 +174,8 @@ class ReplicatedGate:
         self.leader.lost(node)
 
     def adopt(self, record: StreamMetadata) -> None:
-        """Adopt newer metadata. If they end this epoch, the stream has stepped down on return."""
+        """Adopt newer metadata. If they end this epoch, this node no longer leads the stream on
+        return."""
         before = self.leader.high_watermark
         self.leader.adopt(record)
         self._moved_from(before)
@@ -198,7 +201,7 @@ class ReplicatedGate:
     def _tell(self) -> None:
         self._telling = None
         if self._now() - self._was_told_at < _TELL_SECONDS:
-            self._tell_soon()  # records carry it while they arrive more often than this
+            self._tell_soon()  # the answers that carry records have carried the high watermark
             return
         self._wake_all(self.leader.untold(self._now()))
 

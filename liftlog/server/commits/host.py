@@ -50,8 +50,8 @@ SYSTEM = "system"
 """Origin of the streams that the daemon has created for itself. No client may change them."""
 
 _STALL_SECONDS = 1.0
-"""A commit that takes longer than this no longer keeps the daemon from reading for other
-streams."""
+"""If a commit takes longer than this, the daemon reads messages of other streams in the
+meantime."""
 _LOOK_AGAIN_SECONDS = 0.05
 
 Overrides = dict[str, list[Any]]
@@ -105,7 +105,7 @@ class StreamHost:
             log.view.manifest.metadata.get("possible_losses", [])
         )
         self.possible_loss_events = 0
-        """Number since the start."""
+        """Number of possible losses since the start."""
         self.recovery_point_offset = log.log_end_offset
         self.rewriting = False
         """True while a compaction pass reads old segments; retention does not delete their files
@@ -183,8 +183,8 @@ class StreamHost:
         self._shared.mark_dirty(self)
 
     def is_crowded(self) -> bool:
-        """Return True if at least half of the bytes that may wait for this stream's disk, and for
-        other nodes, are waiting, and neither the disk nor the other nodes are stuck."""
+        """Return True if the messages that wait for this stream's disk and for other nodes have
+        reached half of their limit in bytes, and neither the disk nor the other nodes are stuck."""
         if self.sequencer.pending_bytes * 2 < self.settings.max_pending_bytes:
             return False
         if self.turns.is_taken:
@@ -314,7 +314,8 @@ class StreamHost:
 
     @contextmanager
     def compacting(self) -> Iterator[None]:
-        """Mark the stream for the time in which a compaction pass reads its old segments."""
+        """Mark the stream as compacting until the context ends. A compaction pass reads its old
+        segments in this context."""
         self.rewriting = True
         try:
             yield
@@ -353,8 +354,8 @@ class StreamHost:
         self._commits.adopt(settings)
 
     def shown_settings(self) -> dict[str, Any]:
-        """The settings in the form that YAML shows. Cached until they change, because they are half
-        of the cost of a description of a stream. Do not modify the result."""
+        """The settings in the form that YAML shows. Cached until they change, because computing
+        them is half of the cost of describing a stream. Do not modify the result."""
         if self._shown_settings is None:
             self._shown_settings = self.settings.to_yaml_dict()
         return self._shown_settings
@@ -372,8 +373,8 @@ class StreamHost:
     def set_neighbours(
         self, destinations: Destinations, siblings: dict[bytes, tuple[str, ...]]
     ) -> None:
-        """Set the subjects to which acks may be sent, and the subjects of the streams that receive
-        messages of their own, by name. Applies from the next message on."""
+        """Set the subjects to which acks may be sent. Also set, by name, the subjects of the
+        streams that receive messages of their own. Applies from the next message on."""
         self.sequencer.destinations = destinations
         self.sequencer.sibling_streams = siblings
 

@@ -8,7 +8,7 @@ from collections import deque
 from liftlog.server.vitals.histogram import COUNT_BOUNDS, LATENCY_BOUNDS, Histogram
 
 _REFUSING_SECONDS = 5.0
-"""If the last failed commit is older than this, the next one may succeed."""
+"""After this time without a failed commit, the next commit is expected to succeed."""
 
 
 class StreamObservations:
@@ -55,7 +55,7 @@ class StreamObservations:
         self.repaired_ranges = 0
         """Number of damaged ranges restored from another replica."""
         self.refusing = ""
-        """Why the last commit failed; empty if it succeeded or there was none yet."""
+        """The reason why the last commit failed; empty if it succeeded or there was none yet."""
         self.refusing_since = 0.0
         """Time of the last failed commit, by the monotonic clock."""
         self.refusing_first = 0.0

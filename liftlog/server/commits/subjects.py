@@ -5,8 +5,8 @@ were not the oldest (by compaction, damage or a failed sync).
 
 At the start, a small log is scanned when it is opened. A thread scans a large log while commits
 continue; all later scans also run in a thread. Until a scan ends, a message that names the expected
-last offset of its subject is refused with a code for this case, unless a message has been written
-to the subject since.
+last offset of its subject is refused with a code for this case. This does not apply if a message
+was written to the subject after the scan began.
 """
 
 from __future__ import annotations
@@ -43,8 +43,7 @@ _SNAPSHOT_MAX_SUBJECTS = 200_000  # a larger snapshot would cost about as much a
 
 
 def new_table(settings: StreamSettings, log: Log, known_from: int) -> SubjectSequences | None:
-    """Return a table that knows no records below `known_from`; None if the settings want no
-    table."""
+    """Return a table without the records below `known_from`; None if the settings want no table."""
     wanted = settings.subject_sequences
     if wanted is None:
         return None

@@ -21,7 +21,7 @@ from liftlog.server.commits.writing import CommitJob, WriterPool
 logger = logging.getLogger("liftlog.server.stream")
 
 _CANCELLED_SECONDS = 10.0
-"""How long a cancelled caller waits for its exclusive call if the disk stalls."""
+"""Time for which a cancelled caller waits for its exclusive call if the disk stalls."""
 
 _T = TypeVar("_T")
 

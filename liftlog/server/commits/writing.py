@@ -55,7 +55,7 @@ class GroupWriter:
         self.max_inline_bytes = math.inf if self._compression == "none" else _INLINE_BYTES
         """A limit, because compressing more would block the event loop for too long."""
         self.syncs_at: float = 0
-        """A group is synced if, with it, at least this number of records has no sync yet."""
+        """A group is synced if this number of records, including its own, are not synced yet."""
         if self._acks_early:
             self.syncs_at = math.inf
             if settings.durability == "interval":
@@ -107,8 +107,9 @@ class InlineBudget:
         """Note the duration of a sync, inline or in a thread.
 
         The median decides: one slow sync does not stop inline commits, and one lucky sync does not
-        allow them again. A stall is different, because the loop has stalled with the disk: it stops
-        inline commits at once, until enough fast syncs in threads have made the median fast again.
+        allow them again. A stall is different, because the event loop stalls together with the
+        disk. It stops inline commits at once; they begin again when fast syncs in threads have made
+        the median fast.
         """
         if sync_seconds > _STALLED_SYNC_SECONDS:
             self._recent_slow.extend([True] * _REMEMBERED_SYNCS)

@@ -75,7 +75,7 @@ class Appender:
             )
         if stream.acks == "off":
             raise Conflict(
-                f"the stream {stream.name} gives no acks, so the result would remain unknown",
+                f"the stream {stream.name} sends no acks, so the result would remain unknown",
                 hint="publish on its subject, or set acks: on",
             )
         headers: Headers = message.headers

@@ -24,10 +24,10 @@ from liftlog.records.json_form import (
     group_headers,
     lines_of_json,
     record_object,
-    show_time,
 )
 from liftlog.records.message_headers import KEY, MESSAGE_ID, TOMBSTONE, header_lines
 from liftlog.server.http.failures import NotRepresentable
+from liftlog.times import show_time
 
 OFFSET = "Liftlog-Offset"
 TIMESTAMP = "Liftlog-Timestamp"

@@ -4,6 +4,7 @@ another site."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import socket
 from collections.abc import Hashable, Iterable
@@ -22,7 +23,7 @@ from liftlog.server.reading.turns import Asker
 _BEARER = "bearer "
 
 ASKER = web.RequestKey("asker", Asker)
-"""Set while the request is carried out under the rule of turns."""
+"""The asker of a request while the request is carried out in turns."""
 
 
 class HostNames:
@@ -67,7 +68,7 @@ class HostNames:
         if not self.knows(request):
             raise Forbidden(
                 "this daemon does not know the host name of the request as its own",
-                hint="ask for it by IP address or localhost, or add the name to http.allowed_hosts",
+                hint="use its IP address or localhost, or add the name to http.allowed_hosts",
             )
 
 
@@ -103,6 +104,17 @@ class Callers:
                 return ANONYMOUS
             raise Unauthenticated("a token is needed: Authorization: Bearer PRINCIPAL.SECRET")
         return (await self.identify(request, policy, token)).principal
+
+    def recognized(self, request: web.Request) -> str | None:
+        """Return the principal whose token the request carries, if the token was checked before.
+        The result only decides whose turn it is; the request still has to be identified."""
+        policy = self.gate.policy
+        if policy is None:
+            return None
+        with contextlib.suppress(Unauthenticated):
+            token = _bearer_token(request)
+            return None if token is None else self._authenticator.recognized(policy, token)
+        return None
 
     async def identify(self, request: web.Request, policy: Policy, token: str) -> Identity:
         """Return the owner of the token. Raises Unauthenticated, LimitExceeded."""
@@ -159,12 +171,12 @@ def is_navigation(request: web.Request) -> bool:
 
 async def asks(request: web.Request, principal: str | None) -> Hashable:
     """Store and return the party of this request. The party is the principal, or the client's
-    address if the principal is unknown; parties take turns. Returns when it is the party's turn:
-    a handler that has just identified its caller still has the turn of the client's address."""
+    address if the principal is unknown. Parties take turns, and this returns when it is the party's
+    turn. Before this call, a request whose caller was not recognized counts for its address."""
     known = principal not in (None, ANONYMOUS)
     party: Hashable = principal if known else place_of(request.remote)
     asker = request.get(ASKER)
-    if asker is not None:
+    if asker is not None and asker.party != party:
         asker.party = party
         await asyncio.sleep(0)
     return party

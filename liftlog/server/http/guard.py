@@ -6,8 +6,8 @@ times: after each answer, the client has `timeout` seconds to read the rest of t
 send the head of its next request. (The time for a body is limited by the code that reads it.)
 
 When all places are taken, the guard closes a connection that is not being served. It prefers
-connections that have never presented a valid token; among these, connections from the address that
-has most of them; among these, the one that has waited longest. So idle connections never lock out a
+connections that have never presented a valid token. Among these, it chooses the address with the
+most connections, and closes the one that has waited longest. So idle connections never lock out a
 health check. A flood of unknown clients never locks out authenticated ones, not even while its
 tokens are being checked. A closed connection frees its place at once.
 

@@ -86,6 +86,9 @@ class LogApi:
         self._spread = SpreadWork()
         self._readers = ThreadPoolExecutor(_READERS, "liftlog-http-read")
 
+    def recognized(self, request: web.Request) -> str | None:
+        return self._callers.recognized(request)
+
     def routes(self) -> list[web.RouteDef]:
         return [
             web.get(f"{_PREFIX}/bounds", self._guarded(self._bounds)),

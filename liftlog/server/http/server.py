@@ -162,6 +162,10 @@ class Mounted(Protocol):
     """A part of the port with routes of its own: the log API or the web page. Closed with the
     port."""
 
+    def recognized(self, request: web.Request) -> str | None:
+        """Return the principal of the request, if that is known without a slow check."""
+        ...
+
     def routes(self) -> list[web.RouteDef]: ...
     async def close(self) -> None: ...
 
@@ -259,17 +263,24 @@ class HttpServer:
     async def _in_turns(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Run the handler under the rule that parties take turns. Handlers that identify the caller
         set its party by `callers.asks`."""
-        party: object = place_of(request.remote)  # until the caller is identified
-        if request.path in HEALTH_PATHS:
-            party = _HEALTH
-        elif request.path == _METRICS:
-            party = _METRICS
-        request[ASKER] = asker = Asker(party, request.transport)
+        request[ASKER] = asker = Asker(self._party_of(request), request.transport)
 
         async def handled() -> web.StreamResponse:
             return await handler(request)
 
         return await self._turns.run(asker, handled())
+
+    def _party_of(self, request: web.Request) -> str:
+        """Return the party of a request that is not identified yet. A caller who is not recognized
+        shares the turns of its address, which may be the address of a proxy."""
+        if request.path in HEALTH_PATHS:
+            return _HEALTH
+        if request.path == _METRICS:
+            return _METRICS
+        for part in self._mounted:
+            if (known := part.recognized(request)) is not None:
+                return known
+        return place_of(request.remote)
 
     @web.middleware
     async def _when_serving(self, request: web.Request, handler: Handler) -> web.StreamResponse:

@@ -28,7 +28,8 @@ class Shares:
         own = self._under_way[caller]
         if own >= self._share and self._under_way.total() >= self._total:
             raise LimitExceeded(
-                f"you have {own} such requests under way, and all callers together {self._total}",
+                f"you have {own} unanswered requests of this kind, and all callers together "
+                f"{self._total}",
                 hint="try again when some have been answered",
             )
         self._under_way[caller] = own + 1

@@ -90,9 +90,9 @@ class _Shape:
     """The form of messages that one regular expression can split into columns.
 
     The messages belong to one run, and their `sids` have the same length. They can differ in reply
-    subject, headers and payload, and also in subject if `subject` is None. Their sizes are among
-    the few `sizes`, each a pair: of the headers (0 for a message without headers), of headers and
-    payload.
+    subject, headers and payload, and also in subject if `subject` is None. Each message has one of
+    the few `sizes`. A size is a pair: the bytes of the headers (0 for a message without headers),
+    and the bytes of headers and payload.
 
     With a single pair of sizes, headers and payload are groups of the expression. With several, all
     bytes after the reply subject are one group, which is cut up afterwards.
@@ -142,11 +142,6 @@ class _Shape:
         blanks = 4 if has_reply else 3
         self._fixed_bytes = fixed + len(subject or b"") + blanks + len(sids[0]) + len(_CRLF)
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Shape) and self.pattern == other.pattern
-
-    __hash__ = None  # type: ignore[assignment]  # compared, never kept in a set
-
     def take(self, columns: _Columns, fields: Sequence[bytes]) -> int:
         """Append the messages that were split into `fields`; returns their length in bytes.
 
@@ -179,7 +174,7 @@ class _Shape:
             try:
                 headers, payloads = _cut(ops, payloads, self._header_sizes)
             except KeyError:
-                return 0  # HMSG with one size or MSG with two: the reply subject is not one
+                return 0  # HMSG with one size or MSG with two: not what the fields say
             if not (self.has_headers and any(headers)):
                 headers = None
         columns.extend(subjects, replies, headers, payloads)
@@ -187,7 +182,7 @@ class _Shape:
 
 
 def _size_line(header_size: int, size: int) -> bytes:
-    """Return the end of a control line."""
+    """Return the end of a control line: the sizes, and a line end."""
     return b"%d %d\r\n" % (header_size, size) if header_size else b"%d\r\n" % size
 
 
@@ -318,8 +313,8 @@ class BatchParser:
         """Deliver a chunk that is one whole message with a reply subject. Returns False, without a
         change, if it is anything else.
 
-        `_take_messages` has the same result, but takes longer, and a publisher that sends one
-        message at a time waits for each ack.
+        `_take_messages` has the same result, but takes longer, which delays a publisher that waits
+        for each ack before it sends the next message.
         """
         line_end = data.find(_CRLF)
         words = data[: max(line_end, 0)].split(b" ")
@@ -340,7 +335,8 @@ class BatchParser:
         return True
 
     def _take_messages(self, data: bytes, pos: int) -> int:
-        """Deliver every whole message from `pos` on; returns where something else begins."""
+        """Deliver every whole message from `pos` on. Return the position of the first byte after
+        them."""
         start = pos
         # Nothing is faster than a search for one byte, and text does not contain this byte.
         may_have_cookie = data.find(_COOKIE_BYTE, pos) >= 0
@@ -353,9 +349,7 @@ class BatchParser:
         pos = self._take_any(data, pos, len(data), by_run)
         if pos == start:
             return pos
-        if len(by_run) == 1:
-            ((number, columns),) = by_run.items()
-            self._learn_uniform(number, columns, len(columns.payloads) - known.get(number, 0))
+        self._learn_from(by_run, known)
         for number, columns in by_run.items():
             run = MessageRun(
                 columns.subjects,
@@ -402,6 +396,14 @@ class BatchParser:
             at = stop
         return pos
 
+    def _learn_from(self, by_run: Mapping[bytes, _Columns], known: Mapping[bytes, int]) -> None:
+        """Learn the shape of nearly all messages of a chunk. `known` has, for each run, the number
+        of messages that already had the known shape."""
+        number, columns = max(by_run.items(), key=lambda one: len(one[1].payloads))
+        count = len(columns.payloads)
+        if sum(len(one.payloads) for one in by_run.values()) <= count + count // _UNIFORM_MIN_ROWS:
+            self._learn_uniform(number, columns, count - known.get(number, 0))
+
     def _forget_shape(self) -> None:
         self._uniform = None
         self._uniform_wait = _UNIFORM_RETRY_CHUNKS
@@ -426,13 +428,11 @@ class BatchParser:
         if len(sids) > _UNIFORM_MAX_SIDS:
             self._forget_shape()
             return
-        shape = _Shape(run, sids, sizes, subject, has_reply=not without_reply)
-        if shape != self._uniform:
-            self._uniform = shape
+        self._uniform = _Shape(run, sids, sizes, subject, has_reply=not without_reply)
 
     def _sids_of(self, run: bytes) -> list[bytes]:
-        """Return the numbers of the subscriptions that share this run, but only those of the most
-        frequent length: one expression finds numbers of one length."""
+        """Return the numbers of the subscriptions that share this run, but only the numbers of the
+        most frequent length: one expression finds numbers of one length."""
         sids = [run, *(sid for sid, joined in self._joined.items() if joined == run)]
         lengths = [len(sid) for sid in sids]
         usual = max(lengths, key=lengths.count)

@@ -37,8 +37,8 @@ CONFIRM_SECONDS = 10.0
 _CLOSE_SECONDS = 1.0
 _MAX_UNSENT_BYTES = 16 * 1024 * 1024
 _BEHIND_BYTES = 256 * 1024
-"""If at least this much was unread at the end, NATS closed the connection because the daemon was
-slow."""
+"""A connection that ended with at least this number of unread bytes is assumed to have been closed
+because the daemon was slow."""
 
 
 class NatsConnection:
@@ -62,14 +62,14 @@ class NatsConnection:
         self.address = address
         self.ending: Ending | None = None
         self.lame_duck = False
-        """The server is about to stop and has asked its clients to reconnect elsewhere."""
+        """True if the server is about to stop, and has asked its clients to reconnect elsewhere."""
         self.ended = asyncio.Event()
         self.max_payload_bytes = 0
         """The largest payload that the server accepts; 0 if not known."""
         self.connect_urls: list[object] = []
         """The servers of its cluster that the server last announced."""
         self.sids: dict[LinkSubscription, dict[str, int]] = {}
-        """For each subscription, the numbers of its subjects, without those that NATS refuses."""
+        """The numbers of the subjects of each subscription, without those that NATS refuses."""
         self._handlers: dict[int, RunHandler] = {}
         """Keyed by run number: the first number that a subscription had on this connection."""
         self._runs: dict[LinkSubscription, int] = {}
@@ -223,8 +223,8 @@ class NatsConnection:
         if isinstance(error, nats.errors.UnexpectedEOF | OSError) and behind_bytes >= _BEHIND_BYTES:
             return Ending(
                 Cause.SLOW_CONSUMER,
-                "NATS closed the connection while the daemon was behind with reading, by "
-                f"{behind_bytes >> 10} KiB at least: for NATS a slow consumer",
+                "NATS closed the connection while at least "
+                f"{behind_bytes >> 10} KiB were unread: NATS treated the daemon as a slow consumer",
                 is_guess=True,
             )
         if isinstance(error, nats.errors.UnexpectedEOF | OSError):
@@ -240,7 +240,7 @@ class NatsConnection:
                 )
         if self.lame_duck:
             return Ending(
-                Cause.LAME_DUCK, "the NATS server has stopped, and there was no other to go to"
+                Cause.LAME_DUCK, "the NATS server has stopped, and no other server was available"
             )
         if isinstance(error, nats.errors.UnexpectedEOF):
             return Ending(Cause.CLOSED, "NATS closed the connection without a reason")
@@ -298,8 +298,8 @@ class NatsConnection:
         """Subscribe to wanted subjects that NATS does not deliver yet, and unsubscribe from
         subjects that are no longer wanted.
 
-        Returns when NATS has answered, with the refused subjects and the reasons. Only one call may
-        run at a time. Raises NatsUnavailable.
+        Waits for the answers of NATS, and returns the refused subjects with the reasons. Only one
+        call may run at a time. Raises NatsUnavailable.
         """
         asked = [
             (one, subject)
@@ -388,7 +388,7 @@ class NatsConnection:
         return wanted, subject
 
     def _sids_of(self, asked: Iterable[tuple[LinkSubscription, str]]) -> list[int]:
-        """Return the numbers of those subjects that are subscribed to."""
+        """Return the numbers of the subscribed subjects."""
         found = [self.sids.get(one, {}).get(subject) for one, subject in asked]
         return [sid for sid in found if sid is not None]
 
@@ -410,7 +410,7 @@ class NatsConnection:
         return sids
 
     async def drain(self, wanted: Iterable[LinkSubscription], seconds: float) -> None:
-        """Unsubscribe; returns when all messages in flight have been received. Raises
+        """Unsubscribe, and wait until all messages in flight have been received. Raises
         NatsUnavailable if NATS does not answer in time."""
         sids = self.stop(wanted)
         try:

@@ -19,7 +19,8 @@ _CHECK_SECONDS = 0.5
 
 
 class Dialer:
-    """Belongs to one event loop. `new_connection` makes a connection that is not open yet."""
+    """Connects to NATS servers. Belongs to one event loop. `new_connection` returns a connection
+    that is not open yet."""
 
     def __init__(
         self,
@@ -33,7 +34,8 @@ class Dialer:
         self._new_connection = new_connection
         self._warnings = warnings
         self.problem = "no connection was made yet"
-        """Why the server that was tried last is not available, or the last connection ended."""
+        """The reason why the server that was tried last is not available, or why the last
+        connection ended."""
 
     @property
     def urls(self) -> list[str]:
@@ -41,7 +43,7 @@ class Dialer:
         return self._pool.urls
 
     def learn(self, connection: NatsConnection) -> None:
-        """Remember the other servers of the cluster, as this one reports them."""
+        """Store the other servers of the cluster that this server reports."""
         self._pool.learn(connection.address, connection.connect_urls)
 
     def round(self) -> list[NatsServerAddress]:
@@ -72,8 +74,8 @@ class Dialer:
     async def open_other(
         self, address: NatsServerAddress, old: NatsConnection
     ) -> NatsConnection | None:
-        """Like `open`; None also if it is the same server as that of `old`, or about to stop, or if
-        `old` has ended."""
+        """Like `open`. Also returns None if the address leads to the server of `old`, if the server
+        is about to stop, or if `old` has ended."""
         new = None if old.ending is not None else await self.open(address)
         if new is not None and (new.server_id == old.server_id or new.lame_duck):
             await new.close()

@@ -7,7 +7,7 @@ arrive. A stream on another prefix that publishers use for their acks may store 
 handover only covers `_INBOX.`.
 
 NATS keeps the order from one connection to one subscription. So once the last sent message has come
-back, no earlier one will.
+back, no earlier message can come back.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from liftlog.server.ingest.overlap import Parts, digest_of, parts_of, select
 from liftlog.server.ingest.subscriptions import LinkSubscription
 
 FORGET_SECONDS = 60.0
-"""After this time without a sent message, none is expected to come back: a connection that is
-silent for this long was abandoned long ago."""
+"""If no message was sent over a connection for this time, no more are expected to come back: such a
+connection was abandoned long ago."""
 
 
 class Echoes:
@@ -44,7 +44,8 @@ class Echoes:
         return following
 
     def sent(self, one: LinkSubscription, message: Parts) -> None:
-        """Note a message, which will come back if the new server has the subscription by then."""
+        """Note a sent message. It comes back if the new server has the subscription when the
+        message arrives there."""
         self._over[-1].sent(one, message)
 
     def are_due(self, one: LinkSubscription) -> bool:

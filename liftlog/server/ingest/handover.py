@@ -32,7 +32,7 @@ _OVERLAP_SECONDS = 1.5
 """The time for which both connections are subscribed: longer than a cluster needs to propagate a
 subscription. NATS waits 10 s by default before it closes the first connection."""
 _PAIR_SECONDS = 1.0
-"""Both copies of a message arrive within this time."""
+"""Time within which both copies of a message arrive."""
 _DRAIN_SECONDS = 3.0
 _MARK_SECONDS = 2.0
 """Time limit for a message to pass from one server of a cluster to another."""
@@ -54,7 +54,7 @@ class Handover:
         echoes: Echoes,
     ) -> None:
         """Once `hurry` is set, the overlap ends as soon as possible. `echoes` are messages of an
-        earlier handover that may still come back over `old`, and so over `new`."""
+        earlier handover that may still come back over `old`, and therefore also over `new`."""
         self._old = old
         self.new = new
         self.wanted = list(wanted)
@@ -74,7 +74,7 @@ class Handover:
         self.refused: dict[LinkSubscription, Refusals] = {}
         """Subscriptions of which the new server refused a subject, with the reasons."""
         self.doubt = ""
-        """Why a message may have been lost; empty if none was."""
+        """The reason why a message may have been lost; empty if no message was lost."""
         self._echoing = [
             (one, pattern)
             for one in self.wanted
@@ -88,8 +88,8 @@ class Handover:
         return self._overlap.copies
 
     async def run(self) -> None:
-        """Hand over; returns when the new connection has taken over. Raises NatsUnavailable if this
-        fails; the old connection then works as before."""
+        """Hand over, and wait until the new connection has taken over. Raises NatsUnavailable if
+        this fails; the old connection then works as before."""
         await self._let_answers_pass()
         shared = [one for one in self.wanted if one in self._old.sids and not one.queue_group]
         for one in shared:
@@ -111,8 +111,8 @@ class Handover:
             self._switch()
 
     def sent(self, commands: bytes) -> None:
-        """Note acks that were sent over the old connection: over the new one they arrive like those
-        of another client."""
+        """Note acks that were sent over the old connection. If the daemon has subscribed to their
+        subjects, they arrive over the new connection like acks of another client."""
         if not self._echoing:
             return
         for message in published(commands):
@@ -128,9 +128,9 @@ class Handover:
         `echoes`, can no longer arrive over the new connection. Raises NatsUnavailable.
 
         The old server receives them first. If a client of the new server waits for them, the old
-        server forwards them at once. A new server that is behind would deliver them to the daemon
-        too, if the daemon subscribed before they arrive. Servers keep the order, so the daemon
-        sends a mark after them and waits until it arrives.
+        server forwards them at once. If they reach the new server late, after the daemon has
+        subscribed there, the new server delivers them to the daemon, too. Servers keep the order,
+        so the daemon sends a mark after them and waits for the mark.
         """
         if not self._echoing:
             return
@@ -158,7 +158,7 @@ class Handover:
             await self._send_mark(subject, came)
         except TimeoutError:
             if self._old.cluster_name and self._old.cluster_name == self.new.cluster_name:
-                raise NatsUnavailable("what was sent before has not come there") from None
+                raise NatsUnavailable("the messages sent before have not arrived there") from None
             # The servers are not connected, so the earlier messages do not arrive either.
         finally:
             await self.new.drain([mark], _DRAIN_SECONDS)
@@ -202,7 +202,9 @@ class Handover:
                     waiting, timeout=min(left, 0.1), return_when=asyncio.FIRST_COMPLETED
                 )
                 if self._overlap.is_full or len(self.echoes) > _MAX_MESSAGES:
-                    self.doubt = "too much came while two servers were subscribed to"
+                    self.doubt = (
+                        "too many messages arrived while the daemon was subscribed at two servers"
+                    )
                 if done or self.doubt:
                     break
         finally:

@@ -50,8 +50,8 @@ class JetStreamWatch:
         self._look, self._due_at = None, 0.0
 
     def refuses(self, subject: str) -> bool:
-        """Return True if this subject, to which NATS refused a publish, was a question of this
-        check. The check then asks nothing more over this connection."""
+        """Return True if this check has sent the message that NATS refused on this subject. The
+        check then sends no more requests over this connection."""
         if self._look is None or not subject.upper().startswith(_API_PREFIX):
             return False
         self._look.is_refused = True

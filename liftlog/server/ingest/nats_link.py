@@ -1,7 +1,7 @@
 """The daemon's permanent link to NATS, over one connection after another.
 
-It connects to the first server that answers, makes the wanted subscriptions, repeats those that
-NATS refused, and moves to another server when the current one is about to stop. It reports every
+It connects to the first server that answers, makes the wanted subscriptions, repeats refused
+subscriptions, and moves to another server when the current one is about to stop. It reports every
 period in which messages may have been missed.
 """
 
@@ -68,7 +68,7 @@ class NatsLink:
         self._work = asyncio.Event()
         self._stopping = asyncio.Event()
         self._lock = asyncio.Lock()  # one change of subscriptions or connection at a time
-        # A node that stops, and those that take over, change hundreds of subscriptions.
+        # A node that stops, and nodes that take over from it, change hundreds of subscriptions.
         self._attaching = Coalescing(self._lock, self._attach)
         self._leaving = Coalescing(self._lock, self._leave)
         self._supervisor: asyncio.Task[None] | None = None
@@ -89,10 +89,11 @@ class NatsLink:
         self.refused_acks = RefusedAcks()
         self.counters = LinkCounters()
         self.on_connected: list[Callable[[], None]] = []
-        """Called after each new connection, whose subscriptions have been requested."""
+        """Callbacks that run when the subscriptions of a new connection have been requested."""
         self.on_publish_refused: list[Callable[[str], bool]] = []
-        """Called in turn with the subject of a message that NATS refuses, until one returns True:
-        the message was its own. If none does, the message was an ack."""
+        """Callbacks that get the subject of a message that NATS refuses. They are called in turn
+        until one returns True, which claims the message. If none returns True, the message was an
+        ack."""
 
     # --- state ---
 
@@ -107,7 +108,7 @@ class NatsLink:
 
     @property
     def problem(self) -> str:
-        """Why there is no connection."""
+        """The reason why there is no connection."""
         return self._dialer.problem
 
     @property
@@ -166,7 +167,7 @@ class NatsLink:
             self.counters.acks_dropped += commands.count(b"PUB ")
 
     async def room(self) -> None:
-        """Return when NATS has taken most of the sent bytes. Raises NatsUnavailable."""
+        """Wait until NATS has taken most of the sent bytes. Raises NatsUnavailable."""
         connection = self._connection
         if connection is None or not connection.connected:
             raise NatsUnavailable("there is no connection to NATS at the moment")
@@ -339,7 +340,7 @@ class NatsLink:
         )
         self._tell_connected()
         if handover.doubt:
-            self._book.gap(f"NATS was left for another server, but {handover.doubt}")
+            self._book.gap(f"the daemon moved to another NATS server, but {handover.doubt}")
         await old.close(flush=True)
         return True
 
@@ -444,8 +445,8 @@ class NatsLink:
     async def _leave(self, leaving: list[tuple[LinkSubscription, bool]]) -> set[LinkSubscription]:
         """End the subscriptions. The caller holds the lock.
 
-        Returns the subscriptions whose messages were all received. Those that were made on a
-        connection that has ended since are not among them.
+        Returns the subscriptions whose messages were all received. The result does not include
+        subscriptions on a connection that has ended since.
         """
         connection = self._connection
         if connection is None:
@@ -458,7 +459,7 @@ class NatsLink:
         return whole
 
     async def confirm(self) -> None:
-        """Wait until everything that NATS had sent by now has been received. Raises
+        """Wait until all data that NATS sent before this call has been received. Raises
         NatsUnavailable."""
         connection = self._connection
         if connection is None or not connection.connected:
@@ -487,10 +488,9 @@ class NatsLink:
         """Send queued commands and close the connection."""
         self._closing = True
         self._stopping.set()
-        if self._supervisor is not None:
-            self._supervisor.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._supervisor
+        while self._supervisor is not None and not self._supervisor.done():
+            self._supervisor.cancel()  # nats-py swallows it at some places
+            await asyncio.wait({self._supervisor}, timeout=_WATCH_SECONDS)
         await self._jetstream.close()
         connection, self._connection = self._connection, None
         if connection is not None:

@@ -133,8 +133,8 @@ class Overlap:
         return found
 
     def late(self, receiver: Receiver, run: MessageRun) -> MessageRun | None:
-        """Return the part of a run over the new connection that is not late copies; None if all of
-        it is."""
+        """Return the messages of a run over the new connection that are not late copies; None if
+        all of them are late copies."""
         rows = []
         now = self._now()
         for row, one in enumerate(parts_of(run)):
@@ -172,7 +172,8 @@ class _Seen:
         self.held: deque[int] = deque()
         self.example: tuple[Receiver, MessageRun, int] | None = None
         self.seconds: dict[int, float] = {}
-        """Seconds for which the old connection was ahead, by the number of messages."""
+        """For each lead of the old connection, in messages, the seconds for which it had this
+        lead."""
         self.at = 0.0
         self._expected: int | None = None
 

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 
 STILL_SECONDS = 1.0
-"""If the daemon did not read for this long before the connection ended, NATS treated it as a slow
-consumer."""
+"""A connection that ended after this time without reads is assumed to have been closed by NATS as a
+slow consumer."""
 _JUST_NOW_SECONDS = 5.0
 
 
@@ -34,8 +34,8 @@ class ReadingPauses:
         self._since = 0.0
 
     def not_read_seconds(self) -> float:
-        """Return for how long the daemon has just not read the connection; 0.0 if the pause ended a
-        while ago."""
+        """Return the length in s of the present pause, or of the last long one if it ended at most
+        5 s ago; otherwise 0.0. A pause of the whole process counts, too."""
         now = time.monotonic()
         until, seconds = self._last
         if self._since:

@@ -42,5 +42,5 @@ class RefusedAcks:
             )
 
     def log_at_once(self) -> None:
-        """Log the next refusal, whenever the last one was logged."""
+        """Log the next refusal, even if the last one was logged less than a minute ago."""
         self._told_at = -_TOLD_AGAIN_SECONDS

@@ -23,9 +23,10 @@ class Relay:
 
     def __init__(self, now: Callable[[], float], deliver: RunHandler | None = None) -> None:
         self.giver: Giver | None = None
-        """Set while the stream moves away."""
+        """The rules of the move while the stream moves to another node; else None."""
         self.taker: Taker[MessageRun] | None = None
-        """Set while the stream moves to this node, and a little longer."""
+        """The rules of the move while the stream moves to this node, and a little longer; else
+        None."""
         self._now = now
         self._deliver = deliver
 
@@ -49,8 +50,8 @@ class Relay:
             self.taker = None  # no more copies come
 
     def take(self, log_end: int, deliver: RunHandler) -> bool:
-        """Deliver the held messages, and all messages from now on: this node leads, with a log that
-        ends at `log_end`. Returns False, and delivers nothing, if the held messages cannot be
+        """Deliver the held messages, and all messages from now on, because this node leads now. Its
+        log ends at `log_end`. Returns False, and delivers nothing, if the held messages cannot be
         used."""
         held = None if self.taker is None else self.taker.take(log_end, self._now())
         if held is None:

@@ -44,7 +44,7 @@ def separate_at_blanks_only() -> None:
 
     Its patterns accept any whitespace as separator, even line ends. A header block that begins with
     `12\n` is then taken for the sizes of the message: a publisher could choose where the next
-    message begins, and forge one. Patterns of another shape are left alone.
+    message begins, and forge one. Patterns of another shape stay as they are.
     """
     for name, strict in _STRICT_PATTERNS.items():
         theirs = getattr(nats.protocol.parser, name, None)
@@ -245,9 +245,9 @@ def make_client(
     `sink`.
 
     `pressure` is awaited after each chunk that passes through the read loop; all chunks do so while
-    `is_pressed` returns True. `scheme` is that of the server's URL. `tls_name` is the name expected
-    in the server's certificate if it is not the URL's host. `joined_runs` is that of `BatchParser`,
-    and may change.
+    `is_pressed` returns True. `scheme` is the scheme of the server's URL. `tls_name` is the name
+    expected in the server's certificate if it is not the URL's host. `joined_runs` is passed to
+    `BatchParser`, and may change.
     """
     if seam == "client":
         separate_at_blanks_only()

@@ -1,6 +1,6 @@
 """The NATS servers that the daemon can connect to, and how it logs in.
 
-The servers are those of the settings and those of their cluster that a server announces.
+These are the servers of the settings, and other servers of their cluster that a server announces.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _USUAL_PORTS = {"ws": 80, "wss": 443}
 @dataclass(frozen=True, slots=True)
 class NatsServerAddress:
     url: str
-    """May contain a password."""
+    """The URL, which may contain a password."""
     tls_name: str = ""
     """The name expected in its certificate if the URL has only an IP address."""
 
@@ -67,10 +67,9 @@ class ServerPool:
         return first + then
 
     def learn(self, source: NatsServerAddress, connect_urls: Iterable[object]) -> None:
-        """Replace the discovered servers by those that the server at `source` announces.
-
-        They get the login and the scheme of `source`, because a server announces only host and
-        port. This is called twice a second, usually with servers that are known already.
+        """Replace the discovered servers by the servers that the server at `source` announces. They
+        get the login and the scheme of `source`, because a server announces only host and port.
+        This is called twice a second, usually with servers that are known already.
         """
         urls = list(connect_urls)
         if self._told == (source, urls):

@@ -11,7 +11,7 @@ from liftlog.sequencing.run import MessageRun
 logger = logging.getLogger("liftlog.server.nats")
 
 _ASK_AGAIN_SECONDS = (1.0, 30.0)
-"""Pause before another attempt at subscriptions that NATS refused: the first and the longest."""
+"""First and longest pause before NATS is asked again for subscriptions that it refused."""
 
 RunHandler = Callable[[MessageRun], None]
 
@@ -40,13 +40,13 @@ class LinkSubscription:
     queue_group: str | None
     handler: RunHandler
     on_gap: Callable[[str], None] = _ignore
-    """Called with the reason when messages may have been missed."""
+    """A callback that receives the reason when messages may have been missed."""
     is_acked: bool = False
     """True if its messages are acked: then JetStream should not ack them as well."""
     jetstream_streams: list[str] = field(default_factory=list)
     """Streams of JetStream that receive some of the same messages, as of the last check."""
     confirmed: bool = False
-    """True if NATS delivers on all subjects, as far as the daemon knows."""
+    """True if NATS delivers on all subjects, as far as is known."""
     refusals: dict[str, str] = field(default_factory=dict)
     """The refused subjects, with the reasons. NATS delivers on the other subjects."""
     was_confirmed: bool = False
@@ -57,7 +57,8 @@ class LinkSubscription:
 
     @property
     def problem(self) -> str:
-        """Why NATS refuses the subscription or a subject of it; empty if NATS refuses nothing."""
+        """The reason why NATS refuses the subscription or a subject of it; empty if NATS refuses
+        nothing."""
         return in_words(self.refusals)
 
     @property
@@ -88,7 +89,7 @@ class LinkSubscription:
 
 
 class SubscriptionBook:
-    """All wanted subscriptions, and when to ask again for those that NATS refused."""
+    """All wanted subscriptions, and the time at which to request the refused ones again."""
 
     def __init__(self) -> None:
         self.refusals = 0
@@ -154,8 +155,9 @@ class SubscriptionBook:
                 one.on_gap(reason)
 
     def missing(self, now: float) -> list[LinkSubscription]:
-        """Return the subscriptions to request: those made while there was no connection, and from
-        time to time those that NATS refused. The pause between requests doubles each time."""
+        """Return the subscriptions to request: subscriptions made while there was no connection,
+        and from time to time subscriptions that NATS refused. The pause between requests doubles
+        each time."""
         missing = [one for one in self._wanted if not one.confirmed and not one.problem]
         if now >= self._ask_again_at:
             missing += [one for one in self._wanted if one.problem]
@@ -164,7 +166,7 @@ class SubscriptionBook:
         return missing
 
     def unconfirmed_among(self, asked: Iterable[LinkSubscription]) -> list[LinkSubscription]:
-        """Return those of `asked` that are still wanted and not confirmed yet."""
+        """Return the subscriptions in `asked` that are still wanted and not confirmed yet."""
         return [one for one in asked if one in self._wanted and not one.confirmed]
 
     def shorten_pause(self) -> None:

@@ -94,8 +94,8 @@ class _DirectProtocol(asyncio.StreamReaderProtocol):
 
 
 class _TlsProtocol(_DirectProtocol):
-    """For connections on which TLS was started later, which asyncio's own protocol does not
-    notice."""
+    """The protocol of a connection that starts TLS later, which asyncio's own protocol does not
+    detect."""
 
     def eof_received(self) -> bool:
         super().eof_received()

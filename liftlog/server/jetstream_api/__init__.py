@@ -1,14 +1,19 @@
 """JetStream's API over NATS, on `$JS.API.>`; docs/reference/jetstream-api.md lists it.
 
-service        receives requests from NATS, has them answered in limited time, sends the answers
+service        receives requests from NATS, limits their number and time, sends the answers
 waiting        the queue of requests: limited, served in turns, slow requests in their own lane
+held_pulls     pulls that wait for the next leader of their stream
+passed_pulls   pulls that were passed on to a leader that may be frozen
 inboxes        identifies the client of a request by its inbox
 pace           limits the share of the event loop that answers use
 presence       checks whether JetStream itself answers; in that case this daemon does not
+monitoring     the page /jsz of the HTTP port
+overview       describes the streams and consumers of all nodes
+own_requests   requests that the daemon itself sends over NATS
 
 methods        the table of methods, and a request's parts
 streams        INFO and STREAM.*: describes, creates, changes and deletes streams
-stream_config  converts JetStream's configuration of a stream from and to our settings
+stream_config  converts JetStream's configuration of a stream to our settings and back
 message_methods  STREAM.MSG.GET and DIRECT.GET: single records, and batches of them
 lookups        finds records by offset, subject and time
 purging        STREAM.PURGE: the oldest messages, or those on some subjects

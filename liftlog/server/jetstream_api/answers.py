@@ -1,7 +1,7 @@
 """Builds answers: JetStream's errors, times and JSON, and the NATS commands that carry them.
 
-The codes are those of nats-server's server/errors.json (2.15), because clients distinguish errors
-by them.
+The codes come from nats-server's server/errors.json (2.15), because clients distinguish errors by
+their codes.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ _TYPE_PREFIX = "io.nats.jetstream.api.v1."
 _MAX_DESCRIPTION = 1024
 PREAMBLE = b"NATS/1.0\r\n"
 _NO_STATUS = (b"", PREAMBLE)
-API_LEVEL = 0
-"""The level of JetStream's API that is reported: higher ones have priority groups."""
+API_LEVEL = 2
+"""The level of JetStream's API that is reported. Programs require level 1 before they pause
+consumers, and level 2 before they create a consumer with a pinned client. Some features of these
+levels are missing here, and the daemon refuses requests for them."""
 ZERO_TIME = "0001-01-01T00:00:00Z"
 """The value that a Go program shows for an unset time."""
 
@@ -143,8 +145,9 @@ def status(code: int, words: str) -> bytes:
 
 
 def without_statuses(blocks: list[bytes]) -> list[bytes]:
-    """Return the header blocks of records without the status line that a publisher may have put
-    into one, because clients treat a message with a status as one from the server."""
+    """Return the header blocks of records without status lines. A publisher may have put a status
+    line into its message, and clients treat a message with a status as a message from the
+    server."""
     if not any(blocks):
         return blocks
     return [one if one[:10] in _NO_STATUS else _without_status(one) for one in blocks]

@@ -12,7 +12,7 @@ _FAR = 2**63
 
 def is_empty(value: object) -> bool:
     """Return True for the zero value of a type, and for an object that contains only zero values.
-    Go programs send these for fields that are not set."""
+    Go programs send such values for fields that are not set."""
     if isinstance(value, dict):
         return all(map(is_empty, value.values()))
     return value in (None, False, 0, "", [])

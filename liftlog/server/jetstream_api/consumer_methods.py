@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,13 +16,14 @@ from liftlog.server.jetstream_api.answers import (
     invalid_json,
 )
 from liftlog.server.jetstream_api.consumers.config import (
+    check_group_name,
     parse_consumer,
     refused,
-    without_acks,
 )
 from liftlog.server.jetstream_api.consumers.consumer import Consumer
 from liftlog.server.jetstream_api.consumers.pull_body import (
     BadPull,
+    Pull,
     check_limits,
     check_without_priorities,
     parse_pull,
@@ -29,8 +31,17 @@ from liftlog.server.jetstream_api.consumers.pull_body import (
 from liftlog.server.jetstream_api.consumers.pull_requests import status_block
 from liftlog.server.jetstream_api.fields import text, whole
 from liftlog.server.jetstream_api.inboxes import party_of
-from liftlog.server.jetstream_api.methods import PREFIX, Answer, Request, always, answers
+from liftlog.server.jetstream_api.methods import (
+    PREFIX,
+    PULL_KIND,
+    Answer,
+    Request,
+    always,
+    answers,
+)
 from liftlog.server.jetstream_api.workers.acked_consumer import AckedConsumer
+from liftlog.server.jetstream_api.workers.pulls import WorkerPull, request_of
+from liftlog.server.jetstream_api.workers.worker_link import Arrived
 
 _PAGE = 256
 
@@ -87,8 +98,9 @@ async def _made(request: Request, config: dict[str, Any], action: str) -> Answer
         raise invalid_json("action: expected create or update")
     request.authorize("read")
     host = request.led_stream()
-    is_cluster = request.broker.settings.cluster is not None
-    spec = parse_consumer(without_acks(config) if is_cluster else config, secrets.token_hex(4))
+    spec = parse_consumer(config, secrets.token_hex(4))
+    if spec.is_kept:
+        request.authorize_work(spec.name)
     there = await _find(request, spec.name)
     if there is not None:
         if there.spec == spec:
@@ -97,8 +109,7 @@ async def _made(request: Request, config: dict[str, Any], action: str) -> Answer
             raise JetStreamError(400, 10148, "consumer already exists")
         if isinstance(there, Consumer):
             raise refused("a consumer without acks cannot be updated: create another one")
-        await request.parts.acked.update(there, spec)
-        return await there.info()
+        return await (await request.parts.acked.update(there, lambda _: spec)).info()
     if action == "update":
         raise JetStreamError(400, 10149, "consumer does not exist")
     party = party_of(request.reply)
@@ -108,8 +119,8 @@ async def _made(request: Request, config: dict[str, Any], action: str) -> Answer
     readable = gate.readable_subjects(OVER_NATS, request.stream, peer="nats")
 
     def may_read() -> bool:
-        """Return True if the client may still read as when the consumer was created; the ACL can
-        change. `may` writes no line to the audit log."""
+        """Return True if the client still has the read rights with which the consumer was created;
+        the ACL can change. `may` writes no line to the audit log."""
         return (
             gate.may(OVER_NATS, "read", host.name)
             and gate.readable_subjects(OVER_NATS, host.name, peer="nats") == readable
@@ -121,7 +132,7 @@ async def _made(request: Request, config: dict[str, Any], action: str) -> Answer
 
 async def _find(request: Request, name: str) -> Consumer | AckedConsumer | None:
     parts = request.parts
-    await parts.acked.opened()
+    await parts.acked.opened(request.stream)
     return parts.acked.find(request.stream, name) or parts.consumers.find(request.stream, name)
 
 
@@ -158,7 +169,9 @@ async def _info(request: Request) -> Answer:
 async def _delete(request: Request) -> Answer:
     request.authorize("read")
     request.led_stream()
-    await request.parts.acked.opened()
+    await request.parts.acked.opened(request.stream)
+    if request.parts.consumers.find(request.stream, request.arguments[1]) is None:
+        request.authorize_work(request.arguments[1])
     for table in (request.parts.acked, request.parts.consumers):
         if await table.delete(request.stream, request.arguments[1]):
             return {"success": True}
@@ -168,6 +181,7 @@ async def _delete(request: Request) -> Answer:
 @answers("CONSUMER.PAUSE", "consumer_pause", arguments=(2, 2), at_leader=True)
 async def _pause(request: Request) -> Answer:
     request.authorize("read")
+    request.authorize_work(request.arguments[1])
     request.led_stream()
     consumer = await _find(request, request.arguments[1])
     if isinstance(consumer, Consumer):
@@ -175,14 +189,50 @@ async def _pause(request: Request) -> Answer:
     if consumer is None:
         raise _not_found()
     until = request.body().get("pause_until")
-    spec = parse_consumer({**consumer.spec.config, "pause_until": until}, consumer.spec.name)
-    await request.parts.acked.update(consumer, spec)
-    info = await consumer.info()
+    changed = await request.parts.acked.update(
+        consumer, lambda old: parse_consumer({**old.config, "pause_until": until}, old.name)
+    )
+    info = await changed.info()
     return {
         "paused": info.get("paused", False),
         "pause_until": until or ZERO_TIME,
         "pause_remaining": info.get("pause_remaining", 0),
     }
+
+
+@answers("CONSUMER.RESET", "consumer_reset", arguments=(2, 2), at_leader=True)
+async def _reset(request: Request) -> Answer:
+    request.authorize("read")
+    request.authorize_work(request.arguments[1])
+    request.led_stream()
+    sequence = whole(request.body(), "seq")
+    consumer = await _find(request, request.arguments[1])
+    if isinstance(consumer, Consumer):
+        raise refused("a consumer without acks cannot be reset: create another one")
+    if consumer is None:
+        raise _not_found()
+    began = await request.parts.acked.reset(consumer, sequence)
+    return {**await consumer.info(), "reset_seq": began}
+
+
+@answers("CONSUMER.UNPIN", "consumer_unpin", arguments=(2, 2), at_leader=True)
+async def _unpin(request: Request) -> Answer:
+    request.authorize("read")
+    request.authorize_work(request.arguments[1])
+    request.led_stream()
+    group = text(request.body(), "group")
+    if not group:
+        raise invalid_json("consumer group not specified")
+    check_group_name(group)
+    consumer = await _find(request, request.arguments[1])
+    if consumer is None:
+        raise _not_found()
+    if group not in consumer.spec.settings.priority_groups:
+        raise JetStreamError(400, 10160, "Provided priority group does not exist for this consumer")
+    if isinstance(consumer, AckedConsumer):
+        consumer.machine.unpin()
+        consumer.wake()
+    return {}
 
 
 @answers("CONSUMER.NAMES", "consumer_names", arguments=(1, 1), at_leader=True, is_cheap=always)
@@ -202,7 +252,7 @@ async def _page(request: Request) -> tuple[list[Consumer | AckedConsumer], Answe
     request.led_stream()
     offset = whole(request.body(), "offset")
     parts = request.parts
-    await parts.acked.opened()
+    await parts.acked.opened(request.stream)
     found: list[Consumer | AckedConsumer] = [
         *parts.acked.of(request.stream),
         *parts.consumers.of(request.stream),
@@ -212,13 +262,22 @@ async def _page(request: Request) -> tuple[list[Consumer | AckedConsumer], Answe
     return page, {"total": len(found), "offset": offset, "limit": _PAGE}
 
 
-@answers("CONSUMER.MSG.NEXT", "consumer_getnext", arguments=(2, 2), at_leader=True, is_cheap=always)
+@answers("CONSUMER.MSG.NEXT", PULL_KIND, arguments=(2, 3), at_leader=True, is_cheap=always)
 async def _next(request: Request) -> None:
-    consumer = await _find(request, request.arguments[1])
+    """Handle a pull. The third argument is the time in ms for which another node has held it."""
+    stream, name = request.arguments[:2]
+    try:
+        consumer = await _find(request, name)
+    except JetStreamError:  # it cannot be loaded at present; clients try again later
+        if request.parts.acked.refuse_pull(stream, name, request.reply):
+            await _say(request, b"503")
+        else:
+            _take_missed(request)
+        return
     if isinstance(consumer, AckedConsumer):
-        return  # which has got the request on the link of workers
-    if consumer is None:
-        asked = f"{PREFIX}CONSUMER.MSG.NEXT.{'.'.join(request.arguments)}"
+        _take_missed(request)
+    elif consumer is None:
+        asked = f"{PREFIX}CONSUMER.MSG.NEXT.{'.'.join(request.arguments[:2])}"
         await _say(request, b"503", b"Nats-Subject: %b\r\n" % asked.encode())
     elif consumer.spec.deliver_subject:
         await _say(request, b"409 Consumer is push based")
@@ -233,6 +292,22 @@ async def _next(request: Request) -> None:
             await _say(request, b"403 %b" % f"{error.message}: {error.hint}".encode())
         except BadPull as error:
             await _say(request, error.words)
+
+
+def _take_missed(request: Request) -> None:
+    """Take a pull for a consumer with acks if it arrived before this node had subscribed to the
+    pulls for the stream. The connection of workers has received all other pulls."""
+    stream, name, *held = request.arguments
+    began = request.arrived - (int(held[0]) / 1000 if held and held[0].isdecimal() else 0.0)
+    if began >= request.parts.acked.subscribed_at(stream):
+        return
+    pull = request_of(request.payload)
+    if isinstance(pull, Pull) and pull.expires_ns:
+        left = pull.expires_ns - round((time.monotonic() - began) * 1e9)
+        if left <= 0:
+            return  # the client waits no longer
+        pull = pull._replace(expires_ns=left)
+    request.parts.take(Arrived(stream, [], [WorkerPull(name, request.reply, pull)], []))
 
 
 async def _say(request: Request, words: bytes, lines: bytes = b"") -> None:

@@ -24,7 +24,7 @@ def party_of(reply: bytes) -> bytes:
 
 class Inboxes:
     """Stores the inboxes that are used repeatedly. An inbox that is used once does not become
-    known, so new inboxes never displace known ones, whatever their number."""
+    known. So even a large number of new inboxes never displaces known ones."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
@@ -47,5 +47,5 @@ class Inboxes:
 
     def member(self, party: bytes) -> bytes:
         """Return the member under which a request takes turns at scans. Each known inbox is a
-        member; all other inboxes together are one."""
+        member. All other inboxes together are one member."""
         return party if party in self._known else _NEW_ONES

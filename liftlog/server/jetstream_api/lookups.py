@@ -71,7 +71,8 @@ class Lookup:
         self._log: Log = shown.host.log
         self._subjects = shown.host.sequencer.subjects
         self._readable = readable
-        # As in `cursor`, all clients of NATS are one party, whatever the number of their inboxes.
+        # As in `cursor`, all clients of NATS together are one party, so many inboxes give no
+        # advantage.
         self._threads = services.scanners.of(OVER_NATS, member)
         self._cold = services.cold_readers
         self._until = time.monotonic() + _SEARCH_SECONDS
@@ -96,7 +97,7 @@ class Lookup:
 
     async def offset_at(self, timestamp_ns: int) -> int:
         """Return the offset of the first record from that time on; the high watermark if there is
-        none."""
+        no such record."""
         return await self._run(self._log.offset_for_timestamp, timestamp_ns, cold=True)
 
     async def last(self, pattern: str) -> Found | None:
@@ -130,10 +131,11 @@ class Lookup:
         self, offset: int, subjects: Sequence[str], limit: int, max_bytes: int
     ) -> tuple[list[Found], int]:
         """Return the next records from `offset` on, on any of the subjects (empty: all), and the
-        offset at which to continue. If there are no more records, that is the end of the stream.
+        offset at which to continue. If there are no more records, this offset is the end of the
+        stream.
 
-        At most `limit` records and about `max_bytes` are returned, but at least one record if there
-        is one.
+        Returns at most `limit` records and about `max_bytes`, but always the first record if one
+        exists.
         """
         log, selection = self._log, self._selection(subjects)
         at = max(offset, self._shown.first_offset)
@@ -179,9 +181,9 @@ class Lookup:
         count: int | None = None,
         most: int = MAX_SUBJECTS,
     ) -> Newest:
-        """Find the last `count` records below `end` of each matching subject; the default is the
-        number that the stream shows. Raises TooManyResults if there are more than `most`
-        subjects."""
+        """Find the last `count` records below `end` of each matching subject. The default of
+        `count` is the number that the stream shows. Raises TooManyResults if there are more than
+        `most` subjects."""
         newest = newest_of(self._shown.history, end, count=count)
         selection = self._selection(patterns, columns=newest.columns)
         at = max(self._shown.first_offset, 1)
@@ -201,7 +203,7 @@ class Lookup:
         """Return the offsets between log start and high watermark whose records have been deleted.
         Raises TooManyResults."""
         log, end, first = self._log, self._log.high_watermark, self._shown.first_offset
-        if self._shown.history == 1:  # superseded, but not deleted yet
+        if self._shown.history == 1:  # the record is superseded, but not deleted yet
             kept = set((await self._newest((), end)).offsets())
             if end - first - len(kept) > most:
                 raise TooManyResults

@@ -186,7 +186,7 @@ async def _one(lookup: Lookup, wish: Wish) -> Found | None:
 class _Status(Exception):
     """An answer that consists only of a status. NATS itself answers 503 without text if a subject
     has no subscriber. JetStream sends the same for a stream that does not exist or does not allow
-    direct gets, and clients check for exactly that."""
+    direct gets, and clients check for exactly this answer."""
 
     def __init__(self, code: int, words: str) -> None:
         super().__init__(words)
@@ -255,8 +255,8 @@ def _headers(host: StreamHost, wish: Wish, found: Found, more: bytes) -> bytes:
         f"Nats-Sequence: {record.offset}\r\n"
         f"Nats-Time-Stamp: {time_text(record.timestamp_ns)}\r\n"
     )
-    # These headers come last, as in JetStream: clients use the last value of a name that occurs
-    # twice. So no header of a publisher, or of a republished message, can replace one of these.
+    # These headers come last, as in JetStream. If a name occurs twice, clients use the last value.
+    # So no header of a publisher, or of a republished message, can replace one of these headers.
     own = found.headers[:-2] if found.headers else PREAMBLE
     return b"%b%b%b\r\n" % (own, place.encode(), more)
 

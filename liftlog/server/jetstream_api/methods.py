@@ -24,12 +24,15 @@ from liftlog.server.jetstream_api.inboxes import Inboxes
 from liftlog.server.jetstream_api.messages.ages import Ages
 from liftlog.server.jetstream_api.messages.buckets import Buckets
 from liftlog.server.jetstream_api.workers.acked_table import AckedConsumers
+from liftlog.server.jetstream_api.workers.worker_link import Arrived
 from liftlog.server.pull.services import PullServices
 from liftlog.server.requests.rights import Caller
 from liftlog.server.streams.broker import Broker
 from liftlog.server.vitals.histogram import LATENCY_BOUNDS, Histogram
 
 PREFIX = "$JS.API."
+PULL_KIND = "consumer_getnext"
+"""The kind of answers to pull requests."""
 
 Answer = dict[str, Any]
 
@@ -65,17 +68,20 @@ class Parts:
     mark: str
     """The name in answers that identifies this daemon or its cluster."""
     send: Callable[[Callable[[], bytes]], Awaitable[None]]
-    """Waits for space in the send buffer, then calls a function and queues the NATS commands that
-    it returns. The commands are composed only then, because the allowed subjects can change while
-    it waits. Raises NatsUnavailable, and the errors of the function."""
+    """Function that waits for space in the send buffer, then calls another function and queues the
+    NATS commands that this second function returns. The commands are composed only after the wait,
+    because the allowed subjects can change meanwhile. Raises NatsUnavailable, and the errors of the
+    called function."""
     max_payload_bytes: Callable[[], int]
-    """Returns the maximum size of one message; 0 if it is unknown."""
+    """Function that returns the maximum size of one message; 0 if it is unknown."""
     consumers: Consumers
     acked: AckedConsumers
     ages: Ages
     buckets: Buckets
     counters: ApiCounters
     inboxes: Inboxes
+    take: Callable[[Arrived], None]
+    """Takes pulls for consumers with acks, as if the connection of workers had received them."""
 
     @property
     def gate(self) -> Gate:
@@ -97,6 +103,8 @@ class Request:
     arguments: Sequence[str]
     reply: bytes
     payload: bytes
+    arrived: float
+    """Monotonic time of the arrival at this node."""
 
     @property
     def stream(self) -> str:
@@ -115,6 +123,10 @@ class Request:
         InvalidArgument."""
         gate = self.parts.gate
         gate.authorize(OVER_NATS, operation, self.stream, peer="nats", subjects=subjects)
+
+    def authorize_work(self, consumer: str) -> None:
+        """Check that clients of NATS may use this consumer with acks. Raises Forbidden."""
+        self.parts.gate.authorize_work(OVER_NATS, self.stream, consumer, peer="nats")
 
     def may_read(self, stream: str) -> bool:
         return self.parts.gate.may(OVER_NATS, "read", stream)
@@ -152,7 +164,7 @@ class Request:
 
 
 Perform = Callable[[Request], Awaitable[Answer | None]]
-"""Returns the body of a JSON answer; None if the function has sent the answer itself."""
+"""Function that returns the body of a JSON answer; None if it has sent the answer itself."""
 
 
 IsCheap = Callable[[Sequence[str], bytes], bool]
@@ -167,8 +179,8 @@ def never(_: Sequence[str], __: bytes) -> bool:
 
 
 def without(*words: bytes) -> IsCheap:
-    """Make a check that none of these fields is in the payload. Escaped text could be one of them,
-    so it fails the check."""
+    """Return a function that checks that none of these fields is in the payload. Escaped text could
+    hide such a field, so it fails the check."""
 
     def is_cheap(_: Sequence[str], payload: bytes) -> bool:
         return not any(word in payload for word in (*words, b"\\"))
@@ -186,9 +198,9 @@ class Method(NamedTuple):
     at_leader: bool
     """True if only the leader of the stream can answer."""
     is_cheap: IsCheap
-    """Returns True if a request with these arguments and this payload is answered quickly. Other
-    requests may search a log, write, or describe many streams; they wait in a separate lane
-    (`waiting`)."""
+    """Function that returns True if a request with these arguments and this payload is answered
+    quickly. All other requests may search a log, write, or describe many streams. They wait in a
+    separate lane (`waiting`)."""
 
 
 METHODS: dict[str, Method] = {}
@@ -212,9 +224,9 @@ def answers(
 
 
 def find_method(tokens: Sequence[str]) -> tuple[Method, Sequence[str]] | None:
-    """Return the method of a subject without `PREFIX`, and the tokens after it. The longest name
-    matches: CONSUMER.MSG.NEXT before CONSUMER.MSG. None if no method matches, or the number of
-    tokens is wrong."""
+    """Return the method of a subject without `PREFIX`, and the tokens after it. If several names
+    match, the longest counts: CONSUMER.MSG.NEXT before CONSUMER.MSG. Returns None if no method
+    matches, or the number of tokens is wrong."""
     for length in (3, 2, 1):
         method = METHODS.get(".".join(tokens[:length]))
         if method is not None:

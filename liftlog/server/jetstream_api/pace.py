@@ -1,13 +1,14 @@
 """Limits the share of the event loop that requests and their answers use.
 
-A stored message passes through the loop two or three times before its ack is sent. Between any two
-of these turns, all answers together get a limited time; and while messages arrive, the answers then
+A stored message needs two or three turns of the event loop before its ack is sent. Between any two
+of these turns, all answers together get a limited time. While messages arrive, the answers then
 pause for the same time.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from time import perf_counter
 from typing import Any, TypeVar
@@ -26,20 +27,41 @@ class Pace:
     def __init__(
         self, ingested_bytes: Callable[[], int], clock: Callable[[], float] | None = None
     ) -> None:
-        """Create it. `ingested_bytes` returns the total size of the messages that have arrived for
-        streams. Pass the processor's clock as `clock` to exclude the time in which the thread waits
-        for a processor."""
+        """`ingested_bytes` returns the total size of the messages that have arrived for streams.
+        Pass the processor's clock as `clock` to exclude the time in which the thread waits for a
+        processor."""
         self._ingested_bytes = ingested_bytes
         self._clock = perf_counter if clock is None else clock
         self._seen_bytes = ingested_bytes()
         self._spent = 0.0
-        self._open = asyncio.Event()
-        self._open.set()
+        self._is_open = True
+        self._is_handing_on = False
+        """True from the wake-up of a caller to the end of its step."""
+        self._queue: deque[asyncio.Future[None]] = deque()
 
     async def turn(self) -> None:
-        """Wait until there is time to begin something."""
-        while not self._open.is_set():
-            await self._open.wait()
+        """Wait until there is time to begin work. Callers get their turns in the order of their
+        calls. Otherwise a caller that has just ended a piece of work could always be the first."""
+        if self._is_open and not self._queue and not self._is_handing_on:
+            return
+        mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._queue.append(mine)
+        await mine
+
+    def _reopen(self) -> None:
+        self._is_open = True
+        self._hand_on()
+
+    def _hand_on(self) -> None:
+        """Wake the next caller. After its step, wake the caller behind it, as long as there is
+        time."""
+        self._is_handing_on = False
+        while self._is_open and self._queue and not self._is_handing_on:
+            following = self._queue.popleft()
+            if not following.done():  # it was not cancelled
+                following.set_result(None)
+                self._is_handing_on = True
+                asyncio.get_running_loop().call_soon(self._hand_on)
 
     async def run(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Run `work`, and count the time that it spends in the loop, without the time that it
@@ -49,14 +71,14 @@ class Pace:
 
     def _count(self, seconds: float) -> None:
         self._spent += seconds
-        if self._spent < TURN_SECONDS or not self._open.is_set():
+        if self._spent < TURN_SECONDS or not self._is_open:
             return
         seen, self._seen_bytes = self._seen_bytes, self._ingested_bytes()
         # Time used beyond the limit is subtracted from later turns.
         pause = self._spent if self._seen_bytes != seen else 0.0
         self._spent = 0.0
-        self._open.clear()
-        asyncio.get_running_loop().call_later(pause, self._open.set)
+        self._is_open = False
+        asyncio.get_running_loop().call_later(pause, self._reopen)
 
 
 class ReadingPause:

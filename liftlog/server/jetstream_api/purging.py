@@ -1,6 +1,6 @@
 """STREAM.PURGE: deletes the oldest messages of a stream, or the messages on some subjects.
 
-Records never change. Moving the log start deletes the oldest ones. In a stream with
+Records never change. To delete the oldest records, the log start is moved. In a stream with
 `max_msgs_per_subject`, a tombstone deletes the records of a subject. A tombstone is a record like
 any other, so it is durable and on all replicas before the answer is sent. From then on readers skip
 the records before it, and compaction deletes their bytes later.
@@ -91,7 +91,7 @@ async def _purge_subjects(request: Request, pattern: str, keep: int, seq: int) -
     if own is None or own.max_msgs_per_subject is None:
         raise _not_purged(
             "messages of one subject can be purged only from a stream that was created with "
-            "max_msgs_per_subject; of others the oldest messages"
+            "max_msgs_per_subject; from other streams only the oldest messages"
         )
     try:
         found = await lookup.of_subjects(pattern)
@@ -123,8 +123,8 @@ def _doomed(offsets: Sequence[int], keep: int, seq: int) -> int:
 
 def _key(host: StreamHost, subject: bytes, rest: Sequence[int], seq: int) -> bytes:
     """Return the key of the tombstone. If a record is kept, the key names the offset below which
-    all records are deleted. Empty if no tombstone is needed, because the only record that is shown
-    is kept."""
+    all records are deleted. The key is empty if no tombstone is needed, because the only shown
+    record is kept."""
     if not rest and not (seq and _last_offset(host, subject) >= seq):
         return subject
     own = host.settings.jetstream
@@ -134,7 +134,7 @@ def _key(host: StreamHost, subject: bytes, rest: Sequence[int], seq: int) -> byt
 
 
 async def _delete(host: StreamHost, subjects: Sequence[bytes], keys: Sequence[bytes]) -> None:
-    """Write tombstones; return when they are committed. Raises LiftlogError."""
+    """Write tombstones, and wait until they are committed. Raises LiftlogError."""
     committed: asyncio.Future[LiftlogError | None] = asyncio.get_running_loop().create_future()
 
     def told(error: LiftlogError | None) -> None:

@@ -1,4 +1,4 @@
-"""Receives requests from `$JS.API.>`, has them answered, and sends the answers.
+"""Receives requests from `$JS.API.>`, calls the methods that answer them, and sends the answers.
 
 In a cluster, the nodes are members of one queue group, so NATS delivers each request to one of
 them. If only the leader of a stream can answer, the node forwards the request to the leader, once,
@@ -39,6 +39,7 @@ from liftlog.server.jetstream_api.consumers.leaf import LeafLink
 from liftlog.server.jetstream_api.consumers.leaf_login import LeafLogin
 from liftlog.server.jetstream_api.consumers.table import Consumers
 from liftlog.server.jetstream_api.fields import MAX_REQUEST_BYTES
+from liftlog.server.jetstream_api.held_pulls import LOOK_SECONDS, HeldPulls
 from liftlog.server.jetstream_api.inboxes import Inboxes, party_of
 from liftlog.server.jetstream_api.messages.ages import Ages
 from liftlog.server.jetstream_api.messages.buckets import Buckets
@@ -46,6 +47,7 @@ from liftlog.server.jetstream_api.methods import (
     ANSWERED,
     FAILED,
     PREFIX,
+    PULL_KIND,
     REFUSED,
     TOO_MANY,
     ApiCounters,
@@ -55,10 +57,16 @@ from liftlog.server.jetstream_api.methods import (
     find_method,
     unknown_method,
 )
+from liftlog.server.jetstream_api.overview import Overviews
+from liftlog.server.jetstream_api.own_requests import OwnRequests
 from liftlog.server.jetstream_api.pace import Pace, ReadingPause
+from liftlog.server.jetstream_api.passed_pulls import passed_on_prefix, passed_pulls_of
 from liftlog.server.jetstream_api.presence import Presence
 from liftlog.server.jetstream_api.waiting import MAX_OF_PARTY, WORKERS, Message, Waiting
 from liftlog.server.jetstream_api.workers.acked_table import AckedConsumers
+from liftlog.server.jetstream_api.workers.permissions import NatsRights
+from liftlog.server.jetstream_api.workers.socket_door import SocketDoor
+from liftlog.server.jetstream_api.workers.without_nats import NoLeaf
 from liftlog.server.jetstream_api.workers.worker_link import Arrived, WorkerLink
 from liftlog.server.pull.services import PullServices
 from liftlog.server.streams.broker import Broker
@@ -67,15 +75,16 @@ from liftlog.server.streams.catalog import Catalog
 logger = logging.getLogger("liftlog.server.jetstream_api")
 
 _STALE_SECONDS = 10.0
-"""Clients time out after 5 s, so a request that has waited for this long is dropped."""
+"""A request that has waited for this time is dropped, because clients time out after 5 s."""
 _MAX_UNSENT_BYTES = 64 * 1024
 _TAKEOVER_SECONDS = 2.0
 _TAKEOVER_LOOK_SECONDS = 0.02
 _MAX_AT_TAKEOVER = WORKERS // 2
-"""Maximum number of requests that wait while this node takes over the leadership of their stream.
-The other workers remain free for other requests."""
+"""Maximum number of requests that wait for this node to become the leader of their stream. The
+other tasks that answer requests remain free for other requests."""
 _LOOK_SECONDS = 15.0
 _LOOK_AGAIN_SECONDS = 1.0
+_UNAVAILABLE = 503
 
 __all__ = ["JetStreamApi"]
 _REGISTERED = (consumer_methods, message_methods, purging, streams)
@@ -88,20 +97,17 @@ class JetStreamApi:
     def __init__(
         self, broker: Broker, servers: list[str], seam: str, services: PullServices
     ) -> None:
-        """Create it. `servers` and `seam` are the same as for the link on which messages arrive.
-        This link is separate, because one client can send any number of requests, and messages must
-        not wait behind them."""
+        """`servers` and `seam` are the same as for the link on which messages arrive. The API has a
+        link of its own, because one client can send any number of requests, and messages must not
+        wait behind these requests."""
         settings = broker.settings
         self.problem = "not yet known whether JetStream is off"
         """Reason why requests are not answered; empty if they are answered."""
         self.counters = ApiCounters()
         cluster = settings.cluster
-        self._mark = f"{settings.name} {broker.server_id}"
-        self._own_prefix = b""
-        """Prefix of the subjects on which other nodes forward requests to this node."""
+        mark = f"{settings.name} {broker.server_id}"
         if cluster is not None:
-            self._mark = f"cluster {cluster.name}"
-            self._own_prefix = passed_on_prefix(cluster.name, cluster.node)
+            mark = f"cluster {cluster.name}"
         self._broker = broker
         self._reading = ReadingPause()
         self.link = link = NatsLink(
@@ -112,7 +118,6 @@ class JetStreamApi:
             wait_until_ready_to_read=self._reading.wait,
             reading_is_held=self._reading.is_held,
         )
-        self._services = services
         self._ages = Ages(broker, services.cold_readers)
         self._buckets = Buckets(broker, services.scanners.of("(buckets)"), self._ages)
         pace = Pace(self._ingested_bytes, time.thread_time)
@@ -123,12 +128,13 @@ class JetStreamApi:
         self._workers = WorkerLink(
             settings.nats, servers, seam, self._take_from_workers, api_level=API_LEVEL
         )
-        self._acked = AckedConsumers(broker, services, self._ages, leaf, self._workers)
+        self._acked = AckedConsumers(broker, services, self._ages, leaf or NoLeaf(), self._workers)
+        self._rights = NatsRights(services.gate, self._acked)
         inboxes = Inboxes()
         self._parts = Parts(
             broker,
             services,
-            self._mark,
+            mark,
             self.send,
             lambda: link.max_payload_bytes,
             self._consumers,
@@ -137,17 +143,22 @@ class JetStreamApi:
             self._buckets,
             self.counters,
             inboxes,
+            self._take_from_workers,
         )
+        self.overviews = Overviews(self._parts, OwnRequests(link), self._prefix_of)
         self._waiting = Waiting(inboxes, self._is_costly)
+        self._held = HeldPulls(self._check_led, self._waiting.add)
+        self._passed = passed_pulls_of(broker, self.link.send, self._waiting.add)
         self._at_takeover = 0
         self._pace = Pace(self._ingested_bytes)
         self._presence: Presence | None = None
         self._subscriptions: list[LinkSubscription] = []
         self._checked = -1
-        """Number of the NATS connection on which a check has shown that no other server answers."""
+        """Number of the NATS connection for which a check has shown that no other server
+        answers."""
         self._look = asyncio.Event()
         self._looked = asyncio.Event()
-        """Set once the present connection has been checked."""
+        """An event that is set once the present connection has been checked."""
         self._tasks: list[asyncio.Task[None]] = []
 
     def _ingested_bytes(self) -> int:
@@ -156,11 +167,12 @@ class JetStreamApi:
     def start(self) -> None:
         """Begin to serve; call it when the streams are open."""
         self.link.start()
-        self._presence = Presence(self.link, self._mark)
+        self._presence = Presence(self.link, self._parts.mark)
         self.link.on_connected.append(self._look_again)
         self._consumers.start()
         self._workers.start()
         self._acked.start()
+        self._broker.consumers = SocketDoor(self._broker, self._acked)
         tasks = {
             "look": self._keep_looking(),
             "ages": self._ages.keep(),
@@ -172,9 +184,13 @@ class JetStreamApi:
         ]
 
     async def close(self) -> None:
+        """Stop serving. A second call changes nothing."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._broker.consumers = None
+        await self._held.close()
+        await self._passed.close()
         await self._acked.close()
         await self._workers.close()
         await self._consumers.close()
@@ -185,17 +201,22 @@ class JetStreamApi:
     def consumer_count(self) -> int:
         return self._consumers.count() + self._acked.count()
 
+    @property
+    def acked(self) -> AckedConsumers:
+        return self._acked
+
     def _flow_answered(self, subject: bytes) -> None:
         self._consumers.flow_answered(subject)
         self._acked.flow_answered(subject)
 
     @property
     def worker_problems(self) -> dict[str, str]:
-        """By stream, why NATS does not pass on acks and pulls for its consumers."""
+        """Return the reasons, by stream, for which NATS does not pass on acks and pulls for its
+        consumers."""
         return self._workers.problems()
 
     def _take_from_workers(self, arrived: Arrived) -> None:
-        self._acked.take(arrived)
+        self._acked.take(self._rights.permitted(arrived))
 
     # --- the decision to answer ---
 
@@ -214,10 +235,11 @@ class JetStreamApi:
                 self._pause(f"not connected to NATS: {error.message}")
             except NatsRefused as error:
                 self._pause(error.message)
-                # If NATS allows the subjects later, a check must precede the subscription.
+                # If NATS allows the subjects later, this daemon must check again before it
+                # subscribes.
                 await self._unsubscribe()
             except Exception as error:  # a supervisor: the next check may succeed
-                self._pause("the look for JetStream failed")
+                self._pause("the check for JetStream failed")
                 logger.exception("jetstream-api-look-failed error=%r", error)
             seconds = _LOOK_AGAIN_SECONDS if self.problem else _LOOK_SECONDS
             with contextlib.suppress(TimeoutError):
@@ -229,12 +251,12 @@ class JetStreamApi:
         generation = self.link.generation
         rival = await self._presence.rival()
         if rival:
-            self._pause(f"{rival}: this daemon does not answer beside it")
+            self._pause(f"{rival}: this daemon does not answer at the same time")
             await self._unsubscribe()
             return
         is_new = not self._subscriptions
         if is_new:
-            self._looked.clear()  # answers requests from now on, unless the check below fails
+            self._looked.clear()  # from here on requests are answered, unless the check below fails
             self._subscribe()
         for wanted in self._subscriptions:
             await self.link.attach(wanted)
@@ -258,10 +280,10 @@ class JetStreamApi:
         self._looked.set()
 
     def _subscribe(self) -> None:
-        group = self._mark.replace(" ", ".")
+        group = self._parts.mark.replace(" ", ".")
         self._subscriptions = [self.link.want((f"{PREFIX}>",), group, self._take)]
-        if self._own_prefix:
-            own = f"{self._own_prefix.decode()}>"
+        if self._passed.own:
+            own = f"{self._passed.own.decode()}>"
             self._subscriptions.append(self.link.want((own,), group, self._take))
 
     async def _unsubscribe(self) -> None:
@@ -278,7 +300,9 @@ class JetStreamApi:
         full: set[bytes] = set()
         unseen = 0
         for message in zip(run.subjects, run.replies, run.payloads, now, strict=True):
-            if not message[1]:
+            if self._passed.takes(message[0]) or not message[1]:
+                continue
+            if self._acked.takes_pull(message[0]):
                 continue
             party = party_of(message[1])
             if party in full:  # thousands are waiting; the rest is not examined
@@ -310,7 +334,8 @@ class JetStreamApi:
         while True:
             message = await self._waiting.take()
             try:
-                if time.monotonic() - message[3] > _STALE_SECONDS:
+                is_old = time.monotonic() - message[3] > _STALE_SECONDS
+                if not self._passed.was_repeated(message) and is_old:
                     self.counters.requests[self._method_of(message[0]), TOO_MANY] += 1
                     continue  # `finally` releases its place
                 # Requests wait while a new connection is checked.
@@ -329,13 +354,13 @@ class JetStreamApi:
                 self._waiting.done(message)
 
     async def _answer(self, message: Message) -> None:
-        subject, reply, payload, _ = message
+        subject, reply, *_ = message
         if not self._broker.destinations.allows(reply):
             self._count(message, REFUSED)
             return
         kind, refused = self._kind_of(subject), None
         try:
-            body = await self._perform(subject, reply, payload)
+            body = await self._perform(message)
             if body is None:
                 self._count(message, ANSWERED)
                 return
@@ -347,6 +372,12 @@ class JetStreamApi:
             refused = error
         except LiftlogError as error:
             refused = from_liftlog(error)
+        if refused is not None and kind == PULL_KIND and refused.code == _UNAVAILABLE:
+            # Clients would take the text for a message.
+            is_own = self._is_passed_on(subject)
+            if is_own or not self._held.hold(self._tokens(subject)[3], message):
+                self._count(message, REFUSED)
+            return
 
         def composed() -> bytes:
             target = self._broker.destinations.for_answer(reply)
@@ -365,11 +396,11 @@ class JetStreamApi:
         found = find_method(self._tokens(subject))
         return "unknown" if found is None else found[0].name
 
-    async def _perform(
-        self, subject: bytes, reply: bytes, payload: bytes
-    ) -> dict[str, object] | None:
+    async def _perform(self, message: Message) -> dict[str, object] | None:
+        subject, reply, payload, arrived = message
         found = find_method(self._tokens(subject))
-        if found is None:
+        is_passed_on = self._is_passed_on(subject)
+        if found is None or (found[0].kind == PULL_KIND and len(found[1]) > 2 and not is_passed_on):
             raise unknown_method(subject.decode("utf-8", "replace"))
         method, arguments = found
         if len(payload) > MAX_REQUEST_BYTES:
@@ -379,21 +410,34 @@ class JetStreamApi:
             await catalog.look_for(arguments[0])
             node = catalog.answerer(arguments[0])
             if node is not None:
-                if self._is_passed_on(subject):
+                if is_passed_on:
                     raise catalog.not_leader(arguments[0])
+                if method.kind == PULL_KIND:
+                    self._check_led(arguments[0])
+                    self._passed.note(arguments[0], message)
+                    held = time.monotonic() - arrived
+                    subject += b".%d" % (held * 1000) if held >= LOOK_SECONDS else b""
                 await self._pass_on(node, subject, reply, payload)
                 return None
             await self._take_over(catalog, arguments[0])
-        request = Request(self._parts, arguments, reply, payload)
+        request = Request(self._parts, arguments, reply, payload, arrived)
         if method.at_leader:
             request.check_exists()
         return await method.perform(request)
+
+    def _check_led(self, stream: str) -> None:
+        """Raise LiftlogError if no node leads the stream, or if this node does not reach its
+        leader, which may have failed a moment ago."""
+        catalog = self._broker.catalog
+        node = catalog.answerer(stream)
+        if node is not None and not catalog.reaches(node):
+            raise catalog.not_leader(stream)
 
     async def _take_over(self, catalog: Catalog, stream: str) -> None:
         """Wait until this node leads the stream, if it is about to become the leader. Programs use
         a stream as soon as its creation is answered. If too many requests wait already, return at
         once; the request is then refused."""
-        if self._at_takeover >= _MAX_AT_TAKEOVER:
+        if not catalog.begins_to_lead(stream) or self._at_takeover >= _MAX_AT_TAKEOVER:
             return
         self._at_takeover += 1
         try:
@@ -407,17 +451,21 @@ class JetStreamApi:
 
     async def _pass_on(self, node: str, subject: bytes, reply: bytes, payload: bytes) -> None:
         """Forward the request to the leader's node, which sends the answer."""
-        cluster = self._broker.settings.cluster
-        assert cluster is not None, "only a cluster has other nodes"
-        target = passed_on_prefix(cluster.name, node) + subject.removeprefix(PREFIX.encode())
+        target = self._prefix_of(node).encode() + subject.removeprefix(PREFIX.encode())
         await self.send(lambda: command(own_subject(target), payload, reply=reply))
 
+    def _prefix_of(self, node: str) -> str:
+        """Return the prefix of the subjects on which other nodes forward requests to `node`."""
+        cluster = self._broker.settings.cluster
+        assert cluster is not None, "only a cluster has other nodes"
+        return passed_on_prefix(cluster.name, node)
+
     def _is_passed_on(self, subject: bytes) -> bool:
-        return bool(self._own_prefix) and subject.startswith(self._own_prefix)
+        return bool(self._passed.own) and subject.startswith(self._passed.own)
 
     def _tokens(self, subject: bytes) -> Sequence[str]:
         """Return the tokens of the subject after the prefix."""
-        prefix = self._own_prefix if self._is_passed_on(subject) else PREFIX.encode()
+        prefix = self._passed.own if self._is_passed_on(subject) else PREFIX.encode()
         return subject.removeprefix(prefix).decode("utf-8", "replace").split(".")
 
     def _is_costly(self, subject: bytes, payload: bytes) -> bool:
@@ -442,8 +490,3 @@ def _leaf_link(broker: Broker) -> LeafLink | None:
     if not nats.leafnode:
         return None
     return LeafLink(nats.leafnode, LeafLogin(nats), name=broker.settings.name)
-
-
-def passed_on_prefix(cluster: str, node: str) -> bytes:
-    """Return the prefix of the subjects on which other nodes forward requests to `node`."""
-    return f"liftlog.{cluster}.jsapi.{node}.".encode()

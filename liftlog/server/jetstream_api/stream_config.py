@@ -1,4 +1,4 @@
-"""Converts JetStream's configuration of a stream from and to our settings. Pure.
+"""Converts JetStream's configuration of a stream to our settings and back. Pure.
 
 A JetStream setting that liftlog cannot fulfil is refused, never ignored. Our settings that
 JetStream lacks (durability, batches, compaction's times ...) get their defaults when a stream is
@@ -122,8 +122,8 @@ def changes_from(
     `settings_from`.
 
     `have` and `want` are the results of `config_of` for the present and the wanted configuration. A
-    setting that is equal in both is not changed, and neither is one that was derived when the
-    stream was created.
+    setting that is equal in both is not changed. Settings that were derived when the stream was
+    created are not changed either.
     """
     changes = {key: settings[key] for key in ("retention", "jetstream")}
     history = settings["jetstream"]["max_msgs_per_subject"]
@@ -150,8 +150,8 @@ def check_unchangeable(have: Mapping[str, Any], want: Mapping[str, Any]) -> None
             )
     if (have["max_msgs_per_subject"] > 0) != (want["max_msgs_per_subject"] > 0):
         raise invalid_config(
-            "stream configuration update can not add or remove max_msgs_per_subject: the records "
-            "have their subjects for keys, or have not"
+            "stream configuration update can not add or remove max_msgs_per_subject: it decides "
+            "whether the subject of a record is its key"
         )
     if have["sealed"] and not want["sealed"]:
         raise invalid_config("stream configuration update can not unseal a sealed stream")
@@ -208,7 +208,7 @@ class _Reader(ConfigFields):
 
     def _refuse_what_is_not_promised(self) -> None:
         if self._left.get("max_msgs_per_subject") not in (None, 0, -1):
-            # Some clients request this setting with each bucket. The answer says that it is off,
+            # Some clients request this setting with each bucket. The answer shows that it is off,
             # and a message with a TTL is refused.
             self._left.pop("allow_msg_ttl", None)
         if self._flag("mirror_direct"):
@@ -217,8 +217,8 @@ class _Reader(ConfigFields):
             raise invalid_config("stream has no mirror but does have mirror direct")
         if self._is_object_store():
             raise invalid_config(
-                "object stores are not supported: keep large values elsewhere, and where they are "
-                "in a key-value bucket"
+                "object stores are not supported: keep large values elsewhere, and their "
+                "locations in a key-value bucket"
             )
         for key, why in _REFUSED.items():
             if not is_empty(self._left.pop(key, None)):
@@ -236,7 +236,7 @@ class _Reader(ConfigFields):
         if self._choice("retention", ("limits", "interest", "workqueue")) != "limits":
             raise invalid_config("retention: only limits is supported; consumers delete nothing")
         if self._choice("storage", ("file", "memory")) != "file":
-            raise invalid_config("storage: only file is supported; what is acked is on the disk")
+            raise invalid_config("storage: only file is supported; acked messages are on the disk")
         if self._choice("persist_mode", ("default", "async", "")) == "async":
             raise invalid_config("persist_mode: async is not supported; see durability")
 
@@ -311,7 +311,8 @@ class _Reader(ConfigFields):
         }
 
     def _history(self) -> int | None:
-        """Return the history of a key-value bucket; roll-ups require one."""
+        """Return the history of a key-value bucket; None if it has no limit. Raises JetStreamError
+        if roll-ups are allowed without such a limit."""
         limit = self._limit("max_msgs_per_subject")
         if limit is not None and limit > MAX_HISTORY:
             raise invalid_config(f"max_msgs_per_subject: expected at most {MAX_HISTORY}")
@@ -324,7 +325,7 @@ class _Reader(ConfigFields):
     def _check_bucket_limits(self, history: int, max_messages: int | None, max_age: int) -> None:
         if max_messages is not None:
             raise invalid_config(
-                "discard: new is not supported with max_msgs beside max_msgs_per_subject: the "
+                "discard: new is not supported with both max_msgs and max_msgs_per_subject: the "
                 "newest messages of each subject are counted by bytes only"
             )
         if history > 1 and not max_age:
@@ -382,6 +383,6 @@ def _to_ns(seconds: float) -> int:
 
 
 def _shown_size(size_bytes: int) -> int:
-    """Return the size to show for a limit: at most the maximum, because NATS accepts no larger
-    message."""
+    """Return the size to show for a limit on messages: at most NATS's maximum, because NATS accepts
+    no larger message."""
     return -1 if size_bytes >= MAX_MESSAGE_BYTES else size_bytes

@@ -39,6 +39,7 @@ from liftlog.server.jetstream_api.answers import (
     invalid_json,
     time_text,
     to_text,
+    unavailable,
 )
 from liftlog.server.jetstream_api.fields import flag, text, whole
 from liftlog.server.jetstream_api.lookups import (
@@ -94,7 +95,7 @@ async def _info(request: Request) -> Answer:
         "reserved_memory": 0,
         "reserved_storage": 0,
         "streams": len(names),
-        "consumers": request.parts.consumers.count(),
+        "consumers": request.parts.consumers.count() + request.parts.acked.count(),
         "limits": _NO_LIMITS,
         "api": {"level": API_LEVEL, "total": counters.requests.total(), "errors": counters.errors},
         MARK: request.parts.mark,
@@ -176,7 +177,8 @@ async def _described(request: Request, info: StreamInfo) -> dict[str, Any]:
         first = max(first, request.parts.ages.first_offset(host))
         first_ns = await asyncio.to_thread(timestamp_at, host.log, first)
     state = _state(info, first, first_ns, log.view.max_timestamp_ns if log is not None else 0)
-    state["consumer_count"] = len(request.parts.consumers.of(info.name))
+    parts = request.parts
+    state["consumer_count"] = len(parts.consumers.of(info.name)) + len(parts.acked.of(info.name))
     if host is not None:
         await _count_shown(request, host, state)
     return {
@@ -214,7 +216,7 @@ def settings_of(info: StreamInfo) -> StreamSettings:
 
 def _state(info: StreamInfo, start: int, first_ns: int, last_ns: int) -> dict[str, Any]:
     """Return the state of a stream in JetStream's form. Sequences are offsets; `start` is the first
-    offset that is shown."""
+    shown offset."""
     end = info.high_watermark
     count = min(info.record_count or 0, end - start)
     is_new = start == end == 1
@@ -309,8 +311,12 @@ async def _create(request: Request) -> Answer:
     try:
         answer = await asked(request, CreateStream(request.stream, settings), StreamAnswer)
     except Conflict:
-        # Another client created the stream in the meantime.
-        return await _same(request, await description(request), wanted)
+        # Another client, or an earlier request of this one, created the stream in the meantime.
+        await request.broker.catalog.look_for(request.stream)
+        try:
+            return await _same(request, await description(request), wanted)
+        except StreamNotFound:
+            raise unavailable("the stream is being created") from None
     except (NatsRefused, NatsUnavailable) as error:
         raise JetStreamError(500, 10049, str(error)) from None
     return await _described(request, answer.info) | {"did_create": True}
@@ -321,11 +327,14 @@ def _wanted(request: Request) -> dict[str, Any]:
     body = request.body()
     if not body:
         raise invalid_json("expected the configuration of a stream")
-    body.pop("pedantic", None)  # pedantic mode is always on: no setting is silently replaced
+    body.pop("pedantic", None)  # pedantic mode is always on, so no setting is silently replaced
     return settings_from(request.stream, body)
 
 
 async def _existing(request: Request) -> StreamInfo | None:
+    # Programs create a stream again as soon as its deletion is answered, and any node may receive
+    # that request.
+    await request.broker.catalog.look_again(request.stream)
     try:
         request.check_exists()
         return await description(request)
@@ -345,13 +354,13 @@ async def _same(request: Request, existing: StreamInfo, wanted: dict[str, Any]) 
 
 
 async def _check_neighbours(request: Request, wanted: dict[str, Any]) -> None:
-    """Refuse a stream whose subjects overlap with another stream's, as JetStream does: two streams
-    that ack the same message would confuse its publisher. Over the pull port such streams are
-    allowed, with a warning."""
+    """Refuse a stream whose subjects overlap with another stream's, as JetStream does. If two
+    streams acked the same message, its publisher would get two acks. Over the pull port such
+    streams are allowed, with a warning."""
     if wanted.get("no_ack"):
         return
-    # Streams that this client may not read count, too. So the client learns that the subject is
-    # taken.
+    # Streams that this client may not read count, too. So the client can detect that the subject is
+    # in use.
     for name in request.broker.stream_names():
         if name == request.stream:
             continue
@@ -362,8 +371,8 @@ async def _check_neighbours(request: Request, wanted: dict[str, Any]) -> None:
 
 async def _recorded(request: Request, name: str) -> tuple[Sequence[str], str]:
     """Return the subjects that a stream records, and its setting `acks`. If this node has the
-    stream, they come from its settings, because a description takes long and programs create
-    hundreds of streams."""
+    stream, both come from the stream's settings, because a description takes longer and programs
+    create hundreds of streams."""
     host = request.broker.hosts.get(name)
     if host is not None:
         return host.settings.subjects, host.settings.acks
@@ -386,7 +395,7 @@ async def _update(request: Request) -> Answer:
 
     def changes(present: StreamSettings) -> dict[str, Any]:
         """Compute the change from the present settings, because other clients may have changed them
-        since."""
+        meanwhile."""
         have = config_of(request.stream, present)
         check_unchangeable(have, want)
         return changes_from(settings, have, want)

@@ -3,7 +3,7 @@
 A NATS message does not name its publisher. JetStream's clients use one inbox for each connection,
 so the name of the inbox identifies the client, but a client may also send each request from a new
 inbox. Therefore requests from known inboxes, requests from new inboxes, and slow requests wait in
-separate lanes. So neither a flood from random inboxes nor a flood of searches gets all turns.
+separate lanes, so that neither a flood from random inboxes nor a flood of searches gets all turns.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_OF_PARTY = 64
 _MAX_WAITING = 1024
 _MAX_KNOWN_WAITING = 2048
 """Maximum number of waiting requests from known inboxes. It is above the limit for new inboxes, so
-that a flood from these does not lock out known clients."""
+that a flood from new inboxes does not lock out known clients."""
 _MAX_WAITING_BYTES = 8 * 2**20
 _AT_A_TIME = 4
 """Number of requests of one client that are answered at the same time."""
@@ -60,7 +60,8 @@ class Waiting:
         self._served: Counter[bytes] = Counter()
         self._waiting_of: Counter[bytes] = Counter()
         self._size_bytes = 0
-        self._news = asyncio.Event()
+        self._idle: deque[asyncio.Future[None]] = deque()
+        """Callers of `take` that wait for a request."""
 
     def add(self, message: Message) -> bool:
         """Add a request; return False if too many requests wait already."""
@@ -79,7 +80,7 @@ class Waiting:
         lane.setdefault(party, deque()).append(message)
         self._waiting_of[party] += 1
         self._size_bytes += size
-        self._news.set()
+        self._wake()
         return True
 
     def clear(self) -> None:
@@ -91,14 +92,37 @@ class Waiting:
     async def take(self) -> Message:
         """Return the next request. Call `done` with it when it has been answered."""
         while True:
-            for lane, parties in self._lanes.items():
-                if self._under_way[lane] >= LANES[lane]:
-                    continue
-                for party, queue in parties.items():
-                    if self._served[party] < _AT_A_TIME:
-                        return self._take(lane, party, queue)
-            self._news.clear()
-            await self._news.wait()
+            message = self._next()
+            if message is not None:
+                if self._waiting_of:
+                    self._wake()  # there may be another one that can be answered now
+                return message
+            mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._idle.append(mine)
+            try:
+                await mine
+            except asyncio.CancelledError:
+                if not mine.cancelled():
+                    self._wake()
+                raise
+
+    def _wake(self) -> None:
+        """Wake one of the waiting callers of `take`. To wake all of them for each request would
+        cost more than many requests do."""
+        while self._idle:
+            first = self._idle.popleft()
+            if not first.done():
+                first.set_result(None)
+                return
+
+    def _next(self) -> Message | None:
+        for lane, parties in self._lanes.items():
+            if self._under_way[lane] >= LANES[lane]:
+                continue
+            for party, queue in parties.items():
+                if self._served[party] < _AT_A_TIME:
+                    return self._take(lane, party, queue)
+        return None
 
     def _take(self, lane: Lane, party: bytes, queue: deque[Message]) -> Message:
         message = queue.popleft()
@@ -123,4 +147,5 @@ class Waiting:
         self._served[party] -= 1
         if not self._served[party]:
             del self._served[party]
-        self._news.set()
+        if self._waiting_of:
+            self._wake()

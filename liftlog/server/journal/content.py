@@ -1,14 +1,15 @@
-"""Reads the log of the journal: all of it at the start, one consumer later on. Blocking."""
+"""Reads the log of the journal: at the start the whole log, later single consumers. Blocking."""
 
 from __future__ import annotations
 
 import logging
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Generator, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from liftlog.errors import CorruptBatch, CorruptRange, OffsetOutOfRange, StorageError
-from liftlog.log import Log
+from liftlog.log import Log, LogSlice
 from liftlog.log.files.filesystem import storage_errors
 from liftlog.records.decode import RecordBatch, decode_batch
 from liftlog.records.header import parse_header
@@ -31,6 +32,7 @@ logger = logging.getLogger("liftlog.server.journal")
 
 _READ_BYTES = 1024 * 1024
 _SEARCHED_BYTES = 64 * 1024
+_FIRST_SPAN = 256
 
 
 class StoredConsumer(NamedTuple):
@@ -43,6 +45,11 @@ class StoredConsumer(NamedTuple):
     """The version of the snapshot."""
     deltas: list[tuple[StateVersion, bytes]]
     is_uncertain: bool
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the snapshot and of the later changes."""
+        return len(self.state) + sum(len(delta) for _, delta in self.deltas)
 
 
 @dataclass(slots=True)
@@ -62,15 +69,16 @@ class Content:
 
 
 def read_content(log: Log, unsynced_losses: Collection[int] = ()) -> Content:
-    """Read and verify all records. `unsynced_losses` are those that an earlier start has found.
+    """Read and verify all records. `unsynced_losses` are the losses that an earlier start has
+    found.
 
     Damaged records are lost, and their consumers return to an older state. If the lost records had
-    been synced, every consumer that may have had one of them becomes uncertain. Raises StorageError
-    if files cannot be read, NewerFormat.
+    been synced, every consumer to which one of them may have belonged becomes uncertain. Raises
+    StorageError if files cannot be read, NewerFormat.
     """
     content = Content(unsynced_losses=set(unsynced_losses))
     ledger = content.ledger
-    keys: dict[bytes, tuple[ConsumerKey, int]] = {}  # decoded, with the size beside a value
+    keys: dict[bytes, tuple[ConsumerKey, int]] = {}  # size: without the value
     for offset, raw_key, value in _records(log, lambda first: _lose(content, first)):
         try:
             found = keys.get(raw_key)
@@ -102,8 +110,8 @@ _Raw = tuple[int, bytes, bytes]
 
 
 def _records(log: Log, lost: Callable[[int], None]) -> Iterator[_Raw]:
-    """Yield all committed records. Calls `lost` with the first offset of each damaged range when
-    the iteration reaches it."""
+    """Yield all committed records. When the iteration reaches a damaged range, it calls `lost` with
+    the first offset of the range."""
     offset = log.log_start_offset
     while offset < log.high_watermark:
         try:
@@ -135,7 +143,7 @@ def _of_batches(
     raw: bytes, offset: int, place: Place, lost: Callable[[int], None]
 ) -> Generator[_Raw, None, int]:
     """Yield the records of whole batches from `offset` on; return the offset that follows. If the
-    batches end in damage, reading from there shows how far it extends."""
+    batches end in damage, a read from this offset shows how far the damage extends."""
     reached, position = offset, 0
     while position < len(raw):
         try:
@@ -157,7 +165,7 @@ def _of_batches(
 
 
 def _of_batch(batch: RecordBatch) -> Iterator[_Raw]:
-    """Raises CorruptBatch."""
+    """Decode the records of one batch. Raises CorruptBatch."""
     keys = [key or b"" for key in batch.keys()]  # noqa: SIM118  # a column
     return zip(batch.offsets(), keys, [value or b"" for value in batch.values()], strict=True)
 
@@ -170,8 +178,8 @@ def _report(first: int, following: int, reason: object) -> None:
 
 
 def read_chain(log: Log, key: ConsumerKey, entry: Entry) -> list[Change]:
-    """Read the records of a consumer, from its snapshot on. All of them are committed. Raises
-    StorageError, also for damage that was not there at the start."""
+    """Read the records of a consumer, from its snapshot on. All of them must be committed. Raises
+    StorageError, also for damage that has occurred since the start."""
     chain: list[Change] = []
     reader = _Reader(log)
     offset = entry.last
@@ -189,7 +197,7 @@ def read_chain(log: Log, key: ConsumerKey, entry: Entry) -> list[Change]:
 
 
 def read_consumer(log: Log, key: ConsumerKey, entry: Entry) -> StoredConsumer:
-    """Read a consumer. Raises as `read_chain`."""
+    """Read a consumer. Raises the errors of `read_chain`."""
     chain = read_chain(log, key, entry)
     first = chain[0]
     settings = [one.settings for one in chain if one.kind is not Kind.DELTA][-1]
@@ -198,16 +206,21 @@ def read_consumer(log: Log, key: ConsumerKey, entry: Entry) -> StoredConsumer:
 
 
 class _Reader:
-    """Reads single records. It keeps the batches read last, since records of a chain are often
-    neighbours."""
+    """Reads single records. It keeps the batches that it read last, because records of a chain are
+    often neighbours."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
         self._raw = b""
         self._first = self._next = 0
+        self._batches: list[tuple[int, int]] = []
+        """Base offset and position of the batches in `_raw` that were looked at."""
+        self._parsed_bytes = 0
+        self._span = _FIRST_SPAN
+        """Distance, in offsets, from the start of a read to the record that it looks for."""
 
     def at(self, key: ConsumerKey, offset: int) -> StoredChange:
-        """Raises StorageError."""
+        """Return the record at an offset. Raises StorageError."""
         try:
             if not self._first <= offset < self._next:
                 self._read(offset)
@@ -216,27 +229,50 @@ class _Reader:
             raise StorageError(f"the journal cannot read {'/'.join(key)}: {error}") from error
 
     def _read(self, offset: int) -> None:
-        # A chain leads backwards: read what lies before, too.
-        start = max(offset - 256, self._log.log_start_offset)
-        piece = self._log.read(start, _SEARCHED_BYTES)
-        if piece is not None and piece.next_offset <= offset:
-            piece.release()
+        piece = self._before(offset)
+        if piece is None:
             piece = self._log.read(offset, _SEARCHED_BYTES)
         if piece is None:
             raise StorageError(f"the journal has no record at offset {offset}")
         with piece, storage_errors("reading the journal of consumers"):
             self._raw = piece.pread()
             self._first, self._next = piece.first_offset, piece.next_offset
+        self._batches, self._parsed_bytes = [], 0
+
+    def _before(self, offset: int) -> LogSlice | None:
+        """Return the batch that includes `offset`, and some batches before it, because a chain
+        continues at lower offsets. Returns None if records before `offset` are damaged or large."""
+        log = self._log
+        for _ in range(2):
+            start = max(offset - self._span, log.log_start_offset)
+            try:
+                piece = log.read(start, _SEARCHED_BYTES)
+            except (CorruptRange, OffsetOutOfRange):
+                return None
+            if piece is None:
+                return None
+            self._span = max((piece.next_offset - start) * 3 // 4, 1)
+            if piece.next_offset > offset:
+                return piece
+            piece.release()
+        return None
 
     def _find(self, key: ConsumerKey, offset: int) -> StoredChange:
-        position = 0
-        while position < len(self._raw):
-            header = parse_header(self._raw, position)
-            if header.base_offset <= offset < header.next_offset:
-                batch = decode_batch(self._raw, position).trim(offset, offset + 1)
-                for _, raw_key, value in _of_batch(batch):
-                    if decode_key(raw_key) == key:
-                        return decode_value(key, value)
-                break
-            position += header.length
+        position = self._position(offset)
+        batch = decode_batch(self._raw, position).trim(offset, offset + 1)
+        for _, raw_key, value in _of_batch(batch):
+            if decode_key(raw_key) == key:
+                return decode_value(key, value)
         raise CorruptBatch(f"there is another record at offset {offset}")
+
+    def _position(self, offset: int) -> int:
+        """Return the position of the batch that may have `offset`. Raises CorruptBatch."""
+        batches, size = self._batches, len(self._raw)
+        while self._parsed_bytes < size and not (batches and batches[-1][0] >= offset):
+            header = parse_header(self._raw, self._parsed_bytes)
+            batches.append((header.base_offset, self._parsed_bytes))
+            self._parsed_bytes += header.length
+        number = bisect_right(batches, (offset, size)) - 1
+        if number < 0:
+            raise CorruptBatch(f"there is no record at offset {offset}")
+        return batches[number][1]

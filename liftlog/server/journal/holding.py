@@ -10,8 +10,9 @@ from liftlog.errors import LiftlogError, StreamUnavailable
 from liftlog.log import DataDir
 from liftlog.server.commits.writing import WriterPool
 from liftlog.server.journal.journal import Journal
-from liftlog.server.journal.opening import close_journal, create_journal, open_journal
+from liftlog.server.journal.opening import JOURNAL, close_journal, create_journal, open_journal
 from liftlog.server.journal.records import Change
+from liftlog.server.metadata.records import RECORDS_NAME, StreamRecords
 from liftlog.server.vitals.conditions import Condition
 from liftlog.settings.consumers import ConsumerSettings
 
@@ -19,48 +20,105 @@ _MAX_NAMED = 20
 
 
 class JournalHolder:
-    """Belongs to the event loop."""
+    """Holds the open journal, if there is one. Belongs to the event loop."""
 
-    def __init__(self, data_dir: DataDir, pool: WriterPool, settings: ConsumerSettings) -> None:
+    def __init__(
+        self,
+        data_dir: DataDir,
+        pool: WriterPool,
+        settings: ConsumerSettings,
+        records: StreamRecords | None,
+    ) -> None:
+        """`records` also names the journal, if the data directory has one; None in a cluster."""
         self.opened: Journal | None = None
-        """None if there are no consumers with acks, or the journal could not be opened."""
+        """The open journal; None if this daemon has no consumers with acks, or if the journal could
+        not be opened."""
         self._data_dir = data_dir
         self._pool = pool
         self._settings = settings
-        self._problem: LiftlogError | None = None
-        self._creating = asyncio.Lock()
+        self._records = records
+        self.problem: LiftlogError | None = None
+        """The reason why the journal could not be opened; empty if there is none."""
+        self._creation: asyncio.Task[None] | None = None
+        self._was_opened = asyncio.Event()
 
     async def open(self) -> None:
-        """Open the journal if there is one. Raises NewerFormat, StorageError, DiskFull,
-        CorruptMetadata; then there is none until the next start."""
+        """Open the journal if there is one. After an error no journal is open until the next start.
+        Raises NewerFormat, StorageError, DiskFull, CorruptMetadata."""
         try:
             self.opened = await open_journal(self._data_dir, self._pool, self._settings)
         except LiftlogError as error:
-            self._problem = error
+            self.problem = error
             raise
+        finally:
+            self._was_opened.set()
+
+    async def was_opened(self) -> None:
+        """Wait until the journal was opened, or could not be opened."""
+        await self._was_opened.wait()
+
+    async def check_held(self) -> str:
+        """Note in the records that the data directory has a journal. If a journal is noted there
+        but its directory is missing, return the reason; then no journal is created until the next
+        start. An empty journal would not contain the consumers, and they would deliver all records
+        again."""
+        records = self._records
+        if records is None or self.problem is not None:
+            return ""
+        if self.opened is not None:
+            await records.hold([JOURNAL])
+            return ""
+        path = self._data_dir.stream_path(JOURNAL)
+        if records.is_held(JOURNAL):
+            why = f"its directory {path} is missing, and this data directory had it"
+        elif records.problem:
+            why = f"it is not known whether this data directory had it: {records.problem}"
+        else:
+            return ""
+        why += (
+            "; put it back and restart the daemon. If it is gone for good, and all streams are "
+            f"there, stop the daemon and take the file {RECORDS_NAME} away: the daemon then "
+            "starts without consumers with acks"
+        )
+        self.problem = StreamUnavailable(why)
+        return why
 
     async def get(self) -> Journal:
         """Return the journal, and create it for the first consumer. Raises StreamUnavailable if it
         could not be opened, StorageError, DiskFull."""
-        async with self._creating:
-            if self._problem is not None:
-                raise StreamUnavailable(
-                    f"the journal of consumers could not be opened: {self._problem}",
-                    hint="the daemon's log has the cause",
-                ) from self._problem
-            if self.opened is None:
-                self.opened = await create_journal(self._data_dir, self._pool, self._settings)
-            return self.opened
+        if self.problem is not None:
+            raise StreamUnavailable(
+                f"the journal of consumers could not be opened: {self.problem}",
+                hint="the daemon's log has the cause",
+            ) from self.problem
+        if self.opened is None and self._creation is None:
+            self._creation = asyncio.create_task(self._create(), name="journal-create")
+        if self._creation is not None:
+            # The thread that creates the journal continues if the request is cancelled.
+            await asyncio.shield(self._creation)
+        assert self.opened is not None
+        return self.opened
+
+    async def _create(self) -> None:
+        try:
+            self.opened = await create_journal(self._data_dir, self._pool, self._settings)
+            await self.check_held()
+        finally:
+            self._creation = None
+
+    def consumers_of(self, incarnation: str) -> set[str]:
+        """Return the consumers of a stream, according to all accepted changes."""
+        return set() if self.opened is None else self.opened.names.of(incarnation)
 
     def stream_deleted(self, incarnation: str) -> None:
         """Delete the consumers of a stream that was deleted."""
         journal = self.opened
-        if journal is not None and incarnation in journal.ledger.incarnations():
+        if journal is not None and journal.names.of(incarnation):
             journal.write([Change.stream_deleted(incarnation)])
 
     def keep_only(self, incarnations: Collection[str]) -> None:
-        """Delete the consumers of all other streams. These streams were deleted while this daemon
-        did not run, or just before it stopped."""
+        """Delete the consumers of all streams except these. The other streams were deleted while
+        this daemon did not run, or just before it stopped."""
         if self.opened is not None:
             for one in self.opened.ledger.incarnations():
                 if one not in incarnations:
@@ -82,6 +140,8 @@ class JournalHolder:
 
     async def close(self) -> None:
         """Close the journal, while the writer threads run and before the data directory closes."""
+        if self._creation is not None:
+            await asyncio.gather(self._creation, return_exceptions=True)
         journal, self.opened = self.opened, None
         if journal is not None:
-            await close_journal(self._data_dir, journal)
+            await close_journal(self._data_dir, journal, self._records)

@@ -17,7 +17,7 @@ Done = Callable[[LiftlogError | None], None]
 
 
 class Jobs:
-    """Belongs to the event loop."""
+    """The blocking calls of one journal. Belongs to the event loop."""
 
     def __init__(self, pool: WriterPool) -> None:
         self._pool = pool
@@ -26,7 +26,8 @@ class Jobs:
         self._idle.set()
 
     def run(self, call: Callable[[], object], done: Done) -> None:
-        """Run `call` in a writer thread; `done` gets its error, or None, on the loop."""
+        """Run `call` in a writer thread. The loop then calls `done` with the error, or with
+        None."""
         self._count += 1
         self._idle.clear()
         loop = asyncio.get_running_loop()
@@ -39,12 +40,13 @@ class Jobs:
             self._idle.set()
 
     async def ended(self) -> None:
-        """Return when no call runs."""
+        """Wait until no call is running."""
         await self._idle.wait()
 
 
 def typed(error: Exception) -> LiftlogError:
-    """Return the error as a LiftlogError. Any other is a defect, which is logged."""
+    """Return the error as a LiftlogError. An error of any other type is a defect, which is
+    logged."""
     if isinstance(error, LiftlogError):
         return error
     logger.error("internal-error error=%r", error)

@@ -1,27 +1,32 @@
 """The journal of consumers: writes their changes, syncs them, and keeps its log short.
 
-The changes of one turn of the event loop are one append, whatever consumers and streams they belong
-to, and one sync confirms all that was written before it. A sync runs in a writer thread, and
-appends continue meanwhile. When a write or a sync fails, all waiting futures get the error. The
-journal drops no change: it retries all changes that are not synced, in the same order.
+The changes of one turn of the event loop are one append, even if they belong to different consumers
+and streams. One sync confirms everything that was written before it. A sync runs in a writer
+thread, and appends continue meanwhile. If a write or a sync fails, all waiting futures get the
+error. The journal drops no change: it retries all changes that are not synced, in their order.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import TypeVar
 
-from liftlog.errors import LiftlogError, ShuttingDown, SyncFailed
+from liftlog.errors import LiftlogError, ShuttingDown, StorageError, SyncFailed
 from liftlog.log import ActiveState
-from liftlog.server.commits.writing import WriterPool
+from liftlog.server.commits.writing import InlineBudget, WriterPool
 from liftlog.server.journal.content import StoredConsumer
 from liftlog.server.journal.jobs import Done, Jobs, typed
+from liftlog.server.journal.ledger import Entry
+from liftlog.server.journal.names import Names
 from liftlog.server.journal.records import Change, ConsumerKey
 from liftlog.server.journal.snapshots import Owner
 from liftlog.server.journal.storing import JournalStore, Prepared
 from liftlog.server.journal.upkeep import JournalCounters, Upkeep
+from liftlog.server.vitals.rare_warnings import RareWarnings
 
 logger = logging.getLogger("liftlog.server.journal")
 
@@ -30,25 +35,33 @@ _INLINE_BYTES = 256 * 1024
 _FIRST_RETRY_SECONDS = 0.1
 _LAST_RETRY_SECONDS = 5.0
 
+Read = TypeVar("Read")
 Waiting = list[tuple[int, asyncio.Future[None]]]
 """Futures with the positions that they wait for."""
 
 
 class Journal:
-    """Belongs to the event loop."""
+    """Writes changes of consumers to the log, and reads consumers from it. Belongs to the event
+    loop."""
 
     def __init__(
         self, store: JournalStore, pool: WriterPool, *, flush_interval_seconds: float
     ) -> None:
         self.counters = JournalCounters()
         self.problem: LiftlogError | None = None
-        """Why changes cannot be written at present."""
+        """The error of the last failed write or sync; None while writes succeed."""
         self.ledger = store.ledger
         """The written state of all consumers. Only the journal may change it."""
+        self.on_progress: Callable[[], None] = lambda: None
+        """A callback that runs when `written_position` or `synced_position` has moved. It must not
+        raise."""
         self._store = store
+        self._warnings = RareWarnings(logger)
+        self._inline: InlineBudget | None = None
         self._flush_seconds = flush_interval_seconds
         self._queue: list[Change] = []
         self._accepted = 0
+        self.names = Names(store.ledger)
         self._turn_is_due = False
         self._jobs = jobs = Jobs(pool)
         self._upkeep = Upkeep(store, jobs, self.counters, wake=self._soon)
@@ -65,8 +78,12 @@ class Journal:
         self._recovered.set()
 
     def set_owner(self, owner: Owner) -> None:
-        """`owner` returns the snapshots of the consumers; see `Owner`."""
+        """Set the function that returns the snapshots of consumers; see `Owner`."""
         self._upkeep.snapshots.owner = owner
+
+    def set_inline(self, budget: InlineBudget) -> None:
+        """Allow syncs inside the event loop, within this budget."""
+        self._inline = budget
 
     # --- writing ---
 
@@ -80,25 +97,45 @@ class Journal:
             raise self.problem
 
     async def writable(self) -> None:
-        """Return when writes and syncs succeed again, and all changes accepted before are
-        synced."""
+        """Wait until writes and syncs succeed again, and all changes accepted before are synced."""
         await self._recovered.wait()
 
     def write(self, changes: Iterable[Change]) -> int:
         """Accept changes, to be appended at the end of this turn of the loop. Returns the position
-        of the last one.
+        of the last change.
 
-        The order stays. A delta or settings of a consumer that does not exist are dropped. While
-        writes fail the changes wait, so a change that was refused to a client must be followed by
-        one that undoes it.
+        The journal keeps the order of the changes. It drops a delta or settings of a consumer that
+        does not exist. While writes fail, the changes wait, and are written later. So if a client
+        gets a refusal for a change, another change must undo it.
         """
         self._accept(list(changes))
         self._soon()
         return self._accepted
 
+    def append_now(self) -> None:
+        """Append the accepted changes now, instead of at the end of this turn of the loop."""
+        if self._turn_is_due:
+            self._turn()
+
+    def sync_soon(self) -> None:
+        """Request a sync of all accepted changes at once, like `synced` but without a future."""
+        self._must_sync = True
+        self._soon()
+
     def _accept(self, changes: Sequence[Change]) -> None:
         self._queue += changes
         self._accepted += len(changes)
+        self.names.note(changes)
+
+    @property
+    def accepted_position(self) -> int:
+        """Position of the last change that was accepted."""
+        return self._accepted
+
+    @property
+    def unsynced(self) -> int:
+        """Number of accepted changes that are not synced; they are kept in memory."""
+        return self._accepted - self.synced_position
 
     @property
     def written_position(self) -> int:
@@ -107,17 +144,17 @@ class Journal:
 
     @property
     def synced_position(self) -> int:
-        """All changes up to this position are synced, and survive a power cut."""
+        """All changes up to this position are synced, and survive a power failure."""
         return self._store.synced_position
 
     def written(self, position: int) -> asyncio.Future[None]:
-        """Return a future that is done when all changes up to `position` are written. It gets the
-        error of a write or sync that fails before."""
+        """Return a future that is done when all changes up to `position` are written. If a write or
+        sync fails first, the future gets its error."""
         return self._wait(position, self.written_position, self._to_write)
 
     def synced(self, position: int) -> asyncio.Future[None]:
-        """Have all changes up to `position` synced. Return a future that is done then; see
-        `written`."""
+        """Request a sync of all changes up to `position`, and return a future that is done when
+        they are synced. If a write or sync fails first, the future gets its error."""
         return self._wait(position, self.synced_position, self._to_sync)
 
     def _wait(self, position: int, reached: int, waiting: Waiting) -> asyncio.Future[None]:
@@ -138,7 +175,7 @@ class Journal:
     def _soon(self) -> None:
         if not self._turn_is_due and not self._is_closed:
             self._turn_is_due = True
-            asyncio.get_running_loop().call_soon(self._turn)
+            asyncio.get_running_loop().call_soon(self.append_now)
 
     def _turn(self) -> None:
         self._turn_is_due = False
@@ -155,7 +192,7 @@ class Journal:
     def _append(self) -> None:
         prepared = self._store.prepare(self._queue)
         if prepared.size_bytes > _INLINE_BYTES or self._store.rolls(prepared):
-            if not self._is_working:  # else after the sync that is running
+            if not self._is_working:  # otherwise appended after the running sync
                 self._queue = []
                 self._is_appending = True
                 self._work(
@@ -188,12 +225,13 @@ class Journal:
         unknown = prepared.offsets.count(0)
         if unknown:
             counters.unknown += unknown
-            logger.warning("changes-of-unknown-consumers count=%d", unknown)
+            self._warnings.warn("changes-of-unknown-consumers")
         self._upkeep.written(prepared.changes)
         _settle(self._to_write, store.written_position)
         if self._flush_timer is None:
             loop = asyncio.get_running_loop()
             self._flush_timer = loop.call_later(self._flush_seconds, self._flush_is_due)
+        self.on_progress()
 
     # --- syncs ---
 
@@ -212,8 +250,24 @@ class Journal:
             return
         self._must_sync = False
         self._stop_flush_timer()
+        count = self._store.written_position - self.synced_position
         self._store.sync_begins()
-        self._work(self._store.sync, self._sync_ended)
+        if self._inline is not None and self._inline.allows(count):
+            self._sync_inline(self._inline)
+        else:
+            self._work(self._store.sync, self._sync_ended)
+
+    def _sync_inline(self, budget: InlineBudget) -> None:
+        began = time.perf_counter()
+        error: LiftlogError | None = None
+        try:
+            self._store.sync()
+        except Exception as caught:  # noqa: BLE001  # a supervisor: the journal tries again
+            error = typed(caught)
+        budget.spent(time.perf_counter() - began)
+        # The next turn of the loop has its own share, whether messages come from NATS or not.
+        asyncio.get_running_loop().call_soon(budget.begin_chunk)
+        self._sync_ended(error)
 
     def _stop_flush_timer(self) -> None:
         if self._flush_timer is not None:
@@ -234,8 +288,11 @@ class Journal:
         except LiftlogError as error:
             return error
         self.counters.syncs += 1
+        if self._inline is not None:
+            self._inline.observe(self._store.log.writer.last_sync_seconds)
         _settle(self._to_sync, self.synced_position)
         self._upkeep.synced()
+        self.on_progress()
         return None
 
     def _work(self, call: Callable[[], object], done: Done) -> None:
@@ -304,7 +361,6 @@ class Journal:
         logger.warning("journal-written-again changes=%d", len(prepared.changes))
         self.problem = None
         self._retry_seconds = _FIRST_RETRY_SECONDS
-        self._must_sync = False
         self._recovered.set()
         self._soon()
 
@@ -312,24 +368,47 @@ class Journal:
 
     @property
     def size_bytes(self) -> int:
-        """Size of the log."""
+        """Size of the log in bytes."""
         return self._store.size_bytes
 
     async def load(self, key: ConsumerKey) -> StoredConsumer | None:
-        """Read a consumer, with all changes passed to `write` before; None if there is none. Raises
-        StorageError, and the error of a write or sync that fails before."""
-        if self._queue or self._store.has_unsynced:
-            await self.synced(self._accepted)
-        entry = self._store.ledger.entries.get(key)
-        if entry is None:
-            return None
-        return await asyncio.to_thread(self._store.read, key, entry)
+        """Read a consumer, including all changes that were passed to `write` before. Returns None
+        if the consumer does not exist. While the journal cannot be written, waits for `writable`.
+        Raises StorageError, ShuttingDown."""
+        return await self._read(key, self._store.read)
+
+    async def records_of(self, key: ConsumerKey) -> list[Change]:
+        """Read the records of a consumer, from its snapshot on; empty if there is no such consumer.
+        Call it only while the consumer does not change. Waits and raises like `load`."""
+        return await self._read(key, self._store.read_changes) or []
+
+    async def _read(
+        self, key: ConsumerKey, read: Callable[[ConsumerKey, Entry], Read]
+    ) -> Read | None:
+        while True:
+            while self._queue or self._store.has_unsynced:
+                try:
+                    await self.synced(self._accepted)
+                except ShuttingDown:
+                    raise
+                except LiftlogError:
+                    await self.writable()
+            entry = self._store.ledger.entries.get(key)
+            if entry is None:
+                return None
+            try:
+                return await asyncio.to_thread(read, key, entry)
+            except StorageError:
+                # The upkeep may have copied the consumer meanwhile, and cut the read records off.
+                if self._store.ledger.entries.get(key) == entry:
+                    raise
 
     # --- the end ---
 
     async def close(self) -> ActiveState | None:
-        """Write and sync what was accepted, and close the log. Returns the state of its end, for
-        the clean marker; None if something is not synced. The writer threads still run."""
+        """Write and sync the accepted changes, and close the log. Returns the state of the log's
+        end, for the clean marker; None if some changes are not synced. The writer threads must
+        still run."""
         try:
             await self.synced(self._accepted)
         except LiftlogError as error:
@@ -343,7 +422,7 @@ class Journal:
 
 
 def _settle(waiting: Waiting, position: int) -> None:
-    """Complete the futures that wait for a position up to this one."""
+    """Complete the futures that wait for `position` or a lower position."""
     if not waiting:
         return
     later = [one for one in waiting if one[0] > position]
@@ -356,4 +435,4 @@ def _settle(waiting: Waiting, position: int) -> None:
 def _fail(future: asyncio.Future[None], error: LiftlogError) -> None:
     if not future.done():
         future.set_exception(error)
-        future.exception()  # asyncio does not report it if nobody waits
+        future.exception()  # then asyncio does not report an error that nobody has awaited

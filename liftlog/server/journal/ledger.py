@@ -1,5 +1,5 @@
-"""Stores, for each consumer, the offsets and sizes of its snapshot and newest record in the log,
-and whether records of it are lost. Pure.
+"""Stores, for each consumer, the offsets and sizes of its snapshot and of its newest record in the
+log. Marks consumers whose records may be lost. Pure.
 
 The ledger follows the log record by record, at the start (`replay`) and with each append (`add`).
 Changes that are not synced can be rolled back, because a failed sync drops the end of the log.
@@ -23,11 +23,12 @@ from liftlog.server.journal.records import (
 )
 
 MAX_DELTA_BYTES = 64 * 1024
-"""A consumer with this many bytes of deltas is snapshotted, unless its snapshot is larger."""
+"""A consumer with this number of bytes of deltas gets a new snapshot, unless its present snapshot
+is larger."""
 
 
 class Entry(NamedTuple):
-    """One consumer in the log. `base` is its snapshot, `last` its newest record."""
+    """A consumer in the log: its snapshot `base` and its newest record `last`."""
 
     base: int
     last: int
@@ -36,7 +37,7 @@ class Entry(NamedTuple):
     epoch: int
     number: int
     is_uncertain: bool
-    """True if records of the consumer are lost, or may be."""
+    """True if records of the consumer may be lost."""
 
     @property
     def version(self) -> StateVersion:
@@ -45,7 +46,7 @@ class Entry(NamedTuple):
 
     @property
     def is_heavy(self) -> bool:
-        """True if its deltas are to be replaced by a snapshot."""
+        """True if a snapshot should replace its deltas."""
         return self.delta_bytes >= MAX_DELTA_BYTES and self.delta_bytes >= self.base_bytes
 
     @property
@@ -61,7 +62,7 @@ class Ledger:
     def __init__(self) -> None:
         self.entries: dict[ConsumerKey, Entry] = {}
         self.lost: set[ConsumerKey] = set()
-        """Consumers of which only deltas were found."""
+        """Consumers whose deltas were found without a snapshot."""
         self.base_bytes = 0
         self.delta_bytes = 0
         self._by_stream: dict[str, set[str]] = {}
@@ -89,7 +90,7 @@ class Ledger:
         return None if entry is None else entry.version
 
     def is_uncertain(self, key: ConsumerKey) -> bool:
-        """Return True if synced changes of the consumer are lost, or may be."""
+        """Return True if synced changes of the consumer may be lost."""
         entry = self.entries.get(key)
         return entry is not None and entry.is_uncertain
 
@@ -106,7 +107,8 @@ class Ledger:
         return [key for key, one in self.entries.items() if one.base < offset]
 
     def heaviest(self, excess_bytes: int) -> list[ConsumerKey]:
-        """Return the consumers with the most deltas, which together exceed `excess_bytes`."""
+        """Return the consumers with the most bytes of deltas: as many as are needed to reach
+        `excess_bytes`."""
         found: list[ConsumerKey] = []
         count = 16
         while True:
@@ -122,7 +124,7 @@ class Ledger:
             count *= 4
 
     def uncertain(self) -> list[ConsumerKey]:
-        """Return the consumers of which synced changes are lost, or may be."""
+        """Return the consumers whose synced changes may be lost."""
         if not self._may_be_uncertain:
             return []
         return [key for key, one in self.entries.items() if one.is_uncertain]
@@ -162,8 +164,8 @@ class Ledger:
         self._take(key, kind, (epoch, number), size, offset, bool(flags & UNCERTAIN))
 
     def doubt_before(self, offset: int) -> None:
-        """Records from `offset` on are lost, and were synced: mark the consumers that may have had
-        one among them."""
+        """Mark the consumers that may have had a record at or after `offset`, because synced
+        records from this offset on are lost."""
         for key, entry in self.entries.items():
             if entry.last < offset:
                 self._doubt(key, entry)
@@ -190,7 +192,7 @@ class Ledger:
             self._put(key, Entry(offset, offset, size, 0, *version, is_uncertain))
             return
         base, _, base_bytes, delta_bytes = entry[:4]
-        # For each delta: without the constructor of the NamedTuple, which costs twice as much.
+        # This runs for each delta. The constructor of the NamedTuple would take twice as long.
         fields = (base, offset, base_bytes, delta_bytes + size, *version, is_uncertain)
         self.entries[key] = tuple.__new__(Entry, fields)
         self.delta_bytes += size
@@ -225,8 +227,8 @@ class Ledger:
     # --- syncs ---
 
     def sync_begins(self) -> None:
-        """Note that a sync begins. It covers the records added so far, but none that are added
-        later."""
+        """Note that a sync begins. It covers the records that were added so far, but no later
+        ones."""
         for key, entry in self._unsynced.items():
             self._syncing.setdefault(key, entry)
         self._unsynced = {}
@@ -270,8 +272,8 @@ class Chainer:
         return Chaining(last, offset - durable_end, is_uncertain)
 
     def _end(self, key: ConsumerKey) -> tuple[int, bool]:
-        """Return the offset of the newest record of a consumer, 0 without one, and whether it is
-        uncertain."""
+        """Return the offset of the newest record of a consumer, or 0 if it has none. Also return
+        True if the consumer is uncertain."""
         found = self._ends.get(key)
         if found is not None:
             return found

@@ -1,9 +1,9 @@
 """Opens the journal, or creates it for the first consumer. Blocking work runs in threads.
 
-The journal is a log in the directory `streams/_deliveries`, but no stream: nobody can list, read,
-publish to or change it. The manifest stores the format version of its records in the place of a
-stream's settings. Versions of liftlog without consumers treat the journal as a stream with an
-unknown setting: they report it, and do not change it.
+The journal is a log in the directory `streams/_deliveries`. It is not a stream: clients cannot list
+it, read it, publish to it or change it. The manifest stores the format version of its records in
+the place of a stream's settings. Versions of liftlog without consumers treat the journal as a
+stream with an unknown setting: they report it, and do not change it.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from liftlog.server.journal.content import read_content
 from liftlog.server.journal.journal import Journal
 from liftlog.server.journal.records import VERSION
 from liftlog.server.journal.storing import SEGMENT_BYTES, JournalStore
+from liftlog.server.metadata.records import StreamRecords
 from liftlog.settings.consumers import ConsumerSettings
 
 logger = logging.getLogger("liftlog.server.journal")
@@ -40,8 +41,9 @@ _CONFIG = LogConfig(segment_max_bytes=SEGMENT_BYTES, segment_max_age_ns=None)
 async def open_journal(
     data_dir: DataDir, pool: WriterPool, settings: ConsumerSettings
 ) -> Journal | None:
-    """Open the journal; None if there is none. Raises NewerFormat if a newer liftlog has written
-    it, StorageError, DiskFull, CorruptMetadata; the files are then left as they are."""
+    """Open the journal. Returns None if it does not exist. Raises StorageError, DiskFull,
+    CorruptMetadata, and NewerFormat if a newer version of liftlog has written it; an error leaves
+    the files as they are."""
     store = await asyncio.to_thread(open_store, data_dir)
     return None if store is None else _journal(store, pool, settings)
 
@@ -54,11 +56,16 @@ async def create_journal(
     return _journal(await asyncio.to_thread(create_store, data_dir), pool, settings)
 
 
-async def close_journal(data_dir: DataDir, journal: Journal) -> None:
-    """Close the journal, before `data_dir` is closed. One without consumers is removed, so that
-    versions without consumers can use the data directory again."""
+async def close_journal(
+    data_dir: DataDir, journal: Journal, records: StreamRecords | None = None
+) -> None:
+    """Close the journal, before `data_dir` is closed. A journal without consumers is removed, so
+    that versions of liftlog without consumers can use the data directory again. It is first removed
+    from the `records`."""
     state = await journal.close()
     if state is not None and not journal.ledger and not journal.ledger.lost:
+        if records is not None:
+            await records.removed(JOURNAL)
         await asyncio.to_thread(data_dir.delete_log, JOURNAL)
     else:
         data_dir.keep_clean(JOURNAL, state)
@@ -72,7 +79,7 @@ def _journal(store: JournalStore, pool: WriterPool, settings: ConsumerSettings) 
 
 
 def open_store(data_dir: DataDir) -> JournalStore | None:
-    """See `open_journal`."""
+    """Open the log of the journal in this thread; see `open_journal`."""
     started = time.monotonic()
     environment = _own_environment(data_dir.environment)
     path = data_dir.stream_path(JOURNAL)
@@ -101,7 +108,7 @@ def open_store(data_dir: DataDir) -> JournalStore | None:
 
 
 def create_store(data_dir: DataDir) -> JournalStore:
-    """See `create_journal`."""
+    """Create the log of the journal in this thread; see `create_journal`."""
     log = data_dir.create_log(
         JOURNAL,
         _CONFIG,
@@ -132,7 +139,7 @@ def _check_form(metadata: Mapping[str, Any]) -> None:
     form = metadata.get("settings", {}).get(_FORM)
     if form != VERSION:
         raise NewerFormat(
-            f"the journal of consumers has the form {form!r}, and this version reads {VERSION}",
+            f"the journal of consumers has the format {form!r}, and this version reads {VERSION}",
             hint="install the version that has written it",
         )
 

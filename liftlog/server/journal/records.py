@@ -12,7 +12,7 @@ The key of a record is `<incarnation of the stream>/<consumer>`. Its value begin
     16   8  number          u64  ... and number
     24   8  previous        u64  offset of the consumer's record before this one; 0: none
 
-`previous` makes a chain of the records of one consumer, newest first. It shows if a record is
+`previous` chains the records of one consumer, the newest first. The chain shows if a record is
 missing, and leads from the newest record to the snapshot. `unsynced` shows which records were
 certainly synced before this one was written.
 """
@@ -44,14 +44,16 @@ HEADER_SIZE = _HEADER.size
 
 
 class ConsumerKey(NamedTuple):
-    """A consumer of one incarnation of a stream. An empty `consumer` stands for all of them."""
+    """A consumer of one incarnation of a stream. An empty `consumer` stands for all consumers of
+    the stream."""
 
     incarnation: str
     consumer: str
 
 
 class StateVersion(NamedTuple):
-    """The version of a stream's state that a change led to: leader epoch, and number in it."""
+    """The version of a stream's state after a change: the leader epoch, and the number of the
+    change in this epoch."""
 
     epoch: int
     number: int
@@ -77,7 +79,7 @@ class Change(NamedTuple):
     settings: bytes
     state: bytes
     settles: bool = False
-    """The consumer is not uncertain any more."""
+    """True if the consumer is no longer uncertain after this change."""
 
     @classmethod
     def snapshot(
@@ -89,29 +91,29 @@ class Change(NamedTuple):
         *,
         settles: bool = False,
     ) -> Change:
-        """The whole consumer: it is new, or this record replaces all earlier ones. `settles` is
-        true if the state comes from another replica or was reset, so that records lost here no
-        longer matter."""
+        """Return a change with the whole state of a consumer that is new, or whose earlier records
+        this one replaces. `settles` is true if the state comes from another replica or was reset,
+        so that records lost here no longer matter."""
         return cls(key, Kind.SNAPSHOT, version, settings, state, settles)
 
     @classmethod
     def updated(cls, key: ConsumerKey, version: StateVersion, settings: bytes) -> Change:
-        """New settings of a consumer; its state stays."""
+        """Return a change with new settings of a consumer. Its state stays."""
         return cls(key, Kind.SETTINGS, version, settings, b"")
 
     @classmethod
     def delta(cls, key: ConsumerKey, version: StateVersion, delta: bytes) -> Change:
-        """A change of the state of a consumer."""
+        """Return a change of the state of a consumer."""
         return cls(key, Kind.DELTA, version, b"", delta)
 
     @classmethod
     def deleted(cls, key: ConsumerKey) -> Change:
-        """The consumer was deleted, or could not be created."""
+        """Return the change for a consumer that was deleted, or could not be created."""
         return cls(key, Kind.DELETED, _NO_VERSION, b"", b"")
 
     @classmethod
     def stream_deleted(cls, incarnation: str) -> Change:
-        """The stream was deleted, and with it all of its consumers."""
+        """Return the change for a stream that was deleted, together with all of its consumers."""
         return cls.deleted(ConsumerKey(incarnation, ""))
 
 
@@ -135,7 +137,7 @@ def encode_key(key: ConsumerKey) -> bytes:
 
 
 def decode_key(raw: bytes) -> ConsumerKey:
-    """Raises CorruptBatch."""
+    """Decode the key of a record. Raises CorruptBatch."""
     try:
         incarnation, separator, consumer = raw.decode().partition(_SEPARATOR)
     except UnicodeDecodeError as error:
@@ -178,7 +180,7 @@ def decode_head(raw: bytes) -> Head:
 
 
 def decode_value(key: ConsumerKey, raw: bytes) -> StoredChange:
-    """Raises as `decode_head`."""
+    """Read a whole value. Raises CorruptBatch, and NewerFormat for a record of a newer liftlog."""
     kind, flags, settings_bytes, epoch, unsynced, number, previous = decode_head(raw)
     at = HEADER_SIZE + settings_bytes
     version = StateVersion(epoch, number)

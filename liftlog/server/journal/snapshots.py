@@ -1,8 +1,8 @@
 """Decides which consumers are written again as snapshots, so that the log stays short.
 
-Three reasons: a consumer has many deltas; all consumers together have too many; a consumer keeps
-old segments. The owner of the consumers gives the snapshot. If it does not have a consumer in
-memory, the records of that consumer are copied as they are.
+A consumer is written again if it has many deltas, if all consumers together have too many deltas,
+or if its records keep old segments on the disk. The owner of the consumers makes the snapshot. If
+it does not have a consumer in memory, the records of that consumer are copied as they are.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from liftlog.server.journal.records import Change, ConsumerKey
 from liftlog.server.journal.storing import SEGMENT_BYTES
 
 MAX_ALL_DELTA_BYTES = 16 * 1024 * 1024
-"""Maximum bytes of deltas in the log, all of which a start has to apply."""
+"""Maximum number of bytes of deltas in the log, because a start has to apply all of them."""
 
 _KEPT_DELTA_BYTES = 12 * 1024 * 1024
 _TURN_SECONDS = 0.002
 _SPARE_BYTES = 2 * SEGMENT_BYTES
 
 Owner = Callable[[ConsumerKey], Change | None]
-"""Returns the snapshot of a consumer, with exactly the changes that it has passed to the journal;
-None if it does not have the consumer in memory."""
+"""Function that returns the snapshot of a consumer, with exactly the changes that it has passed to
+the journal; None if the consumer is not in memory."""
 
 
 class Snapshots:
-    """Belongs to the event loop."""
+    """The consumers whose snapshots or copies are due. Belongs to the event loop."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.owner: Owner = lambda key: None
         self.copies: dict[ConsumerKey, None] = {}
-        """Consumers to be copied."""
+        """Consumers whose records are due to be copied."""
         self._ledger = ledger
         self._heavy: dict[ConsumerKey, None] = {}
         self._moving: dict[ConsumerKey, None] = {}
-        self._refused: dict[ConsumerKey, int] = {}  # bytes of deltas when the owner gave nothing
+        self._refused: dict[ConsumerKey, int] = {}  # bytes of deltas without a snapshot
         self._looked_at_bytes = 0  # all deltas, when too many were found last
 
     @property
@@ -63,8 +63,9 @@ class Snapshots:
         if total <= MAX_ALL_DELTA_BYTES:
             self._looked_at_bytes = 0
             return
-        if total < self._looked_at_bytes + MAX_DELTA_BYTES:
-            return  # those that were chosen last are still to come
+        is_waiting = self._heavy or self._refused
+        if is_waiting and total < self._looked_at_bytes + MAX_DELTA_BYTES:
+            return  # the snapshots that were chosen last are not written yet
         self._looked_at_bytes = total
         for key in self._ledger.heaviest(total - _KEPT_DELTA_BYTES):
             self._heavy[key] = None

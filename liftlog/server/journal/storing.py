@@ -1,10 +1,10 @@
 """The log of the journal and its ledger: appends, syncs, rolls back after a failed sync, and cuts
-off old segments. A change has a position: its number since the start. Changes that are appended but
-not synced stay in memory, so that they can be appended again after a failed sync.
+off old segments. Each change has a position: its number since the start. Changes that are appended
+but not synced stay in memory, so that they can be appended again after a failed sync.
 
-Threads: everything but `write`, `sync`, `abandon` and `cut` belongs to the event loop. These four
-may run in another thread: one of the first three at a time, except that `write` may run beside
-`sync` if it does not roll to another segment.
+Threads: all methods except `write`, `sync`, `abandon` and `cut` belong to the event loop. These
+four may run in another thread. Only one of `write`, `sync` and `abandon` may run at a time, with
+one exception: `write` may run during `sync` if it does not roll to another segment.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class Prepared(NamedTuple):
 
     changes: Sequence[Change]
     offsets: Sequence[int]
-    """The offset of each change; 0 if it is not written, since there is no such consumer."""
+    """The offset of each change; 0 for a change that is not written, because its consumer does not
+    exist."""
     batches: list[EncodedBatch]
     size_bytes: int
 
@@ -112,14 +113,15 @@ class JournalStore:
         )
 
     def write(self, prepared: Prepared) -> None:
-        """Append, all or nothing; not durable. Raises DiskFull, StorageError."""
+        """Append all of the changes, or none on an error. They are not durable yet. Raises
+        DiskFull, StorageError."""
         if self.must_abandon:
             raise SyncFailed(f"the end of {self.log.name} is not dropped yet")
         if prepared.batches:
             self.log.append(prepared.batches)
 
     def written(self, prepared: Prepared) -> None:
-        """Note what `write` has appended."""
+        """Record that the log contains the changes that `write` has appended."""
         position = self.written_position
         for change, offset in zip(prepared.changes, prepared.offsets, strict=True):
             position += 1
@@ -131,7 +133,7 @@ class JournalStore:
     # --- syncs ---
 
     def sync_begins(self) -> None:
-        """Note that a sync begins, which covers all changes written so far."""
+        """Record that a sync begins, which covers all changes written so far."""
         self.ledger.sync_begins()
         self._syncing_position = self.written_position
 
@@ -141,7 +143,8 @@ class JournalStore:
         self.log.sync()
 
     def synced(self) -> None:
-        """Note that `sync` has succeeded. Raises StorageError if the acked end cannot be stored."""
+        """Record that `sync` has succeeded. Raises StorageError if the acked end cannot be
+        stored."""
         self.ledger.synced()
         self.synced_position = position = self._syncing_position
         unsynced = self._unsynced
@@ -160,8 +163,8 @@ class JournalStore:
         return changes
 
     def abandon(self) -> None:
-        """Truncate the log's unsynced end after a failed sync, since it may or may not be on disk.
-        Raises StorageError, DiskFull; then call it again."""
+        """Truncate the log's unsynced end after a failed sync, because it may or may not be on
+        disk. Raises StorageError, DiskFull; the caller must then call it again."""
         if self.must_abandon:
             self.log.writer.abandon_tail(keep_offsets=False)
             self.must_abandon = False
@@ -173,7 +176,8 @@ class JournalStore:
         return entry.last < self.log.high_watermark
 
     def read(self, key: ConsumerKey, entry: Entry) -> StoredConsumer:
-        """Raises StorageError. Any thread may call it."""
+        """Return the snapshot of the consumer and its later changes. Raises StorageError. Any
+        thread may call this."""
         return read_consumer(self.log, key, entry)
 
     def read_changes(self, key: ConsumerKey, entry: Entry) -> list[Change]:
@@ -188,7 +192,8 @@ class JournalStore:
         return self.log.view.size_bytes
 
     def cut_offset(self) -> int | None:
-        """Return the offset below which no record is needed; None if that frees no segment."""
+        """Return the offset below which no record is needed; None if a cut at this offset would
+        free no segment."""
         segments = self.log.segments
         if len(segments) < 2:
             return None

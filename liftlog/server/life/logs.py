@@ -1,7 +1,7 @@
 """Writes the daemon's log: JSON, or aligned text for a terminal, to stderr or a file.
 
 Code logs events as `logger.info("stream-opened stream=%s offset=%d", name, offset)`: a name, then
-key=value pairs, then perhaps free text. The pairs are taken from the format string and its
+key=value pairs, then optional free text. The pairs are taken from the format string and its
 arguments, not from the finished text, so a value may contain blanks, quotes or an equals sign and
 is still logged correctly.
 
@@ -62,8 +62,8 @@ class _Template(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def _take_apart(template: str) -> _Template | None:
-    """Split a format string into its parts; None if it is not an event but a sentence with
-    conversions."""
+    """Split a format string into its parts. Returns None if the string is a sentence with
+    conversions, not an event."""
     first = _FIELD.search(template)
     if first is None:
         return None if _CONVERSION.search(template) else _Template(template, (), "")
@@ -194,7 +194,7 @@ def _one_line(text: str) -> str:
 
 
 class RepeatFilter(logging.Filter):
-    """Passes the same event 100 times a minute. The first one after that minute reports how many
+    """Passes the same event 100 times a minute. The first event after that minute reports how many
     were suppressed.
 
     The audit log is exempt. It has its own limit per principal, so that no principal can hide the

@@ -1,5 +1,5 @@
-"""Reloads files on SIGHUP. All files are checked before any takes effect; an invalid file is
-ignored."""
+"""Reloads files on SIGHUP. It checks all files before any of them takes effect, and ignores invalid
+files."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Reloads:
         self._outcome_file = path
 
     def request(self) -> None:
-        """Request a reload. Several requests during a reload lead to exactly one more."""
+        """Request a reload. Several requests during a reload lead to exactly one more reload."""
         self._wanted.set()
 
     async def serve_requests(self, before: Callable[[], None], after: Callable[[], None]) -> None:

@@ -1,7 +1,7 @@
 """Notifies systemd, or another manager that sets NOTIFY_SOCKET: one datagram per change.
 
-The protocol is that of sd_notify(3). A failed notification never stops the daemon: it is logged
-once. Without a socket, every call does nothing.
+The protocol is sd_notify(3). A failed notification never stops the daemon: it is logged once.
+Without a socket, every call does nothing.
 """
 
 from __future__ import annotations
@@ -19,16 +19,15 @@ logger = logging.getLogger("liftlog.server")
 _MICROSECONDS = 1_000_000
 _PINGS_PER_DEADLINE = 3
 _CLOSING_SECONDS = 20.0
-"""Time after the drain for the last answers, for closing files and for stopping the embedded
-nats-server."""
+"""Time after the drain in which the daemon sends the last answers, closes files and stops the
+embedded nats-server."""
 
 
 class ServiceManager:
     """Sends the notifications. Belongs to the event loop; datagrams never block it."""
 
     def __init__(self, address: str | None, watchdog_seconds: float | None = None) -> None:
-        """Create it. `address` is a path, or begins with `@` for a name of Linux's abstract
-        sockets."""
+        """`address` is a path, or begins with `@` for a name of Linux's abstract sockets."""
         self.watchdog_seconds = watchdog_seconds
         self._address = address
         self._socket: socket.socket | None = None
@@ -39,7 +38,7 @@ class ServiceManager:
 
     @classmethod
     def from_environment(cls, environ: MutableMapping[str, str]) -> ServiceManager:
-        """Create it from the environment variables, and remove these variables so that no child
+        """Create a manager from the environment variables. Remove these variables, so that no child
         process can send notifications in the name of the daemon."""
         address = environ.pop("NOTIFY_SOCKET", None)
         micros, pid = environ.pop("WATCHDOG_USEC", ""), environ.pop("WATCHDOG_PID", "")
@@ -66,8 +65,8 @@ class ServiceManager:
         self._tell(f"RELOADING=1\nMONOTONIC_USEC={micros}\nSTATUS=reloading")
 
     def stopping(self, drain_seconds: float) -> None:
-        """Report that the daemon is stopping, with the time that the settings allow for the drain.
-        Without it systemd would kill the daemon after the unit's TimeoutStopSec."""
+        """Report that the daemon is stopping, and how long the settings allow it to drain. Without
+        this time, systemd would kill the daemon after the unit's TimeoutStopSec."""
         micros = round((drain_seconds + _CLOSING_SECONDS) * _MICROSECONDS)
         status = "committing and acking what has arrived"
         self._tell(f"STOPPING=1\nEXTEND_TIMEOUT_USEC={micros}\nSTATUS={status}")

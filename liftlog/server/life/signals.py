@@ -16,8 +16,8 @@ logger = logging.getLogger("liftlog.server")
 
 _MAX_SHOWN_TASKS = 200
 REPEATED_SECONDS = 1.0
-"""Two SIGTERMs within this time count as one: a whole group of processes may receive the signal,
-and a wrapper process may forward it, too."""
+"""Two SIGTERMs within this time count as one. If a whole group of processes receives the signal, a
+wrapper process may forward it to the daemon a second time."""
 
 
 class Signals:
@@ -95,7 +95,7 @@ def dump_tasks() -> None:
 
 
 def _awaits(awaited: Any) -> Iterator[str]:
-    """Yield the chain of awaits of a task, of which the task itself shows only the first."""
+    """Yield the chain of awaits of a task. The task itself shows only the first of them."""
     while awaited is not None:
         frame = getattr(awaited, "cr_frame", None) or getattr(awaited, "gi_frame", None)
         if frame is None:

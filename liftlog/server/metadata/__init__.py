@@ -1,7 +1,7 @@
 """The metadata store and this node's place in it.
 
-In these modules, a *record* is an entry of the store that describes a stream or a node; stored
-messages are called so.
+In these modules, a *record* is an entry of the store that describes a stream or a node. A stored
+message is called a message.
 
 records_file  keys, revisions and values in one checkpoint file; blocking
 file_store    the metadata store on top of it, for one daemon or several on one machine
@@ -19,6 +19,6 @@ membership    this node's name and start, and the names of the other nodes
 holders       the process that holds the name of a node, and whether it has ended
 mirror        this node's copy of the records of streams, and how it changes them
 node_records  changes of the entries of nodes
-counted_store the store as both use it: one key at a time, counted, with the errors of clients
-known_records the newest records that this node has seen, on its own disk
+counted_store access to the store for both: one key at a time, counted, with the errors of clients
+known_records the newest records that this node has received, on its own disk
 """

@@ -1,4 +1,5 @@
-"""Access to the metadata store for one key at a time, with the errors of clients, and counted."""
+"""Accesses the metadata store, one key at a time: raises the errors of clients, and counts
+writes."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ ATTEMPTS = 50
 
 
 class CountedStore:
-    """All methods raise MetadataUnavailable if the store does not answer."""
+    """One metadata store. All methods raise MetadataUnavailable if the store does not answer."""
 
     def __init__(self, raw: MetaStore) -> None:
         self.raw = raw
@@ -25,7 +26,7 @@ class CountedStore:
             raise MetadataUnavailable(str(error)) from error
 
     async def read_newest(self, key: str) -> Entry | None:
-        """Return the entry, confirmed at this moment; it may cost a write."""
+        """Return the entry, confirmed at this moment. The confirmation may need a write."""
         try:
             return await self.raw.get_newest(key)
         except (CasUnknown, StoreUnavailable) as error:

@@ -45,8 +45,8 @@ class FileMetaStore:
     """A MetaStore in the file `path`. Belongs to one event loop.
 
     With `shared`, other processes of this machine change the file, too. They lock `<path>.lock`,
-    and their changes are seen after 0.05 s. Without it the caller must exclude other processes, as
-    the lock of a data directory does.
+    and this store reads their changes within 0.05 s. Without `shared` the caller must exclude other
+    processes, for example by the lock of a data directory.
     """
 
     def __init__(self, path: Path, *, shared: bool, fs: FileSystem | None = None) -> None:
@@ -72,7 +72,7 @@ class FileMetaStore:
         return None if found is None or found.has_expired(self._file.now_ns()) else found.entry
 
     async def get_newest(self, key: str) -> Entry | None:
-        return await self.get(key)  # no request is needed: the file is the store
+        return await self.get(key)  # no request is needed, because the file is the store
 
     async def scan(self, prefix: str) -> dict[str, Entry]:
         content, now_ns = await self._call(self._file.read), self._file.now_ns()

@@ -1,9 +1,9 @@
 """Ensures that only one process at a time holds the name of a node, whichever directory it uses.
 
 The holder writes its identity into `live.<node>`, which expires if it is not renewed. Another
-process that wants the name waits until it expires, unless it can prove that the holder has ended.
-There are two proofs: the process has got the file lock that the holder had; or both run under the
-same kernel, which no longer has the holder's process.
+process that wants the name waits until the entry expires, unless it can prove that the holder has
+ended. There are two proofs. Either the waiting process has acquired the file lock that the holder
+had, or both use the same kernel, which no longer has the holder's process.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ logger = logging.getLogger("liftlog.server.replication")
 
 _LOOK_SECONDS = 0.25
 _RENEWALS_OF_THE_LIVING = 2
-"""A holder that has renewed this often is running: a single renewal can arrive after its process
-has ended."""
+"""A holder that has renewed its entry this many times is running. A single renewal proves nothing,
+because it can arrive after the process has ended."""
 _TOLD_AGAIN_SECONDS = 60.0
 _PROCESSES = Path("/proc")
 _ENDED = -1
@@ -53,7 +53,7 @@ class Holder:
     process: int = 0
     process_began: int = 0
     """Clock ticks from the boot to the start of the process. Distinguishes processes with the same
-    number. 0 if unknown."""
+    process number. 0 if unknown."""
 
     @classmethod
     def here(cls, data_id: str, data_dir: Path, lock: LockFile | None) -> Holder:
@@ -151,9 +151,9 @@ async def take_name(
 ) -> NodeSession:
     """Begin the session of `node`; after that no other process has the name.
 
-    With `same_directory`, a holder of an older version, which writes nothing about itself, counts
-    as an earlier process of this directory. Raises ConfigError if a running process has the name;
-    with `was_displaced`, waits until that process has ended instead. Raises CasUnknown,
+    Processes of older versions write nothing about themselves. With `same_directory`, such a holder
+    counts as an earlier process of this directory. Raises ConfigError if a running process has the
+    name; with `was_displaced`, waits until that process has ended instead. Raises CasUnknown,
     StoreUnavailable.
     """
     key = f"live.{node}"

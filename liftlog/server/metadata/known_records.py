@@ -1,13 +1,13 @@
-"""The newest metadata that this node has seen, in `<data_dir>/known-records`.
+"""The newest metadata that this node has received, in `<data_dir>/known-records`.
 
 A store can be lost, or restored from an older copy, while nodes are down. So each node stores the
-newest metadata of streams and nodes that it has seen. If a change decides the role of this node, it
-is on the node's disk before the node acts on it; other changes follow within a second.
+newest metadata of streams and nodes that it has received. A change that decides the role of this
+node is written to disk before the node acts on it. Other changes are written within a second.
 
 The file also names the streams of which the directory has held a copy. If the copy of such a stream
-is missing, it was lost. For any other stream, there was never a copy in this directory, provided
-that the list is complete. After damage of the file, or after an older version of liftlog, the list
-is incomplete until all streams of the node have been opened.
+is missing, it was lost. If the list is complete, the directory has never held a copy of any other
+stream. The list is incomplete after the file was damaged, or after an older version of liftlog ran,
+until all streams of the node have been opened.
 
 A read error proves nothing about the content. In that case the file stays as it is, and is read
 again before anything is written. Until it can be read, this node changes no metadata and takes no
@@ -52,8 +52,9 @@ _NOTHING = Known({}, {}, {}, is_held_known=False)
 
 
 def read_known_records(fs: FileSystem, data_dir: Path) -> Known:
-    """Read the metadata that this node has seen in earlier starts. Blocking. Raises CorruptMetadata
-    and UnsupportedFormat for the content of the file, StorageError if it cannot be read."""
+    """Read the metadata that this node has received in earlier starts. Blocking. Raises
+    CorruptMetadata and UnsupportedFormat for the content of the file, StorageError if it cannot be
+    read."""
     try:
         with storage_errors(f"reading {KNOWN_RECORDS_NAME}"):
             content = read_checkpoint_file(fs, data_dir / KNOWN_RECORDS_NAME, _KIND)
@@ -78,8 +79,8 @@ def read_known_records(fs: FileSystem, data_dir: Path) -> Known:
 
 
 class KnownRecords:
-    """The newest metadata that this node has seen. Belongs to the event loop, except `read`, which
-    is called first."""
+    """The newest metadata that this node has received. Belongs to the event loop. Only `read`,
+    which is called first, may run in a thread."""
 
     def __init__(
         self,
@@ -88,13 +89,14 @@ class KnownRecords:
         *,
         on_late: Callable[[dict[str, StreamMetadata]], None] = lambda records: None,
     ) -> None:
-        """If `read` could not read the file, `on_late` is called as soon as it can be read, with
-        the metadata of streams in it."""
+        """If `read` could not read the file, `on_late` is called as soon as the file can be read.
+        It gets the metadata of streams in the file."""
         self._fs = fs
         self._data_dir = data_dir
         self._on_late = on_late
         self.problem = ""
-        """Why the file cannot be read; nothing is written until it can."""
+        """The reason why the file cannot be read; empty if it could be read. Nothing is written
+        while there is a reason."""
         self._streams: dict[str, str] = {}  # as JSON text, as in the file
         self._nodes: dict[str, str] = {}
         self._held: dict[str, str] = {}  # incarnations of streams, by name
@@ -190,7 +192,7 @@ class KnownRecords:
 
     async def written(self) -> None:
         """Wait until everything that was noted before is durable; one write serves all waiters.
-        Raises StorageError, also while the file cannot be read."""
+        Also raises StorageError while the file cannot be read."""
         wanted = self._changes
         while self.problem or self._written < wanted:
             if self._writing is None:
@@ -241,6 +243,6 @@ class KnownRecords:
 
 
 def _quoted(value: bytes) -> str:
-    """Return JSON encoded as a JSON string. Called once per change of an entry, because the file
-    contains those of all streams."""
+    """Return JSON encoded as a JSON string. Called once per change of an entry: the file contains
+    the entries of all streams, and encoding all of them at each write would take long."""
     return json.dumps(value.decode())

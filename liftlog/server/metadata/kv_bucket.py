@@ -38,7 +38,7 @@ NO_JETSTREAM = (10039, 10076)
 NO_LEADER = 10008
 """No leader is elected, or the server that answers cannot reach the leader."""
 NO_PEERS = 10005
-"""There are too few servers for the bucket; more may be about to join."""
+"""There are too few servers for the bucket. More servers may be about to join."""
 NO_CLUSTER = 10074
 
 
@@ -87,8 +87,8 @@ class Refused(MetaStoreError):
 
     @property
     def is_certain(self) -> bool:
-        """True if certainly nothing was changed. An error of the server itself is not certain: it
-        may be sent after other servers have accepted the change."""
+        """True if the store was certainly not changed. After an error of the server itself this is
+        not certain, because other servers may have accepted the change before."""
         return 400 <= self.status < 500
 
 
@@ -102,7 +102,8 @@ class State:
     last_sequence: int
     messages: int
     problem: str
-    """Why liftlog cannot use the bucket as it is configured; empty if it can."""
+    """The reason why liftlog cannot use the bucket as it is configured; empty if there is
+    none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,9 +212,10 @@ class Bucket:
             raise _strange(payload) from error
 
     def revision(self, payload: bytes) -> tuple[int, bool] | None:
-        """Parse the answer to a write. Returns its revision, and True if it was made now, not
-        earlier under the same message id. Returns None if another service sent the answer, such as
-        a stream of liftlog that records the subject. Raises Refused."""
+        """Parse the answer to a write. Returns its revision, and True if this request made the
+        write. The value is False if an earlier request with the same message id made it. Returns
+        None if another service sent the answer, such as a stream of liftlog that records the
+        subject. Raises Refused."""
         try:
             if json.loads(payload)["stream"] != self.stream:
                 return None

@@ -2,8 +2,8 @@
 
 There is one connection at a time, to one server. It is closed in two cases:
 
-- Requests stay without an answer. NATS itself would wait half a minute for a server that hangs, and
-  a session does not last that long.
+- Requests receive no answer. NATS itself would wait half a minute for a server that hangs, and the
+  session of the node would end before that.
 - The server has had no leader for longer than an election of NATS usually takes.
 """
 
@@ -36,7 +36,7 @@ from liftlog.settings import NatsSettings
 logger = logging.getLogger("liftlog.server.replication")
 
 _SILENCE_SECONDS = 3.0
-"""If requests stay without an answer for this time, the link connects to another server."""
+"""If requests receive no answer for this time, the link connects to another server."""
 _LEADERLESS_SECONDS = 6.0
 """If a server reports for this time that there is no leader, the link connects to another server:
 servers that this one cannot reach may have elected a leader."""
@@ -100,13 +100,13 @@ class KvLink:
         self._asked_at = 0.0
         """Time of the first request after the last answer; 0 if all were answered."""
         self._leaderless_since = 0.0
-        """Since when the server has reported only that there is no leader; 0 if it has not reported
+        """Time at which the server began to report that there is no leader; 0 if it does not report
         this."""
         self._warn = RareWarnings(logger).warn
         self.problem = "no connection was made yet"
-        """Why there is no connection."""
+        """The reason why there is no connection."""
         self.notices_refused = ""
-        """Why NATS does not deliver notices; empty if it does."""
+        """The reason why NATS does not deliver notices; empty if it does."""
 
     # --- life cycle ---
 
@@ -264,7 +264,7 @@ class KvLink:
     def _receive(self, run: MessageRun) -> None:
         headers = run.headers or (b"",) * len(run)
         for subject, payload, block in zip(run.subjects, run.payloads, headers, strict=True):
-            self._asked_at = 0.0  # also if the request was cancelled: JetStream has answered
+            self._asked_at = 0.0  # also for a cancelled request, because JetStream has answered
             number = subject.rpartition(b".")[2]
             question = self._questions.get(int(number)) if number.isdigit() else None
             if question is None or question.answer.done():

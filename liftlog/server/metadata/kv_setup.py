@@ -1,4 +1,4 @@
-"""The bucket as a cluster needs it: made once, and checked at each start of a node."""
+"""Creates the bucket as a cluster needs it, and checks it at each start of a node."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ class NotEnoughServers(ConfigError):
 
 
 class BucketSetup:
-    """Its errors say what an operator has to change in NATS."""
+    """Creates and checks one bucket. Its errors name the change in NATS that an operator has to
+    make."""
 
     def __init__(self, link: KvLink, bucket: Bucket, reads: BucketReads) -> None:
         self._link = link
@@ -69,7 +70,7 @@ class BucketSetup:
             logger.warning(
                 "caution setting=cluster.store problem=%s advice=%s",
                 f"the bucket {bucket.name} is on {state.replicas} NATS server(s) only",
-                "keep it on three, or the loss of one is the loss of the metadata",
+                "keep it on three, otherwise the loss of one server loses the metadata",
             )
 
     async def create(self, replicas: int) -> bool:

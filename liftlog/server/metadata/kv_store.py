@@ -52,12 +52,13 @@ from liftlog.settings import NatsSettings
 logger = logging.getLogger("liftlog.server.replication")
 
 _LOOK_SECONDS = 10.0
-"""Interval of the checks for changes whose notice was missed. It is longer than a deposed NATS
-server continues to answer reads."""
+"""Interval of the checks for changes whose notice was missed. It is longer than the time for which
+a deposed NATS leader still answers reads."""
 _NOTICE_SECONDS = 1.0
 _RETRY_SECONDS = 0.5
 _SCANS_IN_DOUBT = 2
-"""Number of scans after notices may have been missed: a deposed server may answer the first one."""
+"""If notices may have been missed, the bucket is scanned this number of times, because a deposed
+server may answer the first scan."""
 _FULL_SCAN_SECONDS = 300.0
 _LAG_SECONDS = 0.1
 _ATTEMPTS = 10
@@ -71,7 +72,7 @@ Headers = Sequence[tuple[str, str]]
 
 
 class _Doubtful(MetaStoreError):
-    """A server refuses a write because of the sequence that it has for the key, which is
+    """A server refuses a write because it has another sequence for the key than expected:
     `found`."""
 
     def __init__(self, message: str, found: int | None) -> None:
@@ -172,8 +173,8 @@ class NatsKvMetaStore:
         return (await self._reads.find(key)).entry
 
     async def get_newest(self, key: str) -> Entry | None:
-        """Return the newest entry of a key. To confirm a read, JetStream writes the barrier, and
-        does so only if the key is still at the sequence that was read."""
+        """Return the newest entry of a key. To confirm a read, JetStream writes the barrier key on
+        one condition: the key that was read still has the same sequence."""
         for _ in range(_ATTEMPTS):
             found = await self._reads.find(key)
             try:
@@ -235,7 +236,7 @@ class NatsKvMetaStore:
                 if found.value is not None or found.sequence == expected:
                     raise
                 expected = found.sequence
-        raise CasLost(f"{key} comes and goes all the time")
+        raise CasLost(f"{key} is created and deleted all the time")
 
     async def _compare_and_set(
         self, key: str, value: bytes, expected: int, headers: Headers = ()
@@ -246,8 +247,8 @@ class NatsKvMetaStore:
         While NATS changes its leader, the old and the new leader may both receive the write, and
         the refusal of one may arrive before the ack of the other. So each write has an id, by which
         JetStream recognises a repetition. A refusal counts only if the server has a newer sequence
-        than `expected`: that sequence is of another write. Otherwise the write is sent again, and
-        takes effect only once.
+        than `expected`, because that sequence belongs to another write. Otherwise the write is sent
+        again, and takes effect only once.
         """
         conditions = [
             (_SEQUENCE, str(expected)),

@@ -2,8 +2,9 @@
 
 Notices may be missed, and a scan may be answered by a server that lags behind or no longer leads,
 so neither is trusted alone. Sequences normally only rise, so the view ignores entries that are
-older than those it has. Sequences fall only if the bucket was restored from an older copy or
-created again. A write proves that, and the view then starts again from nothing.
+older than its own entries. Sequences fall only if the bucket was restored from an older copy or
+created again. The result of a write can prove this. The view is then filled again from the
+beginning.
 """
 
 from __future__ import annotations
@@ -65,8 +66,8 @@ class BucketView:
         return changes
 
     def set_back(self) -> None:
-        """Note that the bucket is in an older state. The result of the next scan is accepted, even
-        if it is older than the view."""
+        """Note that the bucket has returned to an older state. The result of the next scan is
+        accepted, even if it is older than the view."""
         self.highest = 0
         self.has_missed = True
         self._found = {key: Found(0, one.value) for key, one in self._found.items()}

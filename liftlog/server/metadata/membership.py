@@ -1,8 +1,8 @@
 """This node's membership of its cluster: its identity, its current start, and the other nodes.
 
 `<data_dir>/node` names the node that the directory belongs to. The store's entry `node.<name>` has
-the same facts. So a directory that was restored to an older state, swapped or emptied is detected:
-in that case no earlier confirmation of the node counts.
+the same facts. So the daemon detects a directory that was restored to an older state, swapped or
+emptied. In that case no earlier confirmation of the node counts.
 """
 
 from __future__ import annotations
@@ -26,6 +26,10 @@ from liftlog.log.files.filesystem import FileSystem, storage_errors
 from liftlog.log.files.identity import DirectoryIdentity
 from liftlog.names import is_stream_name
 from liftlog.server.metadata.known_records import KNOWN_RECORDS_NAME, read_known_records
+
+CONSUMERS_WITH_ACKS = "consumers_with_acks"
+"""Feature of a node that stores the states of consumers with acks."""
+FEATURES = (CONSUMERS_WITH_ACKS,)
 
 logger = logging.getLogger("liftlog.server.replication")
 
@@ -57,9 +61,9 @@ def to_bytes(value: Mapping[str, Any]) -> bytes:
 class NodeFile:
     """The content of `<data_dir>/node`.
 
-    `start` is the last start number that the store is known to have; `claimed` is the one that was
-    about to be stored. `born` is the start at which the directory was first used, or first used
-    again after it was restored to an older state.
+    `start` is the last start number that the store is known to have; `claimed` is the start number
+    that was about to be stored. `born` is the start at which the directory was first used, or first
+    used again after it was restored to an older state.
     """
 
     cluster_id: str
@@ -102,8 +106,8 @@ def refuse_node(data_dir: DataDir) -> None:
             f"the data directory {data_dir.path} belongs to node {file.node} of a cluster, and the "
             "settings have no section cluster",
             hint=f"start it with the section cluster of node {file.node}, or give this daemon a "
-            "data_dir of its own. A backup of the directory can be restored for a daemon on its "
-            "own: `liftlog docs how-to/backup-cluster`",
+            "data_dir of its own. A backup of the directory can be restored for a single "
+            "daemon: `liftlog docs how-to/backup-cluster`",
         )
 
 
@@ -145,13 +149,13 @@ class NodeInfo:
 
     @property
     def is_leaving(self) -> bool:
-        """True if other nodes should lead instead, permanently or for a while."""
+        """True if other nodes should lead instead of this one, permanently or for a while."""
         return self.draining or self.stopping
 
 
 @dataclass(slots=True)
 class Directory:
-    """The nodes in the store, and those of them that have a session."""
+    """The nodes in the store, and the nodes that have a session."""
 
     nodes: dict[str, NodeInfo] = field(default_factory=dict)
     live: set[str] = field(default_factory=set)
@@ -181,9 +185,9 @@ class Directory:
 class Member:
     """This node, once it has joined.
 
-    `is_same` means that the data directory is the one of the last start. Such a directory has all
-    records that were confirmed during that start, if recovery finds them. It lacks those that were
-    confirmed before the start `born`.
+    `is_same` means that the data directory is the same as at the last start. Such a directory has
+    all records that were confirmed during that start, provided that recovery finds them. It lacks
+    the records that were confirmed before the start `born`.
     """
 
     cluster_id: str
@@ -197,8 +201,8 @@ class Member:
     """The last start before this one that the directory has recorded."""
 
     def had(self, start: int) -> bool:
-        """Return True if the directory has the records that this node confirmed during the start
-        with this number, if recovery finds them."""
+        """Return True if the directory contains the records that this node confirmed during the
+        start with this number, provided that recovery finds them."""
         return self.born <= start <= self.known_start or start == self.start
 
 
@@ -240,12 +244,12 @@ async def identify(
 ) -> NodeFile:
     """Check that the directory belongs to this node of the store's cluster, or to no node yet.
 
-    With `may_create`, an empty store becomes that of a new cluster if the directory belongs to no
-    node. With `may_bring_streams`, a directory that belongs to no node may have streams, which the
-    caller adopts.
+    With `may_create`, an empty store becomes the store of a new cluster if the directory belongs to
+    no node. With `may_bring_streams`, a directory that belongs to no node may have streams, which
+    the caller adopts.
 
-    Raises ConfigError if the directory belongs to another node or cluster, or the store is
-    unexpectedly empty; MetaStoreError, StorageError.
+    Raises ConfigError if the directory belongs to another node or cluster, or if the store is
+    unexpectedly empty. Also raises MetaStoreError, StorageError.
     """
     with storage_errors("reading the node file"):
         file = read_node_file(fs, data_dir)
@@ -259,7 +263,7 @@ async def identify(
         )
     if file is None and not may_bring_streams and (streams := _streams_in(fs, data_dir)):
         raise ConfigError(
-            f"the data directory has streams of a daemon on its own: {', '.join(streams)}",
+            f"the data directory has streams of a single daemon: {', '.join(streams)}",
             hint="`liftlog cluster init -c FILE --adopt` makes it the first node of a new cluster; "
             "any other node begins with an empty data_dir",
         )
@@ -275,7 +279,8 @@ async def identify(
             hint="for a new cluster, `liftlog cluster init -c FILE` prepares it"
             if file is None
             else "the metadata was lost: restore it from a backup, or check cluster.store. Without "
-            "a backup, `liftlog cluster init -c FILE --again` has the nodes store what they know",
+            "a backup, `liftlog cluster init -c FILE --again` makes the nodes store the metadata "
+            "that they know",
         )
     if file is not None and file.node != node:
         raise ConfigError(
@@ -300,8 +305,8 @@ async def register(
 ) -> Member:
     """Increase the start number of the node, in the store and in its directory.
 
-    The process may stop at any point of this: the next start still recognises the directory. Raises
-    Conflict if another process registers the same node; MetaStoreError, StorageError.
+    The process may stop at any moment, and the next start still recognises the directory. Raises
+    Conflict if another process registers the same node. Also raises MetaStoreError, StorageError.
     """
     cluster_id, node = file.cluster_id, file.node
     for _ in range(_ATTEMPTS):
@@ -313,7 +318,7 @@ async def register(
         is_same = _is_same_directory(file, None if entry is None else value, identity)
         known_start = max(file.start, file.claimed)
         start = max(registered, file.start, file.claimed) + 1
-        # The claim is written first, so that this directory knows the number if the store has it.
+        # The claim is written first, so that the directory has the number if the store has it.
         born = file.born if is_same else start
         stored = (file.start if entry is None else registered) if is_same else 0
         claim = NodeFile(cluster_id, node, file.data_id, stored, start, born)
@@ -329,7 +334,7 @@ async def register(
             "zone": zone,
             "web": web,
             "version": __version__,
-            "features": [],
+            "features": list(FEATURES),
             "draining": value.get("draining", False),
             "stopping": False,
             "directory": None if taken is None else taken._asdict(),
@@ -424,11 +429,11 @@ def another_cluster(found: str, own: str) -> ConfigError:
 async def take_back(
     store: MetaStore, fs: FileSystem, data_dir: Path, own: str, entry: Entry
 ) -> None:
-    """Assign a store to the cluster `own`. After the store of that cluster was lost, this one was
-    created by mistake as that of a new cluster.
+    """Assign a store to the cluster `own`. The store of that cluster was lost, and this one was
+    then created by mistake as the store of a new cluster.
 
-    Raises ConfigError if a node has used the store that was not in the cluster, as far as this data
-    directory shows; MetaStoreError, CorruptMetadata, StorageError.
+    Raises ConfigError if, as far as this data directory shows, the store was used by a node that
+    was not in the cluster. Also raises MetaStoreError, CorruptMetadata, StorageError.
     """
     with storage_errors("reading the node file"):
         file = read_node_file(fs, data_dir)
@@ -456,7 +461,8 @@ async def take_back(
 
 def cluster_of(fs: FileSystem, data_dir: Path, node: str) -> str:
     """Return the id of the cluster that the directory of this node belongs to. Blocking. Raises
-    ConfigError if it belongs to no cluster, or to another node; CorruptMetadata, StorageError."""
+    ConfigError if the directory belongs to no cluster, or to another node. Also raises
+    CorruptMetadata, StorageError."""
     with storage_errors("reading the node file"):
         file = read_node_file(fs, data_dir)
     if file is None or file.node != node:

@@ -14,8 +14,7 @@ from dataclasses import replace
 
 from liftlog.cluster import transitions
 from liftlog.cluster.guard import is_regressed
-from liftlog.cluster.leading import Change
-from liftlog.cluster.record import StreamMetadata
+from liftlog.cluster.record import Change, StreamMetadata
 from liftlog.cluster.store import (
     Entry,
     MetaStore,
@@ -38,8 +37,9 @@ logger = logging.getLogger("liftlog.server.replication")
 
 STREAM_PREFIX = "stream."
 _CHANGES_AT_ONCE = 64
-"""A node with many streams changes the records of all of them when it starts and when it stops.
-More changes at once would delay urgent requests to the store, such as those of the session."""
+"""Maximum number of changes at once. A node with many streams changes the records of all of them
+when it starts and when it stops. More changes at once would delay urgent requests to the store,
+such as the renewal of the session."""
 _LOAD_ATTEMPTS = 20
 _LOAD_PAUSE_SECONDS = 0.5
 
@@ -72,12 +72,13 @@ class Mirror:
         self.changes = 0
         """Number of times that the record of a stream has changed or was removed."""
         self.known: dict[str, StreamMetadata] = {}
-        """The newest records of streams that this node has seen, in this start or an earlier
+        """The newest records of streams that this node has received, in this start or an earlier
         one."""
         self.doubtful: set[str] = set()
-        """Streams whose stored record may be older than the one that this node has seen."""
+        """Streams whose stored record may be older than the one that this node has received."""
         self.regressed: set[str] = set()
-        """Streams whose stored record is older. No node leads or is elected by such a record."""
+        """Streams whose stored record is older than one that this node has received. No node leads
+        or is elected by such a record."""
         self.newer: dict[str, str] = {}
         """Streams whose record only a newer version can read, with the reason."""
         self._kept = kept
@@ -113,9 +114,9 @@ class Mirror:
             self._note_purged(name)
 
     def remember(self, records: Mapping[str, StreamMetadata]) -> None:
-        """Add the records that this node has seen in earlier starts.
+        """Add the records that this node has received in earlier starts.
 
-        Call it before `load`. If they could not be read then, call it later: until then
+        Call it before `load`. If the records cannot be read at that time, call it later. Until then
         `check_memory` prevents this node from acting.
         """
         for name, record in records.items():
@@ -128,8 +129,8 @@ class Mirror:
                 self._doubt(record)
 
     def _doubt(self, record: StreamMetadata) -> None:
-        """Mark a stream as doubtful: an earlier start has seen this record, and the store does not
-        have a newer one."""
+        """Mark a stream as doubtful: this node received this record before its last restart, and
+        has not read the same or a newer one from the store since."""
         self.known[record.name] = record
         self.doubtful.add(record.name)
         self.records.pop(record.name, None)
@@ -139,7 +140,7 @@ class Mirror:
             self._kept.note(record)
 
     def check_memory(self) -> None:
-        """Raise MetadataUnavailable while the records that this node has seen in earlier starts
+        """Raise MetadataUnavailable while the records that this node has received in earlier starts
         cannot be read, because the store may have been restored to an older state."""
         if self._kept is not None and self._kept.problem:
             raise MetadataUnavailable(
@@ -187,8 +188,8 @@ class Mirror:
             logger.error("record-not-read key=%s error=%s", key, error)  # noqa: TRY400
 
     def _has_noted(self, name: str, entry: Entry) -> bool:
-        """Return True if this entry is the newest known record, which need not be parsed again.
-        This is so on the node that has just stored it."""
+        """Return True if this entry is the newest known record. It need not be parsed again then.
+        This is the case on the node that has just stored the entry."""
         known = self.records.get(name)
         return (
             known is not None
@@ -224,7 +225,7 @@ class Mirror:
 
     def _note_purged(self, name: str) -> None:
         """Note that the store no longer has the record of a stream. If the stream was not deleted,
-        its record stays valid: then only a loss of metadata can have removed it."""
+        its record stays valid, because only a loss of metadata can have removed it."""
         known = self.known.get(name)
         if known is None or not known.deleted:
             if known is not None:
@@ -240,11 +241,12 @@ class Mirror:
     # --- changes ---
 
     async def create(self, record: StreamMetadata, *, has_log: bool = False) -> StreamMetadata:
-        """Store the first record of a stream, which may replace that of a deleted one. Returns the
-        record that exists afterwards.
+        """Store the first record of a stream. It may replace the record of a deleted stream.
+        Returns the record that exists afterwards.
 
-        `has_log` means that a daemon without a cluster had the stream: its settings may be larger
-        than allowed. Raises InvalidArgument if they are too large, MetadataUnavailable.
+        `has_log` means that a daemon without a cluster had the stream. The settings of such a
+        stream may be larger than allowed. Raises InvalidArgument if they are too large,
+        MetadataUnavailable.
         """
         async with self._turns:
             for _ in range(ATTEMPTS):
@@ -287,7 +289,7 @@ class Mirror:
         raise busy(f"stream {name}")
 
     async def purge(self, name: str) -> None:
-        """Remove the record of a deleted stream that no node has a copy of. The record stays if it
+        """Remove the record of a deleted stream of which no node has a copy. The record stays if it
         has changed meanwhile, or if the store does not answer. Raises CorruptMetadata."""
         try:
             entry = await self._store.raw.get(STREAM_PREFIX + name)
@@ -337,7 +339,7 @@ class Mirror:
         known = self.records.get(name)
         if known is None or known.version != change.before.version:
             return
-        for _ in range(2):  # if another change was faster, it is known now
+        for _ in range(2):  # if another change was faster, the read has noted it
             entry = await self._get(name)
             record = self._believed(name, entry)
             if entry is None or record is None:
@@ -349,8 +351,9 @@ class Mirror:
                 return
 
     def _believed(self, name: str, entry: Entry | None) -> StreamMetadata | None:
-        """Parse the stored record and return it. Raises MetadataUnavailable if this node has seen a
-        newer one, because no change may be based on an outdated record; CorruptMetadata."""
+        """Parse the stored record and return it. Raises CorruptMetadata. Raises MetadataUnavailable
+        if this node has received a newer record, because no change may be based on an outdated
+        record."""
         self.check_memory()
         known = self.known.get(name)
         if entry is not None and known is not None and known.to_json() == entry.value:
@@ -361,15 +364,15 @@ class Mirror:
             raise MetadataUnavailable(
                 f"the metadata store has {'no' if record is None else 'an older'} record of stream "
                 f"{name} than this node has seen",
-                hint="if it stays so, the store was set back: see `liftlog cluster status` and "
+                hint="if this persists, the store was set back: see `liftlog cluster status` and "
                 "`liftlog cluster restore-metadata`",
             )
         return record
 
     async def confirmed(self, name: str) -> StreamMetadata | None:
-        """Read the stored record, confirmed at this moment, and adopt and return it. May cost a
-        write. Raises MetadataUnavailable, also if this node has seen a newer record;
-        CorruptMetadata."""
+        """Read the stored record, confirmed at this moment; adopt it and return it. This may need a
+        write. Raises CorruptMetadata. Raises MetadataUnavailable if the store does not answer, or
+        if this node has received a newer record."""
         entry = await self._get_newest(name)
         record = self._believed(name, entry)
         if entry is not None and record is not None:
@@ -384,14 +387,15 @@ class Mirror:
         return None if entry is None else record_of(STREAM_PREFIX + name, entry)
 
     async def read_newest(self, name: str) -> tuple[StreamMetadata | None, int]:
-        """Return the stored record and its revision, confirmed at this moment. May cost a write."""
+        """Return the stored record and its revision, confirmed at this moment. This may need a
+        write."""
         entry = await self._get_newest(name)
         if entry is None:
             return None, 0
         return record_of(STREAM_PREFIX + name, entry), entry.revision
 
     async def read_newest_or_damaged(self, name: str) -> tuple[StreamMetadata | None, int]:
-        """Like `read_newest`, but a damaged record counts as missing: the result is None and the
+        """Like `read_newest`, but a damaged record counts as missing: this returns None and its
         revision. Raises UnsupportedFormat, MetadataUnavailable."""
         entry = await self._get_newest(name)
         if entry is None:
@@ -408,10 +412,10 @@ class Mirror:
         return await self._cas(record, revision)
 
     async def go_over(self, name: str, node: str, checked: StreamMetadata) -> StreamMetadata | None:
-        """Adopt the stored record although it is not a successor of the one that this node has
-        seen, provided that it is `checked` or follows it. The copy of `node` no longer counts in
-        it. Returns the adopted record; None if the store has changed. Raises Conflict,
-        MetadataUnavailable, CorruptMetadata."""
+        """Adopt the stored record although it is not a successor of the record that this node has
+        received. The stored record must be `checked` or a successor of `checked`. In the adopted
+        record, the copy of `node` no longer counts. Returns the adopted record; None if the store
+        has changed. Raises Conflict, MetadataUnavailable, CorruptMetadata."""
         stored, revision = await self.read_newest(name)
         known = self.known.get(name)
         if stored is None or known is None or not is_regressed(known, stored):

@@ -17,8 +17,8 @@ NODE_PREFIX = "node."
 
 
 class NodeRecords:
-    """`note` is called with the key and the new entry after each change; `directory` is what this
-    node has received."""
+    """Changes the entries of nodes. `note` is called with the key and the new entry after each
+    change; `directory` has the entries that this node has received."""
 
     def __init__(
         self,

@@ -28,7 +28,7 @@ class Store(MetaStore, ExpiringKeys, Protocol):
 
 
 class OneClusterStore:
-    """A MetaStore that passes calls on to another store while that store belongs to the expected
+    """A MetaStore that passes calls to another store as long as that store belongs to the expected
     cluster. Until `expect` is called, it passes on all calls. Belongs to one event loop."""
 
     def __init__(self, store: Store, close: Callable[[], Awaitable[None]]) -> None:
@@ -39,12 +39,13 @@ class OneClusterStore:
         self._is_ours = asyncio.Event()
         self._is_ours.set()
         self._turned = asyncio.Event()
-        """Set when the store becomes that of another cluster, and then replaced by a new event."""
+        """Event that is set when the store changes to another cluster; a new event then replaces
+        it."""
         self._watching: asyncio.Task[None] | None = None
 
     @property
     def problem(self) -> str:
-        """Why the store is not used; empty if it is used."""
+        """The reason why the store is not used; empty if it is used."""
         if self._is_ours.is_set():
             return ""
         whose = f"that of cluster {self._found}" if self._found else "empty"
@@ -81,8 +82,9 @@ class OneClusterStore:
             raise StoreUnavailable(self.problem)
 
     async def _check_again(self, revision: int) -> None:
-        """Before an entry is created, read whose store this is: a bucket that was just made accepts
-        new entries before its id is noticed. Changes of entries fail there by themselves."""
+        """Read again which cluster the store belongs to. Called before an entry is created: a new
+        bucket accepts new entries before this node has read its id. Changes of existing entries
+        fail in a new bucket without this check."""
         if revision or not self._expected:
             return
         self._note(CLUSTER_KEY, await self._store.get(CLUSTER_KEY))

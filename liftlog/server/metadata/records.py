@@ -1,14 +1,14 @@
 """The metadata records of a daemon without a cluster, in `<data_dir>/records`.
 
 Without a cluster the directories of the streams are authoritative, and the records are derived from
-them: a change of a manifest reaches the record at the next start at the latest. So older versions
-of liftlog, which do not have the file, may create, change and delete streams; and a stop between
-the write of a manifest and that of its record does no harm.
+them. A change of a manifest reaches the record at the next start at the latest. So older versions
+of liftlog, which do not have the file, may create, change and delete streams. A stop after the
+write of a manifest and before the write of its record does no harm.
 
 A new stream gets its incarnation from its record. An unclean start raises the leader epoch in the
 manifest while it opens the log, and then in the record; all records that a start changes are stored
 with one write. If a log has an older epoch than its record, its directory was set back. The log
-then continues in an epoch above both, so that readers that have read more are informed.
+then continues in an epoch above both, so that readers that have read more get an error.
 
 In addition to the records, the file names the streams that the directory has held. If the directory
 of such a stream is missing, it was lost, for example because of a forgotten mount, and its offsets
@@ -90,12 +90,13 @@ def read_stored_record(fs: FileSystem, data_dir: Path, name: str) -> StreamMetad
 def following(
     record: StreamMetadata | None, facts: ManifestFacts, *, closed: bool
 ) -> StreamMetadata:
-    """Return the record that matches the manifest: `record` itself if it does, else its next
+    """Return the record that matches the manifest: `record` itself if it matches, else its next
     version.
 
     `closed` means that nothing was added to the log after the state in the manifest, as after a
-    clean stop, or while the log is open. Otherwise a new start is counted. The leader epoch of the
-    result is that of the manifest or higher; if it is higher, the log must begin that epoch.
+    clean stop, or while the log is open. Otherwise the result counts a new start. The leader epoch
+    of the result is at least the epoch of the manifest. If it is higher, the log must begin that
+    epoch.
     """
     if record is None or record.incarnation != facts.incarnation or record.members != (LOCAL,):
         made = create(
@@ -128,8 +129,8 @@ def following(
 
 
 def _certainly_follows(value: bytes, facts: ManifestFacts) -> bool:
-    """Return True if a stored record certainly matches the manifest. This costs a quarter of
-    `following`, and a start checks each stream."""
+    """Return True if a stored record certainly matches the manifest. This takes a quarter of the
+    time of `following`, which matters because a start checks each stream."""
     try:
         record = json.loads(value)
         return bool(
@@ -155,9 +156,11 @@ class StreamRecords:
         """The streams that the directory has held, with the revisions of the entries that note
         this."""
         self._due: dict[str, StreamMetadata | None] = {}
-        """Changes that the start has found and that are not stored yet; None deletes a record."""
+        """Changes that the start has found to be necessary and has not stored yet; None deletes a
+        record."""
         self.problem = ""
-        """Why the file could not be read; empty if it could be read, or does not exist."""
+        """The reason why the file could not be read; empty if it could be read, or does not
+        exist."""
 
     def close(self) -> None:
         """Wait for the current write. Nothing is stored afterwards."""
@@ -177,8 +180,8 @@ class StreamRecords:
     # --- the start ---
 
     async def load(self, present: Collection[str]) -> list[str]:
-        """Read the records, and return the streams that the directory has held but whose
-        directories are missing: their records are kept.
+        """Read the records. Return the streams that were held here but whose directories are
+        missing; their records are kept.
 
         `present` are the directories on disk; `store` deletes the records of other streams. Without
         the file every stream gets a new record. If the file cannot be read, `problem` has the
@@ -213,6 +216,11 @@ class StreamRecords:
         for name, result in zip(new, results, strict=True):
             if isinstance(result, int):
                 self._held[name] = result
+
+    def is_held(self, name: str) -> bool:
+        """Return True if the directory has held this stream, according to the content of the
+        file."""
+        return name in self._held
 
     def opened(self, log: Log, *, clean: bool) -> int:
         """Note that a stream of the data directory was opened; `store` then stores its record.
@@ -249,7 +257,7 @@ class StreamRecords:
         settings of each, by name.
 
         Durable on return, with one write. Raises StorageError, DiskFull; in that case some records
-        may have been stored, which the next start deletes.
+        may have been stored, and the next start deletes them.
         """
         made = {
             name: create(name, uuid.uuid4().hex, one, [LOCAL], starts={LOCAL: 1}, system=is_system)
@@ -293,7 +301,7 @@ class StreamRecords:
             logger.warning("record-not-stored stream=%s error=%s", log.name, error)
 
     async def _store_all(self, records: Mapping[str, StreamMetadata | None]) -> None:
-        """Store or delete these records with one write, whatever is stored now. Raises
+        """Store or delete these records with one write, regardless of the stored ones. Raises
         MetaStoreError."""
         changes: dict[str, Change] = {}
         for name, record in records.items():
@@ -351,7 +359,7 @@ NextRecord = Callable[[StreamMetadata | None], StreamMetadata | None]
 
 
 def _instead(record: StreamMetadata | None, before: StreamMetadata | None) -> StreamMetadata | None:
-    """Return `record` with a version that lets it replace the stored one, `before`."""
+    """Return `record` with a version that allows it to replace the stored record `before`."""
     if record is None or before is None or record.version > before.version:
         return record
     return replace(record, version=before.version + 1)

@@ -5,12 +5,12 @@
 
 Each change replaces the file. The new file is complete and fsynced before it is renamed, and a
 change is answered after the fsync of the directory, so an answered change survives a power cut. A
-reader also fsyncs the directory before it uses a file that another process wrote: after that, a
+reader also fsyncs the directory before it uses a file that another process wrote. After that, a
 power cut cannot undo the content that was read.
 
 An entry with `expires_ns` ends at that time of the machine's monotonic clock, which all processes
 of a machine share. After a reboot that clock starts again at 0. So if the end of an entry is
-further away than its `ttl_ns`, the entry dates from before the reboot, and has also expired.
+further away than its `ttl_ns`, the entry was written before the reboot, and has also expired.
 """
 
 from __future__ import annotations
@@ -114,8 +114,8 @@ def parse_records(raw: bytes, name: str) -> Content:
 @contextlib.contextmanager
 def locked_file(path: Path, *, wait_seconds: float = _LOCK_SECONDS) -> Iterator[None]:
     """Hold the lock that every process on the machine takes before it changes the records; the
-    operating system releases the lock when its holder ends. Raises StoreUnavailable if another
-    process holds it for too long (that process may be stopped), OSError."""
+    operating system releases the lock when its holder ends. Raises OSError. Raises StoreUnavailable
+    if another process, perhaps a stopped one, holds the lock for too long."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
     try:
         until = time.monotonic() + wait_seconds
@@ -220,8 +220,8 @@ class RecordsFile:
         return None
 
     def _outcome(self, error: OSError) -> MetaStoreError:
-        """Return the error for the callers. Until the file is renamed, nothing has changed; after
-        that other processes may see the change, and only a power cut can undo it."""
+        """Return the error for the callers. Before the rename of the file, nothing has changed.
+        After the rename other processes may see the change, and only a power cut can undo it."""
         with contextlib.suppress(OSError):
             if self._read_raw() == self._raw:
                 self._is_current = True
@@ -268,8 +268,8 @@ class RecordsFile:
         raise raw
 
     def _is_replaced(self) -> bool:
-        """Return True if, by its size and first line, the file seems to be another one. Raises
-        StoreUnavailable."""
+        """Return True if the size or the first line of the file shows that another process may have
+        replaced it. Raises StoreUnavailable."""
         try:
             if not self._fs.exists(self.path):
                 return self._raw is not None

@@ -1,4 +1,4 @@
-"""A key with a time to live, renewed in the background: the session of a node."""
+"""Renews a key with a time to live in the background: the session of a node."""
 
 from __future__ import annotations
 
@@ -118,11 +118,11 @@ class RenewedKey:
                 wait, told_at = pause, -_TOLD_AGAIN_SECONDS
 
     async def _is_found_again(self) -> bool:
-        """After a failed renewal, return True if this process may try again. It may not try again
+        """Return True if this process may try again after a failed renewal. It may not try again
         once another holder has written the key.
 
-        Revisions only grow, unless the store was restored to an older state. In that case the key
-        may have the value of an earlier start of this node, which no process renews.
+        Revisions only grow, unless the store was restored to an older state. After a restore the
+        key may have the value of an earlier start of this node, which no process renews.
         """
         try:
             found = await self._store.get(self._key)

@@ -4,9 +4,9 @@ The code on the path of messages only counts. A scrape of many streams takes a w
 to the event loop in between. Therefore two metrics of a page may differ in time by some
 milliseconds, but each histogram is consistent.
 
-The text format is that of Prometheus, version 0.0.4. prometheus_client takes about 10 us per
-sample, which with 500 streams stops the event loop for half a second. Here the labels of a stream
-are written once and its samples are one f-string each.
+The text has the format of Prometheus, version 0.0.4. prometheus_client takes about 10 us per
+sample; with 500 streams it would stop the event loop for half a second. Here the labels of a stream
+are written once, and each of its samples is one f-string.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from liftlog.protocol.checkpoints import Checkpoint
 from liftlog.protocol.groups import UNNAMED
 from liftlog.server.checkpoints.groups import Progress
 from liftlog.server.commits.host import StreamHost
+from liftlog.server.metrics.ack_consumers import ACK_CONSUMER_VALUES, AckConsumerRows
 from liftlog.server.metrics.table import CONSUMERS, GROUPS, METRICS, Metric
 from liftlog.server.metrics.values import (
     CLEANING_VALUES,
@@ -96,7 +97,7 @@ class Page:
 
 _LOOK_EVERY = 64
 _PAGE = 250
-"""Number of checkpoints whose lines take about two milliseconds."""
+"""Number of checkpoints that are written without a pause, which takes about two milliseconds."""
 MAX_SHOWN_CHECKPOINTS = 10_000
 MAX_SHOWN_GROUPS = 1_000
 MAX_SHOWN_PARTS = 10_000
@@ -114,6 +115,7 @@ class Exposition:
         self._sources = sources
         self._one_at_a_time = asyncio.Lock()
         self._slices = Slices()
+        self._ack_consumers = AckConsumerRows()
 
     async def render(self) -> bytes:
         """Return the encoded page."""
@@ -126,6 +128,7 @@ class Exposition:
             values = daemon_values(self._sources, found)
             values["liftlog_checkpoints_not_shown"] = values["liftlog_checkpoints"] - shown
             values["liftlog_groups_not_shown"] = await self._groups(page)
+            values["liftlog_ack_consumers_not_shown"] = await self._workers(page)
             for name, value in values.items():
                 page.begin(METRICS[name])
                 page.sample(name, "", value)
@@ -205,8 +208,8 @@ class Exposition:
     async def _groups(self, page: Page) -> int:
         """Add the metrics of consumer groups; return how many groups are left out.
 
-        The number of metrics is limited. Monitoring systems could not store a metric for each slot
-        of every group, or for each random name that a member had.
+        The number of metrics is limited. A metric for each slot of every group, or for each random
+        name of a member, would be too many for a monitoring system.
         """
         rows: dict[str, list[tuple[str, float]]] = {metric.name: [] for metric in _GROUP_METRICS}
         keys, parts_left = [], MAX_SHOWN_PARTS
@@ -227,8 +230,23 @@ class Exposition:
                     await self._slices.pause()
         return max(len(keys) - MAX_SHOWN_GROUPS, 0)
 
+    async def _workers(self, page: Page) -> int:
+        """Add the metrics of consumers with acks; return how many consumers are left out."""
+        api, streams = self._sources.health.jetstream_api, [*self._sources.broker.hosts]
+        table = None if api is None else api.acked
+        found, left_out = await self._ack_consumers.read(table, streams, self._slices)
+        names = ("consumer", "stream")
+        rows = [(labels_text(names, one), values) for one, values in found]
+        for column, name in enumerate(ACK_CONSUMER_VALUES):
+            await self._column(page, METRICS[name], column, rows)
+        return left_out
+
     async def _column(
-        self, page: Page, metric: Metric, column: int, rows: list[tuple[str, list[float | None]]]
+        self,
+        page: Page,
+        metric: Metric,
+        column: int,
+        rows: Sequence[tuple[str, Sequence[float | None]]],
     ) -> None:
         page.begin(metric)
         for number, (labels, values) in enumerate(rows):

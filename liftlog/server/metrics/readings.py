@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
 
 from liftlog.errors import LiftlogError
-from liftlog.protocol.checkpoints import Checkpoint
-from liftlog.protocol.groups import GroupInfo
+from liftlog.log import Log
+from liftlog.server.checkpoints.checkpoint import CheckpointKey
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.metrics.values import Sources
 from liftlog.server.streams.broker import Broker
@@ -23,9 +24,10 @@ _MAX_FOLLOWED = 1000
 """Maximum number of consumers, and of groups, whose lag gets a history of its own, at 8 KiB
 each."""
 _HOSTS_PER_TURN = 50
-_READERS_PER_TURN = 50
-"""Consumers or groups that are looked at in one turn of the event loop: some 0.5 ms of work. A
-request of a web page passes through a dozen turns, and would wait for as many pieces."""
+_READERS_PER_TURN = 250
+"""Number of consumers or groups that are examined in one turn of the event loop, which takes some
+0.3 ms. The number is small because a request of a web page needs a dozen turns, and waits for this
+work in each of them."""
 _EVENTS = ("refused", "possible_losses")
 _NO_ACKS = [0] * (len(LATENCY_BOUNDS) + 1)
 _ZERO = Reading(
@@ -42,36 +44,47 @@ class Readings:
         self._grown = dict.fromkeys(("records", "received_bytes", *_EVENTS), 0.0)
         self._acks = _NO_ACKS.copy()
         self._before: dict[str, Reading] = {}
+        self._of_readers: dict[str, Reading] = {}
         self._waiting = Waiting(self._received)
 
     async def __call__(self) -> dict[str, Reading]:
-        broker = self._sources.broker
-        consumers: list[_Reader] = []
-        groups: list[_Reader] = []
+        broker, lags = self._sources.broker, _Lags()
         if broker.has_checkpoints:
-            consumers, groups = await _consumers(broker), await _groups(broker)
-        lags: dict[str, int] = {}
-        for one in consumers + groups:
-            lags[one.stream] = max(one.lag or 0, lags.get(one.stream, 0))
+            await lags.look(broker)
         found = {}
         for number, host in enumerate(list(broker.hosts.values()), 1):
             name = host.name
-            found[name] = _of_stream(host, lags.get(name, 0), self._before.get(name))
+            found[name] = _of_stream(host, lags.largest.get(name, 0), self._before.get(name))
             if number % _HOSTS_PER_TURN == 0:
                 await asyncio.sleep(0)
         self._add(found)
-        found[DAEMON] = self._of_daemon(max(lags.values(), default=0))
-        return found | await self._of_readers(consumers[:_MAX_FOLLOWED] + groups[:_MAX_FOLLOWED])
-
-    async def _of_readers(self, readers: list[_Reader]) -> dict[str, Reading]:
-        places = [one.place for one in readers if one.place is not None]
-        seconds = iter(await self._waiting.seconds(places))
-        found = {}
-        for one in readers:
-            lag = math.nan if one.lag is None else one.lag
-            waits = math.nan if one.place is None else next(seconds)
-            found[one.name] = Reading({}, {}, {}, {"lag": lag, "lag_seconds": waits})
+        found[DAEMON] = self._of_daemon(max(lags.largest.values(), default=0))
+        await self._add_readers(lags.followed, found)
         return found
+
+    async def _add_readers(self, readers: list[_Reader], found: dict[str, Reading]) -> None:
+        logs: dict[str, Log | None] = {}
+        places: list[Place | None] = []
+        for reader in readers:
+            places.append(_place_of(reader, self._sources.broker, logs))
+            if len(places) % _READERS_PER_TURN == 0:
+                await asyncio.sleep(0)
+        known = [place for place in places if place is not None]
+        seconds = iter(await self._waiting.seconds(known))
+        for number, (reader, place) in enumerate(zip(readers, places, strict=True), 1):
+            lag = math.nan if reader.lag is None else reader.lag
+            waits = math.nan if place is None else next(seconds)
+            found[reader.name] = self._of_reader(reader.name, lag, waits)
+            if number % _READERS_PER_TURN == 0:
+                await asyncio.sleep(0)
+        self._of_readers = {reader.name: found[reader.name] for reader in readers}
+
+    def _of_reader(self, name: str, lag: float, waits: float) -> Reading:
+        """Return a reading of one reader; the last reading if nothing has changed since then."""
+        last = self._of_readers.get(name)
+        if last is not None and [*last.levels.values()] == [lag, waits]:
+            return last
+        return Reading({}, {}, {}, {"lag": lag, "lag_seconds": waits})
 
     async def _received(self, places: list[Place]) -> list[int | None]:
         loop = asyncio.get_running_loop()
@@ -157,43 +170,58 @@ class _Reader(NamedTuple):
     name: str
     stream: str
     lag: int | None
-    place: Place | None
 
 
-async def _consumers(broker: Broker) -> list[_Reader]:
-    found: list[_Reader] = []
-    after: str | None = None
-    while len(found) < _MAX_READERS:
-        some, after = broker.checkpoints.page(_any_stream, after=after, limit=_READERS_PER_TURN)
-        found += [_reader(broker, of_consumer(one.consumer, one.stream), one) for one in some]
-        if after is None:
-            break
-        await asyncio.sleep(0)
-    return found
+class _Lags:
+    """The largest lag of the readers of each stream, and the readers whose lag gets a history."""
+
+    def __init__(self) -> None:
+        self.largest: dict[str, int] = {}
+        self.followed: list[_Reader] = []
+
+    async def look(self, broker: Broker) -> None:
+        """Examine the consumers, then the groups."""
+        count = 0
+        after: CheckpointKey | None = None
+        while count < _MAX_READERS:
+            consumers = broker.checkpoints.lags(after, _READERS_PER_TURN)
+            if not consumers:
+                break
+            self._take(consumers, of_consumer, count)
+            count += len(consumers)
+            after = consumers[-1][0]
+            await asyncio.sleep(0)
+        keys = broker.checkpoints.groups.keys()[:_MAX_READERS]
+        for first in range(0, len(keys), _READERS_PER_TURN):
+            await asyncio.sleep(0)
+            groups = broker.checkpoints.groups
+            some = keys[first : first + _READERS_PER_TURN]
+            self._take([(key, groups.lag(key)) for key in some], of_group, first)
+
+    def _take(
+        self,
+        readers: list[tuple[tuple[str, str], int | None]],
+        name_of: Callable[[str, str], str],
+        before: int,
+    ) -> None:
+        """Take readers of one kind. `before` of them have already been taken."""
+        largest = self.largest
+        for (_, stream), lag in readers:
+            if lag is not None and lag > largest.get(stream, 0):
+                largest[stream] = lag
+        for (reader, stream), lag in readers[: max(0, _MAX_FOLLOWED - before)]:
+            self.followed.append(_Reader(name_of(reader, stream), stream, lag))
 
 
-async def _groups(broker: Broker) -> list[_Reader]:
-    found: list[_Reader] = []
-    after: str | None = None
-    while len(found) < _MAX_READERS:
-        some, after = broker.checkpoints.groups.page(
-            _any_stream, after=after, limit=_READERS_PER_TURN
-        )
-        found += [_reader(broker, of_group(one.group, one.stream), one) for one in some]
-        if after is None:
-            break
-        await asyncio.sleep(0)
-    return found
-
-
-def _any_stream(_name: str) -> bool:
-    return True
-
-
-def _reader(broker: Broker, name: str, one: Checkpoint | GroupInfo) -> _Reader:
-    place = None
-    if one.lag is not None:
-        with suppress(LiftlogError):  # the stream was deleted meanwhile
-            log = broker.readable_stream(one.stream).log
-            place = Place(log, max(log.high_watermark - one.lag, log.log_start_offset))
-    return _Reader(name, one.stream, one.lag, place)
+def _place_of(reader: _Reader, broker: Broker, logs: dict[str, Log | None]) -> Place | None:
+    """Return the place of a reader; None if the reader cannot continue, or if its stream was
+    deleted meanwhile. `logs` has the logs that were found so far, by stream."""
+    name, lag = reader.stream, reader.lag
+    if lag is None:
+        return None
+    if name not in logs:
+        logs[name] = None
+        with suppress(LiftlogError):
+            logs[name] = broker.readable_stream(name).log
+    log = logs[name]
+    return None if log is None else Place(log, max(log.high_watermark - lag, log.log_start_offset))

@@ -50,19 +50,19 @@ def _per(labels: tuple[str, ...], *metrics: Metric) -> tuple[Metric, ...]:
 
 STREAMS = _per(
     ("stream",),
-    _gauge("log_start_offset", "First offset that can be read"),
-    _gauge("high_watermark", "Everything below is committed"),
+    _gauge("log_start_offset", "Offset of the first record that can be read"),
+    _gauge("high_watermark", "All records below this offset are committed"),
     _gauge("log_end_offset", "Next offset to assign"),
     _gauge("log_size_bytes", "Bytes of all segments"),
     _gauge("segments", "Number of segments"),
-    _gauge("pending_bytes", "Received but not yet committed"),
+    _gauge("pending_bytes", "Bytes of messages that are received but not committed yet"),
     _gauge(
         "commit_in_flight_seconds",
-        "Time that the current commit has waited for the disk; 0 if there is none",
+        "Time that the current commit has waited for the disk; 0 without a commit",
     ),
     _gauge(
         "ack_wait_seconds",
-        "Time that the oldest unanswered message has waited; 0 if there is none",
+        "Time that the oldest unanswered message has waited; 0 without such a message",
     ),
     _gauge("stream_attached", "1 while NATS delivers to the stream"),
     _gauge("failed", "1 when the stream's storage failed"),
@@ -74,44 +74,49 @@ STREAMS = _per(
     _counter("fsync", "fdatasync calls on segment files"),
     _histogram(
         "ack_seconds",
-        "From the arrival of a message to its ack, or to its commit when no ack is wanted",
+        "Time from the arrival of a message to its ack, or to its commit if no ack is requested",
         LATENCY_BOUNDS,
     ),
     _histogram("commit_group_records", "Records per commit group", COUNT_BOUNDS),
     _counter("refused", "Messages not stored", "reason"),
     _counter("duplicates", "Messages that were duplicates by Nats-Msg-Id"),
-    _gauge("dedupe_ids", "Message ids remembered"),
-    _counter("dedupe_evicted_early", "Message ids forgotten before their window ended"),
-    _counter("acks_suppressed", "Acks not sent because their subject is not allowed"),
+    _gauge("dedupe_ids", "Message ids that the stream keeps for deduplication"),
+    _counter(
+        "dedupe_evicted_early", "Message ids that were removed before their dedupe window ended"
+    ),
+    _counter("acks_suppressed", "Acks that were not sent because their subject is not allowed"),
     _counter(
         "possible_loss_events",
         "Events in which the stream may have missed messages; `stream info` has the offsets",
     ),
     _gauge("quarantined_ranges", "Damaged offset ranges"),
     _gauge("quarantined_offsets", "Offsets in damaged ranges"),
-    _counter("repaired_ranges", "Damaged offset ranges that came back from another replica"),
+    _counter("repaired_ranges", "Damaged offset ranges that were restored from another replica"),
 )
 
 CLEANING = (
     _gauge(
         "cleaning_at_idle_rate",
-        "1 while compaction or re-batching runs without the limit that holds while the daemon is "
-        "busy (`cleaner.max_rate: auto`)",
+        "1 while compaction or re-batching runs at full speed, because the daemon is idle "
+        "(`cleaner.max_rate: auto`)",
     ),
     *_per(
         ("stream",),
-        _gauge("cleaned_below", "Compaction has examined everything below this offset"),
+        _gauge("cleaned_below", "Compaction has processed all records below this offset"),
         _gauge(
             "compaction_dirty_ratio",
             "Part of the sealed bytes that was never compacted, at the last check",
         ),
         _gauge("compaction_dirty_bytes", "Sealed bytes that were never compacted"),
-        _gauge("compaction_running", "1 while a pass is under way"),
-        _gauge("compaction_progress_ratio", "Completed part of the present phase of a pass"),
+        _gauge("compaction_running", "1 while a pass is running"),
+        _gauge(
+            "compaction_progress_ratio",
+            "Completed part of the present phase of a compaction pass, from 0 to 1",
+        ),
         _counter("compaction_passes", "Compaction passes"),
         _counter("compaction_records_removed", "Records that compaction removed"),
         _counter("compaction_freed_bytes", "Bytes that compaction freed"),
-        _counter("rebatched_segments", "Segments rewritten with larger batches"),
+        _counter("rebatched_segments", "Segments that were rewritten with larger batches"),
         _counter("scrubbed_segments", "Sealed segments that were verified again"),
         _counter("scrubbed_bytes", "Bytes that were verified again"),
         _gauge(
@@ -129,136 +134,227 @@ CONSUMERS = (
             "consumer_lag",
             "Records between a consumer's checkpoint and the high watermark",
         ),
-        _gauge("consumer_checkpoint_offset", "Next offset the consumer will read"),
+        _gauge("consumer_checkpoint_offset", "Offset that the consumer reads next"),
         _gauge(
             "consumer_checkpoint_timestamp_seconds",
-            "When the checkpoint was committed, since 1970",
+            "Time at which the checkpoint was committed, since 1970",
         ),
         _gauge(
             "consumer_checkpoint_unreadable",
-            "1 when the consumer will get an error: the checkpoint no longer matches the stream",
+            "1 if the checkpoint does not match the stream, so that the consumer will receive "
+            "an error",
         ),
     ),
-    _gauge("checkpoints", "Checkpoints stored"),
+    _gauge("checkpoints", "Checkpoints that are stored"),
     _gauge(
         "checkpoints_uncertain",
-        "Checkpoints that may be older than confirmed ones, which were lost to damage",
+        "Checkpoints that may be older than confirmed checkpoints, because damage has destroyed "
+        "newer checkpoints",
     ),
-    _gauge("checkpoints_not_shown", "Checkpoints beyond the bound of this page (10,000)"),
-    _counter("checkpoint_commits", "Checkpoints committed or deleted"),
-    _counter("checkpoint_refusals", "Checkpoints refused, by error", "error"),
+    _gauge("checkpoints_not_shown", "Checkpoints beyond the limit of this page (10,000)"),
+    _counter("checkpoint_commits", "Commits and deletions of checkpoints"),
+    _counter("checkpoint_refusals", "Refused commits of checkpoints, by error", "error"),
 )
 
 GROUPS = (
     *_per(
         ("group", "stream"),
-        _gauge("group_members", "Members of a consumer group; for the first 1,000 groups by name"),
-        _gauge("group_generation", "Changes of its members or owners, since it began"),
-        _gauge("group_free_slots", "Slots without owner: no member reads them"),
-        _gauge("group_lag", "Offsets between the slot that is farthest behind and the end"),
+        _gauge(
+            "group_members",
+            "Members of a consumer group; shown for the first 1,000 groups by name",
+        ),
+        _gauge(
+            "group_generation",
+            "Number of changes of the group's members or owners since its creation",
+        ),
+        _gauge("group_free_slots", "Slots without an owner, which no member reads"),
+        _gauge(
+            "group_lag", "Offsets between the slot that is farthest behind and the high watermark"
+        ),
         _gauge(
             "group_member_slots",
-            "Slots of a member; those without a name of their own count as one, `unnamed`",
+            "Slots of a member; all members without a fixed name count as one member, `unnamed`",
             "member",
         ),
-        _gauge("group_member_lag", "Lag of its slot that is farthest behind", "member"),
+        _gauge("group_member_lag", "Largest lag of a slot of the member", "member"),
         _gauge(
             "group_slot_lag",
-            "Offsets between the committed offset of a slot and the high watermark; members and "
-            "slots are shown of the first groups by name, 10,000 of both in all",
+            "Offsets between the committed offset of a slot and the high watermark; shown for "
+            "the first groups by name, until 10,000 members and slots are shown",
             "slot",
         ),
     ),
-    _gauge("groups", "Consumer groups stored"),
-    _gauge("groups_not_shown", "Groups beyond the bounds of this page"),
+    _gauge("groups", "Consumer groups that are stored"),
+    _gauge("groups_not_shown", "Groups beyond the limits of this page"),
     _counter("group_rebalances", "Changes of the members or owners of a group"),
-    _counter("group_members_expired", "Members that lost their slots by the end of their session"),
+    _counter("group_members_expired", "Members that lost their slots because their session ended"),
     _counter("group_commits", "Commits of members"),
+)
+
+ACK_CONSUMERS = (
+    *_per(
+        ("consumer", "stream"),
+        _gauge(
+            "ack_consumer_waiting",
+            "Messages that the consumer has not delivered yet; for a consumer with a filter, "
+            "the number may be some scrapes old",
+        ),
+        _gauge("ack_consumer_pending", "Messages that were delivered but are not acked"),
+        _gauge(
+            "ack_consumer_redelivered",
+            "Messages that were delivered more than once but are not acked, and the last 1,000 "
+            "messages that reached `max_deliver`",
+        ),
+        _gauge("ack_consumer_pulls", "Pulls that wait for messages"),
+        _gauge(
+            "ack_consumer_floor_offset",
+            "Offset below which all messages are acked, or are not delivered again",
+        ),
+        _gauge("ack_consumer_paused", "1 while the consumer is paused"),
+        _counter(
+            "ack_consumer_deliveries",
+            "Deliveries since the consumer was created, including redeliveries",
+        ),
+        _counter(
+            "ack_consumer_exhausted",
+            "Messages that were delivered `max_deliver` times without an ack",
+        ),
+    ),
+    _gauge("ack_consumers_not_shown", "Consumers with acks beyond the limit of this page (1,000)"),
 )
 
 JOURNAL = (
     _gauge("ack_consumers", "Consumers with acks that this daemon stores"),
     _gauge(
         "ack_consumers_uncertain",
-        "Consumers with acks that may be older than what was confirmed, which was lost to damage",
+        "Consumers with acks whose state may lack confirmed changes, because damage has "
+        "destroyed these changes",
     ),
     _gauge("journal_size_bytes", "Bytes of the journal of consumers"),
-    _gauge("journal_delta_bytes", "Bytes of changes that follow the snapshots"),
-    _gauge("journal_writable", "0 while changes of consumers cannot be stored"),
-    _counter("journal_changes", "Changes of consumers written"),
-    _counter("journal_appends", "Writes of the journal, each with all changes of a moment"),
+    _gauge(
+        "journal_delta_bytes",
+        "Bytes of the changes after the newest snapshots of their consumers",
+    ),
+    _gauge(
+        "journal_writable",
+        "1 if the journal can be written; 0 while changes of consumers cannot be stored",
+    ),
+    _counter("journal_changes", "Changes of consumers that were written to the journal"),
+    _counter(
+        "journal_appends", "Writes of the journal, each of which contains all waiting changes"
+    ),
     _counter("journal_written_bytes", "Bytes written to the journal"),
     _counter("journal_syncs", "Syncs of the journal"),
-    _counter("journal_snapshots", "Snapshots made to keep the journal short"),
-    _counter("journal_copies", "Consumers copied as they are to keep the journal short"),
+    _counter(
+        "journal_snapshots",
+        "Snapshots that were written so that old segments of the journal can be removed",
+    ),
+    _counter(
+        "journal_copies",
+        "Consumers whose records were copied unchanged so that old segments of the journal can be "
+        "removed",
+    ),
     _counter("journal_cut_bytes", "Bytes of the journal that were removed"),
-    _counter("journal_failures", "Failed writes and syncs; each is tried again"),
+    _counter(
+        "journal_failures",
+        "Failed writes and syncs of the journal; the daemon repeats each of them",
+    ),
 )
 
 PULL = (
     _gauge("pull_connections", "Connected consumers"),
     _counter("pull_connections_accepted", "Connections of consumers"),
-    _counter("pull_connections_refused", "Connections refused: too many, or shutting down"),
+    _counter(
+        "pull_connections_refused",
+        "Connections that were refused because of a limit, or because the daemon was stopping",
+    ),
     _counter("pull_fetches", "Fetches answered"),
-    _counter("pull_records", "Records sent to consumers, at most"),
+    _counter("pull_records", "Upper bound of the number of records that were sent to consumers"),
     _counter("pull_body_bytes", "Bytes of batches sent to consumers"),
     _counter("pull_refusals", "Requests answered with an error", "error"),
-    _gauge("pull_unsent_bytes", "Answers in memory that their clients do not receive"),
+    _gauge("pull_unsent_bytes", "Bytes of answers in memory that clients have not received yet"),
     _counter(
         "pull_held_back_seconds",
-        "Time for which consumers had to wait because the processor was short and NATS had more",
+        "Time for which consumers had to wait because the CPU was busy and NATS had unread "
+        "messages",
     ),
 )
 
 NATS = (
     _gauge("nats_connected", "1 while connected to NATS"),
-    _counter("nats_connects", "Connections to NATS that were made"),
+    _counter("nats_connects", "Connections to NATS that were opened"),
     _counter("nats_disconnects", "Connections to NATS that were lost"),
     _counter("nats_protocol_errors", "Input that nats-py could not parse"),
     _counter(
         "nats_slow_consumer_errors",
-        "Times NATS reported a slow consumer, or closed the connection while the daemon was behind",
+        "Number of times that NATS reported the daemon as a slow consumer, or closed the "
+        "connection while the daemon had unread messages",
     ),
-    _counter("nats_watchdog_reconnects", "Reconnects because the read loop had ended"),
+    _counter(
+        "nats_watchdog_reconnects", "Reconnects because the read loop of the connection had ended"
+    ),
     _counter("nats_disconnects_by_cause", "Connections to NATS that were lost", "cause"),
     _counter(
         "nats_handovers",
-        "Moves to another NATS server because the first was about to stop; none lost",
+        "Moves to another NATS server without a lost message, because the previous server was "
+        "going to stop",
     ),
-    _gauge("nats_refused_subjects", "Subscriptions that NATS refuses now; `/readyz` names them"),
-    _counter("nats_subscriptions_refused", "Attempts at a subscription that NATS refused"),
-    _counter("acks_dropped", "Acks dropped for lack of a connection"),
-    _counter("acks_oversized", "Answers larger than the `max_payload` of NATS, which are not sent"),
+    _gauge(
+        "nats_refused_subjects",
+        "Subscriptions that NATS refuses at present; `/readyz` names them",
+    ),
+    _counter("nats_subscriptions_refused", "Attempts to subscribe that NATS refused"),
+    _counter("acks_dropped", "Acks that were dropped because the daemon had no connection to NATS"),
+    _counter(
+        "acks_oversized",
+        "Answers that were not sent because they were larger than the `max_payload` of NATS",
+    ),
     _counter("acks_refused", "Acks that NATS refused to publish"),
 )
 
 JETSTREAM_API = (
     _counter(
         "jetstream_api_requests",
-        "Requests of JetStream's clients that this node took, by `result`: ok, refused, failed, or "
-        "too many (not processed)",
+        "Requests of JetStream's clients that this node received, by `result`: ok, refused, "
+        "failed, or too many (not processed)",
         "method",
         "result",
     ),
     _histogram(
-        "jetstream_api_seconds", "From the arrival of such a request to its answer", LATENCY_BOUNDS
+        "jetstream_api_seconds",
+        "Time from the arrival of a request of a JetStream client to its answer",
+        LATENCY_BOUNDS,
     ),
-    _gauge("jetstream_consumers", "Ordered consumers that this node serves"),
+    _gauge("jetstream_consumers", "Consumers of JetStream's clients that this node serves"),
 )
 
 HTTP = (
     _gauge("http_connections", "Connections to the HTTP port"),
-    _counter("http_connections_refused", "Connections refused while all others were being served"),
-    _counter("http_connections_evicted", "Idle or unknown connections that made room for others"),
-    _counter("http_connections_timed_out", "Connections that were too slow"),
+    _counter(
+        "http_connections_refused",
+        "Connections that were refused because the daemon was serving requests on all other "
+        "connections",
+    ),
+    _counter(
+        "http_connections_evicted",
+        "Idle or unauthenticated connections that were closed so that other clients could connect",
+    ),
+    _counter(
+        "http_connections_timed_out",
+        "Connections that were closed because a request or the reading of an answer took too long",
+    ),
     _counter(
         "http_requests",
-        "Requests, by route (`none`: there is no such) and status (`cut off`: it had none)",
+        "Requests, by route (`none` for an unknown path) and status (`cut off` if no answer was "
+        "sent)",
         "route",
         "code",
     ),
     _histogram(
-        "http_request_seconds", "From a request to its answer, by route", LATENCY_BOUNDS, "route"
+        "http_request_seconds",
+        "Time from a request to its answer, by route",
+        LATENCY_BOUNDS,
+        "route",
     ),
     _gauge("web_sessions", "Browsers that are signed in to the web page"),
 )
@@ -266,7 +362,8 @@ HTTP = (
 ACCESS = (
     _counter(
         "denied",
-        "Requests denied by the ACL, by operation (or `login`: refused) and port (`pull`, `http`)",
+        "Requests that the ACL denied, by operation (`login` for refused logins) and port "
+        "(`pull`, `http`)",
         "operation",
         "way_in",
     ),
@@ -277,12 +374,12 @@ DAEMON = (
     _gauge("ready", "1 while /readyz answers 200"),
     _gauge(
         "conditions",
-        "Present problems, as listed in [Conditions](conditions.md): their number, by kind",
+        "Number of present problems, by kind ([Conditions](conditions.md))",
         "condition",
         "severity",
     ),
     _gauge("draining", "1 while the daemon is stopping"),
-    _gauge("streams", "Streams that are open, the system's own included"),
+    _gauge("streams", "Open streams, including system streams"),
     _gauge("streams_failed_to_open", "Streams on disk that could not be opened"),
     _histogram(
         "fsync_seconds", "Duration of fdatasync calls on segment files", LATENCY_BOUNDS
@@ -293,12 +390,14 @@ DAEMON = (
         "Delay of the event loop, measured four times a second",
         LATENCY_BOUNDS,
     ),
-    _gauge("disk_free_bytes", "Room left for the data directory"),
+    _gauge("disk_free_bytes", "Free space for the data directory"),
     _gauge("disk_size_bytes", "Size of the data directory's file system"),
-    _gauge("disk_writable", "1 while the data directory can be written"),
+    _gauge("disk_writable", "1 while the daemon can write to the data directory"),
     _counter("reloads", "Reloads (SIGHUP), by `result`: ok or refused", "result"),
-    _gauge("last_reload_successful", "0 when the last reload found a bad file, whose old "
-           "content holds"),
+    _gauge("last_reload_successful", (
+        "1 if the last reload succeeded; 0 if it refused a file, whose previous content then "
+        "stays in force"
+    )),
     _gauge("max_resident_bytes", "Largest resident memory so far"),
 )  # fmt: skip
 
@@ -308,7 +407,7 @@ PROCESS = (
     Metric("process_virtual_memory_bytes", "gauge", (), "Virtual memory"),
     Metric("process_start_time_seconds", "gauge", (), "Start of the process since 1970"),
     Metric("process_open_fds", "gauge", (), "Open file descriptors"),
-    Metric("process_max_fds", "gauge", (), "Most file descriptors that may be open"),
+    Metric("process_max_fds", "gauge", (), "Maximum number of open file descriptors"),
     Metric("process_threads", "gauge", (), "Threads"),
 )
 
@@ -317,52 +416,55 @@ REPLICATION = (
         ("stream",),
         _gauge(
             "leader",
-            "1 if this node leads the stream, 0 if it follows; 0 from every node if none leads it",
+            "1 if this node leads the stream; 0 if it follows, or if the stream has no leader",
         ),
         _gauge("isr_size", "Replicas in sync; only from the leader"),
         _gauge("under_replicated", "1 if a replica is not in sync; only from the leader"),
         _gauge(
             "under_min_isr",
-            "1 if too few replicas are in sync to commit acked messages; only from the leader",
+            "1 if fewer than `min_isr` replicas are in sync, so that messages that ask for an "
+            "ack are refused; only from the leader",
         ),
         _gauge(
             "replica_lag",
-            "Records that the leader has and this node has not, if it has asked in this epoch; "
-            "only from the leader",
+            "Records of the leader that `node` does not have; only from the leader, for nodes "
+            "that have sent a request in this epoch",
             "node",
         ),
         _counter("isr_changes", "Changes of the in-sync set while this node led the stream"),
     ),
     _counter(
         "elections",
-        "Elections that this node won, by `reason`: leader-lost (most replicas did not hear "
-        "from it), no-leader (it had resigned) or unclean (no complete copy was left, "
-        "and `cluster.unclean` is balanced)",
+        "Elections that this node won, by `reason`: leader-lost (most replicas received no "
+        "heartbeats from the leader), no-leader (the leader had resigned) or unclean (no "
+        "complete copy was left, and `cluster.unclean` is balanced)",
         "reason",
     ),
     _counter(
         "handovers",
-        "Planned handovers of the lead of a stream by this node, by `result`: ok, or failed (it "
-        "stayed here, or was left to an election)",
+        "Planned handovers of a stream's leadership by this node, by `result`: ok, or failed "
+        "(the leadership stayed at this node, or an election followed)",
         "result",
     ),
     *_per(
         ("node",),
         _gauge(
             "peer_clock_ahead_seconds",
-            "Time by which the clock of another node is ahead of this node's; negative: behind",
+            "Time by which the clock of another node is ahead of this node's clock; negative if "
+            "it is behind",
         ),
         _gauge(
             "peer_clock_error_seconds",
-            "The error of that measurement: half of the time that the quickest ping took",
+            "Error of `liftlog_peer_clock_ahead_seconds`: half of the shortest round trip of a "
+            "ping",
         ),
     ),
-    _gauge("session_valid", "1 while this node's session in the metadata store holds"),
+    _gauge("session_valid", "1 while this node's session in the metadata store is valid"),
     _gauge("metadata_age_seconds", "Time since the metadata store renewed this node's session"),
     _counter(
         "metadata_cas",
-        "Attempts to change a record of the metadata, by `result`: stored, lost (another node was "
-        "faster), unknown (no answer), unavailable",
+        "Attempts to change a value in the metadata store, by `result`: stored, lost (another "
+        "node changed it first), unknown (no answer), unavailable",
         "result",
     ),
 )
@@ -373,7 +475,7 @@ SECTIONS: tuple[tuple[str, tuple[Metric, ...]], ...] = (
     ("Replication", REPLICATION),
     ("Consumers", CONSUMERS),
     ("Consumer groups", GROUPS),
-    ("Consumers with acks", JOURNAL),
+    ("Consumers with acks", (*ACK_CONSUMERS, *JOURNAL)),
     ("Pull socket", PULL),
     ("NATS", NATS),
     ("JetStream's API", JETSTREAM_API),

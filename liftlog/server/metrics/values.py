@@ -102,8 +102,8 @@ def refused(host: StreamHost) -> dict[str, int]:
 
 
 _DENIABLE = {(what, way): 0 for what in (*OPERATIONS, LOGIN) for way in ("http", "pull")}
-"""Exported as 0 from the start; otherwise a query would not count the first denial as an
-increase."""
+"""Operations whose denials are exported as 0 from the start; otherwise a query would not count the
+first denial as an increase."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +125,8 @@ class Sources:
 
 
 def daemon_values(sources: Sources, found: Iterable[Condition]) -> dict[str, float]:
-    """Return values by the name of the metric, without those that the system does not provide.
-    `found` are the present conditions."""
+    """Return values by the name of the metric. Values that the system does not provide are left
+    out. `found` are the present conditions."""
     api = sources.health.jetstream_api
     return {
         "liftlog_ready": int(not any(one.is_unready for one in found)),

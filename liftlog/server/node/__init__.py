@@ -5,7 +5,7 @@ In these modules, a *record* is usually a stream's metadata record in the metada
 adopting         makes a daemon with streams of its own the first node of a cluster
 clustered        joins the cluster, and starts and stops everything that a node runs
 offsets          the cluster's checkpoints: their stream, and the node that serves them
-own_offsets      checkpoints from the time before a daemon shared those of a cluster
+own_offsets      checkpoints from the time before a daemon shared the cluster's checkpoints
 cluster_catalog  the catalog of a node: finds, creates, changes and deletes streams by their records
 replicated       creates the parts of a node, connects them, and stops them
 opening          the start: records seen before, copies on the disk, and which of them are opened

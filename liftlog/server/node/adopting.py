@@ -6,10 +6,11 @@ streams that were restored from a backup into the data directory of a node.
 The streams get metadata records with this node as their only replica, and their logs become copies
 that other nodes can follow. No data are copied: offsets, incarnations and epochs stay, so readers,
 leases and checkpoints continue. Each step can be repeated, so after an interruption the operator
-runs the command again; the node ignores a stream until its last step is done.
+runs the command again. The node ignores a stream until its last step is done.
 
 Only the record of a stream shows that the cluster has the stream. A manifest that marks its log as
-a replica does not: it may come from another cluster, or from a record that was deleted.
+a replica does not show this: the replica may come from another cluster, or its record may have been
+deleted.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ class Adopted:
 
 
 async def adopt(settings: Settings, cluster: ClusterSettings) -> list[Adopted]:
-    """Make the data directory of a stopped daemon that of the first node. The metadata store must
-    already exist. Durable on return.
+    """Make the data directory of a stopped daemon the directory of the first node. The metadata
+    store must already exist. Durable on return.
 
     Raises ConfigError if the cluster has other nodes, Conflict if a stream cannot be adopted,
     DataDirLocked while a daemon runs, StorageError, MetadataUnavailable.
@@ -85,8 +86,8 @@ async def adopt(settings: Settings, cluster: ClusterSettings) -> list[Adopted]:
 async def adopt_more(
     settings: Settings, cluster: ClusterSettings, names: Collection[str]
 ) -> list[Adopted]:
-    """Add streams in the data directory of a stopped node to its cluster: those in `names`, or if
-    `names` is empty, all that belonged to no cluster. Durable on return.
+    """Add streams in the data directory of a stopped node to its cluster: the streams in `names`,
+    or if `names` is empty, all that belonged to no cluster. Durable on return.
 
     Raises ConfigError if the directory belongs to no node, and the errors of `adopt`.
     """
@@ -131,8 +132,8 @@ async def _adopt(
     states: dict[str, ActiveState],
     names: Collection[str] | None,
 ) -> list[Adopted]:
-    """Adopt streams of the directory: all if `names` is None, those that belonged to no cluster if
-    `names` is empty, else those in `names`."""
+    """Adopt streams of the directory: all if `names` is None, the streams that belonged to no
+    cluster if `names` is empty, else the streams in `names`."""
     member = await join(
         store,
         data_dir.environment.fs,
@@ -229,7 +230,7 @@ async def _adopt_stream(
     end = log.log_end_offset
     state = await asyncio.to_thread(log.close)
     if state is None:
-        raise StorageError(f"stream {name} could not be closed: the log above says why")
+        raise StorageError(f"stream {name} could not be closed: the log above has the reason")
     states[name] = state
     alone = loaded.settings.model_copy(update={"replicas": 1, "min_isr": 1})
     record = transitions.create(

@@ -1,5 +1,5 @@
-"""This node in elections: when it may lead, when it elects itself, and when the records that
-elections rest on are restored or given up."""
+"""Decides when this node may lead a stream, when it begins an election, and when the records on
+which elections depend are restored or abandoned."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from liftlog.server.replication.unclean import UncleanRecovery
 
 
 class Candidacy:
-    """Belongs to the event loop. Before `stand`, this node takes part in no election, and may lead
-    the streams whose records name it."""
+    """This node as a candidate in elections. Belongs to the event loop. Before `stand`, this node
+    takes part in no election, and may lead the streams whose records name it."""
 
     def __init__(
         self, node: LocalNode, replicas: Replicas, link_to: Callable[[str], PeerLink]
@@ -75,7 +75,7 @@ class Candidacy:
         await self.succession.run()
 
     def stand_down(self) -> None:
-        """This node stops: it takes over no more streams."""
+        """Take over no more streams, because this node stops."""
         if self.succession is not None:
             self.succession.stand_down()
 
@@ -85,7 +85,7 @@ class Candidacy:
             self.copies.stop_leading(name, reason)
 
     def _may_recover(self, name: str) -> bool:
-        """See `ElectionCopies.may_recover`; a node that stops takes no lead."""
+        """Return the result of `ElectionCopies.may_recover`; False once this node stops."""
         is_stopping = self._replicas.is_stopping or self._node.handovers.is_stopping
         return not is_stopping and self.copies.may_recover(name)
 
@@ -104,8 +104,9 @@ class Candidacy:
         return {**self.succession.elections, "unclean": self.unclean.recovered}
 
     def may_answer(self, name: str) -> bool:
-        """Return True if this node leads the stream, and no other one can have been elected
-        meanwhile, based on sessions. A newer record that names another leader may be on its way."""
+        """Return True if this node leads the stream and, according to the sessions, no other node
+        can have been elected meanwhile. A newer record that names another leader may not have
+        arrived yet."""
         led = self._node.led.get(name)
         if led is None or led.leader.resigned:
             return False

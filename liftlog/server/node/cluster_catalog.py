@@ -69,7 +69,7 @@ class ClusterCatalog:
     # --- from the start to the end ---
 
     async def open(self, *, assume_yes: bool, is_stopping: Callable[[], bool]) -> None:
-        """Open the streams by their records. The configuration only adds streams, later."""
+        """Open the streams that have records. The streams of the configuration are added later."""
         await self.node.opening.open_streams()
 
     async def stop(self, hurry: asyncio.Event, seconds: float) -> None:
@@ -102,13 +102,24 @@ class ClusterCatalog:
         return None if record is None else describe_elsewhere(name, settings_of(record), record)
 
     async def look_for(self, name: str) -> None:
-        if not self._view.knows(name) and is_stream_name(name):
+        if not self._view.knows(name):
+            await self._read(name)
+
+    async def look_again(self, name: str) -> None:
+        if self._view.knows(name):
+            await self._read(name)
+
+    async def _read(self, name: str) -> None:
+        if is_stream_name(name):
             with contextlib.suppress(LiftlogError):
                 await self.node.mirror.change(name, lambda present: None)
 
     def was_deleted(self, name: str) -> bool:
         record = self.node.mirror.records.get(name)
         return record is not None and record.deleted
+
+    def reaches(self, node: str) -> bool:
+        return self._view.reaches(node)
 
     def addresses(self) -> list[str]:
         return self._view.addresses()
@@ -128,7 +139,7 @@ class ClusterCatalog:
         return self._view.leads_elsewhere(name)
 
     def may_answer(self, name: str) -> bool:
-        """Return True if this node leads, as far as sessions show. A newer record that names
+        """Return True if this node leads according to its session. A newer record that names
         another leader may not have arrived yet."""
         return self.node.candidacy.may_answer(name)
 
@@ -164,8 +175,8 @@ class ClusterCatalog:
         return not is_ready and self._view.leads(name)
 
     def check_end_is_known(self, name: str) -> None:
-        """Raise NotReady if this node begins to lead and does not know the end yet. The end of a
-        failed stream is known, because nothing changes it any more."""
+        """Raise NotReady if this node begins to lead and has not determined the end yet. The end of
+        a failed stream is known, because nothing changes it any more."""
         if self.begins_to_lead(name) and not self.node.has_failed(name):
             raise self._view.begins_to_lead(name)
 
@@ -226,8 +237,8 @@ class ClusterCatalog:
         host = self._hosted.hosts.get(name)
         if host is None or not host.is_leading:
             raise self.not_leader(name)
-        # If there is no connection, or NATS refuses, the description of the stream reports it:
-        # other nodes have the stream.
+        # Without a connection, or if NATS refuses, this does not fail, because other nodes have the
+        # stream. The description of the stream reports the problem.
         with contextlib.suppress(NatsRefused, NatsUnavailable):
             await self._hosted.attachments.attach(host)
         return host
@@ -248,8 +259,8 @@ class ClusterCatalog:
     async def truncate(
         self, host: StreamHost, offset: int, apply: Callable[[], Awaitable[int]]
     ) -> int:
-        """Change the record, then call `apply`. Because a change of the record cannot be undone,
-        the change is checked first against the log here."""
+        """Change the record, then call `apply`. A change of the record cannot be undone, so the
+        change is first checked against the log here."""
         name, log = host.name, host.log
         if self._view.knows(name):
             check_truncation(log, offset, log.environment.age_clock_ns())

@@ -62,14 +62,14 @@ class ClusterView:
         return record is not None and me in record.isr and record.leader != me
 
     def leader_of(self, record: StreamMetadata) -> str | None:
-        """Return the node that leads the stream; None if there is none or it is down. A record
-        still names a leader that is down until another replica has taken over."""
+        """Return the node that leads the stream; None if the stream has no leader or the leader is
+        down. A record still names a leader that is down until another replica has taken over."""
         return None if record.leader is None or self.is_down(record.leader) else record.leader
 
     def answerer(self, name: str) -> str | None:
         """Return the other node that answers requests about a stream; None if this node answers
-        them, which it also does for a stream that does not exist. Raises NotLeader if the stream
-        has no leader."""
+        them. This node also answers requests about a stream that does not exist. Raises NotLeader
+        if the stream has no leader."""
         record = self.known(name)
         if record is None or record.leader == self._member.name:
             return None
@@ -79,7 +79,7 @@ class ClusterView:
         return leader
 
     def other_leaders(self) -> dict[str, str]:
-        """Return the other nodes that lead a stream, with one such stream of each."""
+        """Return the other nodes that lead streams, each with one of the streams that it leads."""
         found: dict[str, str] = {}
         for name, record in self._mirror.records.items():
             if record.leader not in (None, self._member.name) and not record.deleted:
@@ -94,13 +94,13 @@ class ClusterView:
         return [one for one in records if one.leader not in leading]
 
     def why_without_leader(self, record: StreamMetadata) -> tuple[str, str]:
-        """Return why the stream has no leader, and the remedy."""
+        """Return the reason why the stream has no leader, and the remedy."""
         whole = record.isr or record.eligible
         if not whole:
             return (
                 "no complete copy of it is left",
-                "if an older one is to lead, and what it lacks is given up: `liftlog cluster elect "
-                f"{record.name} --node NODE --lost {','.join(record.replicas)}`",
+                "to let an older copy lead, and lose the records that it lacks: `liftlog cluster "
+                f"elect {record.name} --node NODE --lost {','.join(record.replicas)}`",
             )
         if all(map(self.is_down, whole)):
             names = ", ".join(whole)
@@ -110,14 +110,18 @@ class ClusterView:
 
     # --- nodes ---
 
+    def reaches(self, node: str) -> bool:
+        """Return True if there is a connection to or from another node."""
+        return self._hearing.gone_seconds(node) == 0
+
     def is_down(self, node: str) -> bool:
         """Return True if a node has no session and this node receives nothing from it."""
         is_live = node == self._member.name or node in self._mirror.directory.live
         return not is_live and self.silent_seconds(node) > 0
 
     def silent_seconds(self, node: str) -> float:
-        """Return for how long this node has received no heartbeat from another one; 0.0 if the time
-        is too short to mean anything."""
+        """Return the time, in seconds, for which this node has received no heartbeat from another
+        node; 0.0 if the time is too short to be significant."""
         seconds = 0.0 if node == self._member.name else self._hearing.silent_seconds(node)
         enough = ENDED_SECONDS if self._hearing.is_refusing(node) else _SILENT_SECONDS
         return round(seconds, 1) if seconds >= enough else 0.0
@@ -184,7 +188,7 @@ class ClusterView:
         may_read: Callable[[str], bool],
         clock_ahead_seconds: Callable[[str], float],
     ) -> ClusterInfo:
-        """Describe the cluster, with the streams that the caller may read. Offsets are those of
+        """Describe the cluster, with the streams that the caller may read. All offsets come from
         this node. `clock_ahead_seconds` returns how far the clock of a node is ahead."""
         mirror = self._mirror
         streams = []

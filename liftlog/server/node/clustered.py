@@ -71,7 +71,8 @@ class ClusterNode:
         on_displaced: Callable[[], None],
     ) -> None:
         """`on_displaced` is called when another process has become this node, with any data
-        directory. If this process `was_displaced` before, it waits until that process has ended."""
+        directory. If this process `was_displaced` before, it waits until the other process has
+        ended."""
         self._was_displaced = was_displaced
         self._on_displaced = on_displaced
         self._settings = settings
@@ -175,8 +176,8 @@ class ClusterNode:
 
     async def _register(self, store: OneClusterStore) -> tuple[Member, NodeSession]:
         """Take the name of the node, then register this start. With JetStream this is retried,
-        because JetStream may have no leader for some seconds; with a file store it is not. Raises
-        ConfigError, StorageError."""
+        because JetStream may have no leader for some seconds. With a file store it is not retried.
+        Raises ConfigError, StorageError."""
         while True:
             try:
                 return await self._try_to_register(store)
@@ -291,8 +292,8 @@ class ClusterNode:
 
 
 async def kept_up(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run this until it returns. If a defect makes it fail, log the defect and start it again:
-    without one of these tasks, a node would keep its session but not do its work."""
+    """Run a task of the node until it returns. If a defect makes it fail, log the defect and start
+    the task again. Otherwise the node would keep its session without doing this work."""
     while True:
         try:
             return await work()
@@ -323,9 +324,9 @@ async def open_store(
 
 
 async def make_bucket(settings: Settings, cluster: ClusterSettings, replicas: int) -> bool:
-    """Create the bucket of a new cluster; returns False if it exists. Does not create a bucket that
-    was lost: the new one would be of another cluster, which no node with a data directory can join.
-    Raises ConfigError, MetadataUnavailable, StorageError."""
+    """Create the bucket of a new cluster; returns False if it exists. Does not replace a bucket
+    that was lost: the new bucket would belong to another cluster, which no node with a data
+    directory can join. Raises ConfigError, MetadataUnavailable, StorageError."""
     fs, path = OsFileSystem(), Path(settings.data_dir)
     with storage_errors("reading the node file"):
         file = await asyncio.to_thread(read_node_file, fs, path)
@@ -359,9 +360,12 @@ def _lost(file: NodeFile, data_dir: Path) -> ConfigError:
 
 
 async def make_again(settings: Settings, cluster: ClusterSettings, replicas: int) -> bool:
-    """Create a new metadata store for the cluster of this node's data directory; returns False if
-    the cluster has one. If a new cluster was created in its place by mistake, its store is assigned
-    to this cluster. Raises ConfigError, MetadataUnavailable, StorageError."""
+    """Create a new metadata store for the cluster of this node's data directory. If the store was
+    created again by mistake as the store of a new cluster, assign it to the node's cluster instead.
+
+    Returns False if the cluster already has its store, and nothing changes. Raises ConfigError,
+    MetadataUnavailable, StorageError.
+    """
     fs, path = OsFileSystem(), Path(settings.data_dir)
     cluster_id = await asyncio.to_thread(cluster_of, fs, path, cluster.node)
     made = False

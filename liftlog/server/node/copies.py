@@ -19,7 +19,7 @@ from liftlog.server.commits.configs import log_config
 from liftlog.server.commits.host import new_metadata
 from liftlog.server.streams.settings import origin_of, settings_of
 
-GIVEN_UP = "it was written by metadata that were given up"
+GIVEN_UP = "it was written under metadata that were given up"
 """Marks an incomplete copy that must be dropped as soon as acks do not need it."""
 
 logger = logging.getLogger("liftlog.server.replication")
@@ -61,8 +61,8 @@ def open_copy(data_dir: DataDir, record: StreamMetadata) -> tuple[Log, bool]:
 
 
 def check_is_there(data_dir: DataDir, record: StreamMetadata) -> None:
-    """Raise StorageError if the copy existed earlier in this start of the node and is missing now:
-    it may have been the only one with some acked records."""
+    """Raise StorageError if the copy existed earlier in this start of the node and is missing now.
+    It may have been the only copy with some acked records."""
     if _incarnation_of_copy(data_dir, record.name) is None:
         raise StorageError(
             f"the directory {data_dir.stream_path(record.name)} has disappeared while the daemon "
@@ -94,8 +94,8 @@ def _remove(data_dir: DataDir, record: StreamMetadata, incarnation: str) -> None
 def unknown_streams(
     data_dir: DataDir, names: Iterable[str], records: Mapping[str, StreamMetadata], node: str
 ) -> dict[str, str]:
-    """Return those streams of `names`, which are on disk, that have no copy on `node` according to
-    the metadata; each with the reason why it is not served."""
+    """Return the streams among `names`, all of them on disk, that have no copy on `node` according
+    to the metadata. Maps each of these streams to the reason why it is not served."""
     found = {}
     for name in filter(is_stream_name, names):
         record = records.get(name)
@@ -121,8 +121,8 @@ def _why_unknown(data_dir: DataDir, name: str) -> str:
 
 def _incarnation_of_copy(data_dir: DataDir, name: str) -> str | None:
     """Return the incarnation of the copy on disk; None if there is no directory. Raises Conflict
-    for a stream that is not a replica: it was never in the metadata, so these cannot show that it
-    was deleted."""
+    for a stream that is not a replica. Such a stream was never in the metadata, so the metadata
+    cannot show that it was deleted."""
     path, fs = data_dir.stream_path(name), data_dir.environment.fs
     with storage_errors(f"reading the manifest of {name}"):
         if not fs.exists(path):
@@ -137,6 +137,6 @@ def _incarnation_of_copy(data_dir: DataDir, name: str) -> str | None:
         raise Conflict(
             f"the directory {path} holds a stream that belonged to no cluster",
             hint="`liftlog cluster adopt` makes it a stream of the cluster; else move it away: a "
-            "daemon on its own, with another data_dir, can read it",
+            "single daemon with another data_dir can read it",
         )
     return manifest.incarnation

@@ -29,7 +29,8 @@ class CopyOnDisk:
         self._log: Log | None = None
         """The log while it is open and no role uses it."""
         self._is_whole = False
-        """True if the log, when it was opened, could have all records that this node confirmed."""
+        """False if the log, when it was opened, may have lacked records that this node had
+        confirmed."""
 
     @property
     def log_end(self) -> LogEnd | None:
@@ -55,8 +56,8 @@ class CopyOnDisk:
     # --- opening ---
 
     async def open(self, record: StreamMetadata) -> tuple[Log, bool]:
-        """Open or create the log. Returns it, and True if it can have all records that this node
-        has confirmed."""
+        """Open or create the log. Returns the log, and False if it may lack records that this
+        node has confirmed."""
         if self._log is not None and self._log.incarnation != record.incarnation:
             await self.close()
         if self._log is None:
@@ -73,7 +74,7 @@ class CopyOnDisk:
         log, is_new = await asyncio.to_thread(copies.open_copy, data_dir, record)
         if not is_new:
             return log, member.is_same
-        # A new copy has all records if there was no copy here before; otherwise the earlier one is
+        # A new copy has all records if there was no copy here before. Otherwise the earlier copy is
         # lost.
         is_whole = is_of_this_start or (member.is_same and has_held is False)
         if not is_whole and record.must_keep(self._me):
@@ -87,7 +88,7 @@ class CopyOnDisk:
             await asyncio.to_thread(log.close)
 
     def hand_out(self) -> None:
-        """Note that a role uses the log from now on, and closes it at its end."""
+        """Note that a role uses the log from now on. The role closes the log when it ends."""
         self._log = None
 
     async def open_for_role(self, record: StreamMetadata) -> Log:
@@ -101,8 +102,8 @@ class CopyOnDisk:
     # --- which records it has ---
 
     async def register(self, record: StreamMetadata) -> None:
-        """Register in the record, for this start of the node, whether the copy has all records that
-        this node has confirmed."""
+        """Store in the record, for this start of the node, if the copy has all records that this
+        node has confirmed."""
         log, is_whole = await self.open(record)
         member = self._node.member
 
@@ -142,9 +143,10 @@ class CopyOnDisk:
         return True
 
     async def drop(self, checked: StreamMetadata) -> None:
-        """Leave the in-sync set, store that, and only then remove the copy; the new copy starts
-        empty. After a stop in between, the node has one of the two copies, and is not in sync.
-        `checked` names the leader whose copy is complete; another leader's copy may not be."""
+        """Leave the in-sync set in the stored record, and only then remove the copy; the new copy
+        starts empty. If the node stops in between, it has one of the two copies, and is not in
+        sync. `checked` names the leader whose copy is complete. Another leader's copy may be
+        incomplete."""
 
         def left(present: StreamMetadata) -> StreamMetadata | None:
             check_same_leader(present, checked)
@@ -162,9 +164,9 @@ class CopyOnDisk:
             await asyncio.to_thread(copies.remove_copy, self._node.data_dir, after)
 
     async def go_over(self, stored: StreamMetadata) -> None:
-        """Drop the copy after the record shows that it does not count, and after this node has
-        stored that record. The copy is marked first, so that it is also dropped after a restart in
-        between."""
+        """Drop the copy after the record shows that the copy does not count, and after this node
+        has stored that record. The copy is marked first, so that it is also dropped if the node
+        restarts in between."""
         log, _ = await self.open(self._node.mirror.known[self._name])
         before = log.view.manifest.incomplete
         await asyncio.to_thread(log.structure.note_incomplete, copies.GIVEN_UP)
@@ -180,8 +182,8 @@ class CopyOnDisk:
             await self._remove_given_up(after)
 
     async def _remove_given_up(self, record: StreamMetadata) -> None:
-        """Remove the copy. The stream has used some epochs again, and records of this copy could be
-        mistaken for those of the new epochs."""
+        """Remove the copy. The stream has used some epochs a second time, so records of this copy
+        could be mistaken for records of the new epochs."""
         await self._node.mirror.remembered()
         await self.close()
         await asyncio.to_thread(copies.remove_copy, self._node.data_dir, record)

@@ -16,7 +16,7 @@ _BUSY_SECONDS = 1.0
 
 class ElectionCopies:
     """Implements `Copies` of `replication.succession`. Belongs to the event loop. `replicas` are
-    those of this node, by stream."""
+    the replicas on this node, by stream."""
 
     def __init__(self, node: LocalNode, replicas: Mapping[str, Replica]) -> None:
         self._node = node
@@ -62,13 +62,14 @@ class ElectionCopies:
         self._replicas[name].role.stop_leading(reason)
 
     def stand_aside(self, name: str) -> None:
-        """Stop leading a stream for which the metadata store has lost changes that this node has
-        seen."""
+        """Stop leading a stream, because the metadata store has lost changes of it that this node
+        has received."""
         if name in self._replicas:
             self.stop_leading(name, "the metadata store was set back")
 
     def may_recover(self, name: str) -> bool:
-        """Return True if this node can lead a stream of which no complete copy is left. It cannot
-        if its copy must be dropped: such a copy has records that were abandoned earlier."""
+        """Return True if this node can lead a stream of which no complete copy is left. Returns
+        False if the copy here must be dropped: such a copy has records that were abandoned
+        earlier."""
         replica = self._replicas.get(name)
         return replica is not None and not replica.copy.is_given_up and self.prepare_to_lead(name)

@@ -83,8 +83,8 @@ class Handovers:
         self.given = 0
         """Number of streams that were handed over."""
         self.failed = 0
-        """Number of failed attempts; after each, this node still led the stream, or left it to an
-        election."""
+        """Number of failed attempts. After a failed attempt, this node still leads the stream, or
+        an election chooses the leader."""
         self.node = node
         self._mirror = mirror
         self._streams = streams
@@ -93,7 +93,7 @@ class Handovers:
         self._spawn = spawn
         self._taking: dict[str, _Taking] = {}
         self._giving: dict[str, asyncio.Event] = {}
-        """By stream: the event that is set when the handover of the stream has ended."""
+        """Maps each stream to the event that is set when the handover of the stream has ended."""
         self._loop = asyncio.get_running_loop()
 
     # --- this node gives a stream away ---
@@ -168,8 +168,8 @@ class Handovers:
                 self._spawn(self.have_look(node, record))
 
     async def ask(self, node: str, message: Message, seconds: float) -> None:
-        """Send a request; returns when the node has carried it out. Raises StreamUnavailable if the
-        node does not answer in time, ConnectionLost, and the node's error."""
+        """Send a request, and wait until the node has carried it out. Raises StreamUnavailable if
+        the node does not answer in time, ConnectionLost, and the node's error."""
         answered: asyncio.Future[None] = self._loop.create_future()
 
         def done(_: Exchange) -> None:
@@ -203,7 +203,7 @@ class Handovers:
                 return
             raise Conflict(f"node {self.node} does not know of this handover")
         if message.step == "drop":
-            await self._drop(taking, "the leader has given up")
+            await self._drop(taking, "the leader has abandoned the handover")
         elif message.step == "subscribe":
             await self._decline_if_it_stops(taking)
             await self._subscribe(taking)
@@ -229,7 +229,7 @@ class Handovers:
         )
 
     def leads(self, name: str) -> None:
-        """Note that this node leads the stream, and has stored the held messages that it could
+        """Note that this node leads the stream and has stored those held messages that it could
         use."""
         taking = self._taking.pop(name, None)
         if taking is not None and taking.watch is not None:
@@ -272,7 +272,7 @@ class Handovers:
         taking = self._taking[name] = _Taking(taker, host, Relay(self._loop.time))
         await self._ids.catch_up(host)
         await self._decline_if_it_stops(taking)
-        if not offer.is_attached:  # the next message about it may be that this node leads it
+        if not offer.is_attached:  # the next event may be that this node begins to lead the stream
             taker.subscribes()
             taker.subscribed(self._loop.time())
 
@@ -288,8 +288,8 @@ class Handovers:
         return self._mirror.records.get(message.stream)
 
     async def _decline_if_it_stops(self, taking: _Taking) -> None:
-        """Raise Conflict and drop the handover if this node stops. Called before the giver relies
-        on this node."""
+        """Raise Conflict and drop the handover if this node is stopping. Called before the leader
+        that hands over relies on this node."""
         if self.is_stopping:
             await self._drop(taking, "this node stops")
             raise Conflict(f"node {self.node} stops, and takes over nothing more")
@@ -400,7 +400,7 @@ class _Giving:
                 raise StreamUnavailable("what was received has not been committed")
         elif step is Step.TELL:
             if self._giver.is_full:
-                raise StreamUnavailable("too much came to tell of it")
+                raise StreamUnavailable("too many messages arrived to report them")
             pieces = self._giver.told(MAX_DIGEST_BYTES // DIGEST_BYTES) or [b""]
             for number, piece in enumerate(pieces, 1):
                 await self._ask(step, piece, more=number < len(pieces))
@@ -450,7 +450,7 @@ class _Giving:
         still_led = self._streams.hosts.get(host.name) is host and host.is_accepting
         if undo.subscribe and still_led and not is_ending:
             self._streams.attachments.want(host)
-            with contextlib.suppress(LiftlogError):  # it is attached again as soon as possible
+            with contextlib.suppress(LiftlogError):  # attached again as soon as possible
                 await self._streams.attachments.attach(host)
         if undo.loss:
             self._streams.note_possible_loss(host, f"a handover failed: {undo.loss}")

@@ -1,5 +1,5 @@
-"""Decides which nodes should lead this node's streams: the one that an operator names; the first
-replica if all nodes are healthy; any other one when this node stops."""
+"""Decides which nodes should lead this node's streams: the node that an operator names, the first
+replica if all nodes are healthy, or any other node when this one stops."""
 
 from __future__ import annotations
 
@@ -21,19 +21,20 @@ logger = logging.getLogger("liftlog.server.replication")
 _AT_ONCE = 8
 _TURNS = 6
 _MOST_AT_ONCE = 64
-"""Limit of concurrent handovers. A handover mostly waits, so a node that stops hands over many of
-its streams at once, to be done in a few seconds. The other nodes hold the messages that NATS
-delivers during one handover; their amount does not grow with the number of concurrent handovers."""
+"""Limit of concurrent handovers. A handover mostly waits, so a stopping node hands over many of its
+streams at once and is done in a few seconds. During a handover the other node holds the messages
+that NATS delivers. The amount of held messages does not grow with the number of concurrent
+handovers."""
 _TELL_SECONDS = 2.0
-"""A node that stops logs at this interval how many streams it still has to hand over."""
+"""Interval at which a stopping node logs how many streams it still has to hand over."""
 _HEIRS_TRIED = 2
 _AGAIN_SECONDS = 2.0
 _REFUSES_SECONDS = 1.0
-"""A leader that could store nothing for this long hands over to another node."""
+"""A leader that has been unable to store anything for this time hands over to another node."""
 _STOP_LOOK_SECONDS = 0.05
 _ROUNDS = 2
-"""Attempts per stream during a stop: a candidate may not have been notified yet that it is in
-sync."""
+"""Number of attempts per stream during a stop. The first ones may fail because a candidate was not
+notified yet that it is in sync."""
 _COMING_SECONDS = 5.0
 """Maximum time that a stop waits for a stream that this node leads by its metadata but has not
 begun to lead."""
@@ -41,8 +42,8 @@ begun to lead."""
 
 class Leadership:
     """Hands streams over to other nodes. Belongs to the event loop. `led` returns the streams that
-    this node leads; `is_coming` returns True if a handover that has begun may make it lead another
-    one."""
+    this node leads; `is_coming` returns True if a handover in progress may make this node lead
+    another stream."""
 
     def __init__(
         self,
@@ -62,10 +63,11 @@ class Leadership:
         self._refuses_seconds = refuses_seconds
         self._again_at: dict[str, float] = {}
         self._first_since: dict[str, float] = {}
-        """By stream: since when its first replica, on another node, could have led it."""
+        """Maps each stream to the time at which its first replica, on another node, became able to
+        lead it."""
         self._moving: list[str] = []
-        """The streams that a move takes replicas from, when `_mirror.changes` was `_moving_as_of`;
-        normally none."""
+        """A cache of the streams whose replicas are being moved away; normally none. It is valid
+        while `_mirror.changes` equals `_moving_as_of`."""
         self._moving_as_of = -1
 
     async def elect(self, name: str, to: str | None = None) -> str:
@@ -83,8 +85,8 @@ class Leadership:
     async def recover(self, name: str, to: str, lost: Collection[str]) -> str:
         """Make `to` the leader of a stream that no node can lead, because all complete copies were
         on the nodes `lost` and will not come back. Abandons records that only those nodes had.
-        Returns `to`. Raises StreamNotFound, Conflict while a node leads or other copies are
-        complete, MetadataUnavailable."""
+        Returns `to`. Raises Conflict while a node leads or other copies are complete. Also raises
+        StreamNotFound, MetadataUnavailable."""
         directory = self._mirror.directory
 
         def step(record: StreamMetadata) -> StreamMetadata | None:
@@ -131,8 +133,9 @@ class Leadership:
             logger.warning("not-handed-over stream=%s error=%s", name, error)
 
     async def hand_over_all(self) -> None:
-        """Hand over all streams of this node before a planned stop, including those that it is just
-        taking over. Streams that cannot be handed over are left to an election. Does not raise."""
+        """Hand over all streams of this node before a planned stop, including the streams that it
+        is just taking over. If a handover fails, an election chooses the next leader. Does not
+        raise."""
         self._handovers.is_stopping = True
         loop = asyncio.get_running_loop()
         until = loop.time() + _COMING_SECONDS
@@ -244,8 +247,8 @@ class Leadership:
             await asyncio.gather(*map(give, due))
 
     async def balance(self, interval_seconds: float, settled_seconds: float) -> None:
-        """Hand streams over to their first replica, one at a time, once it has been live and in
-        sync for `settled_seconds`. Runs until it is cancelled or the node stops."""
+        """Hand streams over to their first replica, one at a time, once this replica has been live
+        and in sync for `settled_seconds`. Runs until cancelled or until the node stops."""
         while True:
             await asyncio.sleep(interval_seconds)
             for name in self._misplaced(settled_seconds):

@@ -1,5 +1,5 @@
-"""The services that each replica needs: those of its node, and of the objects that create hosts of
-streams."""
+"""The services that each replica uses: the services of its node, and of the objects that create
+hosts of streams."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ logger = logging.getLogger("liftlog.server.replication")
 @dataclass(frozen=True, slots=True)
 class LocalNode:
     """This node, from the point of view of its replicas. `link_to` returns the connection to
-    another node; `pace` limits all followers together that catch up with streams led here."""
+    another node. `pace` limits the total rate of all followers that catch up with streams led
+    here."""
 
     member: Member
     mirror: Mirror

@@ -1,7 +1,7 @@
 """Moves replicas between nodes: moves a stream, drains a node, removes a node for good.
 
 A move is stored in the stream's record, and draining in the node's record, so they do not depend on
-a running node: whichever node leads a stream continues its moves, and begins the moves that a
+one running node. The node that leads a stream continues its moves, and begins the moves that a
 drained node needs. New replicas catch up outside the in-sync set. A leader whose own replica moves
 away hands over first.
 """
@@ -28,18 +28,18 @@ _MAX_NAMED = 5
 
 
 class Moves:
-    """Moves replicas. Belongs to the event loop. Each change is durable on return, and may be
-    requested again."""
+    """Moves replicas. Belongs to the event loop. Each change is durable on return. Requesting a
+    change again does no harm."""
 
     def __init__(self, mirror: Mirror) -> None:
         self._mirror = mirror
         self._stuck: dict[str, str] = {}
-        """By stream: why it stays on a drained node."""
+        """Maps each stream that stays on a drained node to the reason."""
 
     async def move(self, name: str, target: Sequence[str]) -> None:
-        """Begin to move a stream to the nodes `target`, the preferred leader first. Raises
-        StreamNotFound, InvalidArgument, Conflict if the stream is being moved elsewhere or a new
-        node cannot take it, MetadataUnavailable."""
+        """Begin to move a stream to the nodes `target`, the preferred leader first. Raises Conflict
+        if the stream is being moved elsewhere or a new node cannot take it. Also raises
+        StreamNotFound, InvalidArgument, MetadataUnavailable."""
         await self._check_nodes(target)
 
         def step(record: StreamMetadata) -> StreamMetadata | None:
@@ -52,9 +52,9 @@ class Moves:
         logger.info("move-begun stream=%s replicas=%s", name, ",".join(record.replicas))
 
     async def cancel(self, name: str) -> None:
-        """Cancel a move, and return to the replicas before it. Raises StreamNotFound,
-        InvalidArgument like `move`, Conflict if the new replicas are needed,
-        MetadataUnavailable."""
+        """Cancel a move, and return to the replicas before it. Raises Conflict if the new replicas
+        are needed. Also raises StreamNotFound, InvalidArgument and MetadataUnavailable, as `move`
+        does."""
         await self._change(name, lambda record: _allowed(transitions.cancel(record)))
         logger.info("move-cancelled stream=%s", name)
 
@@ -117,7 +117,7 @@ class Moves:
     async def _leave_node(self, record: StreamMetadata, drained: set[str]) -> bool:
         name = record.name
         try:
-            # The step uses the record of that moment: an operator may have moved the stream
+            # The step uses the newest record, because an operator may have moved the stream
             # meanwhile.
             after = await self._mirror.change(
                 name, lambda one: transitions.reassign(one, self._without(one, drained))

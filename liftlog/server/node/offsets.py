@@ -1,8 +1,8 @@
 """The checkpoints of a cluster: the stream `_offsets`, and its table on the node that leads it.
 
-The first node creates the stream, and it grows to three replicas as nodes join. Its leader loads
-the checkpoints into memory once everything that was committed before is known to be committed; the
-other nodes forward requests to it.
+The first node creates the stream, and it grows to three replicas as nodes join. A new leader first
+waits until it has committed all records that earlier leaders committed. Then it loads the
+checkpoints into memory. The other nodes forward requests to it.
 """
 
 from __future__ import annotations
@@ -144,8 +144,9 @@ class ReplicatedOffsets:
         logger.info("checkpoints-opened count=%d epoch=%d", len(table), led.leader.epoch)
 
     def _find(self, name: str) -> StreamHost | StreamBounds:
-        """Return the bounds that a checkpoint in the stream is checked against: from its log if it
-        is led here, else from its metadata. Raises StreamNotFound, StreamUnavailable, NotReady."""
+        """Return the bounds that a checkpoint in the stream is checked against: from the log if
+        this node leads the stream, else from the metadata. Raises StreamNotFound,
+        StreamUnavailable, NotReady."""
         record = self._streams.view.known(name)
         if record is None or record.leader == self._streams.member.name:
             return self._broker.led_stream(name)

@@ -1,5 +1,5 @@
-"""The start of a node: the records that it has seen before, the copies on its disk, and which of
-them it opens."""
+"""The start of a node: loads the records that it has received before, finds the copies on its disk,
+and opens the streams."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _SET_BACK = (
 
 
 class Opening:
-    """Belongs to the event loop. Call `remember` and `find_copies` before anything is read from the
-    metadata store, then `open_streams`."""
+    """The start of one node. Belongs to the event loop. Call `remember` and `find_copies` before
+    anything is read from the metadata store, then `open_streams`."""
 
     def __init__(self, node: LocalNode, replicas: Replicas, known: KnownRecords) -> None:
         self.known = known
@@ -27,15 +27,15 @@ class Opening:
         self._on_disk: list[str] = []
 
     async def remember(self) -> None:
-        """Load the records that this node has seen in earlier starts, and write newer ones from now
-        on."""
+        """Load the records that this node has received in earlier starts, and write newer ones from
+        now on."""
         self._node.mirror.remember(await asyncio.to_thread(self.known.read))
         self._node.spawn(self.known.run())
 
     async def find_copies(self) -> None:
-        """Find the copies on the disk. It removes copies whose creation was not completed, and
-        later such a copy may just be being created. Its files would be lost, and the records that
-        it confirms with them."""
+        """Find the copies on the disk, and remove those whose creation was not completed. Call this
+        first. A later call could remove a copy that is just being created, together with records
+        that this node has confirmed."""
         self._on_disk = await asyncio.to_thread(self._node.data_dir.stream_names)
 
     async def open_streams(self) -> None:

@@ -1,9 +1,9 @@
 """A node's own checkpoints and consumer groups, from the time before it was a node, or from
 versions in which each node had its own.
 
-The first start renames their stream; later they are stored among those of the cluster. If a
-consumer has committed in the cluster since, its checkpoint there is kept; so is a group that has
-begun there.
+The first start renames their stream. Later they are added to the checkpoints of the cluster. If a
+consumer has committed in the cluster since then, its checkpoint in the cluster is kept. A group
+that has begun in the cluster is kept, too.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class OwnCheckpoints:
         self._groups_stored = asyncio.Event()
 
     async def store_groups(self, offsets: StreamHost, table: CheckpointTable, prefix: str) -> None:
-        """Store the groups in `offsets`, which this node leads, and add them to its `table`, before
-        the groups in either are used. Raises the errors of the write; the next call starts from the
-        beginning."""
+        """Store the groups in `offsets`, the stream of checkpoints that this node leads, and add
+        them to its `table`. No group in either is used until this is done. Raises the errors of the
+        write; the next call starts from the beginning."""
         await self._load()
         own = {} if self._table is None else self._table.groups
         new = {key: value for key, value in own.items() if key not in table.groups}
@@ -72,9 +72,9 @@ class OwnCheckpoints:
         self._groups_stored.set()
 
     async def store_at(self, checkpoints: Checkpoints) -> None:
-        """Store the checkpoints here, because this node begins to lead the checkpoints, and before
-        any consumer is answered: a consumer that asked earlier would be told that it has no
-        position. Raises errors that can be retried; the next attempt finds the checkpoints that
+        """Store the checkpoints here, because this node begins to lead the checkpoints. Call this
+        before any consumer is answered: otherwise a consumer could receive the answer that it has
+        no position. Raises errors that can be retried; the next attempt finds the checkpoints that
         were stored."""
         for request, owner in await self._requests():
             try:
@@ -84,8 +84,9 @@ class OwnCheckpoints:
                     raise
 
     async def take_over(self, broker: Broker, streams: ReplicatedStreams) -> None:
-        """Store the checkpoints among those of the cluster, on whichever node leads these, then
-        remove the renamed stream. After a stop in between, the next start continues."""
+        """Store the checkpoints on the node that leads the checkpoints of the cluster, and then
+        remove the renamed stream. If the process stops in between, the next start continues the
+        work."""
         try:
             requests = await self._requests()
             if self._table is None:
@@ -144,7 +145,7 @@ def _load(data_dir: DataDir) -> CheckpointTable | None:
 async def _store(
     broker: Broker, streams: ReplicatedStreams, request: CommitCheckpoint, owner: str
 ) -> None:
-    """Store the checkpoint at the leader of the checkpoints, as soon as there is one."""
+    """Store the checkpoint at the leader of the checkpoints, as soon as a leader exists."""
     while True:
         try:
             await _commit(broker, streams, request, owner)

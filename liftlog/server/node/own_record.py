@@ -1,4 +1,5 @@
-"""This node's own record in the metadata store: who it belongs to, and that it stays there."""
+"""This node's own record in the metadata store: detects another process that takes the record over,
+and restores the record if the store has lost it."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ _TELL_SECONDS = 2.0
 
 
 class OwnRecord:
-    """Belongs to the event loop. `spawn` starts a task."""
+    """The record of this node. Belongs to the event loop. `spawn` starts a task."""
 
     def __init__(
         self,
@@ -32,7 +33,7 @@ class OwnRecord:
         self._spawn = spawn
         self._displaced = asyncio.Event()
         self._is_listed = False
-        """True once the metadata store was seen to have a record of this node."""
+        """True once this node's record was found in the metadata store."""
         self._is_restoring = False
 
     @property
@@ -41,16 +42,17 @@ class OwnRecord:
         return self._displaced.is_set()
 
     async def displaced(self) -> None:
-        """Return when another process has registered itself as this node."""
+        """Wait until another process has registered itself as this node."""
         await self._displaced.wait()
 
     def yield_to_other(self) -> None:
-        """Another process is this node: change the record no more."""
+        """Stop changing the record, because another process is this node now."""
         self._displaced.set()
 
     def check(self) -> None:
-        """Called when the records of nodes have changed: notice another process, and restore the
-        record if the store has lost it. Without it, other nodes have no address of this one."""
+        """Detect another process, and restore the record if the store has lost it. Without the
+        record, other nodes have no address of this node. Called when the records of nodes have
+        changed."""
         own, start = self._mirror.directory.nodes.get(self._member.name), self._member.start
         self._is_listed = self._is_listed or own is not None
         if own is not None and own.start > start:
@@ -72,8 +74,9 @@ class OwnRecord:
             self._is_restoring = False
 
     async def tell_that_it_stops(self) -> None:
-        """Store that no lead is to be handed over to this node. Does not raise: if the store does
-        not answer in time, other nodes detect it when they ask."""
+        """Store that this node is stopping, so that no leadership is handed over to it. Does not
+        raise: if the store does not answer in time, other nodes find out when they ask this
+        node."""
 
         def step(value: Mapping[str, Any]) -> dict[str, Any] | None:
             is_told = value["start"] != self._member.start or value.get("stopping")

@@ -1,4 +1,4 @@
-"""The services of this node for the other ones: serves their followers, and answers their
+"""The services of this node for the other nodes: serves their followers, and answers their
 requests."""
 
 from __future__ import annotations
@@ -8,12 +8,15 @@ import contextlib
 from collections.abc import Callable, Iterable, Mapping
 
 from liftlog.cluster.record import StreamMetadata
+from liftlog.errors import StaleIncarnation
+from liftlog.protocol.consumer_states import FetchConsumers
 from liftlog.protocol.replication import Peer, Replicate, SuspectAnswer
 from liftlog.server.node.cluster_view import ClusterView
 from liftlog.server.node.handing_over import LOOK_SECONDS
 from liftlog.server.node.local_node import LocalNode
 from liftlog.server.node.replica import Replica
 from liftlog.server.replication.serving import Reply
+from liftlog.server.replication.serving_consumers import ConsumerReply
 from liftlog.server.replication.succession import Succession
 from liftlog.server.vitals.clock_guard import STEP_NS
 
@@ -21,8 +24,8 @@ _RECONNECT_SECONDS = 1.0
 
 
 class PeerService:
-    """Answers other nodes. Belongs to the event loop. `replicas` are those of this node, by stream;
-    `succession` returns its elections, or None before it takes part in any."""
+    """Answers other nodes. Belongs to the event loop. `replicas` are the replicas on this node, by
+    stream; `succession` returns the elections of this node, or None before it takes part in any."""
 
     def __init__(
         self,
@@ -79,8 +82,18 @@ class PeerService:
             self._replicas[request.stream].role.look_again()
         led.fetch(peer.node, peer.start, request, reply)
 
+    def consumers(self, peer: Peer, request: FetchConsumers, reply: ConsumerReply) -> None:
+        """Serve a node that fetches the states of a stream's consumers. Raises NotLeader,
+        StaleIncarnation."""
+        led = self._node.led.get(request.stream)
+        if led is None:
+            raise self._view.not_leader(request.stream)
+        if request.incarnation != led.consumers.incarnation:
+            raise StaleIncarnation(f"stream {request.stream} was created again")
+        led.consumers.fetch(peer.node, peer.start, request, reply)
+
     def ends(self, names: Iterable[str]) -> dict[str, tuple[str, int, int]]:
-        """Return incarnation, log start and high watermark of those streams that are led here."""
+        """Return incarnation, log start and high watermark of the streams that this node leads."""
         found = {}
         for name in names:
             if name in self._node.led:
@@ -103,7 +116,7 @@ class PeerService:
     # --- elections and clocks ---
 
     def opinion(self, node: str) -> SuspectAnswer:
-        """Return this node's answer when another one suspects `node`."""
+        """Return this node's answer when another node suspects `node`."""
         succession = self._succession()
         if succession is None:
             return SuspectAnswer(suspects=False, silent_ms=0)
@@ -113,7 +126,7 @@ class PeerService:
         self, asker: str, names: Iterable[str], *, detached: bool
     ) -> dict[str, StreamMetadata]:
         """Begin to lead streams that `asker` leads and cannot serve, if this node can serve them.
-        Returns the records of those that this node leads afterwards."""
+        Returns the records of the streams that this node leads afterwards."""
         succession = self._succession()
         if succession is None:
             return {}

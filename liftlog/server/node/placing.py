@@ -23,8 +23,8 @@ _AT_ONCE = 64
 
 
 def candidates(mirror: Mirror, coming: Iterable[Sequence[str]] = ()) -> list[Candidate]:
-    """Return the nodes, each with its number of replicas by the newest records here. A stream that
-    is moving counts at its target; `coming` are the replicas of streams whose records are being
+    """Return the nodes, each with its number of replicas by the newest records here. A moving
+    stream counts for its target nodes. `coming` are the replicas of streams whose records are being
     stored."""
     directory = mirror.directory
     held, led = Counter[str](), Counter[str]()
@@ -143,7 +143,8 @@ def _tell_differences(record: StreamMetadata, configured: StreamSettings) -> Non
 
 
 def takers_text(nodes: Sequence[Candidate]) -> str:
-    """Return how many nodes can take replicas, and why the others cannot, for an error message."""
+    """Return the text for an error message: how many nodes can take replicas, and why the others
+    cannot."""
     takers = [one.node for one in nodes if one.available]
     others = [one.node for one in nodes if not one.available]
     text = f"{len(takers)} live nodes that take any: {', '.join(takers) or 'none'}"

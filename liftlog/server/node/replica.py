@@ -12,7 +12,7 @@ import time
 
 from liftlog.cluster import transitions
 from liftlog.cluster.record import Follow, Lead, Leave, Register, StreamMetadata, role_of
-from liftlog.errors import Conflict, LiftlogError, MetadataUnavailable
+from liftlog.errors import Conflict, LiftlogError, MetadataUnavailable, StorageError
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.node.copy_on_disk import CopyOnDisk
 from liftlog.server.node.handing_over import LOOK_SECONDS
@@ -43,19 +43,22 @@ class Replica:
         self._remembered: tuple[object, ...] = ()
         """Leader, replicas and in-sync set, as they are on this node's disk."""
         self._remembers_since: float | None = None
-        """When the current write of these values to the disk began; None if none runs."""
+        """Time at which the current write of these values to the disk began; None if no write is
+        running."""
         self._wake = asyncio.Event()
         self.opened = asyncio.Event()
-        """Set once the log of the newest stream of this name was opened, or could not be opened."""
+        """Event that is set once the log of the newest stream of this name was opened, or could not
+        be opened."""
         self._newest = self._looked_at = ""  # incarnations
         self._done_version = 0
         self._doing: list[tuple[int, asyncio.Future[None]]] = []
         self._is_leaving = False
+        self._is_aside = False
         self._is_to_copy_again = False
         self._goes_over_to: StreamMetadata | None = None
 
     def record_changed(self, record: StreamMetadata) -> None:
-        """Note a newer record, which may be of another stream of the same name."""
+        """Note a newer record, which may describe another stream of the same name."""
         if record.incarnation != self._newest:
             self._newest = record.incarnation
             self.opened.clear()
@@ -69,7 +72,7 @@ class Replica:
         waits for the disk."""
         host, since = self._node.hosts.hosts.get(self.name), self._remembers_since
         if since is None and (host is None or not host.turns.is_taken):
-            return 0.0  # this is called for a thousand streams, once a second
+            return 0.0  # this is called once a second for each of a thousand streams
         seconds = 0.0 if host is None else host.turns.taken_seconds
         return seconds if since is None else max(seconds, time.monotonic() - since)
 
@@ -86,12 +89,18 @@ class Replica:
         await self._node.hosts.attachments.detach(host)
 
     def wake(self) -> None:
-        """Check the record again, because an event has happened that the stream may wait for."""
+        """Check the record again, because the stream may have waited for the event that has just
+        happened."""
+        self._wake.set()
+
+    def stand_aside(self) -> None:
+        """Act on no newer record, because another process runs as this node."""
+        self._is_aside = True
         self._wake.set()
 
     def copy_again(self) -> None:
         """Drop the copy here, and fetch it again from the leader, as soon as another node leads and
-        acks do not need this one."""
+        acks do not need this copy."""
         self._is_to_copy_again = True
         self._wake.set()
 
@@ -123,9 +132,10 @@ class Replica:
 
     async def run(self) -> bool:
         """Follow the record. Returns True when the stream has left this node. Returns False when
-        the node stops, or after a defect, which is then in `hosts.broken`."""
+        the node stops or stands aside, or after a defect, which is then in `hosts.broken`."""
         pause, broken, told = _FIRST_PAUSE_SECONDS, self._node.hosts.broken, ""
-        while not self._is_leaving:
+        await self._node.hosts.journal.was_opened()  # each role needs the states of consumers
+        while not self._ends():
             self._wake.clear()
             try:
                 if await self._follow_record():
@@ -134,10 +144,14 @@ class Replica:
                 if told and broken.get(self.name) == told:
                     del broken[self.name]
             except LiftlogError as error:
+                if self._is_aside:
+                    return False
                 logger.error("role-not-taken stream=%s error=%s", self.name, error)  # noqa: TRY400
                 self._note_opened()
                 if not isinstance(error, MetadataUnavailable):
                     broken[self.name] = told = why_broken(error)
+                if isinstance(error, StorageError):
+                    await self._stop_being_waited_for()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(pause):
                         await self._wake.wait()
@@ -152,6 +166,31 @@ class Replica:
                 self._note_opened()
             await self._wake.wait()
         return False
+
+    def _ends(self) -> bool:
+        return self._is_leaving or self._is_aside
+
+    async def _stop_being_waited_for(self) -> None:
+        """Leave the in-sync set if this node cannot follow the leader because its disk is full or
+        fails. Otherwise acks of the leader would wait for this node until `lag_max`. Later the
+        fetches of this node bring it back into the set. Does not raise LiftlogError."""
+        known = self._node.mirror.records.get(self.name)
+        if self.role.followed is not None or known is None or self._me not in known.isr:
+            return  # if it fetches, its requests tell the leader that the disk is full
+
+        def step(present: StreamMetadata) -> StreamMetadata | None:
+            if self._me not in present.isr or present.leader in (None, self._me):
+                return None
+            return transitions.fence(present, {self._me})
+
+        try:
+            record = await self._node.mirror.change(self.name, step)
+        except (MetadataUnavailable, Conflict) as error:
+            logger.warning("in-sync-set-not-left stream=%s error=%s", self.name, error)
+            return
+        if record is not None and record.leader is not None and self._me not in record.isr:
+            logger.warning("in-sync-set-left stream=%s leader=%s", self.name, record.leader)
+            await self._node.handovers.have_look(record.leader, record)
 
     async def _follow_record(self) -> bool:
         """Act on the record once; returns True if the stream has left this node."""
@@ -168,12 +207,14 @@ class Replica:
         host = self._node.hosts.hosts.get(self.name)
         if host is not None and host.log.incarnation != record.incarnation:
             await self.role.end()  # it was deleted and created again
+            self._node.hosts.journal.stream_deleted(host.log.incarnation)
         resigned = self.role.resigned_epoch(record.incarnation)
         wanted = role_of(record, self._me, self._node.member.start, resigned_epoch=resigned)
         await self._remember(record)
         if isinstance(wanted, Leave):
             await self.role.end()
             await self.copy.leave(record)
+            self._node.hosts.journal.stream_deleted(record.incarnation)
             return True
         if isinstance(wanted, Register):
             await self.role.end()
@@ -195,7 +236,7 @@ class Replica:
         """Return True if the copy must be dropped, and can be dropped."""
         if not self._is_to_copy_again:
             return False
-        self._is_to_copy_again = False  # a caller that still needs this asks again
+        self._is_to_copy_again = False  # a caller that still needs the new copy asks again
         return await self.copy.may_drop(record)
 
     async def _remember(self, record: StreamMetadata) -> None:

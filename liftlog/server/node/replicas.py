@@ -14,7 +14,7 @@ _CHANGES_AT_ONCE = 64
 
 
 class Replicas:
-    """Belongs to the event loop.
+    """The replicas by the names of their streams. Belongs to the event loop.
 
     A replica is in `by_name` while its task runs: from the first record that concerns this node
     until the copy is gone. Before a node stops, no replica is added any more.
@@ -35,6 +35,12 @@ class Replicas:
             replica = self._add(record.name)
         replica.record_changed(record)
 
+    def stand_aside(self) -> None:
+        """Act on no record from now on, because another process runs as this node."""
+        self.is_stopping = True
+        for replica in self.by_name.values():
+            replica.stand_aside()
+
     def _add(self, name: str) -> Replica:
         replica = self.by_name[name] = Replica(name, self._node)
         self._node.spawn(self._follow(replica))
@@ -50,15 +56,15 @@ class Replicas:
             replica.opened.set()
 
     def wake(self) -> None:
-        """A node was added or removed: a stream may wait for that."""
+        """Wake all replicas: a node was added or removed, and a stream may wait for that."""
         for replica in self.by_name.values():
             replica.wake()
 
     # --- copies that are of no use ---
 
     def copy_again(self, name: str) -> bool:
-        """Fetch the copy again as a whole: it is damaged where no other replica may repair it.
-        Return True if this node leads the stream, and has to hand it over first."""
+        """Fetch the copy again as a whole, because it is damaged in a place that other replicas may
+        not repair. Return True if this node leads the stream, and has to hand it over first."""
         replica = self.by_name.get(name)
         if replica is None:
             return False
@@ -83,18 +89,18 @@ class Replicas:
     # --- the start ---
 
     async def all_opened(self) -> None:
-        """Return when the copies of the streams that are here now were opened, or could not be
+        """Wait until the copies of the streams that are here now were opened, or could not be
         opened."""
         opening = [one.opened for one in self.by_name.values()]
         await asyncio.gather(*(one.wait() for one in opening))
 
     async def opened(self, name: str) -> None:
-        """Return when the copy of a stream was opened, or could not be opened; at once if there is
-        none here."""
+        """Wait until the copy of a stream was opened, or could not be opened. Returns at once if
+        there is no copy here."""
         replica = self.by_name.get(name)
         while replica is not None:
             await replica.opened.wait()
-            # It may have been removed, and replaced by that of a stream created again.
+            # The replica may have been removed, and replaced by that of a stream of the same name.
             before, replica = replica, self.by_name.get(name)
             if replica is before:
                 return

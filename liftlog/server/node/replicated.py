@@ -45,7 +45,8 @@ from liftlog.server.vitals.conditions import Condition
 
 
 class ReplicatedStreams:
-    """Belongs to the event loop. `link_to` returns the connection to another node."""
+    """This daemon as a node of its cluster. Belongs to the event loop. `link_to` returns the
+    connection to another node."""
 
     def __init__(
         self,
@@ -107,7 +108,8 @@ class ReplicatedStreams:
         self.forwarding = Forwarding(link_to, self.view.not_leader)
         self.donors = ReplicaDonors(self.mirror, member.name, link_to, self._copy_again)
         self.store_problem: Callable[[], str] = lambda: ""
-        """Returns the reason why the metadata store is not used; empty if it is."""
+        """Function that returns the reason why the metadata store is not used; empty if it is
+        used."""
 
     def _new_leadership(self, link_to: Callable[[str], PeerLink]) -> Leadership:
         return Leadership(
@@ -153,8 +155,8 @@ class ReplicatedStreams:
         return self.candidacy.is_electing or self.handovers.is_taking
 
     def _followed_hosts(self, names: Collection[str] | None) -> list[StreamHost]:
-        """Return the hosts of followed streams, including those between two roles; with `names`
-        only those of these streams."""
+        """Return the hosts of followed streams, including hosts between two roles; with `names`,
+        only the hosts of these streams."""
         hosts = self._node.hosts.hosts
         some = hosts.values() if names is None else filter(None, map(hosts.get, names))
         return [host for host in some if not host.is_leading]
@@ -167,17 +169,17 @@ class ReplicatedStreams:
 
     @property
     def session(self) -> NodeSession | None:
-        """The session of this node in the metadata store; None before it has one."""
+        """The session of this node in the metadata store; None before the session begins."""
         return self.candidacy.session
 
     @property
     def led(self) -> Mapping[str, ServedStream]:
-        """The present roles; the mapping changes when a role does."""
+        """The streams that this node leads now; the mapping changes when a role changes."""
         return self._node.led
 
     @property
     def followed(self) -> Mapping[str, FollowedStream]:
-        """The present roles; the mapping changes when a role does."""
+        """The streams that this node follows now; the mapping changes when a role changes."""
         return self._node.followed
 
     def conditions(self) -> Iterable[Condition]:
@@ -206,10 +208,11 @@ class ReplicatedStreams:
     # --- the end ---
 
     def stand_aside(self) -> None:
-        """Another process is this node now: accept no more messages, and change no record. The
-        records that name this node refer to that process."""
+        """Accept no more messages, and change no record, because another process is this node now.
+        The records that name this node refer to that process."""
         self.own_record.yield_to_other()
         self._add_nothing()
+        self.replicas.stand_aside()
         self.candidacy.stop_leading("another process runs as this node")
 
     def _add_nothing(self) -> None:
@@ -217,8 +220,8 @@ class ReplicatedStreams:
         self.replicas.is_stopping = self.handovers.is_stopping = True
 
     async def prepare_to_stop(self) -> None:
-        """Hand over all streams, and notify the other nodes that they must not hand over any to
-        this one. Does not raise."""
+        """Hand over all streams, and notify the other nodes that they must hand over no streams to
+        this node. Does not raise."""
         self.candidacy.stand_down()
         if self.own_record.is_displaced:
             return
@@ -226,8 +229,8 @@ class ReplicatedStreams:
         await self.leadership.hand_over_all()
 
     async def leave(self) -> None:
-        """Before a planned stop: no leader waits for this node any more, and streams that it led
-        get another leader."""
+        """Leave the in-sync sets before a planned stop: afterwards no leader waits for this node,
+        and the streams that it led get another leader."""
         self._add_nothing()
         if self.own_record.is_displaced:
             return
@@ -235,7 +238,7 @@ class ReplicatedStreams:
         await self.replicas.leave()
 
     async def close(self) -> None:
-        """Stop following records; the logs stay open, the broker closes them."""
+        """Stop following records. The logs stay open; the broker closes them."""
         self.replicas.is_stopping = True
         for task in list(self._tasks):
             task.cancel()

@@ -10,18 +10,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 
 from liftlog.cluster import side_state, transitions
-from liftlog.cluster.leading import Change, Leader
-from liftlog.cluster.record import StreamMetadata
+from liftlog.cluster.leading import Leader
+from liftlog.cluster.record import Change, StreamMetadata
 from liftlog.errors import Conflict, LiftlogError, MetadataUnavailable
 from liftlog.log import Log
 from liftlog.server.cleaning.compaction import compaction_of
 from liftlog.server.node.copy_on_disk import CopyOnDisk
 from liftlog.server.node.local_node import LocalNode
 from liftlog.server.replication.fetching import FollowedStream
+from liftlog.server.replication.fetching_consumers import FollowedConsumers
 from liftlog.server.replication.hearing import HUNG_SECONDS
 from liftlog.server.replication.log_start import follow_log_start
 from liftlog.server.replication.serving import ServedStream
@@ -82,18 +83,20 @@ class Role:
 
         def begin() -> None:
             if log.log_end_offset < record.log_start:
-                # The copies with more records are lost. New messages must not get offsets below a
-                # log start that an administrator has set.
+                # The copies that had more records are lost. New messages must not get offsets below
+                # a log start that an administrator has set.
                 log.truncate_prefix(record.log_start)
             log.writer.begin_epoch(epoch)
 
         await self._change_log(begin)
-        leader = self._leader_of(record, log)
+        journal = self._node.hosts.journal
+        leader = self._leader_of(record, log, journal.consumers_of(log.incarnation))
         led = ServedStream(
             leader,
             log,
             pace=self._node.pace,
             ended=partial(self._ended, record.incarnation, epoch),
+            holder=journal,
             expects_repair=partial(self._node.hosts.expects_repair, self.name),
         )
         settings, origin = self._settings_of(record), origin_of(record)
@@ -107,6 +110,7 @@ class Role:
         )
         self._copy.hand_out()
         self._node.led[self.name] = led
+        self._node.hosts.leads(self.name, led.consumers)
         self._node.stirred.add(self.name)
         self._lose_silent(led, record)
         host.commit_up_to(leader.local(log.durable_end_offset))
@@ -117,7 +121,8 @@ class Role:
             before < record.unclean_epoch and record.isr == (self._me,)
         ):
             self._node.hosts.note_possible_loss(
-                host, f"complete copies were given up: in epoch {epoch} what acks promised may lack"
+                host,
+                f"complete copies were given up: in epoch {epoch} acked messages may be missing",
             )
         elif epoch > 1 and not has_all:
             self._node.hosts.note_possible_loss(
@@ -125,8 +130,8 @@ class Role:
             )
         logger.info("leading stream=%s epoch=%d", self.name, epoch)
 
-    def _leader_of(self, record: StreamMetadata, log: Log) -> Leader:
-        """Create the leader for the epoch of the record, which the log has begun."""
+    def _leader_of(self, record: StreamMetadata, log: Log, consumers: Collection[str]) -> Leader:
+        """Create the leader for the epoch of the record. The log has begun this epoch."""
         epoch = record.leader_epoch
         # Every change of the side state until the next role belongs to this epoch.
         log.leases.number(partial(side_state.begin, epoch), partial(side_state.following, epoch))
@@ -140,6 +145,7 @@ class Role:
             now=asyncio.get_running_loop().time(),
             lag_max=self._node.lag_max_seconds,
             side_version=log.leases.side_state.version,
+            consumers=consumers,
             stirred=partial(self._node.stirred.add, self.name),
         )
 
@@ -149,8 +155,8 @@ class Role:
                 led.lost(other)
 
     def _may_lead_on(self, epoch: int) -> bool:
-        """Return True if this node leads in the immediately preceding epoch, and still accepts
-        messages. During a handover it returns False, because a handover belongs to one epoch."""
+        """Return True if this node leads in the epoch directly before this one, and still accepts
+        messages. Returns False during a handover, because a handover belongs to one epoch."""
         host = self._node.hosts.hosts.get(self.name)
         return (
             self.led is not None
@@ -172,7 +178,7 @@ class Role:
         def begin() -> None:
             if led.leader.resigned:
                 return
-            leader = self._leader_of(record, log)
+            leader = self._leader_of(record, log, led.leader.states.names)
             led.lead_on(leader, partial(self._ended, record.incarnation, epoch))
             self._node.stirred.add(self.name)
             self._lose_silent(led, record)
@@ -190,8 +196,9 @@ class Role:
         logger.info("leading stream=%s epoch=%d", self.name, epoch)
 
     def _ended(self, incarnation: str, epoch: int, reason: str) -> None:
-        """Note that this node has stopped leading in this epoch. It does not lead in this epoch
-        again, whatever the record says. A stream that is created again has epochs of its own."""
+        """Note that this node has stopped leading in this epoch. It will not lead in this epoch
+        again, even if the record still names it. A stream that is created again has epochs of its
+        own."""
         self._resigned = (incarnation, max(self.resigned_epoch(incarnation), epoch))
         record = self._node.mirror.records[self.name]
         present = (record.incarnation, record.leader, record.leader_epoch)
@@ -207,8 +214,8 @@ class Role:
         return epoch if resigned == incarnation else 0
 
     async def _resign(self, incarnation: str, epoch: int) -> None:
-        """Resign in the record, so that another replica may lead in another epoch. Retried until
-        the store answers."""
+        """Resign in the record, so that another replica may lead in another epoch. This is retried
+        until the store answers."""
 
         def step(present: StreamMetadata) -> StreamMetadata | None:
             if (present.incarnation, present.leader_epoch) != (incarnation, epoch):
@@ -219,7 +226,8 @@ class Role:
             await self.change_until_known(step)
 
     def stop_leading(self, reason: str) -> None:
-        """Accept no more messages in this epoch, whatever the record says."""
+        """Accept no more messages in this epoch, even if the record still names this node as the
+        leader."""
         host = self._node.hosts.hosts.get(self.name)
         if self.led is not None and host is not None:
             host.step_down(reason)
@@ -249,6 +257,9 @@ class Role:
             tell_record_is_old=self.look_again,
             log_changed=partial(self._node.ids.changed, self.name),
             room=self._node.room,
+            consumers=FollowedConsumers(
+                self.name, log.incarnation, self._node.hosts.journal, link_to=self._node.link_to
+            ),
         )
         followed.start()
         logger.info(
@@ -282,8 +293,8 @@ class Role:
     # --- from one role to the next ---
 
     async def _log_between_roles(self, record: StreamMetadata) -> Log:
-        """End the current role and return the log, which no role uses then. Until the next role has
-        begun, it can be read here."""
+        """End the current role and return the log. Until the next role has begun, no role uses the
+        log, and readers can read it here."""
         host = self._node.hosts.hosts.get(self.name)
         if host is not None:
             self.stop()
@@ -317,6 +328,7 @@ class Role:
         led = self._node.led.pop(self.name, None)
         if led is not None:
             led.close()
+            self._node.hosts.consumers.pop(self.name, None)
         followed = self._node.followed.pop(self.name, None)
         if followed is not None:
             followed.close()
@@ -331,7 +343,7 @@ class Role:
             return
         newest = self._node.mirror.records.get(self.name, record)
         if newest.incarnation == record.incarnation:
-            record = newest  # older subjects, even for a moment, would lose messages
+            record = newest  # using the older subjects, even for a moment, would lose messages
         wanted = self._settings_of(record)
         if wanted != host.settings:
             await host.exclusively(
@@ -369,8 +381,8 @@ class Role:
 
     def _is_to_truncate(self, led: ServedStream) -> bool:
         """Return True if there are committed records here below the log start that an administrator
-        has set. This happens if a new leader did not have enough of the log to truncate it when it
-        read the record."""
+        has set. This happens if a new leader read the record before it had enough of the log to
+        truncate it."""
         host = self._node.hosts.hosts.get(self.name)
         if host is None or host.failure:
             return False

@@ -15,8 +15,8 @@ logger = logging.getLogger("liftlog.server.replication")
 
 
 class RecordedSettings:
-    """`on_change` is called after each change. The settings of a stream, wherever it is, concern
-    the streams of this node: their subjects may overlap."""
+    """The parsed settings of all streams. `on_change` is called after each change. A change of any
+    stream can concern the streams of this node, because subjects may overlap."""
 
     def __init__(self, on_change: Callable[[], None]) -> None:
         self.by_stream: dict[str, StreamSettings] = {}

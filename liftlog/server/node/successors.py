@@ -1,5 +1,5 @@
-"""Handles clients that have read from a newer leader than this one: a leader of the same stream, or
-of a stream that was created in its place."""
+"""Handles clients that have read from a newer leader than this node. The newer leader leads the
+same stream, or a stream of the same name that was created later."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from liftlog.server.metadata.mirror import Mirror
 logger = logging.getLogger("liftlog.server.replication")
 
 _MOST_INCARNATIONS = 16
-"""Limit for one stream. A client with a further incarnation only gets its answer a little later."""
+"""Limit for one stream. A client with an incarnation beyond this limit gets its answer a little
+later."""
 
 
 class _Gone(NamedTuple):
@@ -29,14 +30,15 @@ class _Gone(NamedTuple):
 
 
 class Successors:
-    """Checks such clients. Belongs to the event loop; `spawn` starts a task.
+    """Checks clients that have read from a newer leader. Belongs to the event loop; `spawn` starts
+    a task.
 
-    A leader that was cut off from the others may not know that it was replaced, or that its stream
-    was deleted and created again. If it answered such a client that the client's records do not
-    exist, the client would discard what it has read. That answer is right only if the metadata
-    store, which always has the newest record, has another incarnation or does not have the client's
-    epoch. In that case the client has read before the stream was created, or an operator has
-    restored the metadata without the nodes that had newer ones.
+    A leader that was cut off from the others may not have received the news that it was replaced,
+    or that its stream was deleted and created again. If it answered such a client that the client's
+    records do not exist, the client would discard the records. That answer is right only in two
+    cases: the metadata store, which always has the newest record, has another incarnation, or it
+    does not have the client's epoch. Then the client has read an earlier stream of this name, or an
+    operator has restored the metadata without the nodes that had newer metadata.
     """
 
     def __init__(self, mirror: Mirror, spawn: Callable[[Coroutine[Any, Any, None]], None]) -> None:
@@ -57,15 +59,16 @@ class Successors:
 
     def check_incarnation(self, name: str, present: str, wanted: str) -> None:
         """Check a client that has read the incarnation `wanted` of this stream, while the one here
-        is `present`. Raises NotLeader unless `wanted` was an earlier one, by the record or the
-        store."""
+        is `present`. Raises NotLeader unless the record or the store shows that `wanted` is an
+        earlier incarnation."""
         record = self._mirror.records[name]
         if record.incarnation == present:
             if wanted in record.former or wanted in self._known_gone(name).incarnations:
                 return
             self._ask_about(name, wanted)
         raise NotLeader(
-            f"a stream {name} was read that this node does not know, or not yet", hint="try again"
+            f"a stream {name} was read, but this node does not know it, or not yet",
+            hint="try again",
         )
 
     def _known_gone(self, name: str) -> _Gone:
@@ -83,7 +86,7 @@ class Successors:
         try:
             record = await self._mirror.confirmed(name)
             if record is None or record != self._mirror.records.get(name):
-                return  # there is a newer record, by which clients are answered when they retry
+                return  # a newer record exists; clients that retry are answered by it
             gone = self._known_gone(name)
             if isinstance(what, str):
                 if what != record.incarnation:

@@ -7,7 +7,7 @@ import asyncio
 import itertools
 from collections.abc import Mapping
 
-from liftlog.cluster.leading import Change
+from liftlog.cluster.record import Change
 from liftlog.server.node.leadership import Leadership
 from liftlog.server.node.local_node import LocalNode
 from liftlog.server.node.moves import Moves
@@ -20,8 +20,8 @@ _CHANGES_AT_ONCE = 64
 
 
 class Upkeep:
-    """Runs the periodic work. Belongs to the event loop. `replicas` are those of this node, by
-    stream."""
+    """Runs the periodic work. Belongs to the event loop. `replicas` are the replicas on this node,
+    by stream."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Upkeep:
         """Commit the changes of in-sync sets that are due, until cancelled."""
         for turn in itertools.count():
             await asyncio.sleep(_PROPOSE_SECONDS)
-            # Side states that change only with time are checked less often.
+            # Changes that become due only with time are checked less often.
             due = self._changes_due(for_all=turn % _SIDE_TURNS == 0)
             # If a node dies, it is missing in all streams at once, and the acks of each stream wait
             # for this change.
@@ -48,8 +48,8 @@ class Upkeep:
                 await asyncio.gather(*(replica.role.commit(change) for replica, change in some))
 
     def _changes_due(self, *, for_all: bool) -> list[tuple[Replica, Change]]:
-        """Return the changes of in-sync sets that are due: of all streams led here, or only of
-        those whose leaders may propose one."""
+        """Return the changes of in-sync sets that are due, for all streams led here or only for
+        streams whose leader may propose a change."""
         stirred, due = self._node.stirred, []
         names = list(self._node.led if for_all else stirred)
         stirred.clear()
@@ -66,8 +66,9 @@ class Upkeep:
         return due
 
     async def keep_placed(self) -> None:
-        """Until cancelled: begin the moves that drained nodes need, hand over streams whose moves
-        wait for that, and hand over streams that cannot store messages here."""
+        """Do the following at intervals, until cancelled: begin the moves that drained nodes need,
+        hand over streams whose moves wait for a handover, and hand over streams that cannot store
+        messages here."""
         while True:
             await asyncio.sleep(_PLACE_SECONDS)
             await self._moves.leave_drained(self._node.led)
@@ -90,8 +91,8 @@ class Upkeep:
             await asyncio.sleep(after_seconds / 10)
 
     async def let_tombstones_go(self, interval_seconds: float, forget_after_seconds: float) -> None:
-        """At intervals until cancelled, report to compaction which tombstones every replica has,
-        ignoring replicas that have been silent for `forget_after_seconds`."""
+        """Report to compaction at intervals, until cancelled, which tombstones every replica has.
+        Replicas that have been silent for `forget_after_seconds` are ignored."""
         while True:
             await asyncio.sleep(interval_seconds)
             for replica in list(self._replicas.values()):

@@ -8,6 +8,7 @@ connection       one connected client: its socket, its login, its close
 client_requests  passes each request of a client to the code that answers it
 
 fetches          the fetches of one connection on one stream, in order, with long poll
+working          the requests of a worker: messages of consumers with acks, and acks
 peers            the requests of another node of the cluster
 answers          encodes and sends the answers to one client
 services         objects that all connections share
@@ -16,7 +17,7 @@ send_queue       frames and slices of log files that wait to be sent on a connec
 sockets          addresses, the sockets that listen on them, and one connected socket
 limits           the limits of the server
 waiting_fetch    one fetch: its state while it waits, and the header of its answer
-identity         compares the history of a stream with the one that a client has read from
+identity         compares the history of a stream with the history that a client has read
 
 `liftlog.server.requests` answers every request but fetches; `liftlog.server.reading` reads.
 """

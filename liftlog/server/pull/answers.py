@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from liftlog.errors import InternalError, LiftlogError, LimitExceeded
 from liftlog.log import LogSlice
+from liftlog.protocol.consumer_states import ConsumerChanges
 from liftlog.protocol.limits import ANSWER_FRAME_BYTES
 from liftlog.protocol.messages import Done, FetchHeader, Message
 from liftlog.protocol.replication import Replica
 from liftlog.protocol.server_connection import ServerConnection
+from liftlog.protocol.workers import Delivered
 from liftlog.server.pull.limits import ENCODED_UNSENT_BYTES
 from liftlog.server.pull.send_queue import SendQueue
 from liftlog.server.pull.services import PullServices
@@ -52,14 +54,14 @@ class Answers:
 
     @property
     def may_produce(self) -> bool:
-        """False while too many bytes wait to be sent. The connection resumes the client's fetches
-        when enough of them have been sent."""
+        """Return False while too many bytes wait to be sent. The connection resumes the client's
+        fetches when enough of them have been sent."""
         return self._queue.unsent_bytes < self._max_unsent_bytes
 
     @property
     def may_encode(self) -> bool:
-        """False while the waiting answers take too much memory; the fetches are resumed later, as
-        for `may_produce`."""
+        """Return False while the waiting answers take too much memory; the fetches are resumed
+        later, as for `may_produce`."""
         return self._queue.unsent_bytes < ENCODED_UNSENT_BYTES
 
     def answer(self, request_id: int, message: Message) -> None:
@@ -110,7 +112,18 @@ class Answers:
                 self._queue.put_slice(parts)
         self._counters.fetch(header)
 
-    def replicated(self, request_id: int, header: Replica, body: LogSlice | bytes | None) -> None:
+    def delivered(
+        self, request_id: int, header: Delivered, bodies: Sequence[bytes | bytearray | memoryview]
+    ) -> None:
+        """Give a worker messages, at once."""
+        if not self.is_open:
+            return
+        self._queue.put(b"".join((self._protocol.answer(request_id, header), *bodies)))
+        self._queue.flush()
+
+    def replicated(
+        self, request_id: int, header: Replica | ConsumerChanges, body: LogSlice | bytes | None
+    ) -> None:
         """Answer a follower, and send the answer at once. Takes ownership of `body`, even if the
         connection is closed."""
         if not self.is_open:

@@ -9,17 +9,20 @@ from functools import partial
 from typing import Any
 
 # Imported because these modules register requests.
+import liftlog.server.requests.consumer_handlers
 import liftlog.server.requests.group_handlers
 import liftlog.server.requests.handlers  # noqa: F401
 from acl.rules import Operation
 from liftlog.errors import Cancelled, LiftlogError
 from liftlog.protocol.administration import ListExtents
+from liftlog.protocol.consumer_states import FetchConsumers
 from liftlog.protocol.messages import Cancel, Fetch, Message, Ping, Pong
 from liftlog.protocol.replication import Copies, Ends, Forward, Peer, Replicate, Resign, Suspect
 from liftlog.server.pull.answers import Answers
 from liftlog.server.pull.fetches import FetchQueue
 from liftlog.server.pull.peers import PeerRequests
 from liftlog.server.pull.services import PullServices
+from liftlog.server.pull.working import OfWorker, WorkRequests
 from liftlog.server.reading.turns import Asker
 from liftlog.server.requests.rights import (
     STARTERS,
@@ -30,7 +33,7 @@ from liftlog.server.requests.rights import (
     start,
 )
 
-_OfPeer = Replicate | Peer | Suspect | Ends | Resign | Forward | Copies
+_OfPeer = Replicate | FetchConsumers | Peer | Suspect | Ends | Resign | Forward | Copies
 
 
 class ClientRequests:
@@ -41,6 +44,7 @@ class ClientRequests:
         self._caller = caller
         self._answers = answers
         self._fetches: dict[str, FetchQueue] = {}
+        self._work = WorkRequests(services, caller, answers)
         self._peer: PeerRequests | None = None
 
     def begin(self, request_id: int, message: Message) -> None:
@@ -49,7 +53,11 @@ class ClientRequests:
             self._fetch(request_id, message)
         elif isinstance(message, _OfPeer):
             self._begin_for_peer(request_id, message)
+        elif isinstance(message, OfWorker):
+            self._work.begin(request_id, message)
         elif isinstance(message, Cancel):
+            if self._work.cancel(request_id):
+                return
             for queue in list(self._fetches.values()):
                 if queue.cancel(request_id):
                     break
@@ -68,13 +76,15 @@ class ClientRequests:
     def _begin_for_peer(
         self,
         request_id: int,
-        message: Replicate | Peer | Suspect | Ends | Resign | Forward | Copies,
+        message: Replicate | FetchConsumers | Peer | Suspect | Ends | Resign | Forward | Copies,
     ) -> None:
         if self._peer is None:
             self._peer = PeerRequests(self._caller, self._answers)
         try:
             if isinstance(message, Replicate):
                 self._peer.replicate(request_id, message)
+            elif isinstance(message, FetchConsumers):
+                self._peer.consumers(request_id, message)
             elif isinstance(message, Peer):
                 self._peer.introduce(request_id, message)
             elif isinstance(message, Copies):
@@ -93,8 +103,8 @@ class ClientRequests:
             self._answers.refuse(request_id, error)
 
     async def _answered(self, request_id: int, work: Coroutine[Any, Any, None]) -> None:
-        """Wait until a peer's request has been answered; answer with the error if `work` raises
-        one."""
+        """Wait until `work` has answered a peer's request. If `work` raises an error, answer with
+        it."""
         try:
             await work
         except Exception as error:  # noqa: BLE001 - `refuse` tells a defect from a refusal
@@ -110,6 +120,7 @@ class ClientRequests:
         """Drop every waiting fetch. With `error`, answer each of them with it."""
         if self._peer is not None:
             self._peer.close()
+        self._work.close(error)
         fetches, self._fetches = self._fetches, {}
         for queue in fetches.values():
             queue.close(error)
@@ -126,8 +137,8 @@ class ClientRequests:
             return
         queue = self._fetches.get(fetch.stream)
         if queue is None:
-            # Idle queues are removed here. So their number is limited by the requests in flight
-            # plus the threads that still work for cancelled requests.
+            # Idle queues are removed here. So there are never more queues than requests in flight,
+            # plus threads that still work for cancelled requests.
             for name in [name for name, one in self._fetches.items() if one.is_idle]:
                 del self._fetches[name]
             queue = FetchQueue(
@@ -168,7 +179,7 @@ class ClientRequests:
             return await perform(caller, message)
 
     def _check_wanted(self, message: Message) -> None:
-        """Raise Cancelled if the client has disconnected and the request would change nothing."""
+        """Raise Cancelled if the client has disconnected and the request changes nothing."""
         if not self._answers.is_open and asks_only(message):
             raise Cancelled("the client has gone")
 

@@ -109,7 +109,8 @@ class PullConnection:
                 self._loop.call_soon(self._read_again)
 
     def _read_again(self) -> None:
-        """Read bytes that TLS has already taken from the socket; the loop does not report those."""
+        """Read bytes that TLS has already taken from the socket, because the event loop does not
+        report such bytes."""
         if self._reading and self._transport.has_input:
             self._on_readable()
 
@@ -297,7 +298,7 @@ class PullConnection:
     def check_stalled(self, now: float) -> None:
         waited = now - self._queue.progress_at
         if self._queue.unsent_bytes and waited > self._limits.write_stall_seconds:
-            self._close("the client takes nothing")
+            self._close("the client reads no answers")
             return
         began = self._request_since
         if self._reading and began and now - began > self._limits.request_timeout_seconds:
@@ -346,14 +347,14 @@ class PullConnection:
         self._last_words = True
         self._cancel_timer()
         self._timer = self._loop.call_later(
-            LAST_WORDS_SECONDS, self._close, "its last answer was not taken"
+            LAST_WORDS_SECONDS, self._close, "the client did not read its last answer"
         )
         self._start_reading()
         self._queue.flush()
 
     def _finish_sending(self) -> None:
-        """Close the sending side, now that everything is sent, and wait a moment for the client to
-        read it."""
+        """Close the sending side, because everything is sent. Then give the client a moment to read
+        the data."""
         self._cancel_timer()
         try:
             self._transport.end_sending()

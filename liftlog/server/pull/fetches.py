@@ -45,8 +45,8 @@ Result = TypeVar("Result")
 
 
 class FetchQueue:
-    """The fetches of one client on one stream. All but jobs for threads runs in the loop's
-    thread."""
+    """The fetches of one client on one stream. Everything except jobs for threads runs in the
+    loop's thread."""
 
     def __init__(
         self,
@@ -57,7 +57,8 @@ class FetchQueue:
         *,
         for_node: bool = False,
     ) -> None:
-        """Create an empty queue. With `for_node`, another node fetches to repair its copy."""
+        """Create an empty queue. `for_node` means that the client is another node, which repairs
+        its copy."""
         limits = services.limits
         self._loop = asyncio.get_running_loop()
         self._services = services
@@ -81,7 +82,7 @@ class FetchQueue:
 
     @property
     def is_idle(self) -> bool:
-        """True if no fetch waits, and no thread works for one."""
+        """True if no fetch waits, and no thread works for a fetch."""
         return not self._queue and self._job is None
 
     def add(self, request_id: int, fetch: Fetch) -> None:
@@ -89,7 +90,8 @@ class FetchQueue:
         self.pump()
 
     def cancel(self, request_id: int) -> bool:
-        """Answer the fetch with CANCELLED, and return True, if it is still in the queue."""
+        """Answer the fetch with CANCELLED and return True if it is still in the queue; otherwise
+        return False."""
         for waiting in self._queue:
             if waiting.request_id == request_id:
                 break
@@ -212,8 +214,7 @@ class FetchQueue:
         max_bytes = max(1, min(asked_bytes, self._max_bytes))
         view = log.view  # taken before reading, so that no record is missed
         high_watermark = view.committed.offset
-        # A fetch that does not wait gets slices directly from the file, not from the group's
-        # memory.
+        # A fetch that does not wait gets slices of the file, not bytes from the group's memory.
         group = self._services.tail_group(stream) if fetch.max_wait_ms else None
         if group is not None and self._too_soon(waiting, offset < high_watermark):
             self._park(waiting, stream, offset)
@@ -231,7 +232,8 @@ class FetchQueue:
                 found = group.take(found, view, *question)
         if found is None:
             next_offset = max(offset, high_watermark)
-            # A hole that ends at the high watermark counts as enough, too.
+            # The fetch is also answered if only a hole lies between its offset and the high
+            # watermark.
             enough = not fetch.min_bytes or offset < high_watermark
         else:
             next_offset = found.next_offset
@@ -391,7 +393,7 @@ class FetchQueue:
 
     def _meet(self, damage: CorruptRange, waiting: WaitingFetch, stream: StreamHost) -> bool:
         """Handle damaged records at the position of the fetch. Returns False if the fetch will be
-        served again, after an examination or a repair; otherwise raises the error for the
+        served again after an examination or a repair. Otherwise this raises the error for the
         client."""
         first, end = damage.first_offset, damage.next_offset
         if waiting.examined != first and not stream.log.is_quarantined(first, end):
@@ -459,10 +461,11 @@ class FetchQueue:
 
     def _drop_job(self) -> None:
         """Cancel the thread's work for a fetch that was cancelled. A running job ends soon, and no
-        other begins before: a client that fetches and cancels must not occupy all threads."""
+        other job of the queue begins before that. Otherwise a client that fetches and cancels could
+        occupy all threads."""
         if self._job is not None:
             self._job.cancel()
 
 
 def _do_nothing() -> None:
-    """Stop nothing: a pause is ended by its timer."""
+    """Do nothing, because the timer ends a pause."""

@@ -68,7 +68,8 @@ def limits_of(pull: PullSettings) -> PullLimits:
 
 
 ENCODED_UNSENT_BYTES = 1 * MIB
-"""Maximum number of unsent bytes on one connection for encoding an answer into memory."""
+"""An answer is only encoded into memory while fewer bytes than this are unsent on its
+connection."""
 
 HELD_FRAMES_BYTES = 1 * MIB
 """Maximum memory of unsent frames on one connection. Above it, no requests are read."""
@@ -77,11 +78,11 @@ TURN_BYTES = 1 * MIB
 """Number of bytes sent to one connection before the event loop does other work (about 0.3 ms)."""
 
 LAST_WORDS_SECONDS = 10.0
-"""Time within which a refused client must read its remaining answers."""
+"""Time that a refused client has to read its remaining answers."""
 
 LINGERING_CLOSE_SECONDS = 1.0
 """Time for a refused client to read the reason before its socket is closed."""
 
 LINGERING_CLOSE_BYTES = 1 * MIB
-"""Number of bytes that are read and dropped in that time. Unread bytes would make the kernel reset
-the connection."""
+"""Number of bytes that are read and dropped during `LINGERING_CLOSE_SECONDS`. Unread bytes would
+make the kernel reset the connection."""

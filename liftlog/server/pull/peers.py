@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from liftlog.errors import BadRequest, Conflict, UnknownRequest
 from liftlog.log import LogSlice
+from liftlog.protocol.consumer_states import ConsumerChanges, FetchConsumers
 from liftlog.protocol.frames import decode_map
 from liftlog.protocol.limits import MAX_REQUEST_VALUES
 from liftlog.protocol.messages import REQUESTS, Pong
@@ -29,10 +30,12 @@ from liftlog.server.pull.answers import Answers
 from liftlog.server.requests.rights import HANDLERS, STARTERS, Caller
 
 _SHARED_BY_ALL = "_offsets"
-"""A principal that may replicate this stream counts as a node of the cluster."""
+"""Stream that all nodes share: a principal that may replicate it counts as a node of the
+cluster."""
 
 _OPEN = Gate(None)
-"""Permits everything: the node that forwards a request has already checked the rights."""
+"""Gate that permits everything, because the node that forwards a request has already checked the
+rights."""
 
 
 class PeerRequests:
@@ -79,6 +82,17 @@ class PeerRequests:
         streams = self._streams()
         streams.hearing.heard(self._peer.node)
         streams.peers.replicate(self._peer, request, _Reply(self._answers, request_id))
+
+    def consumers(self, request_id: int, request: FetchConsumers) -> None:
+        """Begin to answer a follower's request for the states of consumers; the answer may be sent
+        later. Raises Forbidden, NotLeader."""
+        caller = self._caller
+        caller.gate.authorize(caller.principal, "replicate", request.stream, peer=caller.peer)
+        if self._peer is None:
+            raise BadRequest("consumerstates comes after peer")
+        streams = self._streams()
+        streams.hearing.heard(self._peer.node)
+        streams.peers.consumers(self._peer, request, _Reply(self._answers, request_id))
 
     def forwarded(self, request: Forward) -> tuple[Caller, Message]:
         """Return the forwarded request of a client, and its caller. The other node has checked the
@@ -146,7 +160,7 @@ class PeerRequests:
         self._answers.answer(request_id, ResignAnswer(records))
 
     def close(self) -> None:
-        """Release what belongs to the node, because its connection is closed."""
+        """Release the resources of the node, because its connection is closed."""
         if self._peer is not None:
             self._streams().peers.peer_went(self._peer.node)
             self._peer = None
@@ -165,6 +179,9 @@ class _Reply:
         return self._answers.may_encode
 
     def replica(self, header: Replica, body: LogSlice | bytes | None) -> None:
+        self._answers.replicated(self._request_id, header, body)
+
+    def changes(self, header: ConsumerChanges, body: bytes) -> None:
         self._answers.replicated(self._request_id, header, body)
 
     def refuse(self, error: Exception) -> None:

@@ -11,7 +11,7 @@ from the loop like any other.
 The client receives the length of a slice before its bytes are read. If the disk then fails to
 return some bytes, zeros are sent in their place. The checksum of the batch reveals the damage to
 the client, which keeps its connection and the undamaged batches. The damaged range is quarantined
-before that, so the client's next fetch is answered with the exact range.
+before the zeros are sent, so the answer to the client's next fetch gives the exact range.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ from liftlog.server.reading.read_share import ReadShare
 logger = logging.getLogger("liftlog.server.pull")
 
 STEP_BYTES = 64 * 1024
-"""One byte in this many is tested, because the kernel reads ahead in larger steps."""
+"""Distance between two bytes that are tested. The kernel reads ahead in larger steps, so it is
+enough to test one byte in each."""
 _SCRATCH_BYTES = 256 * 1024
 _SCAN_BYTES = 256 * 1024
-"""A client that reads this much at once is likely to continue reading."""
+"""A client that reads this number of bytes at once is likely to continue reading."""
 _AHEAD_BYTES = 16 * 1024 * 1024
 
 _NOWAIT = getattr(os, "RWF_NOWAIT", 0)
@@ -46,7 +47,7 @@ _ZEROS = memoryview(bytes(64 * 1024))
 
 
 class ShortFile(Exception):
-    """Bytes that a thread has just read into memory cannot be sent."""
+    """Bytes cannot be sent although a thread has just read them into memory."""
 
 
 class _FilePart:
@@ -246,7 +247,7 @@ class SendQueue:
         if sent == 0:
             # A page was not tested, or has been evicted since: a thread reads it.
             if part.suspect_at == part.position:
-                raise ShortFile(f"the file does not give its bytes at {part.position}")
+                raise ShortFile(f"the file cannot be read at {part.position}")
             part.suspect_at = part.resident_until = part.position
         return sent
 

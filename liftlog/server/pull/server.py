@@ -99,8 +99,8 @@ class PullServer:
         self._tls = context
 
     async def start(self, listen: Sequence[str]) -> list[str]:
-        """Listen on all addresses, or on none if one fails. Return the real addresses. Raises
-        ConfigError."""
+        """Listen on all addresses, or on none if one of them fails. Return the real addresses.
+        Raises ConfigError."""
         self._loop = asyncio.get_running_loop()
         opened: list[Listener] = []
         try:
@@ -120,8 +120,8 @@ class PullServer:
         return [listener.address for listener in opened]
 
     async def close(self, grace: float = 5.0) -> None:
-        """Stop listening and refuse waiting requests. Unsent answers have `grace` seconds to
-        leave."""
+        """Stop listening and refuse waiting requests. Unsent answers are sent for at most `grace`
+        seconds."""
         self._closing = True
         for listener in self._listeners:
             self._loop.remove_reader(listener.sock.fileno())
@@ -146,7 +146,7 @@ class PullServer:
     # --- events of connections ---
 
     def _logged_in(self, connection: PullConnection, identity: Identity) -> InFlight:
-        """Count the connection as one of its principal's. Raises Unauthenticated, LimitExceeded."""
+        """Count the connection for its principal. Raises Unauthenticated, LimitExceeded."""
         if not identity.holds_in(self.services.gate.policy):
             raise Unauthenticated("the ACL has changed meanwhile")
         self._no_stranger(connection)
@@ -261,9 +261,9 @@ class PullServer:
     def _make_room(self) -> bool:
         """Close a connection that has not logged in; return False if there is none.
 
-        It closes the oldest such connection from the place of origin that has most of them. So such
-        connections never keep out others, and a flood from one place does not close a connection
-        from another place that waits to log in.
+        It chooses the place of origin that has the most such connections, and closes the oldest
+        one. So connections that do not log in never lock out other clients. A flood from one place
+        does not close a connection from another place that waits to log in.
         """
         for there in sorted(self._strangers.values(), key=len, reverse=True):
             for connection in there:
@@ -281,8 +281,8 @@ class PullServer:
             largest.make_room("requests and unsent answers take too much memory, most of it here")
 
     def _most_demanding(self) -> Collection[PullConnection]:
-        """Return the connections of the principal whose connections together take most memory. So a
-        principal gains nothing by spreading its requests over many connections."""
+        """Return the connections of the principal whose connections together take the most memory.
+        So a principal gains nothing if it spreads its requests over many connections."""
         if len(self._uses) < 2:
             return self._connections
         uses = [use.connections for use in self._uses.values()]
@@ -313,7 +313,7 @@ def _hung_up(connections: Collection[PullConnection]) -> list[PullConnection]:
     """Return the connections whose client has disconnected.
 
     The event loop misses some of them. It reports a reset once, and if a request arrived just
-    before the reset, only the request is noticed. It does not watch a connection at all while its
+    before the reset, it reports only the request. It does not watch a connection at all while its
     requests are not read.
     """
     poll = select.poll()

@@ -44,7 +44,7 @@ class PullCounters:
     connections_refused_total: int = 0
     fetches_total: int = 0
     records_total: int = 0
-    """Upper bound, because batches are not decoded for counting."""
+    """Upper bound of the number of records sent, because batches are not decoded for counting."""
     body_bytes_total: int = 0
     refusals_total: Counter[str] = field(default_factory=Counter)
     """Number of refused requests, by the name of the error."""

@@ -20,8 +20,8 @@ _MAX_RANGE = 0xFFFF_FFFF
 
 
 class AnswerBuilder:
-    """Encodes records into batches of at most `max_bytes` in total, or one record if that is
-    larger. The records arrive in the order of their offsets.
+    """Encodes records into batches of at most `max_bytes` in total. If the first record is larger,
+    the answer has only this record. The records arrive in the order of their offsets.
 
     If records are left out between two batches, the first batch has a hole at its end, as after
     compaction: each batch extends to the beginning of the next one.
@@ -44,8 +44,8 @@ class AnswerBuilder:
         self._stamps = (0, 0)  # oldest and newest timestamp, or bounds of them
 
     def add(self, records: Columns, header: BatchHeader, stamps: Stamps | None = None) -> int:
-        """Add records and return how many were added; fewer than all if the answer is full.
-        `stamps` are bounds of their timestamps, given if all of these fit into one batch."""
+        """Add records and return how many were added. Adds only some of them if the answer becomes
+        full. `stamps` are bounds of their timestamps, given if all of these fit into one batch."""
         first, count = 0, len(records)
         while first < count:
             # Encoding all remaining records at each step would cost more with each step.
@@ -119,8 +119,8 @@ class AnswerBuilder:
         return self._with_fitting_stamps(records.timestamps_ns[:count])
 
     def _with_fitting_stamps(self, timestamps_ns: Offsets) -> int:
-        """Return how many of these timestamps fit exactly into one batch with those of the current
-        batch."""
+        """Return how many of these timestamps fit, without loss, into one batch with the timestamps
+        of the current batch."""
         if not len(timestamps_ns):
             return 0
         oldest, newest = self._stamps if self._parts else (int(timestamps_ns[0]),) * 2

@@ -8,9 +8,9 @@ are read in the next turns.
 `FairThreads` runs the scans of all clients in a few threads. (The module `turns` schedules the work
 of requests in the event loop.)
 
-In both, parties (principals) take turns, and so do the members of each party (its connections). So
-a principal with many jobs or many connections delays only itself. `read_share` limits the share of
-the event loop that all consumers together may use.
+In both classes, parties (principals) take turns, and so do the members of each party (its
+connections). So a principal with many jobs or many connections delays only itself. `read_share`
+limits the share of the event loop that all consumers together may use.
 
 `SpreadWork` runs long work for the HTTP port in small pieces over many turns of the loop.
 """
@@ -205,8 +205,8 @@ class FairThreads:
             return self._waiting.take()
 
     def _run_next(self) -> None:
-        """Run the next job in the queue. Called once for each submitted job, so none is left
-        over."""
+        """Run the next job in the queue. Called once for each submitted job, so no job stays in the
+        queue."""
         job = self._take()
         if job is None:
             return

@@ -46,10 +46,10 @@ from liftlog.server.reading.scan import Scan, Scanned
 SCAN_BYTES = 16 * MIB
 """Limit of the bytes read from the log for one answer; one batch is read even if it is larger."""
 
-SCAN_SECONDS = 0.05
-"""Approximate limit of processor time for one answer, after which other scans have their turn. A
-limit of bytes alone is not sufficient: synchronous publishers leave batches of one record, which
-cost ten times as much per byte."""
+SCAN_SECONDS = 0.03
+"""Approximate limit of processor time for one answer; then other scans have their turn. A limit of
+bytes alone is not sufficient, because batches of one record, from synchronous publishers, take ten
+times as long per byte."""
 
 MAX_ANSWER_BYTES = 1 * MIB
 """Limit of encoded bytes for one answer; one record is sent even if it is larger. Unlike slices of
@@ -60,12 +60,13 @@ _DIVIDED_BYTES = 16 * MIB
 after the other, and the pieces stay in memory meanwhile (`pieces`)."""
 
 _SEGMENT_BYTES = 2**32
-"""Covers the whole rest of a segment, because its subject index finds records at any distance."""
+"""Limit that covers the whole rest of a segment, because a subject index finds records at any
+distance."""
 
 _INDEX_BYTES = 64 * KIB  # minimum size counted for opening an index file
 _LEAST_BY_SUBJECT = 4 * RUN_BYTES
-"""Minimum size of an answer for which an index is used: for each record found, a whole run is
-read."""
+"""Minimum size of an answer for which a subject index is used. For each record found, a whole run
+of bytes is read."""
 
 _READ_BYTES = 512 * KIB
 _SHARED_READ_BYTES = 4 * MIB  # each piece costs each member some steps of numpy
@@ -84,7 +85,7 @@ def scan_log(log: Log, scan: Scan) -> Scanned:
         return _Scanner(log, scan).run()
     except UnsupportedFormat as error:
         raise StreamUnavailable(
-            f"the records cannot be looked into: {error.message}",
+            f"the records cannot be decoded: {error.message}",
             hint="fetch without filter and columns: then the client decompresses",
         ) from error
 
@@ -204,8 +205,8 @@ class _Scanner:
 
     def _take_one_batch(self) -> None:
         """Read a single batch, after damage at the start of a piece. The log uses its index to find
-        the extent of the damage: it raises CorruptRange for that range, or returns the batch if it
-        is intact."""
+        the extent of the damage. It raises CorruptRange for the damaged range, or returns the batch
+        if the batch is intact."""
         manifest = self._log.view.manifest
         piece = self._log.read(self._reached, 1)
         if piece is None:
@@ -257,7 +258,7 @@ class _Scanner:
         return self._take_chunks(chunks_in(raw, _place_of(piece)), piece.next_offset, None)
 
     def _take_by_subject(self) -> bool | None:
-        """Take the records on the wanted subjects with the help of the segment's subject index.
+        """Find the records on the wanted subjects in the segment's subject index, and take them.
         Return None if the index cannot be used, and False if the answer is full or the time is
         up."""
         wanted, stop, taken = self._subjects, self._scan.stop_offset, self._builder.size_bytes
@@ -314,8 +315,8 @@ class _Scanner:
         return not len(records) or self._add(records, found.batches[0].header)
 
     def _try_marks(self) -> None:
-        """Decide whether to read only the heads of batches, in one step for a large piece. This
-        pays if only offsets are wanted and the first, small piece did not contain all of them. It
+        """Decide if only the heads of batches are read, in one step for a large piece. This is
+        faster if only offsets are wanted and the first, small piece did not contain all of them. It
         is tried once."""
         if self._may_try_marks and self._reached > self._scan.offset:
             self._may_try_marks = False
@@ -326,7 +327,7 @@ class _Scanner:
 
     def _read_bytes(self) -> int:
         if self._is_marked and self._is_sparse:
-            # At most as much as fits into the answer, estimated from its size so far.
+            # Reads at most what fits into the answer, estimated from the size of the answer so far.
             made = max(self._builder.size_bytes, 1)
             room = max(self._scan.max_bytes - made, 0) * self._passed_bytes // made
             return min(max(room, _READ_BYTES), _SPARSE_READ_BYTES)

@@ -22,7 +22,7 @@ logger = logging.getLogger("liftlog.server.http")
 
 
 class NoRecord(LiftlogError):
-    """No record has that offset: it was compacted away or is not written yet."""
+    """No record has that offset: it was removed by compaction or is not written yet."""
 
     name = "NO_RECORD"
 
@@ -69,7 +69,7 @@ def read_record(log: Log, offset: int) -> tuple[Record, bytes]:
             next_offset=max(following, offset + 1),
         ) from error
     raise NoRecord(
-        f"the record at offset {offset} was compacted away",
+        f"the record at offset {offset} was removed by compaction",
         next_offset=first if first > offset else following,
     )
 

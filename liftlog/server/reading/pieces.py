@@ -2,8 +2,8 @@
 
 The members of a group read the same pieces, each member for its own slots. Some work is the same
 for all and is done once: reading and verifying a piece, computing the slot of each record, and
-sorting the records so that those of one member are adjacent. `SharedPieces` keeps the most recent
-pieces for the other members.
+sorting the records so that the records of one member are adjacent. `SharedPieces` keeps the most
+recent pieces for the other members.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ from liftlog.server.reading.shares import Division, Shares
 
 SHARED_BYTES = 64 * MIB
 _LARGEST_SHARED = 8 * MIB
-"""Maximum decompressed size of one piece: compressed batches can become a thousand times longer."""
+"""Maximum decompressed size of one piece. It is limited because compressed batches can become a
+thousand times longer."""
 _INFLATED_BYTES = 16 * MIB
 _MOST_SUBJECTS = 16384
 """Maximum size of the subject dictionaries of one part, before equal subjects are merged. The
-batches of a piece reach about this number if each subject has many records. A piece should have few
+batches of a piece reach about this size if each subject has many records. A piece should have few
 parts, because each part costs each member the same steps of numpy, however few records it has."""
 _LEAST_BYTES = 64 * KIB
 """Minimum size counted for a piece. Pieces at the end of a stream are small, and their number must
@@ -162,8 +163,8 @@ class SharedPieces:
         return len(self._pieces)
 
     def covering(self, log: Log, wanted: WantedSlots, offset: int) -> Piece | None:
-        """Return a piece that contains the offset; None if there is none. Members that began at
-        different places read the same pieces from then on."""
+        """Return a piece that contains the offset; None if there is none. After that, members that
+        began at different offsets read the same pieces."""
         manifest = log.view.manifest
         if offset < manifest.log_start_offset:
             return None

@@ -27,10 +27,10 @@ _MEMORY_SECONDS = 0.1
 significant."""
 
 _SHORT_DELAY = 0.1
-"""Processor time counts as short if the loop's thread waits for a processor during this part of the
-time."""
+"""Processor time counts as short if the loop's thread waits for a processor for more than this part
+of the time."""
 _SHORT_BUSY = 0.9
-"""Processor time also counts as short if the thread runs during this part of the time."""
+"""Processor time also counts as short if the thread runs for more than this part of the time."""
 
 _LARGE_CHUNK_BYTES = 16 * 1024
 """NATS counts as faster than the daemon if reads return chunks of this size on average."""
@@ -39,7 +39,7 @@ _LEAST_PART = 0.2
 """Part of the time that consumers always get, even if the rest of the loop uses less."""
 
 _RESUME_SECONDS = 0.002
-"""Held-back fetches are resumed for at most this time before the loop does other work."""
+"""Maximum time for resuming held-back fetches before the loop does other work."""
 
 
 class Usage(NamedTuple):

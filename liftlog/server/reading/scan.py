@@ -17,9 +17,10 @@ class Scan(NamedTuple):
     max_bytes: int
     selection: Selection
     shared: SharedPieces | None = None
-    """Set for a member of a group."""
+    """The pieces that the members of a group share; None if the reader is not a member of a
+    group."""
     is_optional: bool = False
-    """True if the scan may be refused: if searching would take long, the reader accepts all records
+    """True if the scan may be refused. If a search would take long, the reader accepts all records
     as they are stored."""
 
 

@@ -1,7 +1,7 @@
 """The slots that members of groups request, and how records are grouped for them.
 
-A share is the set of slots that one fetch requests. A client can request any slots, so a limit
-applies to the stored shares of all fetches together, and to the time for searching them.
+A share is the set of slots that one fetch requests. A client can request any slots. Therefore the
+number of stored shares is limited for all fetches together, and so is the time for searching them.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Division:
         return self.places.nbytes + _SHARE_BYTES * len(self._place_of)
 
     def place_of(self, share: int) -> int | None:
-        """Return the place of the group that has exactly the records of these slots; None if no
-        group has."""
+        """Return the place of the group that has exactly the records of these slots; None if there
+        is no such group."""
         return self._place_of.get(share)
 
 

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from liftlog.log import LogSlice
+from liftlog.log import Log, LogSlice
 from liftlog.log.state import ReadView
 from liftlog.protocol.limits import KIB
 from liftlog.server.commits.host import StreamHost
@@ -78,9 +78,9 @@ class TailGroup:
         self._kept_of: ReadView | None = None  # the state of the log when they were read
 
     def wait(self, stream: StreamHost, offset: int, wake: Callable[[], None]) -> Waiter:
-        """Call `wake` once, after the high watermark has passed `offset` or the stream has ended.
-        The call is delayed to the end of the linger time of the last round. It may come before the
-        high watermark has passed `offset`."""
+        """Call `wake` once, at the latest in the next round after the high watermark has passed
+        `offset` or the stream has ended. A round begins when the linger time of the last one is
+        over. `wake` may be called too early, so it must check the high watermark."""
         waiter = Waiter(offset, wake)
         self._waiting[waiter] = None
         if self._timer is None and (self._future is None or offset < self._future_offset):
@@ -147,8 +147,8 @@ class TailGroup:
         self, view: ReadView, offset: int, max_bytes: int, max_records: int | None
     ) -> Tail | None:
         """Return the bytes that another consumer has just read for the same request; None if there
-        are none. Bytes from an older state of the log are never returned, not even at the same high
-        watermark, because compaction may have removed records."""
+        are none. Bytes from an older state of the log are never returned, because compaction may
+        have removed records since then, even if the high watermark is the same."""
         if view is not self._kept_of:
             return None
         return self._kept.get((offset, max_bytes, max_records))
@@ -174,6 +174,28 @@ class TailGroup:
             self._kept.clear()
         self._kept[offset, max_bytes, max_records] = tail
         return tail
+
+
+def read_tail(
+    log: Log, group: TailGroup, view: ReadView, offset: int, max_bytes: int
+) -> Tail | None:
+    """Return the batches from `offset` on if they are in memory and at most `max_bytes` long, and
+    keep them for other consumers of the group. `view` is the present state of the log. Raises
+    CorruptRange, OffsetOutOfRange."""
+    question = (offset, max_bytes, None)
+    known = group.recall(view, *question)
+    if known is not None:
+        return known
+    piece = log.read(*question)
+    if piece is None:
+        return None
+    if piece.length <= max_bytes:
+        found = group.take(piece, view, *question)
+        tail = found if isinstance(found, Tail) else read_from_memory(piece)
+        if tail is not None:
+            return tail
+    piece.release()
+    return None
 
 
 def read_from_memory(piece: LogSlice) -> Tail | None:

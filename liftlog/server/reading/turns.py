@@ -3,24 +3,25 @@ loop.
 
 `Turns.run` carries out one request. The request computes only while it has the turn, and returns
 the turn while it waits for a disk, a thread or another node. The turn passes from party to party (a
-party is a principal) and among the members of each party (its connections). It is given once in
-each turn of the event loop. So acks and answers wait for one request at a time, whatever its cost,
-and a flood of requests delays only its sender. This holds for all kinds of requests, because a
-request needs no code of its own for it.
+party is a principal) and among the members of each party (its connections). One request gets the
+turn in each turn of the event loop. So acks and answers wait for one request at a time, whatever
+its cost, and a flood of requests delays only its sender. This applies to all kinds of requests,
+because a request needs no code of its own for it.
 
 A request with a long answer pauses with `asyncio.sleep(0)`. Other parties then have their turn, but
 other requests of the same party wait until the answer is complete. Otherwise a thousand answers
 could grow in memory at the same time.
 
 A request can need a dozen turns of the loop, for example to read its head, to identify its
-principal, to answer and to close. If another party computed for long in each of them, the request
-would wait a dozen times. So after a long step, the party rests for twice as long as the step took.
+principal, to answer and to close. If another party computed for a long time in each of these turns,
+the request would wait a dozen times. So after a long step, the party rests for twice as long as the
+step took.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Generator, Hashable
+from collections.abc import Callable, Coroutine, Generator, Hashable
 from time import thread_time
 from typing import Any, TypeVar
 
@@ -28,7 +29,7 @@ from liftlog.server.reading.fairness import FairQueue
 
 _TURN_SECONDS = 0.001
 """Requests begin at once, without waiting for the next turn of the loop, until they have used this
-many seconds of the present one."""
+many seconds of the present turn."""
 
 _LONG_SECONDS = 0.003
 """A party rests after a step that has used more processor time than this. A request with a long
@@ -68,9 +69,9 @@ class Turns:
         self._timer: asyncio.TimerHandle | None = None
 
     async def run(self, asker: Asker, work: Coroutine[Any, Any, Result]) -> Result:
-        """Run `work` in turns, and return its result or raise its error. It runs in the caller's
-        task. If that task is cancelled, `work` is cancelled at once, without waiting for the
-        turn."""
+        """Run `work` in turns, and return its result or raise its error. `work` runs in the
+        caller's task. If that task is cancelled, `work` is cancelled at once, without waiting for
+        the turn."""
         turn: asyncio.Future[None] | None = self._queue(asker)
         error: BaseException | None = None
         while True:
@@ -106,12 +107,28 @@ class Turns:
             if turn is None and error is None:
                 turn = self._queue(asker)
 
+    def at_once(self, party: Hashable, work: Callable[[], None]) -> bool:
+        """Run `work`, which is short, if this party can have the turn now. Otherwise, return False
+        without running it."""
+        if not self._is_free(party):
+            return False
+        self.given += 1
+        began = thread_time()
+        try:
+            work()
+        finally:
+            self._count(party, thread_time() - began)
+        return True
+
+    def _is_free(self, party: Hashable) -> bool:
+        is_free = not self._is_taken and not self._waiting and party not in self._resting
+        return is_free and self._spent < self._turn_seconds
+
     def _queue(self, asker: Asker, *, first: bool = False) -> asyncio.Future[None]:
         """Return a future that completes when it is the request's turn."""
         self.given += 1
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        is_free = not self._is_taken and not self._waiting and asker.party not in self._resting
-        if is_free and self._spent < self._turn_seconds:
+        if self._is_free(asker.party):
             self._is_taken = True
             turn.set_result(None)
         elif first:
@@ -175,7 +192,8 @@ class Turns:
 
 
 class _Passed:
-    """Passes on one awaited object of a coroutine that is run step by step."""
+    """Passes the object that a coroutine awaits to the caller, for a coroutine that is run step by
+    step."""
 
     def __init__(self, awaited: object) -> None:
         self._awaited = awaited

@@ -19,7 +19,7 @@ from liftlog.server.reading.filtering import scan_log
 from liftlog.server.reading.scan import Scan
 
 _SCAN_BYTES = 256 * 1024
-"""Limit of encoded bytes of one scan. Records of usual size fill a page with less."""
+"""Limit of encoded bytes of one scan. Records of the usual size fill a page with fewer bytes."""
 _WINDOW_BYTES = 1024 * 1024
 """Approximate size of the first window of a backward walk. The size of later windows depends on the
 time that they take."""
@@ -47,7 +47,7 @@ Item = Record | Damage
 
 
 class Walk(Protocol):
-    """A walk over a log. It continues at `position`; with `at_end`, no further record exists
+    """A walk over a log. It continues at `position`. If `at_end` is True, no further record exists
     yet."""
 
     position: int
@@ -160,8 +160,8 @@ class Backward:
 
 
 def _newest_in(log: Log, window: Span, selection: Selection, limit: int) -> tuple[list[Item], int]:
-    """Return the newest items of a window, the newest first, and an offset. From that offset to the
-    end of the window no matching item is missing."""
+    """Return the newest items of a window, the newest first, and an offset. The result contains all
+    matching items from that offset to the end of the window."""
     kept: deque[Item] = deque()
     size, is_cut = 0, False
     complete_from = at = window.low

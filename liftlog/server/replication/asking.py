@@ -49,7 +49,7 @@ async def _ask(link: PeerLink, message: Copies) -> CopiesAnswer | None:
 
 def known_from(copies: Mapping[str, Any]) -> dict[str, Known]:
     """Parse the copies that another node has reported. A metadata record that cannot be parsed
-    counts as missing there, because the data of another node is not trusted."""
+    counts as missing on that node, because the data of another node is not trusted."""
     found = {}
     for name, told in copies.items():
         try:

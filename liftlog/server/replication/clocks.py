@@ -1,12 +1,12 @@
 """Measures the clocks of the other nodes by the pings between nodes.
 
-The answer to a ping contains the wall clock of the other node, which was read at some moment
-between sending the ping and the arrival of the answer. So the error is at most half of the time
-between them. Of the last answers, the one with the smallest error counts.
+The answer to a ping contains the wall clock of the other node. That clock was read at some moment
+after the ping was sent and before the answer arrived. So the error is at most half of the time
+between these two moments. The result is taken from the recent answer with the smallest error.
 
 Each answer is stored as a difference from this node's monotonic clock, which never jumps. So a jump
-of this node's wall clock changes all results at once, and not only with the next answers. After a
-jump of the other wall clock, earlier answers are dropped.
+of this node's wall clock changes all results at once, before the next answers arrive. After a jump
+of the other wall clock, earlier answers are dropped.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from liftlog.server.vitals.conditions import Condition
 _SAMPLES = 8
 _STALE_NS = 10 * 1_000_000_000
 _MEASURING_NS = 60 * 1_000_000_000
-"""How long a node waits for measurements: older versions do not send their clocks, and nodes can be
-down."""
+"""Time for which a node waits for measurements. It may never get all of them, because older
+versions do not send their clocks, and nodes can be down."""
 _MAX_SKEW_NS = int(MAX_SKEW_SECONDS * 1e9)
 _JUMP_NS = 1_000_000_000
-"""Two clocks do not drift apart by this much while answers are kept, so a larger change is a
-jump."""
+"""A change of the difference between two clocks that counts as a jump. Clocks do not drift apart by
+this much while answers are kept."""
 SHOWN_SECONDS = 5.0
-"""Differences above this are shown to users: a service that sets clocks would not leave such a
+"""Differences above this are shown to users, because a working time service does not leave such a
 difference."""
 
 
@@ -54,7 +54,7 @@ class NodeClocks:
     """The differences of clocks. Belongs to one event loop.
 
     `others` returns the names of all other nodes of the cluster. If a clock was found wrong,
-    `guard` stores this doubt, also while the others are silent and over a restart.
+    `guard` keeps this doubt while the other nodes are silent, and after a restart.
     """
 
     def __init__(
@@ -86,8 +86,8 @@ class NodeClocks:
         self.verdict()
 
     def offset(self, node: str) -> Offset | None:
-        """Return the difference between the clock of `node` and this one; None if the node has not
-        answered recently, or its version does not send its clock."""
+        """Return the difference between the clocks of `node` and of this node; None if the node has
+        not answered recently, or its version does not send its clock."""
         samples = self._samples.get(node)
         monotonic_ns = self._clock.monotonic_ns()
         if not samples or monotonic_ns - samples[-1].at_ns > _STALE_NS:
@@ -112,7 +112,7 @@ class NodeClocks:
         elif found.is_measured:
             return found  # there are no other nodes, or their names are not known yet
         elif self._right_ns is not None and own_ns - self._right_ns > _MAX_SKEW_NS:
-            self._guard.dispute = "it has jumped ahead since it was last found right"
+            self._guard.dispute = "it has jumped ahead since it was last confirmed"
         if self._guard.dispute and not (found.reason or found.is_measured):
             reason = f"{self._guard.dispute}. Most nodes have not answered since"
             return Verdict(reason, is_measured=False)
@@ -141,5 +141,5 @@ class NodeClocks:
                 yield Condition.of("clock_skew", text, node)
         if reason := self.verdict().reason:
             yield Condition.of(
-                "clock", f"nothing is deleted for its age by this node's clock: {reason}"
+                "clock", f"no record is deleted because of its age by this node's clock: {reason}"
             )

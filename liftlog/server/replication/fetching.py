@@ -43,6 +43,7 @@ from liftlog.protocol.client_connection import Exchange
 from liftlog.protocol.replication import Replica, Replicate
 from liftlog.records.header import parse_header
 from liftlog.server.commits.host import StreamHost
+from liftlog.server.replication.fetching_consumers import FollowedConsumers
 from liftlog.server.replication.log_start import follow_log_start
 from liftlog.server.replication.peer_link import PeerLink
 
@@ -63,10 +64,10 @@ class FetchRoom:
     """Limits the bytes that the streams of a node request at a time. Received records wait in
     memory for the disk, which may be slower than the network.
 
-    A request may always be for `_LEAST_BYTES`, so no stream waits for another one. The bytes above
-    that are counted, from the request until the records are stored: together they never exceed
+    A request may always be for `_LEAST_BYTES`, so no stream waits for another one. Bytes above that
+    limit are counted from the request until the records are stored. Together they never exceed
     `max_bytes`. Streams that lag behind share all of `max_bytes`. The other streams share half of
-    it, and hold their share while they wait for new records. Belongs to the event loop.
+    `max_bytes`, and keep their share while they wait for new records. Belongs to the event loop.
     """
 
     def __init__(self, max_bytes: int = _ALL_BYTES) -> None:
@@ -111,7 +112,7 @@ class FollowedStream:
     `link_to` returns the connection to a node. `learn` is called with newer metadata from an
     answer; `tell_record_is_old` is called if an answer only shows that newer metadata exist.
     `log_changed` is called at the beginning, and whenever the log has changed. All streams of a
-    node share `room`.
+    node share `room`. `consumers` fetches the states of consumers with acks.
     """
 
     def __init__(
@@ -124,6 +125,7 @@ class FollowedStream:
         learn: Callable[[StreamMetadata], None],
         tell_record_is_old: Callable[[], None],
         room: FetchRoom,
+        consumers: FollowedConsumers | None = None,
         log_changed: Callable[[], None] = lambda: None,
     ) -> None:
         log = host.log
@@ -144,6 +146,7 @@ class FollowedStream:
         self._tell_record_is_old = tell_record_is_old
         self._log_changed = log_changed
         self._room = room
+        self._consumers = consumers
         self._loop = asyncio.get_running_loop()
         self._exchange: Exchange | None = None
         self._body: memoryview | None = None
@@ -158,8 +161,7 @@ class FollowedStream:
 
     @property
     def lag(self) -> int:
-        """Number of records that the leader had at its last answer, and that this log does not
-        have."""
+        """Number of records that the leader had in its last answer and that this log lacks."""
         return max(0, self.leader_end - self.host.log.log_end_offset)
 
     # --- events ---
@@ -168,15 +170,20 @@ class FollowedStream:
         """Send a request to the leader, if there is one."""
         self._log_changed()
         self._room.note(self, is_behind=True)  # until the leader reports otherwise
+        if self._consumers is not None:
+            self._consumers.assigned(self.follower.record)
         self._do(self.follower.resumed())
 
     def assigned(self, record: StreamMetadata) -> None:
         """Adopt newer metadata of the stream."""
         before = self._exchange
         if record.leader_epoch > self.follower.record.leader_epoch:
-            # The leader may not be ready yet, and acks wait: retry it sooner than a dead one.
+            # The leader may not be ready yet, and acks wait. So this node retries sooner than after
+            # the loss of a leader.
             self._pause = _FIRST_PAUSE_SECONDS
         effect = self.follower.assigned(record)
+        if self._consumers is not None:
+            self._consumers.assigned(self.follower.record)
         if self.follower.outstanding is None or effect is not None:
             self._give_up(before)
         self._do(effect)
@@ -185,10 +192,14 @@ class FollowedStream:
         """Note that `node` is connected again."""
         if node == self.follower.record.leader:
             self._resume()
+        if self._consumers is not None:
+            self._consumers.connected(node)
 
     def close(self) -> None:
         """Send no more requests. A change of the log in progress is completed."""
         self._closed = True
+        if self._consumers is not None:
+            self._consumers.close()
         self._room.forget(self)
         self._give_up(self._exchange)
         self._cancel_timer()
@@ -242,6 +253,7 @@ class FollowedStream:
             record=[*fetch.mark],
             leader_record=[*fetch.leader_mark],
             full=self.is_full,
+            old_consumers=self._consumers is not None and self._consumers.has_old_states,
         )
         self._exchange = Exchange(on_done=partial(self._answered, size))
         self._link_to(fetch.leader).request(message, self._exchange)
@@ -276,10 +288,12 @@ class FollowedStream:
             self.host.commit_up_to(self.follower.high_watermark)
         self._follow_log_start(answer.log_start_offset)
         self._note_record(answer)
+        if answer.has_consumers and self._consumers is not None:
+            self._consumers.wanted()
         if effect is None and self.follower.working is None:
             self._free()
             if self.follower.outstanding is asked:
-                self.follower.lost()  # the answer did not match, and no other one will arrive
+                self.follower.lost()  # the answer did not match, and no other answer will arrive
             if self.follower.waits_for_version > self.follower.record.version:
                 self._tell_record_is_old()
             self._ask_later()
@@ -287,8 +301,8 @@ class FollowedStream:
 
     def _note_record(self, answer: Replica) -> None:
         """Adopt or request newer metadata. The leader may not count the records of this node before
-        the node has the newer metadata. The notification of the store may arrive late, or never
-        while the metadata store is unreachable."""
+        the node has the newer metadata. The notification of the metadata store may arrive late, or
+        not at all if the store is unreachable."""
         if answer.record_version <= self.follower.record.version:
             return
         if answer.record is None:
@@ -345,9 +359,9 @@ class FollowedStream:
         self.host.run_exclusive(call).add_done_callback(done)
 
     def _store(self) -> None:
-        """Append the records of the answer. The leader's publishers wait for this, and two
-        handovers between threads take longer than a small append. So a small append runs inside the
-        event loop if the disk is fast."""
+        """Append the records of the answer. The leader's publishers wait for this. Two handovers
+        between threads take longer than a small append, so a small append runs inside the event
+        loop if the disk is fast."""
         body, self._body = self._body, None
         told = None if self._told is None else self._told.side_state
         append = partial(self._append, body, told)
@@ -381,7 +395,7 @@ class FollowedStream:
             self._room.note(self, is_behind=self.lag > 0)
             side = log.leases.side_state.version
             effect = self.follower.stored(log.durable_end_offset, log.view.manifest.epochs, side)
-            self._do(effect)  # first of all, because acks wait for the confirmation in this request
+            self._do(effect)  # comes first, because acks wait for the confirmation in this request
             self.host.commit_up_to(self.follower.high_watermark)
             self._log_changed()
         elif isinstance(error, CorruptBatch):
@@ -389,7 +403,7 @@ class FollowedStream:
             logger.warning("replica-answer-damaged stream=%s error=%s", self.host.name, error)
             self._do(self.follower.damaged())
         elif isinstance(error, UnsupportedFormat):
-            self._fail(f"the leader sent what this version cannot read: {error}")
+            self._fail(f"the leader sent data that this version cannot read: {error}")
         elif isinstance(error, LiftlogError):
             logger.error("replica-not-stored stream=%s error=%s", self.host.name, error)
             self.follower.failed(log.durable_end_offset, log.view.manifest.epochs)

@@ -1,8 +1,9 @@
 """Forwards requests of clients to the node that answers them: the leader of their stream.
 
-A request is forwarded at most once. The node that receives it from the client has checked it by its
-own ACL; the leader only executes it. The number of waiting requests is limited, in total and for
-each principal. So a leader that hangs neither fills the memory nor blocks the requests of others.
+A request is forwarded at most once. The node that receives the request from the client has checked
+it against its own ACL. The leader only executes it. The number of waiting requests is limited, in
+total and for each principal. So a leader that hangs neither fills the memory nor blocks the
+requests of others.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from liftlog.protocol.wire import Message
 from liftlog.server.replication.peer_link import PeerLink
 
 Answered = Callable[[Message | None, LiftlogError | None], None]
-"""Called once, with the leader's answer or with the error. Never called within `send`."""
+"""A callback that receives the leader's answer, or the error, exactly once. `send` itself never
+calls it."""
 
 _SECONDS = 30.0
 _MAX_WAITING = 4096

@@ -1,12 +1,12 @@
 """Handles a metadata store that has lost changes: detects this, and restores the changes.
 
-If the metadata of a stream in the store are missing, or older than this node has seen before, the
-mirror marks the stream as doubtful. A read that does not depend on a lagging server of the store
-then confirms or clears the doubt. While a doubt is confirmed, no node leads the stream or elects a
-leader by the stored metadata. The nodes exchange the metadata that they have, and when these
+If the metadata of a stream in the store are missing, or older than this node has received before,
+the mirror marks the stream as doubtful. Another read, which a lagging server of the store cannot
+answer, then confirms or clears the doubt. While a doubt is confirmed, no node leads the stream or
+elects a leader by the stored metadata. The nodes exchange the metadata that they have. When these
 suffice (`liftlog.cluster.guard`), the newest version is stored again. This may abandon a version
-that only one node has seen; that node then adopts the stored version, without its copy. If the
-metadata do not suffice, an operator decides, with `liftlog cluster restore-metadata`.
+that only one node has received. That node then adopts the stored version, and drops its copy. If
+the metadata do not suffice, an operator decides, with `liftlog cluster restore-metadata`.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ logger = logging.getLogger("liftlog.server.replication")
 _LOOK_SECONDS = 0.5
 
 Heard = dict[str, dict[str, Known]]
-"""The metadata that each node has, by node and stream; only nodes that have answered."""
+"""The metadata of each node that has answered, by node and stream."""
 
 
 class Guard:
     """Confirms doubts about stored metadata, and restores metadata. Belongs to one event loop.
 
     `log_end` returns the end of a copy on this node. `stand_aside` is called with each stream whose
-    stored metadata are confirmed to be older than this node has seen. `give_up` is called with each
-    stream for which this node must adopt the stored metadata and drop its own newer version.
+    stored metadata are confirmed to be older than this node has received. `give_up` is called with
+    each stream for which this node must adopt the stored metadata and drop its own newer version.
     """
 
     def __init__(
@@ -67,8 +67,8 @@ class Guard:
         self._give_up = give_up
         self._warn = RareWarnings(logger).warn
         self._unreadable: dict[str, str] = {}
-        """The streams whose metadata cannot be read, with the reason: whether they are old is
-        unknown."""
+        """The streams whose metadata cannot be read, with the reason. It is unknown if these
+        metadata are old."""
 
     async def run(self) -> None:
         """Check doubts until cancelled."""
@@ -106,9 +106,9 @@ class Guard:
                 self._warn("metadata-not-restored stream=%s error=%s", name, error)
 
     def answer(self, names: Collection[str]) -> CopiesAnswer:
-        """Return this node's metadata and log ends for these streams; if `names` is empty, the
-        names of all streams. Raises MetadataUnavailable while the node cannot read the metadata
-        that it has seen: the node must then count as silent."""
+        """Return this node's metadata and log ends for these streams. If `names` is empty, return
+        the names of all streams. Raises MetadataUnavailable while the node cannot read the metadata
+        that it has received: the node must then count as silent."""
         self._mirror.check_memory()
         known = self._mirror.known
         if not names:
@@ -122,7 +122,7 @@ class Guard:
         return CopiesAnswer(found)
 
     async def restore(self, *, dry_run: bool) -> RestoreAnswer:
-        """Store the newest metadata that any answering node has seen, if the store has an older
+        """Store the newest metadata that any answering node has received, if the store has an older
         version or none; with `dry_run`, only report them. Raises MetadataUnavailable."""
         names = set(self._mirror.known)
         for answer in (await self._ask_others(Copies([]))).values():
@@ -164,7 +164,8 @@ class Guard:
                 self._mirror.doubtful.discard(name)
                 continue
             try:
-                # Most doubts come from late notifications. A cheap read is enough to clear those.
+                # Most doubts come from late notifications. A cheap read is enough to clear these
+                # doubts.
                 stored = await self._mirror.read(name)
                 if is_regressed(known, stored):
                     stored, _ = await self._mirror.read_newest(name)

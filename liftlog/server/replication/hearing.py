@@ -16,7 +16,7 @@ LOOK_SECONDS = 0.1
 """Interval of the checks for silence, and therefore the delay with which it is reported."""
 
 HUNG_SECONDS = 3.0
-"""Acks stop waiting for a node that has been silent for this long."""
+"""Acks stop waiting for a node that has been silent for this time."""
 
 ENDED_SECONDS = 0.3
 """The same limit for a node whose machine reports that its process has ended."""
@@ -110,8 +110,8 @@ class Hearing:
     ) -> None:
         """Call `tell` with each node that has been silent for `silent` seconds, without a
         connection for `gone` seconds, or without a listening process for `refusing` seconds. `tell`
-        is called once for such a silence, and again after a message from the node and another
-        silence."""
+        is called once for such a silence. It is called again only if the node sends a message and
+        then falls silent again."""
         self._watches.append(_Watch(tell, silent, gone, refusing))
 
     async def run(self) -> None:

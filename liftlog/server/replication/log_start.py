@@ -12,8 +12,8 @@ from liftlog.settings import StreamSettings
 def follow_log_start(log: Log, offset: int, settings: StreamSettings, now_ns: int) -> None:
     """Make `offset`, at most the high watermark, the log start, because the metadata or the leader
     require it. Files that are needed to recognise duplicates are kept until the dedupe window has
-    passed, as at the leader, because this node may lead next. Blocking. Raises StorageError,
-    DiskFull."""
+    passed, as on the leader, because this node may become the leader. Blocking. Raises
+    StorageError, DiskFull."""
     decision = plan_log_start(log, offset, settings, now_ns)
     if decision.delete_segments or offset > log.log_start_offset:
         log.structure.remove_before(
@@ -24,9 +24,9 @@ def follow_log_start(log: Log, offset: int, settings: StreamSettings, now_ns: in
 def plan_log_start(
     log: Log, offset: int, settings: StreamSettings, now_ns: int
 ) -> RetentionDecision:
-    """Return which files can be deleted if `offset` becomes the log start: those that are not
-    needed for recent message ids. Rolls the active file if all its records would be deleted.
-    Blocking. Raises StorageError, DiskFull."""
+    """Return the files that can be deleted if `offset` becomes the log start. Files that are needed
+    for recent message ids are not among them. Rolls the active file if all its records would be
+    deleted. Blocking. Raises StorageError, DiskFull."""
     if offset == log.log_end_offset:
         # Otherwise the active file would stay, with all its records below the log start.
         log.writer.roll()

@@ -1,12 +1,12 @@
-"""The connection of this node to another one, which is opened again whenever it is lost.
+"""The connection of this node to another node. It is opened again whenever it is lost.
 
 All followers of streams that the other node leads share the connection. If it is lost, each open
 request ends with ConnectionLost. The sender then chooses its next request, because that depends on
 the end of its log at that time.
 
-The link pings the other node. To that node, the pings show that this node is alive; to this node,
-the answers show that the other one is. A silent connection is closed, because the route to the
-other node may have changed.
+The link pings the other node. The pings show the other node that this node is alive, and the
+answers show this node that the other node is alive. A silent connection is closed, because the
+route to the other node may have changed.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class PeerLink:
         self.peer: Introduced | None = None
         """The other node; None while there is no connection."""
         self.problem = ""
-        """Why there is no connection, as far as is known."""
+        """The reason why there is no connection, as far as it is known."""
         self._target = target
         self._introduction = introduction
         self._on_up = on_up
@@ -86,7 +86,7 @@ class PeerLink:
         self._is_due = asyncio.Event()
 
     def connect_soon(self) -> None:
-        """Connect without delay, because another source reports that the node is running."""
+        """Connect without delay, because there is other evidence that the node is running."""
         self._backoff.reset()
         self._is_due.set()
 
@@ -96,7 +96,7 @@ class PeerLink:
             while True:
                 try:
                     target = self._target()
-                except LiftlogError as error:  # about a file that the connection needs
+                except LiftlogError as error:  # a file that the connection needs cannot be used
                     self._tell(f"connecting to it is not possible: {error}", "")
                     await self._pause()
                     continue
@@ -207,7 +207,7 @@ class PeerLink:
             except BaseException:
                 link.lose("it could not be opened")
                 raise
-        # Without this limit, requests that wait for new records would leave no room for those of
+        # Without this limit, requests that wait for new records would leave no room for requests of
         # other streams.
         link.connection.allow_in_flight(PEER_MAX_IN_FLIGHT)
         self._ended.clear()
@@ -244,8 +244,8 @@ class PeerLink:
 
 
 def _why(error: Exception) -> str:
-    """Describe the error, with the remedy on a node: hints for clients name options that a node
-    does not have."""
+    """Describe the error, with a remedy for a node. The hints for clients do not fit, because they
+    name options that a node does not have."""
     if isinstance(error, ConnectionLost) and isinstance(
         error.__cause__, ssl.SSLCertVerificationError
     ):

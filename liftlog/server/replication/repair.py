@@ -70,7 +70,7 @@ class ReplicaDonors:
                         # Records that the other node has deleted may still exist in this copy.
                         raise LiftlogError("it has removed tombstones there")
                     if header.next_offset <= first:
-                        raise LiftlogError(f"it has nothing from offset {first} on yet")
+                        raise LiftlogError(f"it has no records from offset {first} on yet")
                     if body is not None:
                         await self._check(node, name, incarnation, first, body)
                         take(body)
@@ -81,7 +81,8 @@ class ReplicaDonors:
         return "; ".join(problems) or "the stream has no other replica"
 
     def _others(self, name: str) -> list[str]:
-        """Return the other nodes, those in sync first: the others may have fewer records."""
+        """Return the other nodes. Nodes in sync come first, because the others may have fewer
+        records."""
         record = self._mirror.records.get(name)
         if record is None or record.deleted:
             return []
@@ -127,10 +128,10 @@ class ReplicaDonors:
 
 
 async def check_whole(link: PeerLink, record: StreamMetadata) -> None:
-    """Check the leader's copy, before this node drops its own copy and fetches it again: the
-    dropped copy may have records that are damaged in the leader's. Raises Conflict if the leader's
-    copy is known to be damaged, or if the leader of this epoch has not opened it yet; LiftlogError
-    if the leader does not answer."""
+    """Check the leader's copy before this node drops its own copy and fetches it again. The dropped
+    copy may contain records that are damaged in the leader's copy. Raises Conflict if the leader's
+    copy is known to be damaged, or if the leader of this epoch has not opened its copy yet. Raises
+    LiftlogError if the leader does not answer."""
     answer = (await ask(link, DescribeStream(record.name))).answer
     info = answer.info if isinstance(answer, StreamAnswer) else None
     if (
@@ -138,7 +139,7 @@ async def check_whole(link: PeerLink, record: StreamMetadata) -> None:
         or info.state in _NOT_LED
         or (info.incarnation, info.leader_epoch) != (record.incarnation, record.leader_epoch)
     ):
-        raise Conflict(f"node {link.node} does not say how its copy is")
+        raise Conflict(f"node {link.node} does not report the state of its copy")
     if info.quarantined:
         raise Conflict(f"the copy of node {link.node} is damaged as well")
 

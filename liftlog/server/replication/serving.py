@@ -13,32 +13,35 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+from liftlog.cluster.epochs import between
 from liftlog.cluster.followers import FetchRequest, Kind
-from liftlog.cluster.leading import Change, Leader
-from liftlog.cluster.record import Mark, StreamMetadata
+from liftlog.cluster.leading import Leader
+from liftlog.cluster.record import Change, Mark, StreamMetadata
 from liftlog.errors import (
     Cancelled,
     CorruptRange,
-    FencedEpoch,
     LiftlogError,
     NotLeader,
     NotReady,
     OffsetOutOfRange,
     StaleIncarnation,
-    UnknownEpoch,
 )
 from liftlog.log import EncodedBatch, Log, LogSlice
 from liftlog.log.files.manifest import epoch_before
 from liftlog.log.read.reading import Gap
 from liftlog.protocol.replication import MAX_PARKED_MS, Replica, Replicate
 from liftlog.server.commits.gate import ReplicatedGate
+from liftlog.server.journal.holding import JournalHolder
+from liftlog.server.replication.refusals import refusal_of
+from liftlog.server.replication.serving_consumers import ServedConsumers
 
 logger = logging.getLogger("liftlog.server.replication")
 
 _PARKED_SECONDS = MAX_PARKED_MS / 1000
 _TOGETHER_SECONDS = 0.25
-"""Requests of idle streams that were parked within this time are answered together. This wakes both
-nodes less often, and does not delay other answers."""
+"""Requests of idle streams that were parked within this time are answered together. So both nodes
+wake up less often, and other answers are not delayed."""
+_TELL_SECONDS = 0.05
 _MAX_BODY_BYTES = 16 * 1024 * 1024
 MAX_KEPT_BYTES = 256 * 1024
 """Bytes of each stream that are kept in memory. Larger answers are sent from the files to the
@@ -51,7 +54,8 @@ class Reply(Protocol):
 
     @property
     def may_copy(self) -> bool:
-        """False while many bytes wait to be sent there: then the body is not copied into memory."""
+        """Return False while many bytes wait to be sent to the follower. In that case the body is
+        not copied into memory."""
         ...
 
     def replica(self, header: Replica, body: LogSlice | bytes | None) -> None:
@@ -62,8 +66,8 @@ class Reply(Protocol):
 
 
 class CatchUpPace:
-    """Limits the rate at which all replicas that are not in sync together fetch from this node.
-    Belongs to the event loop."""
+    """Limits the total rate at which replicas that are not in sync fetch from this node. Belongs to
+    the event loop."""
 
     def __init__(self, max_bytes_per_second: float) -> None:
         self._rate = max_bytes_per_second
@@ -79,8 +83,8 @@ class CatchUpPace:
 
 
 class _Newest:
-    """The last appended records, as bytes. A follower that keeps up gets them without an access to
-    the files, and in one piece with the answer's header."""
+    """The last appended records, as bytes. A follower that keeps up gets them in one piece with the
+    answer's header, without an access to files."""
 
     def __init__(self) -> None:
         self._groups: deque[_Group] = deque()
@@ -109,8 +113,8 @@ class _Newest:
             self._size_bytes -= groups.popleft().size_bytes
 
     def read(self, offset: int, max_bytes: int) -> bytes | None:
-        """Return the groups from `offset` on, or None if no group begins there or they do not
-        fit."""
+        """Return the groups from `offset` on. Returns None if no group begins at `offset`, or if
+        the groups do not fit."""
         found: list[bytes | bytearray | memoryview] = []
         for group in reversed(self._groups):
             found[:0] = group.data
@@ -149,10 +153,11 @@ class ServedStream:
         *,
         pace: CatchUpPace,
         ended: Callable[[str], None],
+        holder: JournalHolder,
         expects_repair: Callable[[int, int], bool] = lambda first, end: False,
     ) -> None:
-        """All streams that this node leads share `pace`. `expects_repair` returns True if damage in
-        a range is about to be repaired."""
+        """All streams that this node leads share `pace`. `holder` has the journal of consumers.
+        `expects_repair` returns True if damage in a range is about to be repaired."""
         self.leader = leader
         self._log = log
         self._pace = pace
@@ -163,6 +168,7 @@ class ServedStream:
         self._newest = _Newest()
         self._looking: set[asyncio.Future[None]] = set()
         self._confirming: list[tuple[int, asyncio.Future[None]]] = []
+        self.consumers = ServedConsumers(leader, log.incarnation, holder, on_first=self.hear_again)
         self.gate = ReplicatedGate(
             leader,
             log_end=lambda: log.log_end_offset,
@@ -199,9 +205,9 @@ class ServedStream:
             _mark_from(request.record),
             _mark_from(request.leader_record),
             request.full,
+            bool(request.old_consumers),
         )
-        if node in self._parked:
-            self._drop_parked(node)
+        before = self._parked.pop(node, None)
         if self._log.log_end_offset > self.leader.log_end:
             # A writer thread has appended, and the loop has not been notified yet. The read below
             # uses the log as it is now.
@@ -210,11 +216,15 @@ class ServedStream:
         self._newest.drop_below(self.leader.high_watermark)
         if self._confirming:
             self._tell_confirmed()
+        if self.consumers.is_waiting:
+            self.consumers.confirm()
         kind = verdict.kind
         if kind is Kind.PARK:
             until = self._loop.time() + _PARKED_SECONDS
             timer = self._loop.call_at(until - until % _TOGETHER_SECONDS, self.gate.expired, node)
             self._parked[node] = _Parked(request, reply, timer)
+            if self._is_to_fetch_consumers(node, start, request):
+                self._loop.call_later(_TELL_SECONDS, self.gate.expired, node)
         elif kind is Kind.SEND and node in self.leader.record.isr:
             self._send(request, reply)
         elif kind is Kind.SEND:
@@ -222,11 +232,23 @@ class ServedStream:
         elif kind is Kind.DIVERGING:
             reply.replica(self._header(request, diverging=[verdict.epoch, verdict.end]), None)
         else:
-            reply.refuse(_refusal(kind, request, self.leader))
+            reply.refuse(refusal_of(kind, request.epoch, self.leader))
+        if before is not None:  # done last: sending may begin with the next request
+            before.timer.cancel()
+            before.reply.refuse(Cancelled("the follower has asked again"))
+
+    def _is_to_fetch_consumers(self, node: str, start: int, request: Replicate) -> bool:
+        """Return True if an answer must ask the follower to request the states of consumers."""
+        is_able = request.old_consumers is not None
+        return (
+            is_able
+            and self.consumers.has_consumers
+            and not self.leader.states.is_fetched_by(node, start)
+        )
 
     def _send_in_time(self, node: str, request: Replicate, reply: Reply) -> None:
-        """Answer a follower that is not in sync, at the allowed rate. No ack waits for it, and
-        publishers and in-sync replicas come first."""
+        """Answer a follower that is not in sync, at the allowed rate. No ack waits for this
+        follower, so publishers and in-sync replicas come first."""
         seconds = self._pace.wait_seconds(self._loop.time())
         if seconds:
             timer = self._loop.call_later(seconds, self._send_late, node)
@@ -257,25 +279,27 @@ class ServedStream:
         return self.leader.propose(self._loop.time(), stopping)
 
     def adopt(self, record: StreamMetadata) -> None:
-        """Adopt newer metadata of the stream. If they end this epoch, the stream has stepped down
-        on return."""
+        """Adopt newer metadata of the stream. If they end this epoch, this node no longer leads the
+        stream on return."""
         before = self.leader.record
         self.gate.adopt(record)
         if record.version > before.version and not self.leader.resigned:
-            # A node that stops has left the set, and sends no more requests: it must not be added
+            # A stopping node has left the set and sends no more requests, so it must not be added
             # again.
             for node in set(before.isr).difference(record.isr):
                 self.lost(node)
             self.gate.tell_of_record()
         self._tell_confirmed()
+        self.consumers.confirm()
 
     def lead_on(self, leader: Leader, ended: Callable[[str], None]) -> None:
-        """Continue in the next epoch, that of `leader`. The log has begun this epoch and is
-        otherwise unchanged. The followers' requests in this epoch commit the records that wait for
-        followers."""
+        """Continue in the next epoch, which is the epoch of `leader`. The log has begun this epoch
+        and is otherwise unchanged. The followers' requests in this epoch commit the records that
+        wait for followers."""
         self._refuse_parked()  # they belong to the previous epoch
         self.leader.resign()
         self.leader = self.gate.leader = leader
+        self.consumers.lead_on(leader)
         self._ended = ended
 
     @property
@@ -296,8 +320,8 @@ class ServedStream:
             self._tell_confirmed()
 
     async def side_confirmed(self) -> None:
-        """Wait until the current side state is safe even if this node stops leading. Raises
-        NotLeader if another node may lead before that."""
+        """Wait until the current side state cannot be lost even if this node stops leading. Raises
+        NotLeader if another node may become the leader before that."""
         self.side_changed()
         version = self.leader.side_version
         if self.leader.resigned:
@@ -323,6 +347,7 @@ class ServedStream:
     def close(self) -> None:
         """Answer nothing more, because the leadership has ended."""
         self._refuse_parked()
+        self.consumers.close()
         confirming, self._confirming = self._confirming, []
         for _, confirmed in confirming:
             if not confirmed.done():
@@ -354,7 +379,7 @@ class ServedStream:
         parked, self._parked = self._parked, {}
         for one in parked.values():
             one.timer.cancel()
-            one.reply.refuse(_refusal(Kind.NOT_LEADER, one.request, self.leader))
+            one.reply.refuse(refusal_of(Kind.NOT_LEADER, one.request.epoch, self.leader))
 
     def _send(
         self, request: Replicate, reply: Reply, *, looked: bool = False, is_paced: bool = False
@@ -387,7 +412,7 @@ class ServedStream:
         elif isinstance(found, Gap) and self._expects_repair(found.first_offset, found.next_offset):
             reply.refuse(NotReady(f"offset {found.first_offset} is being repaired from a replica"))
         elif isinstance(found, Gap):
-            epochs = self.leader.epochs_of_gap(found.first_offset, found.next_offset)
+            epochs = between(self.leader.epochs, found.first_offset, found.next_offset)
             gap = {
                 "next": found.next_offset,
                 "reason": found.reason,
@@ -412,7 +437,7 @@ class ServedStream:
             self._looking.discard(job)
             error = None if job.cancelled() else job.exception()
             if job.cancelled():
-                reply.refuse(_refusal(Kind.NOT_LEADER, request, self.leader))
+                reply.refuse(refusal_of(Kind.NOT_LEADER, request.epoch, self.leader))
             elif isinstance(error, Exception):
                 reply.refuse(error)
             else:
@@ -450,6 +475,7 @@ class ServedStream:
             body_length=body_length,
             record=self._record_for(request),
             record_checksum=leader.record.checksum,
+            has_consumers=self.consumers.has_consumers,
         )
 
     def _record_for(self, request: Replicate) -> bytes | None:
@@ -467,15 +493,6 @@ class ServedStream:
 
 
 def _mark_from(value: list[int] | None) -> Mark | None:
-    """Convert a value from another node, which is not trusted; returns None if its form is
+    """Convert a value from another node. Such a value is not trusted; returns None if its form is
     wrong."""
     return (value[0], value[1]) if value is not None and len(value) == 2 else None
-
-
-def _refusal(kind: Kind, request: Replicate, leader: Leader) -> LiftlogError:
-    what = f"stream {request.stream} in epoch {leader.epoch}"
-    if kind is Kind.FENCED_EPOCH:
-        return FencedEpoch(f"{what}: the request is of epoch {request.epoch}, or of an older start")
-    if kind is Kind.UNKNOWN_EPOCH:
-        return UnknownEpoch(f"{what}: the request is of epoch {request.epoch}")
-    return NotLeader(f"{leader.node} does not lead {what}")

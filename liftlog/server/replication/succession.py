@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 from liftlog.cluster import transitions
 from liftlog.cluster.election import Elect, Elections, LogEnd, Opinion, Question
-from liftlog.cluster.leading import Change, Leader
-from liftlog.cluster.record import StreamMetadata
+from liftlog.cluster.leading import Leader
+from liftlog.cluster.record import Change, StreamMetadata
 from liftlog.cluster.store import NodeSession
 from liftlog.errors import LiftlogError
 from liftlog.protocol.client_connection import Exchange
@@ -37,8 +37,8 @@ _HEAR_AGAIN_SECONDS = 0.5
 _LOOK_AT_DISK_SECONDS = 1.0
 _MAX_UNDER_WAY = 64
 ELECTION_REASONS = ("leader-lost", "no-leader")
-"""The leader was lost: most replicas received no heartbeats from it. Or no node led: the leader had
-resigned."""
+"""The reasons for elections: the leader was lost (most replicas received no heartbeats from it), or
+no node led because the leader had resigned."""
 _MAX_TOLD = 10_000
 """Maximum number of copies in an answer."""
 
@@ -62,8 +62,8 @@ class Copies(Protocol):
         ...
 
     def stalled(self, names: Iterable[str]) -> Iterable[tuple[StreamMetadata, float]]:
-        """Return the streams among `names` that wait for this node's disk, with the seconds of
-        waiting. By their metadata, this node leads all of them."""
+        """Return the streams among `names` that wait for this node's disk, and for how many
+        seconds. According to the metadata, this node leads all streams in `names`."""
         ...
 
     def stop_leading(self, name: str, reason: str) -> None:
@@ -104,8 +104,8 @@ class Succession:
         self._under_way: set[str] = set()
         self._heard_again_at = self._disk_looked_at = 0.0
         self._led_by: dict[str | None, list[str]] = {}
-        """The names of all streams, by leader (None: no leader), when `_mirror.changes` was
-        `_led_by_as_of`."""
+        """A cache of the names of all streams by leader (None: no leader). It is valid while
+        `_mirror.changes` equals `_led_by_as_of`."""
         self._led_by_as_of = -1
         self.elections = dict.fromkeys(ELECTION_REASONS, 0)
         """Elections that this node has won, by reason."""
@@ -146,7 +146,8 @@ class Succession:
                 continue
             is_prepared = self._copies.prepare_to_lead(record.name)
             claim = self._elections.decide(record, log, now)
-            # Without this limit, another copy that is next in turn could lead sooner.
+            # The number of elections at once is limited: with more of them, the copy that is next
+            # in turn could lead sooner.
             if claim is not None and is_prepared and len(self._under_way) < _MAX_UNDER_WAY:
                 self._under_way.add(record.name)
                 self._spawn(self._elect(record, claim))
@@ -170,7 +171,7 @@ class Succession:
         self, asker: str, names: Iterable[str], *, detached: bool
     ) -> dict[str, StreamMetadata]:
         """Begin to lead streams that `asker` leads now, if this node can serve them. Returns the
-        metadata of those that this node leads afterwards."""
+        metadata of the streams that this node leads afterwards."""
         now = self._loop.time()
         claims: list[Coroutine[Any, Any, None]] = []
         self._see(now)
@@ -247,7 +248,7 @@ class Succession:
 
     def _yield(self, now: float) -> None:
         """Ask other nodes to take over streams that this node cannot serve."""
-        leading = self._copies.leading()  # a generator, which normally is not run
+        leading = self._copies.leading()  # a generator, which is normally not iterated
         stalled: Iterable[tuple[StreamMetadata, float]] = ()
         if now - self._disk_looked_at >= _LOOK_AT_DISK_SECONDS:
             self._disk_looked_at = now

@@ -26,7 +26,7 @@ logger = logging.getLogger("liftlog.server.replication")
 _LOOK_SECONDS = 1.0
 
 Told: TypeAlias = Mapping[str, Known | None]
-"""The copy that each replica has reported; None if it has reported nothing usable."""
+"""The copy that each replica has reported; None if a replica has reported nothing usable."""
 
 
 class UncleanRecovery:
@@ -61,7 +61,7 @@ class UncleanRecovery:
         """Number of times that this node has become the leader of a stream by unclean recovery."""
 
     async def run(self) -> None:
-        """Look for such streams until cancelled."""
+        """Look for streams without a complete copy, until cancelled."""
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
             await self.look()
@@ -101,8 +101,8 @@ class UncleanRecovery:
     async def _ask(
         self, records: list[StreamMetadata], into: dict[str, tuple[StreamMetadata, Told]]
     ) -> set[str]:
-        """Ask the replicas of these streams for their copies, which are stored in `into`. Returns
-        the nodes that have not answered."""
+        """Ask the replicas of these streams for their copies, and store the reports in `into`.
+        Returns the nodes that have not answered."""
         names = [record.name for record in records]
         others = {node for record in records for node in record.replicas} - {self._node}
         answers = await ask_nodes(others, Copies(names), self._link_to) if names else {}

@@ -2,5 +2,7 @@
 
 rights          the operation of the ACL that each request needs, and the node that answers it
 handlers        the code that answers each request
+consumer_handlers
+                the code that answers requests about consumers with acks
 group_handlers  the code that answers requests about consumer groups
 """

@@ -55,7 +55,7 @@ async def _beat_group(caller: Caller, message: BeatGroup) -> Message:
 
 
 def _assignment(found: Assignment | None) -> AssignmentAnswer:
-    assert found is not None  # joins and heartbeats always return one
+    assert found is not None  # joins and heartbeats always return an assignment
     return AssignmentAnswer(
         found.joined,
         found.generation,
@@ -116,8 +116,8 @@ async def _describe_group(caller: Caller, message: DescribeGroup) -> Message:
 
 
 async def _relay_groups(caller: Caller, message: ListGroups, ask: Ask) -> Message:
-    """List the groups that the client may see. The cursor names a group, so it must be one of
-    these: the last of them."""
+    """List the groups that the client may see. The cursor names the last group of the page: the
+    cursor must not name a group that the client may not see."""
     after = message.after
     while True:
         answer = await ask(replace(message, after=after))

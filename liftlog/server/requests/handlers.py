@@ -77,8 +77,8 @@ from liftlog.server.requests.rights import (
 
 
 async def _created(caller: Caller, message: CreateStream) -> StreamInfo:
-    """Create the stream. Any node can store its metadata; if another node leads the stream, that
-    node is asked to describe it."""
+    """Create the stream. Any node can store its metadata. If another node leads the stream, this
+    node asks that node to describe it."""
     try:
         return await caller.broker.create_stream(message.stream, message.settings)
     except NotLeader:
@@ -133,8 +133,8 @@ async def _list(caller: Caller, _: ListStreams) -> Message:
 
 
 def _shown(caller: Caller, infos: list[StreamInfo]) -> StreamsAnswer:
-    """Return the streams that the caller may see. To another node, return only the streams that
-    this node leads, because that node can describe the others itself."""
+    """Return the streams that the caller may see. If the caller is another node, return only the
+    streams that this node leads, because the caller can describe the others itself."""
     catalog, is_forwarded = caller.broker.catalog, caller.is_forwarded
     return StreamsAnswer(
         [
@@ -241,8 +241,8 @@ async def _metadata(caller: Caller, _: Metadata) -> Message:
     return DaemonAnswer(info.to_wire())
 
 
-# --- leases ---
-# Every reader may take a lease, and renew and release its own: only its holder learns its id.
+# --- leases --- Every reader may take a lease. Only the holder of a lease receives its id, so only
+# the holder can renew and release it.
 
 
 @handles(AcquireLease, "read", at=At.LEADER)
@@ -349,7 +349,7 @@ async def _elect(caller: Caller, message: ElectLeader) -> Message:
     leadership = needed_node_of(caller.broker).leadership
     if message.lost:
         if message.node is None:
-            raise InvalidArgument("which node is to lead without the copies that are lost?")
+            raise InvalidArgument("name the node that is to lead without the lost copies")
         return LeaderAnswer(await leadership.recover(message.stream, message.node, message.lost))
     answer = await ask_leader(caller, message)
     return answer or LeaderAnswer(await leadership.elect(message.stream, message.node))
@@ -420,8 +420,8 @@ async def _fetch_checkpoint(caller: Caller, message: FetchCheckpoint) -> Message
 _PIECE_CHECKPOINTS = 250
 
 Page = Callable[[str | None, int], Awaitable[tuple[list[dict[str, Any]], str | None]]]
-"""Returns the checkpoints after a cursor that the caller may see, at most the given number, and the
-next cursor."""
+"""Function that returns checkpoints after a cursor, and the next cursor. It returns only
+checkpoints that the caller may see, and at most the given number."""
 
 
 async def _relay_checkpoints(caller: Caller, message: ListCheckpoints, ask: Ask) -> Message:

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from acl.rules import Operation
-from liftlog.errors import InternalError, LiftlogError, StreamNotFound
+from liftlog.errors import InternalError, LiftlogError, NotReady, StreamNotFound
 from liftlog.protocol.administration import (
     AcquireLease,
     ReleaseLease,
@@ -32,6 +32,7 @@ from liftlog.protocol.messages import (
 )
 from liftlog.server.access.gate import Gate
 from liftlog.server.checkpoints import OFFSETS_STREAM
+from liftlog.server.consumers.door import Door
 from liftlog.server.node.cluster_catalog import needed_node_of
 from liftlog.server.streams.broker import Broker
 
@@ -73,11 +74,12 @@ not check the client's rights, so the relay removes whatever the caller may not 
 class Handler(NamedTuple):
     operation: Operation | None
     """Operation needed on the request's `stream`, or on `_offsets` if the request concerns the
-    cluster. None if the handler itself selects what the caller may see."""
+    cluster. None if the handler itself selects the data that the caller may see."""
     perform: Perform
     at: At
     relay: Relay | None
-    """None returns the answer unchanged."""
+    """Function that computes the answer from the other node's answer; None to return that answer
+    unchanged."""
     and_read: bool = False
     """True if the caller also needs the right to read the stream."""
 
@@ -107,8 +109,8 @@ def handles(
 
 
 Told = Callable[[LiftlogError | None], None]
-"""Called once, later, with None if the request succeeded; the request is then answered with
-`done`."""
+"""Function that is called once, after `start` has returned. It gets None if the request succeeded:
+the answer is then `done`. Otherwise it gets the error."""
 
 
 class Starter(NamedTuple):
@@ -117,8 +119,8 @@ class Starter(NamedTuple):
 
 
 STARTERS: dict[type[Message], Starter] = {}
-"""Requests that are so frequent that a task for each would be most of their cost. In a cluster the
-leader of the checkpoints answers them."""
+"""Requests that are so frequent that a task for each would take more time than the request itself.
+In a cluster the leader of the checkpoints answers them."""
 
 
 _LEASE_CHANGES = (AcquireLease, RenewLease, ReleaseLease)
@@ -137,8 +139,8 @@ def asks_only(message: Message) -> bool:
 def starts(
     kind: type[Asked], operation: Operation
 ) -> Callable[[Callable[[Caller, Asked, Told], None]], Callable[[Caller, Asked, Told], None]]:
-    """Register the function that starts the requests of one kind. It returns at once, and the
-    result is reported later."""
+    """Register the function that starts the requests of one kind. The function returns at once, and
+    reports the result later."""
 
     def register(
         start: Callable[[Caller, Asked, Told], None],
@@ -242,8 +244,9 @@ def _elsewhere(caller: Caller, at: At, message: Message) -> str | None:
 
 
 async def _gathered(caller: Caller, message: Message) -> list[dict[str, Any]]:
-    """Return the descriptions by the other leaders of their streams, without streams that the
-    caller may not read. A node that does not answer within `_GATHER_SECONDS` is left out."""
+    """Return the descriptions of streams that other nodes lead, as these nodes give them. Leaves
+    out streams that the caller may not read. A node that does not answer within `_GATHER_SECONDS`
+    is left out."""
     leaders = {} if caller.is_forwarded else caller.broker.catalog.other_leaders()
     if not leaders:
         return []
@@ -262,13 +265,19 @@ async def _gathered(caller: Caller, message: Message) -> list[dict[str, Any]]:
 
 
 def _merged(answer: Message, others: list[dict[str, Any]]) -> Message:
-    """Replace this node's descriptions of streams by those of the streams' leaders."""
+    """Replace this node's descriptions of streams by the descriptions from the streams' leaders."""
     assert isinstance(answer, StreamsAnswer), "the answers of several nodes are lists of streams"
     found = {str(one.get("name")): one for one in (*answer.streams, *others)}
     return StreamsAnswer([found[name] for name in sorted(found)])
 
 
 def _authorize(caller: Caller, message: Message, operation: Operation) -> None:
+    if operation == "work":
+        consumer: str = getattr(message, "consumer", "")
+        caller.gate.authorize_work(
+            caller.principal, _stream_of(message), consumer, peer=caller.peer
+        )
+        return
     caller.gate.authorize(
         caller.principal,
         operation,
@@ -288,9 +297,17 @@ def _authorize_subjects(caller: Caller, message: UpdateStream) -> None:
         )
 
 
+def consumers_of(caller: Caller) -> Door:
+    """Return the consumers with acks. Raises NotReady while they are not served."""
+    door = caller.broker.consumers
+    if door is None:
+        raise NotReady("the consumers with acks are not opened yet", hint="try again")
+    return door
+
+
 def _stream_of(message: Message) -> str:
-    """Return the stream that decides about the rights. Requests that concern the whole cluster use
-    the stream `_offsets`, which all nodes share."""
+    """Return the stream on which the caller needs rights. Requests that concern the whole cluster
+    use the stream `_offsets`, which all nodes share."""
     name: str = getattr(message, "stream", OFFSETS_STREAM)
     return name
 

@@ -2,12 +2,12 @@
 
 broker           the daemon's streams for all ports: lists, describes, creates and deletes them
 catalog          the interface to all streams, for a daemon without a cluster or a node of one
-own_catalog      the catalog of a daemon without a cluster; that of a node is in the room `node`
+own_catalog      the catalog of a daemon without a cluster (the room `node` has a node's catalog)
 hosted           the streams with a copy here: serves, attaches, rests and ends them
 administration   changes streams while they run
 settings         compares, merges and stores a stream's settings
 making           opens streams from disk, and creates new ones with all their parts
-dedupe_restoring restores the message ids that a stream remembers, after a start
+dedupe_restoring restores the message ids of a stream after a start
 ids_ahead        learns the message ids of followed streams before this node leads one of them
 attachments      subscriptions of streams, and the times at which messages may have been missed
 intake           resources that the streams share for incoming messages; pauses reading from NATS

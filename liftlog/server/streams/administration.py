@@ -45,10 +45,10 @@ from liftlog.settings import StreamSettings
 
 logger = logging.getLogger("liftlog.server")
 
-_MS_NS = 1_000_000
 _DRAIN_SECONDS = 30.0
 _CLEANING = ("compaction", "rebatch", "dedupe_window", "segment")
-"""Settings on which the plan of a cleaning job depends: a change of one cancels the running job."""
+"""Settings on which the plan of a cleaning job depends. A change of such a setting cancels the
+running job."""
 
 
 class Administration:
@@ -93,15 +93,16 @@ class Administration:
         allow_deletion: bool = False,
     ) -> StreamUpdate:
         """Change the given settings; the others stay. The change is durable and in effect on
-        return. If it depends on the current settings, pass a function of them: then no other change
-        can happen in between.
+        return. If the change depends on the current settings, pass a function of them, so that no
+        other change can happen in between.
 
-        Raises InvalidArgument for a bad value or a setting that cannot be changed, Conflict for a
-        stream of the configuration file, NatsRefused for subjects (then nothing has changed), and
-        NatsUnavailable if there is no answer of NATS about new subjects (then they are changed, and
-        the subscription is made as soon as possible). Without `allow_deletion` it also raises
-        Conflict if retention would then remove more than a tenth of the stream. With `dry_run`
-        nothing changes; all errors but NatsUnavailable are raised as well.
+        Raises InvalidArgument for a bad value or a setting that cannot be changed, and Conflict for
+        a stream of the configuration file. Raises NatsRefused if NATS refuses the subjects; then
+        nothing has changed. Raises NatsUnavailable if NATS does not answer about new subjects; then
+        the subjects are changed, and the subscription is made as soon as possible. Without
+        `allow_deletion` it also raises Conflict if retention would then remove more than a tenth of
+        the stream. With `dry_run` nothing changes; all errors except NatsUnavailable are raised in
+        the same way.
         """
         host = self._changeable(name)
         async with self._lock_of(host):
@@ -130,8 +131,8 @@ class Administration:
             )
 
     async def _attach(self, host: StreamHost, before: StreamSettings) -> None:
-        """Wait until NATS has confirmed the changed subjects. If it refuses one, restore the
-        settings `before`. Raises NatsRefused, NatsUnavailable."""
+        """Wait until NATS has confirmed the changed subjects. If NATS refuses a subject, restore
+        the settings `before`. Raises NatsRefused, NatsUnavailable."""
         try:
             await self._hosted.attachments.attach(host)
         except NatsRefused:
@@ -139,7 +140,7 @@ class Administration:
             raise
 
     async def pause(self, name: str) -> StreamInfo:
-        """Refuse new messages until `resume`, also after a restart. On return every message that
+        """Refuse new messages until `resume`, even after a restart. On return every message that
         was received before is committed and answered."""
         return await self._switch(name, "paused", on=True)
 
@@ -173,8 +174,9 @@ class Administration:
             ) from None
 
     async def _decide(self, host: StreamHost, wanted: StreamSettings) -> RetentionDecision | None:
-        """Return what the limits require to delete, including records that a lease or a jump of the
-        clock keeps for now: the user is not asked again when these are deleted."""
+        """Return the decision about the records that the limits require to delete. It includes
+        records that a lease or a jump of the clock keeps for now, because the user is not asked
+        again when they are deleted."""
         now_ns = self._now_ns()
         return await asyncio.to_thread(
             decide_retention, host.log, wanted, now_ns, after_leases=True
@@ -203,7 +205,7 @@ class Administration:
 
         def store() -> None:
             if wanted.durability != host.settings.durability:
-                log.sync()  # records that were acked early, or that the old setting syncs later
+                log.sync()  # records that were acked early, or are not synced yet
             log.structure.set_metadata(host.metadata(wanted, overrides))
 
         def adopt() -> None:
@@ -229,8 +231,8 @@ class Administration:
         self, name: str, offset: int, *, incarnation: str | None = None
     ) -> StreamInfo:
         """Make `offset` the log start, durable on return. Does nothing if the log start is already
-        there or above. Raises OffsetOutOfRange above the high watermark, Conflict while a lease
-        holds records below `offset`, StaleIncarnation."""
+        at or above `offset`. Raises OffsetOutOfRange above the high watermark, Conflict while a
+        lease holds records below `offset`, StaleIncarnation."""
         host = self._changeable(name)
         check_incarnation(name, host.log.incarnation, incarnation)
         before = host.log.log_start_offset
@@ -284,8 +286,8 @@ class Administration:
         return host
 
     def _lock_of(self, host: StreamHost) -> asyncio.Lock:
-        """Return the lock under which the settings of a stream change: one change at a time, each
-        based on the one before."""
+        """Return the lock under which the settings of a stream change. Changes run one at a time,
+        and each is based on the previous one."""
         return self._locks.setdefault(host, asyncio.Lock())
 
 

@@ -32,7 +32,7 @@ class RefusedSubject:
     subject: str
     problem: str
     is_required: bool
-    """True if the daemon is not ready without it."""
+    """True if the daemon is not ready without this subscription."""
 
 
 class Attachments:
@@ -92,14 +92,14 @@ class Attachments:
                 self._link.retarget(wanted, host.settings.subjects)
 
     async def attach(self, host: StreamHost) -> None:
-        """Attach a stream; returns when NATS has confirmed the subscription. Raises
+        """Attach a stream, and wait until NATS has confirmed the subscription. Raises
         NatsUnavailable, and NatsRefused if NATS does not allow it."""
         wanted = self._subscriptions.get(host.name)
         if self._link is not None and wanted is not None:
             await self._link.attach(wanted)
 
     async def detach(self, host: StreamHost) -> bool:
-        """Unsubscribe; returns when no more messages can arrive. Returns False if NATS has not
+        """Unsubscribe, and wait until no more messages can arrive. Returns False if NATS has not
         confirmed that, so that some messages may have been missed."""
         self._relays.pop(host.name, None)
         wanted = self._subscriptions.pop(host.name, None)
@@ -119,7 +119,7 @@ class Attachments:
         return self._relays.get(host.name)
 
     async def attach_early(self, host: StreamHost, relay: Relay) -> None:
-        """Subscribe for a stream that another node still leads. Returns when NATS has confirmed the
+        """Subscribe for a stream that another node still leads. Waits until NATS has confirmed the
         subscription. Raises NatsUnavailable, NatsRefused."""
         if self._link is None or host.name in self._subscriptions:
             raise NatsUnavailable("there is no connection to NATS at the moment")
@@ -151,7 +151,7 @@ class Attachments:
 
     def take(self, host: StreamHost) -> bool:
         """Store the messages that arrived early, because this node leads the stream from now on.
-        Returns False if there is no usable subscription: the caller then calls `detach`, and a
+        Returns False if there is no usable subscription. The caller must then call `detach`, and a
         little later `want`."""
         relay, wanted = self._relays.get(host.name), self._subscriptions.get(host.name)
         if relay is None or wanted is None or not wanted.confirmed:
@@ -173,8 +173,8 @@ class Attachments:
     # --- state ---
 
     def is_attachable(self, host: StreamHost) -> bool:
-        """Return True if this stream receives messages from NATS here: not if another node leads
-        it, and some system streams receive none."""
+        """Return True if this stream receives messages from NATS on this node. Returns False if
+        another node leads the stream, and for system streams that receive no messages."""
         return host.is_leading and self.is_recorded(host)
 
     def is_attached(self, host: StreamHost) -> bool:
@@ -224,7 +224,7 @@ class Attachments:
 
     @property
     def problem(self) -> str:
-        """Why there is no connection to NATS; empty if there is one."""
+        """The reason why there is no connection to NATS; empty if there is one."""
         if self._link is None:
             return "no connection was made yet"
         return "" if self._link.connected else self._link.problem
@@ -252,8 +252,8 @@ async def _save_for_replicas(host: StreamHost, offset: int, time_ns: int, reason
 
 
 class PossibleLosses:
-    """Stores events in which a stream may have missed messages. Belongs to the event loop. Stores
-    them in the background, so that no caller waits."""
+    """Stores events in which a stream may have missed messages. This runs in the background, so
+    that no caller waits. Belongs to the event loop."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -1,5 +1,5 @@
-"""The streams of the daemon: find, create, describe, attach to NATS and delete one; open and close
-all of them.
+"""The streams of the daemon: finds, creates, describes, attaches and deletes single streams; opens
+and closes all of them.
 
 Everything runs on the event loop; blocking work runs in the writer pool or in threads.
 """
@@ -33,6 +33,7 @@ from liftlog.protocol.messages import REQUESTS
 from liftlog.sequencing import Destinations
 from liftlog.server.checkpoints import OFFSETS_STREAM, Checkpoints
 from liftlog.server.commits.host import StreamHost
+from liftlog.server.consumers.door import Door
 from liftlog.server.ingest.nats_link import NatsLink
 from liftlog.server.ingest.subscriptions import RunHandler
 from liftlog.server.journal.holding import JournalHolder
@@ -64,17 +65,17 @@ from liftlog.settings import Settings, StreamSettings, parse_stream_settings
 
 logger = logging.getLogger("liftlog.server")
 
-_DRAIN_SECONDS = 30.0
-_LAST_COMMITS_SECONDS = 3.0
 _HAND_OVER_SHARE = 0.6
-"""The part of the time for a stop during which streams are handed over."""
+"""The part of the time for a stop that is used to hand over streams."""
 _MAX_NAMED = 20
 _MS_NS = 1_000_000
-_OPENING_SECONDS = 10.0
 
 
 class Broker:
     """All streams of the daemon. Belongs to the event loop. Implements the pull server's Broker."""
+
+    consumers: Door | None = None
+    """The consumers with acks; None until the daemon serves them."""
 
     def __init__(self, settings: Settings, data_dir: DataDir, clock: Clock) -> None:
         self.settings = settings
@@ -99,14 +100,17 @@ class Broker:
             start_ns=self.clock_guard.now_ns(),
         )
         self.broken: dict[str, str] = {}
-        """Why a stream on disk is not served, by name."""
+        """The reasons why streams on disk are not served, by name."""
         self.data_dir = data_dir
         self.conditions = Conditions()
         """The conditions of the daemon and its streams."""
-        self.conditions.add(self._stream_conditions)
-        self.conditions.add(self.clock_keeper.conditions)
         path, fs = data_dir.path / RECORDS_NAME, data_dir.environment.fs
         self.records = StreamRecords(FileMetaStore(path, shared=False, fs=fs))
+        records = None if settings.cluster else self.records
+        self.journal = JournalHolder(data_dir, self.intake.pool, settings.consumers, records)
+        self.conditions.add(self._stream_conditions)
+        self.conditions.add(self.clock_keeper.conditions)
+        self.conditions.add(self.journal.conditions)
         losses = PossibleLosses(clock)
         self.attachments = Attachments(self.hosts, self.intake, losses.note)
         self._neighbours = neighbours = Neighbours(
@@ -132,19 +136,16 @@ class Broker:
             neighbours,
             losses,
             DiskReserve(data_dir.path),
+            self.journal,
             self.intake.steady_ns,
         )
         self.own = OwnCatalog(self.hosted, maker, self.records, settings)
         self.catalog: Catalog = self.own
-        """The catalog. It is replaced before the streams are opened if this daemon is a node of a
-        cluster."""
+        """The catalog. A node of a cluster replaces it before the streams are opened."""
         self.administration = Administration(
             self.hosted, lambda: self.catalog, self.now_ns, self.ages_are_judged
         )
-        self.journal = JournalHolder(data_dir, self.intake.pool, settings.consumers)
-        self.conditions.add(self.journal.conditions)
-        self._started_ns = time.time_ns()
-        self._started = time.monotonic()
+        self._started_ns, self._started = time.time_ns(), time.monotonic()
         self._checkpoints: Checkpoints | None = None
 
     def now_ns(self) -> int:
@@ -171,8 +172,12 @@ class Broker:
         configuration would delete much of a stream.
         """
         await asyncio.to_thread(self.hosted.reserve.release)
-        await self._open_journal()  # first: the streams that a node leads need it
+        await self._open_journal()  # first: streams that a node leads need it
         await self.catalog.open(assume_yes=assume_yes, is_stopping=is_stopping)
+        problem = await self.journal.check_held()
+        if problem:
+            self.broken[JOURNAL] = problem
+            logger.error("journal-missing path=%s", self.data_dir.stream_path(JOURNAL))
         # The streams of a node follow their records later on.
         if not (self.broken or self.catalog.in_cluster or is_stopping()):
             self.journal.keep_only({host.log.incarnation for host in self.hosts.values()})
@@ -205,8 +210,8 @@ class Broker:
         return self._neighbours.destinations
 
     def recording(self, subject: str) -> list[str]:
-        """Return the streams, including those of other nodes, that store and ack a message on this
-        subject."""
+        """Return the streams, including streams of other nodes, that store and ack a message on
+        this subject."""
         return self._neighbours.recording(subject)
 
     def send(self, commands: bytes) -> None:
@@ -254,10 +259,10 @@ class Broker:
     async def create_stream(self, name: str, settings: Mapping[str, object]) -> StreamInfo:
         """Create a stream and attach it. Returns after NATS has confirmed the subscription.
 
-        If the stream exists with equal settings, this succeeds. Raises Conflict with the
-        differences, InvalidArgument; NatsUnavailable, after which the stream exists and is attached
-        as soon as possible; NatsRefused, after which a new stream has been removed again, unless it
-        already has messages on other subjects.
+        If the stream exists with equal settings, this succeeds. Raises InvalidArgument, and
+        Conflict with the differences. After NatsUnavailable the stream exists and is attached as
+        soon as possible. After NatsRefused a new stream has been removed again, unless it has
+        already received messages on other subjects.
         """
         wanted_settings = parse_stream_settings(settings)
         if not is_stream_name(name):
@@ -306,10 +311,7 @@ class Broker:
                 f"stream {name} belongs to the daemon", hint="system streams cannot be deleted"
             )
         async with self.hosted.changes:
-            host = self.hosts.get(name)
             await self.catalog.delete(name)
-            if host is not None:
-                self.journal.stream_deleted(host.log.incarnation)
 
     async def compact_stream(self, name: str) -> StreamInfo:
         """Request a compaction pass as soon as possible. Returns a description that shows the
@@ -363,8 +365,8 @@ class Broker:
 
     @property
     def nats_problem(self) -> str:
-        """Why messages do not reach the daemon, if NATS is the cause: no connection, or a subject
-        that NATS refuses. Empty if there is no such problem."""
+        """The reason why messages do not reach the daemon: there is no connection to NATS, or NATS
+        refuses a subject. Empty if there is no such problem."""
         if not self.attachments.connected:
             return f"not connected to NATS: {self.attachments.problem}"
         refused = [
@@ -379,8 +381,8 @@ class Broker:
         may_read: Callable[[str], bool] = lambda name: True,
         conditions: Sequence[Condition] = (),
     ) -> DaemonInfo:
-        """Describe the daemon. Counts only the streams for which `may_read` is true, which are
-        those that `stream ls` lists."""
+        """Describe the daemon. Counts only the streams for which `may_read` is true; `stream ls`
+        lists the same streams."""
         pull, attachments = self.settings.pull, self.attachments
         return DaemonInfo(
             name=self.settings.name,
@@ -416,8 +418,8 @@ class Broker:
     # --- stop ---
 
     async def drain(self, hurry: asyncio.Event | None = None) -> None:
-        """Accept no more messages; commit and answer every received message. Before that, hand over
-        the streams that this node leads, but not longer than until `hurry` is set."""
+        """Hand over the streams that this node leads, at most until `hurry` is set. Then accept no
+        more messages, and commit and answer every received message."""
         self.hosted.closing = True
         limit = self.settings.drain_timeout_seconds * _HAND_OVER_SHARE
         await self.catalog.stop(hurry or asyncio.Event(), limit)
@@ -430,8 +432,8 @@ class Broker:
         """Close every log, and record in the data directory which of them closed cleanly."""
         await self.hosted.close()
         await self.journal.close()
-        # The threads finish the commits that the drain did not wait for; the loop keeps running and
-        # answers them. No log is closed before that.
+        # The threads finish the commits that the drain did not wait for. The event loop keeps
+        # running and answers them. Only then are the logs closed.
         await asyncio.to_thread(self.intake.pool.close)
         await asyncio.to_thread(self.records.close)
         await asyncio.to_thread(self._close_logs)
@@ -448,8 +450,8 @@ class Broker:
 
 
 def _with_warnings(info: StreamInfo, warnings: Mapping[str, Sequence[str]]) -> StreamInfo:
-    """Return the description with the warnings of the stream and, on the node that writes the
-    stream, with the warnings that concern all streams."""
+    """Return the description with the warnings of the stream. On the node that writes the stream,
+    it also has the warnings that concern all streams."""
     names = (info.name,) if info.state in ("elsewhere", "follower") else (info.name, ALL_STREAMS)
     more = [one for name in names for one in warnings.get(name, ()) if one not in info.warnings]
     return replace(info, warnings=[*info.warnings, *more]) if more else info

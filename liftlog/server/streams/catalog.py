@@ -1,4 +1,5 @@
-"""The catalog: the existing streams, the node that leads each, and changes of streams.
+"""The catalog: lists the existing streams and the node that leads each of them, and changes
+streams.
 
 A daemon without a cluster has an `OwnCatalog`; a node of a cluster has the `ClusterCatalog` of the
 room `node`. Code that serves clients calls the catalog, and need not distinguish the two.
@@ -48,7 +49,7 @@ class Catalog(Protocol):
         ...
 
     async def leave(self) -> None:
-        """Make the other nodes stop waiting for this one. Called after every received message has
+        """Make the other nodes stop waiting for this node. Called after every received message has
         been answered."""
         ...
 
@@ -60,7 +61,7 @@ class Catalog(Protocol):
         ...
 
     def knows(self, name: str) -> bool:
-        """Return True if such a stream exists, here or on other nodes."""
+        """Return True if a stream of this name exists, here or on other nodes."""
         ...
 
     def describe_elsewhere(self, name: str) -> StreamInfo | None:
@@ -73,8 +74,17 @@ class Catalog(Protocol):
         created it. Does not raise."""
         ...
 
+    async def look_again(self, name: str) -> None:
+        """Read the newest metadata of a stream that is known here: another node may have just
+        deleted it. Does not raise."""
+        ...
+
     def was_deleted(self, name: str) -> bool:
         """Return True if the stream was deleted; its copy may still be open here."""
+        ...
+
+    def reaches(self, node: str) -> bool:
+        """Return True if this node is connected to another node."""
         ...
 
     def addresses(self) -> list[str]:
@@ -90,8 +100,8 @@ class Catalog(Protocol):
     # --- the nodes that answer ---
 
     def leads(self, name: str) -> bool:
-        """Return True if this daemon leads the stream, or is about to, according to its newest
-        metadata."""
+        """Return True if this daemon leads the stream, or is about to lead it, according to the
+        newest metadata."""
         ...
 
     def leads_elsewhere(self, name: str) -> bool:
@@ -104,12 +114,12 @@ class Catalog(Protocol):
         ...
 
     def answerer(self, name: str) -> str | None:
-        """Return the other node that answers requests about a stream; None if this daemon does.
-        Raises NotLeader if the stream has no leader."""
+        """Return the other node that answers requests about a stream; None if this daemon answers
+        them. Raises NotLeader if the stream has no leader."""
         ...
 
     def other_leaders(self) -> Mapping[str, str]:
-        """Return the other nodes that lead a stream, with one such stream of each."""
+        """Return the other nodes that lead streams, each with one of the streams that it leads."""
         ...
 
     def not_leader(self, name: str) -> LiftlogError:
@@ -121,8 +131,8 @@ class Catalog(Protocol):
         ...
 
     def check_leads(self, name: str) -> None:
-        """Raise NotLeader if another node leads the stream, NotReady while this one takes the
-        leadership over."""
+        """Raise NotLeader if another node leads the stream. Raise NotReady while this node takes
+        over the leadership."""
         ...
 
     def begins_to_lead(self, name: str) -> bool:
@@ -131,8 +141,8 @@ class Catalog(Protocol):
         ...
 
     def check_end_is_known(self, name: str) -> None:
-        """Raise NotReady while this node takes over the leadership: its high watermark may still be
-        lower than the one that clients have seen."""
+        """Raise NotReady while this node takes over the leadership, because its high watermark may
+        still be lower than the high watermark that clients have received."""
         ...
 
     def may_read_copy(self, name: str, replica: str) -> bool:
@@ -141,13 +151,14 @@ class Catalog(Protocol):
         ...
 
     def check_incarnation(self, name: str, present: str, wanted: str) -> None:
-        """Check a client that has read the incarnation `wanted` of this stream; the one here is
-        `present`. Raises NotLeader unless `wanted` is known to be an earlier one."""
+        """Compare the incarnation `wanted`, which a client has read, with the incarnation `present`
+        of the stream here. Raises NotLeader unless `wanted` is known to be an earlier
+        incarnation."""
         ...
 
     def check_epoch(self, name: str, epoch: int) -> None:
-        """Check a client that has read the stream in a newer leader epoch than the one here. Raises
-        NotLeader unless it is known that this epoch does not exist."""
+        """Check a client that has read the stream in a newer leader epoch than the epoch here.
+        Raises NotLeader unless it is certain that the newer epoch does not exist."""
         ...
 
     # --- ages ---
@@ -158,14 +169,15 @@ class Catalog(Protocol):
         ...
 
     async def first_since(self, name: str, time_ns: int) -> tuple[str, int] | None:
-        """Ask the leader of a stream without a copy here. Returns the stream's incarnation and its
-        first offset that is not older than `time_ns`; None if the leader does not answer."""
+        """Ask the leader of a stream without a copy here for the first offset that is not older
+        than `time_ns`. Returns the stream's incarnation and that offset; None if the leader does
+        not answer."""
         ...
 
     # --- changes ---
 
     async def create(self, name: str, settings: StreamSettings) -> StreamHost:
-        """Create a stream, or find the existing one. Returns when NATS has confirmed its
+        """Create a stream, or find the existing one. Waits until NATS has confirmed its
         subscription. Raises ShuttingDown, StreamUnavailable, LimitExceeded, Conflict if a stream
         with other settings exists, and the errors of `Broker.create_stream`."""
         ...
@@ -186,7 +198,7 @@ class Catalog(Protocol):
         ...
 
     async def side_confirmed(self, name: str) -> None:
-        """Wait until the current leases of a stream are safe even if this daemon is lost. Raises
+        """Wait until the current leases of a stream survive even the loss of this daemon. Raises
         NotLeader, NotEnoughReplicas."""
         ...
 

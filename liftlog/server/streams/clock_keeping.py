@@ -45,11 +45,11 @@ class ClockKeeper:
         """`checkpoint_seconds` is the time for which unused checkpoints are kept."""
         self.guard = guard
         self.is_confirmed: Callable[[], bool] = lambda: False
-        """Returns True if the other nodes of a cluster have the same time."""
+        """Function that returns True if the other nodes of a cluster have the same time."""
         self._checkpoint_seconds = checkpoint_seconds or math.inf
         self.at_stake: list[str] = []
-        """If the clock were trusted and wrong, these streams would lose records of more than a
-        tenth of the time for which they keep records."""
+        """Streams that would lose many records if the clock is wrong and is trusted. They would
+        lose the records of more than a tenth of the time for which they keep records."""
         self._hosts = hosts
         self._fs: FileSystem = data_dir.environment.fs
         self._clock = data_dir.environment.clock
@@ -58,8 +58,8 @@ class ClockKeeper:
         self._ahead: dict[str, float] = {}
 
     def recall(self) -> None:
-        """Continue from the time that an earlier process has stored. Blocking. If it cannot be
-        read, the read is retried later, and nothing is stored in its place."""
+        """Continue from the time that an earlier process has stored. Blocking. If the stored time
+        cannot be read, the read is retried later, and no other time is stored until then."""
         try:
             before = read_clock_state(self._fs, self._path)
         except StorageError as error:
@@ -104,7 +104,8 @@ class ClockKeeper:
         if (
             stored is None
             or state.monotonic_ns - stored.monotonic_ns >= _STORE_NS
-            or (state.ahead_ns, state.dispute) != (stored.ahead_ns, stored.dispute)
+            or (state.ahead_ns, state.dispute, state.believed_ns)
+            != (stored.ahead_ns, stored.dispute, stored.believed_ns)
         ):
             self.store()
 
@@ -125,8 +126,8 @@ class ClockKeeper:
         if self.guard.unread:
             yield Condition.of(
                 "clock",
-                "nothing is deleted for its age while it cannot be read whether the clock stepped "
-                f"before this start: {self.guard.unread}",
+                "no record is deleted because of its age while it cannot be read whether the "
+                f"clock stepped before this start: {self.guard.unread}",
             )
         elif doubt := self.guard.doubt_seconds:
             text = f"the clock stepped ahead by {span(doubt)}; ages are judged as if it had not"
@@ -137,7 +138,9 @@ class ClockKeeper:
                 )
             yield Condition.of("clock", text, streams=self.at_stake)
         elif not self.guard.wall_clock_is_trusted():
-            yield Condition.of("clock", "the clock was set; for an hour nothing is too old")
+            yield Condition.of(
+                "clock", "the clock was set; for an hour no record is deleted because of its age"
+            )
         for name, seconds in self._ahead.items():
             yield Condition.of("stamps_ahead", ahead_in_words(seconds), name)
 
@@ -155,5 +158,5 @@ def _shortest_life(settings: StreamSettings) -> float:
 def ahead_in_words(seconds: float) -> str:
     return (
         f"records are stamped up to {span(seconds)} ahead of the clock; their age counts from "
-        "the first right stamp after them, or from the start of the daemon"
+        "the first correct timestamp after them, or from the start of the daemon"
     )

@@ -1,4 +1,4 @@
-"""Restores the message ids that a stream remembers, when it is opened: from the snapshot of a clean
+"""Restores the message ids of a stream when the stream is opened: from the snapshot of a clean
 stop, or from the log. Blocking."""
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class LearnedIds:
     end: int
     lineage: str
     knew_clock: bool
-    """True if it was known how the timestamps relate to the clock of this process."""
+    """True if the difference between the timestamps and the clock of this process was known."""
 
     def are_of(self, log: Log) -> bool:
-        """Return True if these ids are still right for the log: it has not been truncated since,
+        """Return True if these ids still match the log: the log has not been truncated since then,
         and there is no new information about the ages of its records."""
         return (
             self.lineage == log.view.manifest.lineage
@@ -47,8 +47,8 @@ class LearnedIds:
 
 
 def begin_to_learn(log: Log, dedupe: DedupeWindow) -> LearnedIds:
-    """Begin to learn: with the ids of a snapshot if one matches the log's current state, else
-    without ids. Blocking."""
+    """Begin to learn the ids of a log. If a snapshot matches the log's current state, begin with
+    its ids, otherwise without ids. Blocking."""
     lineage, end, knows_clock = (
         log.view.manifest.lineage,
         log.log_end_offset,
@@ -63,9 +63,9 @@ def learn_piece(log: Log, known: LearnedIds, now_ns: int) -> LearnedIds:
     """Learn some more ids of a log that grows. If the log is truncated meanwhile, `are_of` returns
     False for the result.
 
-    Ends before damage, which may be repaired before the ids are needed; raises CorruptBatch if it
-    can learn nothing because of damage. Blocking. Raises StorageError, CorruptRange,
-    OffsetOutOfRange, OSError.
+    Ends before damage, because the damage may be repaired before the ids are needed. Raises
+    CorruptBatch if damage prevents it from learning any id. Blocking. Raises StorageError,
+    CorruptRange, OffsetOutOfRange, OSError.
     """
     dedupe, offset = known.dedupe, known.end
     if dedupe.window_ns:
@@ -80,8 +80,8 @@ def learn_piece(log: Log, known: LearnedIds, now_ns: int) -> LearnedIds:
 
 
 def learn_more(log: Log, known: LearnedIds, now_ns: int) -> LearnedIds | None:
-    """Add the ids of records that were appended since; the log must not be truncated meanwhile.
-    Returns None if the ids in `known` are no longer right for the log."""
+    """Add the ids of records that were appended since then. The log must not be truncated
+    meanwhile. Returns None if the ids in `known` no longer match the log."""
     if not known.are_of(log):
         return None
     end, dedupe = log.log_end_offset, known.dedupe
@@ -102,8 +102,9 @@ def restore_dedupe(log: Log, dedupe: DedupeWindow, now_ns: int) -> None:
 
 
 class _Ages:
-    """The ages of records. If a record arrived while this process had the log open, its age counts
-    from the arrival, whatever the clock of its leader showed. Otherwise its timestamp counts."""
+    """The ages of records. If a record arrived while this process had the log open, its age is the
+    time since its arrival; the clock of its leader does not matter. Otherwise its timestamp
+    counts."""
 
     def __init__(self, log: Log, window_ns: int, now_ns: int) -> None:
         self.latest_ns = now_ns + TOLERANCE_NS
@@ -146,7 +147,8 @@ def _rebuild(log: Log, dedupe: DedupeWindow, now_ns: int, *, start: int = 0) -> 
 
 
 def _first_recent(log: Log, ages: _Ages) -> int:
-    """Return the offset at which to begin; the log end if no record is in the window."""
+    """Return the offset of the first record in the window; the log end if the window has no
+    records."""
     end = log.log_end_offset
     recent = (one.base_offset for one in log.segments if one.max_timestamp_ns >= ages.since_ns)
     return next(recent, end)
@@ -157,8 +159,9 @@ def _learn_from(
 ) -> int | None:
     """Learn the ids of a piece of the log from `offset` on.
 
-    Returns the end of the piece; `offset` itself if there is damage: in a header, or with
-    `is_strict` anywhere; None at the end of the log. Raises CorruptRange, StorageError, OSError.
+    Returns the end of the piece, or None at the end of the log. Returns `offset` itself if a header
+    is damaged, or with `is_strict` if anything is damaged. Raises CorruptRange, StorageError,
+    OSError.
     """
     found = _read(log, offset, _SCAN_BYTES)
     if found is None:
@@ -171,7 +174,7 @@ def _learn_from(
 
 
 def _read(log: Log, offset: int, max_bytes: int) -> LogSlice | Gap | None:
-    """Read batches, including those below the log start and a replica's uncommitted ones."""
+    """Read batches, including batches below the log start and a replica's uncommitted batches."""
     if log.config.replicated:
         return log.read_replica(offset, max_bytes)
     return log.read_stored(offset, max_bytes)

@@ -1,4 +1,4 @@
-"""Descriptions of streams, and the conditions of those that are served."""
+"""Describes streams, and yields the conditions of served streams."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from liftlog.settings.checks import check_history
 
 _MAX_RANGES = 3
 _REFUSED_SECONDS = 300.0
-"""A failed commit is reported for this long, unless a later one succeeds."""
+"""Time for which a failed commit is reported, unless a later commit succeeds."""
 
 
 def describe(
@@ -108,10 +108,10 @@ def stream_conditions(
     opened, `cleaning` the failed jobs; `jetstream` returns warnings about streams of JetStream that
     ack the same messages.
 
-    Only a stream of a newer version makes the daemon "not ready", so that a rolling downgrade that
-    would leave streams out stops. For other problems, sending clients to another daemon would
-    neither recover lost records nor repair compaction, and would separate clients from all other
-    streams of this daemon.
+    Only a stream of a newer version makes the daemon "not ready". So a rolling downgrade stops
+    before it leaves out streams. Other problems leave the daemon ready: another daemon could
+    neither recover lost records nor repair compaction, and the clients would lose access to all
+    other streams of this daemon.
     """
     recently = time.monotonic() - _REFUSED_SECONDS
     for name, host in hosts.items():

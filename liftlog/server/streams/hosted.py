@@ -23,7 +23,9 @@ from liftlog.protocol.described import StreamInfo
 from liftlog.server.cleaning.cleaner import Cleaner
 from liftlog.server.cleaning.mending import Mender
 from liftlog.server.commits.host import SYSTEM, StreamHost
+from liftlog.server.journal.holding import JournalHolder
 from liftlog.server.replication.serving import ServedStream
+from liftlog.server.replication.serving_consumers import ServedConsumers
 from liftlog.server.streams.attachments import Attachments, PossibleLosses
 from liftlog.server.streams.dedupe_restoring import LearnedIds, write_dedupe_snapshot
 from liftlog.server.streams.description import describe
@@ -51,15 +53,23 @@ class HostedStreams:
         neighbours: Neighbours,
         losses: PossibleLosses,
         reserve: DiskReserve,
+        journal: JournalHolder,
         steady_ns: Callable[[], int],
     ) -> None:
         """`steady_ns` is the clock that determines the ages of message ids."""
         self.hosts = hosts
         self.broken = broken
-        """Why a stream on disk is not served, by name."""
+        """The reasons why streams on disk are not served, by name."""
         self.attachments = attachments
         self.neighbours = neighbours
         self.reserve = reserve
+        self.journal = journal
+        self.consumers: dict[str, ServedConsumers] = {}
+        """The states of consumers of the streams that this node of a cluster leads, by stream."""
+        self.on_led: list[Callable[[str], None]] = []
+        """Functions that are called when this node begins to lead a stream."""
+        self.on_deleted: list[Callable[[str], object]] = []
+        """Functions that are called when a stream was deleted, on a daemon without a cluster."""
         self.steady_ns = steady_ns
         self.compactor: Cleaner | None = None
         self.mender: Mender | None = None
@@ -74,9 +84,8 @@ class HostedStreams:
         self._losses = losses
         self._has_new_neighbours = False
         self._deleting: set[str] = set()
-        """Streams that are being deleted. They are in `broken` until their files are removed, but
-        for clients they no longer exist, so that a waiting reader does not report a failed
-        stream."""
+        """Streams that are being deleted. They are in `broken` until their files are removed. For
+        clients they no longer exist, so that a waiting reader does not report a failed stream."""
 
     # --- finding a stream ---
 
@@ -129,8 +138,8 @@ class HostedStreams:
             self.descriptors.check_spare()
 
     def streams_changed(self) -> None:
-        """Update all neighbours. Call it when streams were created or deleted, or settings of one
-        have changed."""
+        """Update all neighbours. Call this after streams were created or deleted, or after settings
+        of a stream have changed."""
         self._has_new_neighbours = False
         self.neighbours.changed()
         self.attachments.settings_changed()
@@ -155,8 +164,8 @@ class HostedStreams:
         ids: LearnedIds | None = None,
     ) -> StreamHost:
         """Serve an open log with a new host, which replaces the stream's earlier host. `led` has
-        its gate if this node leads; it is None if this node follows. `ids` are the ids learned in
-        advance."""
+        the stream's gate if this node leads it, and is None if this node follows it. `ids` are the
+        ids learned in advance."""
         before = self.hosts.get(name)
         host = await self._maker.host(
             name,
@@ -174,8 +183,20 @@ class HostedStreams:
             await self.compactor.forget(before)
         return host
 
+    def leads(self, name: str, consumers: ServedConsumers) -> None:
+        """Note that this node of a cluster has begun to lead a stream."""
+        self.consumers[name] = consumers
+        for began in self.on_led:
+            began(name)
+
+    def consumers_deleted(self, host: StreamHost) -> None:
+        """Delete the consumers of a stream that was deleted, on a daemon without a cluster."""
+        self.journal.stream_deleted(host.log.incarnation)
+        for deleted in self.on_deleted:
+            deleted(host.name)
+
     def expects_repair(self, name: str, first: int, end: int) -> bool:
-        """Return True if damage in [first, end) is about to be repaired from another replica."""
+        """Return True if damage in [first, end) will soon be repaired from another replica."""
         host = self.hosts.get(name)
         return (
             host is not None
@@ -282,7 +303,7 @@ class HostedStreams:
 
     def close_logs(self, stepped_ns: int) -> dict[str, ActiveState]:
         """Close the logs, and return the ends of those that closed cleanly. `stepped_ns` is how far
-        the clock of ages is ahead of the steady one. Blocking."""
+        the clock of ages is ahead of the steady clock. Blocking."""
         states: dict[str, ActiveState] = {}
         for host in list(self.hosts.values()):
             if host.is_leading:  # the sequencer of a follower has judged no message

@@ -16,11 +16,12 @@ from compaction import RetentionDecision
 from liftlog.errors import DiskFull, LiftlogError
 from liftlog.log import DataDir
 from liftlog.log.segment.tail import ActiveState
-from liftlog.server.checkpoints.expiring import expire
+from liftlog.server.checkpoints.expiring import expire, restamp_ahead
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.replication.log_start import follow_log_start
 from liftlog.server.streams.broker import Broker
 from liftlog.server.streams.retention import decide_retention, remove_decided
+from liftlog.server.vitals.clock_guard import STEP_NS
 from liftlog.server.vitals.disk import DiskReserve
 from liftlog.settings import StreamSettings
 
@@ -89,7 +90,7 @@ class Housekeeping:
                     lambda: follow_log_start(log, log.log_start_offset, settings, now_ns)
                 )
             return
-        now_ns = self._broker.now_ns()  # before the check, which covers it
+        now_ns = self._broker.now_ns()  # read first, so that the next check also covers this time
         by_time = by_time and self._broker.ages_are_judged()
         decision = await asyncio.get_running_loop().run_in_executor(
             self._deciders,
@@ -122,8 +123,8 @@ class Housekeeping:
     def _decide(
         self, host: StreamHost, settings: StreamSettings, now_ns: int, *, by_time: bool
     ) -> RetentionDecision | None:
-        """Decide what to delete; runs in a thread. If the disk is full, this voids the leases: a
-        reader must not keep publishers from writing."""
+        """Decide which records to delete; runs in a thread. If the disk is full, this ends the
+        leases, because a reader must not keep publishers from writing."""
         if self._reserve.is_disk_full():
             host.log.leases.void("the disk is full")
         return decide_retention(host.log, settings, now_ns, by_time=by_time)
@@ -200,8 +201,8 @@ class SideBySide:
         hosts: Iterable[StreamHost],
         work: Callable[[StreamHost], Coroutine[Any, Any, None]],
     ) -> None:
-        """Do `work` for each stream. Returns when the work of every stream has ended or has
-        stalled. Errors are logged."""
+        """Do `work` for each stream. Waits until the work of every stream has ended or has stalled.
+        Errors are logged."""
         places = asyncio.Semaphore(self._at_once)
 
         async def take_turn(host: StreamHost) -> None:
@@ -237,25 +238,36 @@ class SideBySide:
 
 async def keep_house(housekeeping: Housekeeping, broker: Broker) -> None:
     """Run retention, rolls, recovery points and expiry of old checkpoints until it is cancelled."""
-    settings = broker.settings
 
     async def retention() -> None:
         await broker.clock_keeper.look()
         await housekeeping.apply_retention(by_time=broker.ages_are_judged())
 
     async def expiry() -> None:
-        seconds = settings.checkpoints.expire_after_seconds
-        if seconds is not None and broker.has_checkpoints and broker.ages_are_judged():
-            before_ns = broker.now_ns() - int(seconds * 1_000_000_000)
-            await expire_checkpoints(broker, before_ns)
+        await expire_unused(broker)
 
-    log = settings.log
+    log = broker.settings.log
     async with asyncio.TaskGroup() as group:
         group.create_task(_every(log.retention_interval_seconds, retention))
         group.create_task(
             _every(log.recovery_checkpoint_interval_seconds, housekeeping.save_recovery_points)
         )
         group.create_task(_every(log.retention_interval_seconds, expiry))
+
+
+async def expire_unused(broker: Broker) -> None:
+    """Delete the checkpoints that were not used for the time in the settings, unless the clock is
+    in doubt."""
+    seconds = broker.settings.checkpoints.expire_after_seconds
+    if seconds is None or not broker.has_checkpoints or not broker.ages_are_judged():
+        return
+    now_ns = broker.now_ns()
+    await restamp_ahead(broker.checkpoints, now_ns + STEP_NS)
+    before_ns = now_ns - int(seconds * 1_000_000_000)
+    # A trusted jump ahead means that the clock was behind before. Checkpoints from before the jump
+    # count as stored at the moment of the jump.
+    if broker.clock_guard.believed_ns < before_ns:
+        await expire_checkpoints(broker, before_ns)
 
 
 async def expire_checkpoints(broker: Broker, before_ns: int) -> int:

@@ -1,8 +1,9 @@
 """Learns the message ids of the streams that this node follows, before it leads one of them.
 
-A new leader needs the ids of the last minutes before it accepts a message. Reading a million of
-them from the log takes more than a second, in which the stream would have no leader. So a follower
-reads them in the background, a piece at a time, and only few are left when it is elected.
+A new leader needs the ids of the last minutes before it accepts a message. Reading a million ids
+from the log takes more than a second. During that time the stream would have no leader. So a
+follower reads the ids in the background, a piece at a time, and only few ids are left when it is
+elected.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ _MANY_RECORDS = 2000
 new leader reads them in milliseconds, and a node may follow a thousand streams."""
 _LONGEST_SECONDS = 10.0
 _ALL_TURNS = 10
-"""Most of a thousand streams are idle, so idle streams are examined only once in this many
-turns."""
+"""A node may follow a thousand streams, most of them idle, so idle streams are examined only in one
+of this number of turns."""
 _REST = 1.0
 """After a read, learning pauses for this multiple of the read's duration, so that the event loop
 gets the interpreter."""
@@ -56,7 +57,7 @@ class _Learning:
             self.ids = read.result()[1]
 
     def is_near(self) -> bool:
-        """Return True if a new leader would have little to read."""
+        """Return True if a new leader would have only little to read."""
         ids, log = self.ids, self.log
         return ids is not None and ids.are_of(log) and log.log_end_offset - ids.end < _MANY_RECORDS
 
@@ -74,8 +75,8 @@ class _Learning:
 class IdsAhead:
     """Learns ids of followed streams. Belongs to the event loop.
 
-    `followed` returns the streams that this node follows now, all or those with the given names;
-    `steady_ns` is the clock that determines the ages of ids.
+    `followed` returns the streams that this node follows now: all of them, or those with the given
+    names. `steady_ns` is the clock that determines the ages of ids.
     """
 
     def __init__(
@@ -125,10 +126,11 @@ class IdsAhead:
                 return
 
     def prepare(self, host: StreamHost) -> bool:
-        """Begin to catch up, without pauses, on a stream that this node may be elected for.
+        """Begin to read the remaining ids, without pauses, of a stream for which this node may be
+        elected.
 
-        Returns True if little is left to read, or after an attempt. The caller repeats the call
-        until then.
+        Returns True if little is left to read, or after one attempt. The caller repeats the call
+        until it returns True.
         """
         if not window_ns(host.settings):
             return True
@@ -143,7 +145,7 @@ class IdsAhead:
 
     async def take(self, name: str, log: Log) -> LearnedIds | None:
         """Return the learned ids of a log that this node leads from now on. No more ids are learned
-        here, because the caller adds to the returned ones."""
+        here, because the caller adds further ids to the returned object."""
         learning = self._learning.pop(name, None)
         if learning is None or learning.log is not log:
             return None
@@ -164,7 +166,7 @@ class IdsAhead:
     async def _learn_piece(
         self, learning: _Learning, settings: StreamSettings, *, rest: float = _REST
     ) -> bool:
-        """Learn a piece. Returns True if this has made progress and there is more to learn."""
+        """Learn a piece. Returns True if it made progress and there is more to learn."""
         loop, log = self._loop, learning.log
         await learning.lock.acquire()
         if learning.is_taken:

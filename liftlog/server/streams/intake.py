@@ -61,7 +61,7 @@ class Intake:
         return self._start_ns + self._clock.monotonic_ns()
 
     def mark_dirty(self, host: StreamHost) -> None:
-        """Commit this stream soon, although no chunk from NATS is being parsed."""
+        """Commit this stream soon. Called while no chunk from NATS is being parsed."""
         self.dirty[host] = None
         if not self._kick_scheduled:
             self._kick_scheduled = True
@@ -110,7 +110,7 @@ class Intake:
         not count, because they take hardly any memory.
 
         Reading stops for all streams, but only while the crowded stream makes progress. A stream
-        whose disk stalls must not delay the others: beyond its own limit it refuses messages
+        whose disk stalls must not delay the others, so it refuses messages beyond its own limit
         instead.
         """
         while self.reading_is_held():

@@ -1,8 +1,8 @@
 """Leases: ranges of a stream that retention keeps for a reader, for a limited time.
 
-Exclusive calls grant and renew leases, and also apply retention, so the records of a lease still
-exist when it is granted. A change of a replicated stream's leases is answered when the in-sync
-replicas have it, so a lease outlives its leader.
+Leases are granted and renewed in exclusive calls, and retention also runs in them. So the records
+of a lease still exist when it is granted. A change of a replicated stream's leases is answered when
+the in-sync replicas have it, so a lease outlives its leader.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from liftlog.server.vitals.disk import DiskReserve
 _MS_NS = 1_000_000
 _MAX_PARTS = 1_000_000
 _SILENT_SECONDS = 15.0
-"""A reader that reports nothing for this long may have ended: Spark's readers report every 5
+"""A reader that reports nothing for this time may have ended. Spark's readers report every 5
 seconds."""
 _STOPPED_SECONDS = 5.0
 """If all readers under a lease have stopped early, further readers begin within this time or never:
@@ -39,7 +39,7 @@ class _Parts:
     running: set[int] = field(default_factory=set)
     finished: set[int] = field(default_factory=set)
     has_stopped: bool = False
-    """True if a reader stopped before the end of its part: other parts may then never begin."""
+    """True if a reader stopped before the end of its part. Then other parts may never begin."""
     reported_at: float = 0.0
 
     def seems_left(self, now: float) -> bool:
@@ -55,8 +55,8 @@ class LeaseKeeping:
 
     `stream` finds a running stream or raises, `now_ns` is the time for judging ages,
     `clock_is_trusted` returns True if retention by time is applied. `copied` waits until the
-    in-sync replicas have the current leases of a stream. If the disk is full, leases are refused,
-    but can be released.
+    in-sync replicas have the current leases of a stream. If the disk is full, new leases are
+    refused, but existing leases can be released.
     """
 
     def __init__(
@@ -75,8 +75,8 @@ class LeaseKeeping:
         self._copied = copied
         self._clock_is_trusted = clock_is_trusted
         self._monotonic = monotonic
-        # The reports for each live lease that several readers share. They are not stored: after a
-        # restart of the daemon such a lease ends by time.
+        # The reports for each live lease that several readers share. They are not stored, so after
+        # a restart of the daemon such a lease ends only when it expires.
         self._parts: WeakKeyDictionary[StreamHost, dict[str, _Parts]] = WeakKeyDictionary()
 
     async def acquire(
@@ -92,11 +92,11 @@ class LeaseKeeping:
     ) -> LeaseInfo:
         """Grant a lease from `start` to the high watermark; durable on return.
 
-        "earliest" is the offset at which retention wants the log to start. Other leases may keep
-        the log start below that offset. If each new lease began there, a succession of readers
-        would keep it there forever. Raises OffsetOutOfRange, InvalidArgument, LimitExceeded,
-        StaleIncarnation. Also raises NotLeader or NotEnoughReplicas: in these cases no client has
-        received the lease, and it ends by time.
+        "earliest" is the offset at which the log would start without leases. Other leases may keep
+        the log start below that offset. If each new lease began at the log start, a succession of
+        readers would keep the log start there forever. Raises OffsetOutOfRange, InvalidArgument,
+        LimitExceeded, StaleIncarnation. Also raises NotLeader or NotEnoughReplicas. In these two
+        cases no client has received the lease, and it expires.
         """
         host = self._stream(name)
         check_incarnation(name, host.log.incarnation, incarnation)
@@ -126,9 +126,9 @@ class LeaseKeeping:
         return self._info(host, granted)
 
     async def _end_those_left(self, host: StreamHost) -> bool:
-        """Release the leases whose readers seem to have ended; returns True if there were any.
-        Called only if there is no room for another lease, because a reader that was merely slow
-        gets LeaseGone."""
+        """Release the leases whose readers seem to have ended. Returns True if there were such
+        leases. Called only if there is no room for another lease, because a reader that was only
+        slow gets LeaseGone."""
         now = self._monotonic()
         left = [name for name, parts in self._parts.get(host, {}).items() if parts.seems_left(now)]
         for lease_id in left:
@@ -218,7 +218,7 @@ class LeaseKeeping:
         return [self._info(host, lease) for lease in host.log.leases.live(self._now_ns())]
 
     async def _wanted_start(self, host: StreamHost) -> int:
-        """Return where the log would start if no lease held it. Raises StorageError."""
+        """Return the offset at which the log would start without leases. Raises StorageError."""
         settings, by_time = host.settings, self._clock_is_trusted()
         decision = await asyncio.to_thread(
             decide_retention,

@@ -1,4 +1,5 @@
-"""Creates hosts of streams: for streams on disk, for those of the configuration, and for new ones.
+"""Creates hosts of streams: for streams on disk, for streams of the configuration, and for new
+streams.
 
 Everything runs on the event loop; files are accessed in threads.
 """
@@ -100,8 +101,8 @@ class StreamMaker:
         await self._records.hold(names)
 
     def _miss(self, name: str) -> None:
-        """Show a stream as failed because its directory is missing. It is not created again, since
-        it would give its offsets to other messages."""
+        """Show a stream as failed because its directory is missing. The stream is not created
+        again, because a new stream would give the old offsets to other messages."""
         self.lost.add(name)
         if is_stream_name(name):
             gone = f"`liftlog stream delete {name}`; a start creates what is configured"
@@ -119,8 +120,8 @@ class StreamMaker:
         logger.error("stream-missing stream=%s path=%s", name, path)
 
     def _doubt(self, name: str) -> None:
-        """Show a stream of the configuration as failed, because its directory is missing and it is
-        not known whether it existed."""
+        """Show a stream of the configuration as failed: its directory is missing, and it is unknown
+        if the stream existed."""
         self._broken[name] = (
             "it is not there, and is not created, since it is not known whether this data "
             f"directory had it: {self._records.problem}. If it is new, or gone for good, "
@@ -230,8 +231,8 @@ class StreamMaker:
         origin: str,
         record: StreamMetadata | None = None,
     ) -> StreamHost:
-        """Create a new, empty stream. `record` is its metadata record, if it is already stored. The
-        caller reports the change to the neighbours."""
+        """Create a new, empty stream. `record` is the metadata record of the stream, if one is
+        already stored. The caller reports the change to the neighbours."""
         if await asyncio.to_thread(self._data_dir.stream_path(name).exists):
             # The files appeared after the start; a new stream would overwrite them.
             raise StreamUnavailable(
@@ -321,8 +322,8 @@ class StreamMaker:
     async def remove_files(self, name: str) -> None:
         """Remove the files of a stream that is no longer served. Raises StorageError if they cannot
         be removed; the stream is then shown as failed."""
-        # The metadata record is removed before the files: a stop in between leaves a directory
-        # without a record, but no record without a directory.
+        # The metadata record is removed before the files. So a stop in between leaves a directory
+        # without a record, and never a record without a directory.
         await self._records.removed(name)
         try:
             await asyncio.to_thread(self._data_dir.delete_log, name)
@@ -368,7 +369,7 @@ def load_stream(data_dir: DataDir, name: str, configured: StreamSettings | None)
         else:
             settings = stored_settings(name, log)
             if origin == "config":
-                origin = "api"  # no longer in the file: the API may change it now
+                origin = "api"  # no longer in the file, so the API may change the stream now
         codec_named(settings.compression)
         log.config = log_config(settings)
     except Exception:

@@ -22,8 +22,9 @@ class Neighbours:
         chosen: Sequence[str],
         elsewhere: Callable[[], Mapping[str, StreamSettings]],
     ) -> None:
-        """`chosen` are subjects to which the operator allows acks. `elsewhere` returns the streams
-        of the cluster, because an ack must not reach a stream without a host here either."""
+        """`chosen` are subjects to which the operator allows acks. `elsewhere` returns all streams
+        of the cluster, because acks must not be sent to subjects of streams that have no host on
+        this node, either."""
         self._chosen = tuple(chosen)
         self.destinations = Destinations(chosen=self._chosen)
         """The subjects to which acks, answers and records may be sent."""
@@ -36,8 +37,8 @@ class Neighbours:
         self._siblings: dict[str | None, dict[bytes, tuple[str, ...]]] = {}
 
     def changed(self) -> None:
-        """Update all streams: give each the subjects to which it must send no acks, and its
-        neighbours. Call it when streams were created or deleted, or settings of one have
+        """Update all streams: give each its neighbours, and the subjects to which it must send no
+        acks. Call this after streams were created or deleted, or after settings of a stream have
         changed."""
         hosts = list(self._hosts.values())
         self._recorded = {**self._elsewhere(), **{host.name: host.settings for host in hosts}}
@@ -88,7 +89,7 @@ class Neighbours:
 
 class Recorders:
     """Streams, by the first token of their subjects. With thousands of streams, comparing each
-    stream with every other one would take half a minute."""
+    stream with every other stream would take half a minute."""
 
     def __init__(self, recorded: Mapping[str, StreamSettings]) -> None:
         self._recorded = recorded
@@ -114,8 +115,8 @@ def _first_token(subject: str) -> str:
 
 
 def share_messages(first: StreamSettings, second: StreamSettings) -> bool:
-    """Return True if NATS delivers each message to only one of the two streams. Only its name
-    identifies a queue group, so a group may have subscriptions with different patterns."""
+    """Return True if NATS delivers each message to only one of the two streams. NATS identifies a
+    queue group by its name alone, so a group may have subscriptions with different patterns."""
     return first.queue_group is not None and first.queue_group == second.queue_group
 
 

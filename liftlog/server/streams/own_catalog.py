@@ -73,9 +73,15 @@ class OwnCatalog:
         return None
 
     async def look_for(self, name: str) -> None:
-        """Do nothing, because this daemon knows all of its streams."""
+        """Do nothing, because a daemon without a cluster has all existing streams."""
+
+    async def look_again(self, name: str) -> None:
+        """Do nothing, because only this daemon deletes its streams."""
 
     def was_deleted(self, name: str) -> bool:
+        return False
+
+    def reaches(self, node: str) -> bool:
         return False
 
     def addresses(self) -> list[str]:
@@ -174,8 +180,8 @@ class OwnCatalog:
         return host
 
     async def _undo_creation(self, host: StreamHost) -> None:
-        """Remove a stream for which NATS refuses the subscription. The caller gets that error, and
-        the stream would otherwise be subscribed again and again."""
+        """Remove a stream for which NATS refuses the subscription. The caller gets that error.
+        Otherwise the daemon would try the subscription again and again."""
         hosted = self.hosted
         async with hosted.changes:
             if hosted.hosts.get(host.name) is not host or hosted.closing:
@@ -217,6 +223,8 @@ class OwnCatalog:
         host = None if name in self.hosted.broken else self.hosted.find(name)
         self.check_deletable(name)
         await self.hosted.remove(name, host)
+        if host is not None:
+            self.hosted.consumers_deleted(host)
         logger.info("stream-deleted stream=%s", name)
 
     def check_deletable(self, name: str) -> None:

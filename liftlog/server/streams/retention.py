@@ -1,4 +1,5 @@
-"""Retention of one stream: a decision from its settings and segments; and leases, which delay it.
+"""Retention of one stream: decides from its settings and segments which records to delete. Leases
+delay the deletion.
 
 A decision only reads, and can run at the same time as appends. The functions that change a log
 (`remove_decided`, `truncate_before`, `grant_lease`) run in an exclusive call, so that no lease is
@@ -36,11 +37,12 @@ def decide_retention(
     by_time: bool = True,
     after_leases: bool = False,
 ) -> RetentionDecision | None:
-    """Return what to remove now, or None if there is nothing to remove. May read batch headers, and
-    leases that could not be read so far. With `after_leases`, decide as if all leases had ended.
+    """Return the decision about records to remove now; None if there are none. May read batch
+    headers, and leases that could not be read so far. With `after_leases`, decide as if all leases
+    had ended.
 
-    Raises StorageError if the leases cannot be read: records that they may hold are not deleted
-    then.
+    Raises StorageError if the leases cannot be read. Then no records are deleted that a lease may
+    hold.
     """
     log.leases.load()
     retention = settings.retention
@@ -72,8 +74,8 @@ def _offset_of_record(log: Log, segment: Segment, number: int) -> int:
     try:
         return log.offset_of_record(segment, number)
     except StorageError as error:
-        # The file may have been deleted, or the disk fails: it is safe to keep a few records too
-        # many.
+        # The file may have been deleted, or the disk fails. Then a few records too many are kept,
+        # which is safe.
         logger.warning("records-not-counted segment=%s error=%s", segment.path, error)
         return segment.base_offset + number
 
@@ -81,8 +83,8 @@ def _offset_of_record(log: Log, segment: Segment, number: int) -> int:
 def remove_decided(
     log: Log, decision: RetentionDecision, now_ns: int, *, delete_segments: int | None = None
 ) -> int:
-    """Carry out a decision, as far as leases that were granted since then allow it; returns the
-    number of bytes freed. With `delete_segments`, only that many files are deleted. Raises
+    """Carry out a decision, as far as leases that were granted since then allow it. Returns the
+    number of bytes freed. With `delete_segments`, delete at most this number of files. Raises
     StorageError, DiskFull."""
     count = decision.delete_segments if delete_segments is None else delete_segments
     start, held_from = decision.log_start_offset, log.leases.low_bound(now_ns)

@@ -43,7 +43,7 @@ _FIXED = {
 
 
 _WHOLE = ("metadata",)
-"""Mappings whose keys belong to the user: a change replaces them as a whole."""
+"""Mappings whose keys the user chooses. A change replaces such a mapping as a whole."""
 
 
 def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -67,8 +67,8 @@ def differences(have: StreamSettings, want: StreamSettings) -> list[Difference]:
 
 
 def check_same(name: str, origin: str, have: StreamSettings, want: StreamSettings) -> None:
-    """Raise Conflict if a stream that is created again has other settings; with the same settings,
-    creating it again is allowed.
+    """Raise Conflict if a stream is created again with other settings. To create it again with the
+    same settings is allowed.
 
     A stream that an operator has paused or set read-only may be created again without these
     settings, because an application that creates its streams does not mean to resume them.
@@ -102,7 +102,7 @@ def merged_settings(have: StreamSettings, changes: Mapping[str, Any]) -> StreamS
     """Return `have` with `changes` merged into it: sections are merged key by key, other values are
     replaced.
 
-    Raises InvalidArgument that names all problems.
+    Raises InvalidArgument; its message names all problems.
     """
     if not isinstance(changes, Mapping):
         raise InvalidArgument("the settings of a stream must be a mapping with text as keys")
@@ -121,7 +121,7 @@ def _merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
 
 
 def check_changeable(name: str, found: Sequence[Difference]) -> None:
-    """Raise InvalidArgument that names every setting that cannot be changed."""
+    """Raise InvalidArgument if a setting cannot be changed. The message names all such settings."""
     fixed = [path for path, _, _ in found if path in _FIXED]
     if fixed:
         reasons = dict.fromkeys(_FIXED[path] for path in fixed)
@@ -185,9 +185,9 @@ def settings_of(record: StreamMetadata) -> StreamSettings:
 def origin_of(record: StreamMetadata) -> str:
     """Return the origin, which decides who may change the stream.
 
-    A configuration file can create a replicated stream, but not change it: each node has a file of
-    its own, and nodes start one after the other. So the metadata record takes precedence, and only
-    the API changes it.
+    A configuration file can create a replicated stream, but cannot change it: each node has a file
+    of its own, and nodes start one after the other. So the metadata record takes precedence, and
+    only the API changes the stream.
     """
     origin = str(record.settings.get("origin", "api"))
     return "api" if origin == "config" else origin
@@ -204,8 +204,8 @@ def differences_from_file(record: StreamMetadata, configured: StreamSettings) ->
 
 
 async def save_metadata(host: StreamHost) -> None:
-    """Store `host.metadata()`, as it is when the exclusive call runs. A failure is only logged: the
-    values are valid in memory, and the next change stores them."""
+    """Store the value that `host.metadata()` returns when the exclusive call runs. A failure is
+    only logged, because the values are valid in memory and the next change stores them."""
     try:
         await host.run_exclusive(lambda: host.log.structure.set_metadata(host.metadata()))
     except LiftlogError as error:
@@ -222,8 +222,8 @@ def stored_settings(name: str, log: Log) -> StreamSettings:
 
 
 def has_new_settings(host: StreamHost) -> bool:
-    """Return True if the settings differ from those with which the stream was last served, or if
-    those cannot be parsed because another version of liftlog has written them."""
+    """Return True if the settings differ from the settings with which the stream was last served,
+    or if these cannot be parsed because another version of liftlog has written them."""
     try:
         return host.settings != stored_settings(host.name, host.log)
     except LiftlogError:
@@ -231,6 +231,7 @@ def has_new_settings(host: StreamHost) -> bool:
 
 
 def check_incarnation(name: str, present: str, wanted: str | None) -> None:
-    """Raise StaleIncarnation if `wanted` is not the `present` one; None accepts any."""
+    """Raise StaleIncarnation if the incarnation `wanted` is not the `present` one. A `wanted` of
+    None accepts any incarnation."""
     if wanted is not None and wanted != present:
         raise StaleIncarnation(f"stream {name} was deleted and created again", incarnation=present)

@@ -6,10 +6,9 @@ import os
 import sys
 from collections.abc import Sequence
 
-# This program runs before the real one and asks Linux to kill the process when the thread that
-# started it ends, for whatever reason. It is a separate program because `preexec_fn` is not safe
-# when other threads run. The parent may have died before prctl took effect, so its pid is checked
-# again.
+# This program runs before the real one. It asks Linux to kill the process when the thread that
+# started it ends for any reason. It is a separate program because `preexec_fn` is not safe when
+# other threads run. The parent may have died before prctl took effect, so its pid is checked again.
 _PRELUDE = """\
 import ctypes, os, signal, sys
 parent = int(sys.argv[1])

@@ -1,9 +1,9 @@
-"""Detects a wall clock that is suddenly ahead, so that no record counts as older than it is.
+"""Detects a wall clock that suddenly jumps ahead, so that no record seems older than it is.
 
 A clock that is ahead makes all records look old, and limits by age would then delete them. So the
 daemon judges ages by a time of its own, which advances with the monotonic clock: when the wall
-clock suddenly jumps ahead, this time stays behind it by the length of the jump. It is stored in the
-data directory, in the file `clock`, so that a restart does not change it.
+clock suddenly jumps ahead, this time stays behind it by the length of the jump. This time is stored
+in the data directory, in the file `clock`, so that a restart does not change it.
 
 A jump ahead is trusted in three cases:
 
@@ -14,7 +14,8 @@ A jump ahead is trusted in three cases:
 A jump back is followed at once, because it makes no record older.
 
 In a cluster the file also stores whether this clock was ahead of others when it was last measured.
-While the file cannot be read, the daemon assumes that there was a jump: no record is too old.
+While the file cannot be read, the daemon assumes that there was a jump, and deletes no record
+because of its age.
 """
 
 from __future__ import annotations
@@ -35,24 +36,27 @@ CLOCK_NAME = "clock"
 STEP_NS = 600 * 1_000_000_000
 _CONFIRM_NS = 3600 * 1_000_000_000
 _DOWN_NS = 3600 * 1_000_000_000
-"""A smaller jump while the machine was off is trusted: it may have been off for that long."""
+"""A smaller jump while the machine was off is trusted, because the machine may have been off for
+that time."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClockState:
     """A reading of the clocks. `monotonic_ns` counts from the start of the machine; `ahead_ns` is
-    the wall clock minus the time for judging ages."""
+    the wall clock minus the time for judging ages; `believed_ns` is the time at which a jump ahead
+    was last trusted."""
 
     wall_ns: int
     monotonic_ns: int
     boot_id: str
     ahead_ns: int = 0
     dispute: str = ""
+    believed_ns: int = 0
 
 
 def read_clock_state(fs: FileSystem, data_dir: Path) -> ClockState | None:
-    """Return the stored state, or None if the file does not exist or is damaged: the wall clock is
-    trusted then.
+    """Return the stored state. Returns None if the file does not exist or is damaged; the wall
+    clock is trusted then.
 
     Raises StorageError if the file cannot be read.
     """
@@ -64,8 +68,14 @@ def read_clock_state(fs: FileSystem, data_dir: Path) -> ClockState | None:
         wall_ns, monotonic_ns, ahead_ns = (
             int(content[name]) for name in ("wall_ns", "monotonic_ns", "ahead_ns")
         )
-        dispute = str(content.get("dispute", ""))
-        return ClockState(wall_ns, monotonic_ns, str(content["boot_id"]), ahead_ns, dispute)
+        return ClockState(
+            wall_ns,
+            monotonic_ns,
+            str(content["boot_id"]),
+            ahead_ns,
+            str(content.get("dispute", "")),
+            int(content.get("believed_ns", 0)),
+        )
     except (CorruptMetadata, UnsupportedFormat, KeyError, TypeError, ValueError) as error:
         if isinstance(error.__cause__, OSError):  # the disk cannot return its bytes at present
             raise StorageError(str(error)) from error
@@ -97,11 +107,12 @@ class ClockGuard:
         self._stepped_at_ns: int | None = None
         self._ahead_ns = 0
         self._steps = 0
+        self._believed_ns = 0
         self.dispute = ""
-        """How this clock differs from other nodes' clocks, by the last measurement; empty if it was
-        right."""
+        """The difference between this clock and other nodes' clocks at the last measurement, as
+        text; empty if the clock was right."""
         self.unread = ""
-        """Why the state of an earlier process cannot be read; empty if it was read."""
+        """The reason why the state of an earlier process cannot be read; empty if it was read."""
         if before is not None:
             self._continue(before)
 
@@ -136,18 +147,27 @@ class ClockGuard:
             if self._ahead_ns > 0:
                 seconds = self._ahead_ns // 10**9
                 logger.warning("wall-clock-believed seconds=%d reason=%s", seconds, reason)
+                self._believed_ns = self._wall_ns
             self._stepped_at_ns, self._ahead_ns, self.unread = None, 0, ""
 
     @property
+    def believed_ns(self) -> int:
+        """The time at which a jump ahead was last trusted; 0 if there was no such jump. Before the
+        jump the clock was behind, so the times that it showed were too old."""
+        with self._lock:
+            self._look()
+            return self._believed_ns
+
+    @property
     def steps(self) -> int:
-        """How many steps were detected so far."""
+        """Number of steps detected so far."""
         with self._lock:
             self._look()
             return self._steps
 
     def confirm(self) -> None:
-        """Trust the wall clock, whatever was measured before, because an operator says that it is
-        right."""
+        """Trust the wall clock regardless of earlier measurements, because an operator confirms
+        that it is right."""
         self.dispute = ""
         self.believe("the operator has confirmed it")
 
@@ -166,13 +186,19 @@ class ClockGuard:
             self._look()
             ahead_ns = max(self._ahead_ns, 0)
             return ClockState(
-                self._wall_ns, self._monotonic_ns, self._boot_id, ahead_ns, self.dispute
+                self._wall_ns,
+                self._monotonic_ns,
+                self._boot_id,
+                ahead_ns,
+                self.dispute,
+                self._believed_ns,
             )
 
     def _continue(self, before: ClockState) -> None:
         passed = self._first_monotonic_ns - before.monotonic_ns
         step = self._first_wall_ns - before.wall_ns
         self._ahead_ns += before.ahead_ns
+        self._believed_ns = max(self._believed_ns, before.believed_ns)
         self.dispute = self.dispute or before.dispute
         if self._boot_id and before.boot_id == self._boot_id and passed >= 0:
             self._step(step - passed, STEP_NS)
@@ -199,4 +225,6 @@ class ClockGuard:
         self._ahead_ns += step
         if abs(self._ahead_ns) <= STEP_NS:  # the clock was set back
             self._ahead_ns = 0
+        if self._believed_ns > self._wall_ns:  # the jump that was trusted was wrong
+            self._believed_ns = 0
         logger.warning("wall-clock-stepped seconds=%d retention_by_time=suspended", step // 10**9)

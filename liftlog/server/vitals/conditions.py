@@ -1,4 +1,4 @@
-"""The one list of conditions, that is, of the daemon's problems, which every surface shows.
+"""The one list of conditions (problems of the daemon) that every surface shows.
 
 The surfaces are `/readyz`, `liftlog health`, `info`, `stream info`, `top` and `doctor`, every web
 page, the pull protocol and the metrics. To add a condition, add its kind to `KINDS`, and pass a
@@ -16,8 +16,8 @@ from enum import Enum
 from typing import Any
 
 _MAX_NAMED = 20
-_SHARE = 10.0
-_MAX_AGE_SECONDS = 0.25
+_SHARE = 100.0
+_MAX_AGE_SECONDS = 1.0
 _CHEAP_SECONDS = 0.001
 
 MayRead = Callable[[str], bool]
@@ -66,97 +66,100 @@ KINDS: dict[str, Kind] = {
             "recovery",
             Severity.UNREADY,
             "The daemon has started and is still opening its streams.",
-            "wait: after an unclean stop it scans what was written since the last recovery point",
+            "wait: after an unclean stop the daemon scans the records after the last recovery "
+            "point",
         ),
         Kind(
             "nats",
             Severity.UNREADY,
-            "There is no connection to NATS, so no message arrives.",
-            "check that the NATS server runs, `nats.servers`, and the login",
+            "The daemon has no connection to NATS, so no message arrives.",
+            "check `nats.servers` and the login, and that the NATS server runs",
         ),
         Kind(
             "streams",
             Severity.UNREADY,
-            "NATS has not confirmed a subscription that a stream needs, or refuses it.",
+            "NATS has not confirmed a subscription that a stream needs, or refuses the "
+            "subscription.",
             "give the daemon's NATS user the permission: `liftlog docs how-to/nats`",
         ),
         Kind(
             "disk",
             Severity.UNREADY,
-            "The data directory cannot be written, or a commit waits for its disk. Publishers are "
-            "refused with 503, or get no answer.",
-            "make room or mend the disk: `liftlog docs how-to/operate` (LiftlogDiskFull)",
+            "The daemon cannot write to the data directory, or a commit waits for the disk. "
+            "Publishers receive refusals with 503, or no answer.",
+            "free space or repair the disk: `liftlog docs how-to/operate` (LiftlogDiskFull)",
             concerns_streams=True,
         ),
         Kind(
             "cluster",
             Severity.UNREADY,
-            "The metadata store does not renew the session of this node, or replicas here are not "
-            "in sync yet after a start.",
+            "The metadata store does not renew the session of this node, or after a start, "
+            "replicas of this node are not in sync yet.",
             "see `liftlog cluster status`, and `liftlog docs how-to/cluster-faults`",
         ),
         Kind(
             "newer_version",
             Severity.UNREADY,
-            "A newer liftlog has written the stream in a way that this version does not know, so "
-            "it is not open. Its files stay as they are.",
-            "upgrade this daemon, or go back to the version that has run before: "
-            "`liftlog docs how-to/upgrade`",
+            "A newer liftlog has written the stream in a form that this version does not "
+            "support, so the daemon does not open the stream. The files stay unchanged.",
+            "upgrade this daemon, or return to the version that ran before: `liftlog docs "
+            "how-to/upgrade`",
             About.STREAM,
         ),
         Kind(
             "draining",
             Severity.UNREADY,
             "The daemon is stopping.",
-            "connect to another daemon, or wait until this one has started again",
+            "connect to another daemon, or wait until this daemon has started again",
         ),
         Kind(
             "failed_streams",
             Severity.ERROR,
-            "The stream could not be opened, or its storage has failed. Publishers are refused.",
-            "the reason names the cause: mend it and restart the daemon; for damaged files see "
-            "`liftlog log verify`",
+            "The daemon could not open the stream, or the storage of the stream has failed. The "
+            "daemon refuses messages for the stream.",
+            "remove the cause, which the reason names, and restart the daemon; for damaged files "
+            "see `liftlog log verify`",
             About.STREAM,
         ),
         Kind(
             "refusing",
             Severity.ERROR,
-            "The last commit of the stream failed, less than five minutes ago: its messages were "
-            "refused with 503.",
-            "make room or mend the disk: `liftlog docs how-to/operate` (LiftlogRefusing)",
+            "The last commit of the stream failed less than five minutes ago. The daemon "
+            "refused its messages with 503.",
+            "free space or repair the disk: `liftlog docs how-to/operate` (LiftlogRefusing)",
             About.STREAM,
         ),
         Kind(
             "no_leader",
             Severity.ERROR,
-            "No node of the cluster leads the stream: its messages are not recorded, and it cannot "
-            "be read.",
+            "No node of the cluster leads the stream, so its messages are not recorded, and "
+            "clients cannot read it.",
             "see `liftlog cluster status`, and `liftlog docs how-to/cluster-faults`",
             About.STREAM,
         ),
         Kind(
             "lost_records",
             Severity.ERROR,
-            "Records that were acked cannot be read any more.",
+            "Acked records of the stream cannot be read any more.",
             "`liftlog docs how-to/damage`",
             About.STREAM,
         ),
         Kind(
             "records",
             Severity.ERROR,
-            "The file `records` of the data directory cannot be read, so it is not known which "
-            "streams the directory has had. Those that are there are served; none is created.",
-            "put the file back; if no directory of a stream is missing, remove it and restart the "
-            "daemon: `liftlog docs how-to/operate` (LiftlogStreamNotOpened)",
+            "The daemon cannot read the file `records`, the list of all streams that the data "
+            "directory has had. It serves the existing streams, but creates no stream.",
+            "restore the file; or, if no directory of a stream is missing, remove the file and "
+            "restart the daemon: `liftlog docs how-to/operate` (LiftlogStreamNotOpened)",
         ),
         Kind(
             "known_records",
             Severity.ERROR,
-            "The file `known-records` of the node's data directory cannot be read, so it is not "
-            "known which streams the directory has had, and whether the metadata store was set "
-            "back. The node leads and follows no stream until the file can be read.",
-            "mend what the text names. If the file is gone for good, remove it: then a copy "
-            "that is missing counts as lost",
+            "The node cannot read the file `known-records`, the newest metadata that it has "
+            "received. So it cannot detect missing streams, or an older state of the metadata "
+            "store. The node leads and follows no stream until it can read the file.",
+            "repair the cause that the text names. If the file cannot be recovered, remove it: "
+            "then each missing copy counts as lost",
         ),
         Kind(
             "checkpoints",
@@ -167,119 +170,124 @@ KINDS: dict[str, Kind] = {
         Kind(
             "consumers_not_stored",
             Severity.ERROR,
-            "Changes of consumers with acks cannot be stored, so nothing is delivered to them and "
-            "no ack is confirmed. Publishing goes on.",
-            "make room or mend the disk: the daemon tries again by itself",
+            "The daemon cannot store changes of consumers with acks, so it delivers no message "
+            "to them and confirms no ack. It continues to store messages.",
+            "free space or repair the disk; the daemon then continues without a restart",
         ),
         Kind(
             "consumers_uncertain",
             Severity.WARNING,
-            "Stored changes of consumers with acks are lost to damage. They continue from an older "
-            "state, so messages that were acked may be delivered again.",
-            "check the disk, and whether workers tolerate repeated messages; a consumer that is "
-            "created again is certain",
+            "Damage has destroyed stored changes of consumers with acks. The consumers continue "
+            "from an older state, so acked messages may be delivered again.",
+            "check the disk, and whether workers tolerate repeated messages; for a consumer "
+            "that you delete and create again, the condition ends",
         ),
         Kind(
             "newer_records",
             Severity.ERROR,
-            "A newer liftlog has stored checkpoints or consumer groups in a form that this version "
-            "does not know. They are kept, but can be neither read nor changed here.",
-            "upgrade this daemon, or delete them if they are not needed (`liftlog offsets rm`, "
-            "`liftlog group rm`): `liftlog docs how-to/upgrade`",
+            "A newer liftlog has stored checkpoints or consumer groups in a form that this "
+            "version does not support. The daemon keeps them, but can neither read nor change "
+            "them.",
+            "upgrade this daemon; if these checkpoints and groups are not needed, delete them "
+            "(`liftlog offsets rm`, `liftlog group rm`): `liftlog docs how-to/upgrade`",
         ),
         Kind(
             "descriptors",
             Severity.ERROR,
-            "The daemon has hardly any file descriptors left: connections and new streams are "
-            "refused, and reads may be.",
-            "raise its limit (`LimitNOFILE=` of the unit), or close connections: "
+            "The daemon has almost no free file descriptors. It refuses connections and new "
+            "streams, and may refuse reads.",
+            "raise the daemon's limit (`LimitNOFILE=` of the unit), or close connections: "
             "`liftlog docs how-to/sizing`",
         ),
         Kind(
             "cleaning",
             Severity.WARNING,
             "The last job of compaction, re-batching or scrubbing has failed.",
-            "see `cleaning-failed` in the log of the daemon; it is tried again by itself",
+            "see `cleaning-failed` in the log of the daemon; the daemon repeats the job later",
             About.STREAM,
         ),
         Kind(
             "clock",
             Severity.WARNING,
-            "The wall clock jumped, or differs from the clocks of other nodes. Nothing is deleted "
-            "for its age for an hour, or until they are measured alike. After a jump ahead, ages "
-            "are judged as if it had not happened, until it is confirmed.",
-            "set the clock that is wrong; if one that jumped is right, restart with "
-            "`liftlog serve --believe-clock`: `liftlog docs how-to/retention`",
+            "The wall clock jumped, or differs from the clocks of other nodes. The daemon "
+            "deletes no record because of its age, for an hour or until the clocks agree. After "
+            "a jump ahead, it computes ages without the jump until an operator confirms the "
+            "time.",
+            "set the wrong clock; if the clock is right after the jump, restart with `liftlog "
+            "serve --believe-clock`: `liftlog docs how-to/retention`",
         ),
         Kind(
             "clock_skew",
             Severity.WARNING,
-            "The clock of the node differs from that of the daemon by more than a few seconds; one "
-            "of them is wrong. A node whose clock differs from most by a minute deletes nothing "
-            "for its age.",
+            "The clock of the node differs from the clock of the daemon by more than a few "
+            "seconds, so one of the clocks is wrong. If the clock of a node differs from most "
+            "clocks by a minute, the node deletes no record because of its age.",
             "compare `date` on the nodes, and have a service such as chrony set their clocks",
             About.NODE,
         ),
         Kind(
             "stamps_ahead",
             Severity.WARNING,
-            "Records of the stream have timestamps ahead of the clock: the clock is wrong, or was.",
-            "compare the clock with those of other machines; if it is right, no action is "
+            "Records of the stream have timestamps ahead of the clock. The clock is wrong, or "
+            "was wrong when the records were stored.",
+            "compare the clock with the clocks of other machines; if it is right, no action is "
             "needed: `liftlog docs how-to/retention`",
             About.STREAM,
         ),
         Kind(
             "nats_refused",
             Severity.WARNING,
-            "NATS refuses a subscription that no stream needs.",
-            "give the daemon's NATS user the permission, or turn off what needs it: "
-            "`liftlog docs how-to/nats`",
+            "NATS refuses a subscription of a feature; all streams have their subscriptions.",
+            "give the daemon's NATS user the permission, or switch off the feature: `liftlog "
+            "docs how-to/nats`",
         ),
         Kind(
             "acks_refused",
             Severity.WARNING,
-            "NATS has refused acks in the last five minutes; their publishers time out.",
+            "NATS has refused acks in the last five minutes. The publishers of these messages "
+            "time out.",
             "allow the daemon's NATS user to publish to the reply subjects: "
             "`liftlog docs how-to/nats`",
         ),
         Kind(
             "jetstream",
             Severity.WARNING,
-            "A stream of JetStream acks the same messages, and publishers take the first ack.",
+            "A stream of JetStream also acks the messages of this stream, and publishers use "
+            "the first ack.",
             "set `acks: off` for the stream, or remove the stream of JetStream",
             About.STREAM,
         ),
         Kind(
             "jetstream_api",
             Severity.WARNING,
-            "JetStream's clients get no answer from this daemon.",
+            "The daemon does not answer requests of JetStream's clients.",
             "`liftlog docs reference/jetstream-api`",
         ),
         Kind(
             "worker_acks",
             Severity.WARNING,
-            "NATS refuses the acks or pulls for consumers with acks: their messages are delivered "
-            "again, or not at all.",
+            "NATS refuses the daemon's subscriptions to acks or pulls of consumers with acks. "
+            "Without acks, messages are delivered again; without pulls, no message is delivered.",
             "allow the daemon's NATS user to subscribe to the subjects: `liftlog docs how-to/nats`",
             About.STREAM,
         ),
         Kind(
             "lame_duck",
             Severity.WARNING,
-            "The NATS server is about to stop, and no other server was found yet.",
-            "start another server of the cluster, or name more of them in `nats.servers`",
+            "The NATS server will stop soon, and the daemon has not found another server yet.",
+            "start another server of the cluster, or name more servers in `nats.servers`",
         ),
         Kind(
             "reload",
             Severity.WARNING,
-            "A file was not reloaded: the one that was read before holds.",
+            "The last reload refused a file, so the previous content of the file stays in force.",
             "correct the file and reload again (`liftlog reload`)",
         ),
         Kind(
             "restart",
             Severity.WARNING,
-            "Settings were changed in their source and need a restart.",
-            "restart the daemon when it suits",
+            "The sources of the settings contain changes that need a restart.",
+            "restart the daemon at a suitable time",
         ),
     )
 }
@@ -361,10 +369,11 @@ def by_kind(conditions: Iterable[Condition]) -> dict[str, str]:
 
 
 def first_of_each_kind(conditions: Iterable[Condition]) -> list[Condition]:
-    """Return at most twenty conditions of each kind, and one that counts the others of its kind.
+    """Return at most twenty conditions of each kind. If a kind has more, one further condition
+    gives the number of the rest.
 
-    This keeps answers short if there are thousands of streams. `conditions` has the worst first,
-    and so has the result.
+    This keeps answers short if there are thousands of streams. In `conditions` and in the result,
+    the worst conditions come first.
     """
     shown: list[Condition] = []
     counts: Counter[str] = Counter()
@@ -409,27 +418,30 @@ class Conditions:
     def add(
         self, producer: Producer, *, refresh: Callable[[], Awaitable[object]] | None = None
     ) -> None:
-        """Add a function that yields the problems of this moment; it must neither wait nor take
-        long. Each call of `now` awaits `refresh` first, which measures values that `producer`
-        needs."""
+        """Add a function that yields the problems of this moment. The function must neither wait
+        nor take long. Each call of `now` first awaits `refresh`, which measures the values that
+        `producer` needs."""
         self._producers.append(producer)
         if refresh is not None:
             self._refreshers.append(refresh)
 
     async def now(self, may_read: MayRead | None = None) -> list[Condition]:
-        """Return the conditions, the worst first; with `may_read` only those that a viewer may see.
+        """Return the conditions, the worst first; with `may_read` only conditions that a viewer may
+        see.
 
-        With many streams it takes a while to collect them, and any client may ask. So a list that
-        took long is reused for ten times as long as that, at most for a quarter of a second.
+        With many streams it takes a while to collect the conditions, and any client may request
+        them. If a list took more than a millisecond of processor time, it is reused for a hundred
+        times that duration, but at most for a second.
         """
         for refresh in self._refreshers:
             await refresh()
-        began = time.monotonic()
-        if began >= self._good_until:
+        now = time.monotonic()
+        if now >= self._good_until:
+            began = time.thread_time()
             self._found = self._look()
-            took = time.monotonic() - began
+            took = time.thread_time() - began
             if took > _CHEAP_SECONDS:
-                self._good_until = began + min(took * _SHARE, _MAX_AGE_SECONDS)
+                self._good_until = now + min(took * _SHARE, _MAX_AGE_SECONDS)
         if may_read is None:
             return list(self._found)
         shown = (one.shown_to(may_read) for one in self._found)

@@ -1,4 +1,4 @@
-"""How long fdatasync takes, and how late the event loop is."""
+"""Measures the duration of each fdatasync, and the lag of the event loop."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import time
 from liftlog.server.vitals.histogram import LATENCY_BOUNDS, Histogram
 
 _INTERVAL_SECONDS = 0.25
-"""Pause between two measurements: long enough for an idle daemon, and short enough to notice every
-call that blocks the loop for longer than this."""
+"""Pause between two measurements. It is long enough to cost an idle daemon little, and short enough
+to detect every call that blocks the loop for longer than this."""
 _STILL_SECONDS = 1.0
 _JUST_NOW_SECONDS = 5.0
 
@@ -66,9 +66,9 @@ class LoopWatch:
             self._due = now + _INTERVAL_SECONDS
 
     def stood_still_seconds(self) -> float:
-        """Return for how long the event loop did not run just now, because the process or its
-        machine was stopped, or a call blocked it. 0.0 if it was less than a second, or a while
-        ago."""
+        """Return the length of the pause, in seconds, if the event loop has just not run: because
+        the process or its machine was stopped, or because a call blocked it. Returns 0.0 if the
+        pause was shorter than a second, or ended a while ago."""
         now = time.monotonic()
         if self._due and now - self._due >= _STILL_SECONDS:  # `run` has not measured it yet
             return now - self._due

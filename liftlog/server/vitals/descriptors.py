@@ -1,4 +1,4 @@
-"""Divides the file descriptors of the process at the start, and counts those that are left.
+"""Divides the file descriptors of the process at the start, and counts the free ones.
 
 The daemon raises its soft limit to the hard limit. Streams and connections get separate shares, so
 that neither can use up the descriptors of the other. Some descriptors are kept back for NATS, and
@@ -24,9 +24,9 @@ logger = logging.getLogger("liftlog.server")
 KEPT_BACK = 64
 """Descriptors for everything that is neither a connection nor a file of a stream."""
 LEAST = 256
-"""With fewer the daemon does not start."""
+"""Minimum number of descriptors with which the daemon starts."""
 _SPARE = 16
-"""With fewer left no stream is created."""
+"""Number of free descriptors below which no stream is created."""
 _MOST = 65_536
 _FRESH_SECONDS = 1.0
 
@@ -43,7 +43,7 @@ def raise_open_file_limit() -> int:
 
 
 def for_want_of_descriptors(error: Exception) -> LimitExceeded | None:
-    """Return the error for clients if `error` means that no descriptor was left; else None."""
+    """Return the error for clients if `error` means that no descriptor was free; else None."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.errno in (errno.EMFILE, errno.ENFILE):
@@ -68,10 +68,10 @@ class Shares:
 
 
 def shares_of(limit: int, *, read_files: int, pull: int, http: int) -> Shares:
-    """Divide `limit` descriptors. The other three numbers are those that the settings ask for.
+    """Divide `limit` descriptors. The settings configure the other three numbers.
 
-    If the limit is small, each share is a part of it; otherwise connections and readers get what
-    they ask for, and streams the rest. Raises ConfigError if the limit is below `LEAST`.
+    If the limit is small, each share is a part of it; otherwise connections and readers get their
+    configured numbers, and streams the rest. Raises ConfigError if the limit is below `LEAST`.
     """
     if limit < LEAST:
         raise ConfigError(
@@ -93,8 +93,8 @@ class Descriptors:
         self._good_until = float("-inf")
 
     def left(self) -> tuple[int, int]:
-        """Return how many descriptors are left, and the limit. If the system does not report how
-        many are open, all count as left."""
+        """Return the number of free descriptors, and the limit. If the system does not report the
+        number of open descriptors, all count as free."""
         now = time.monotonic()
         if now >= self._good_until:
             with contextlib.suppress(OSError):

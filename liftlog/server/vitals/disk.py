@@ -1,11 +1,11 @@
-"""The disk of the data directory: a probe of whether it can be written, and a reserve for when it
-is full.
+"""The disk of the data directory: a probe that shows if it can be written, and a reserve of room
+for a full disk.
 
 A disk that hangs must block neither the event loop nor requests that ask for the state of the disk.
 So each probe runs in a thread of its own, one at a time, and callers wait for it only briefly.
 
-The reserve is a file that only occupies room. Appends are refused when the disk is full, but a
-clean stop, retention and recovery write small files: they use the room of the reserve. The file
+The reserve is a file that only occupies room. Appends are refused when the disk is full. But a
+clean stop, retention and recovery write small files; they use the room of the reserve. The file
 stays between a stop and the next start. Its bytes are random, because a file system that compresses
 would store zeros in almost no room.
 """
@@ -27,17 +27,18 @@ from liftlog.log.files.filesystem import private
 
 PROBE_NAME = "probe"
 _PROBE_BYTES = 64 * 1024
-"""With less room than this, no message can be stored. Metrics and alerts watch how much is left:
-segment files are allocated ahead, so a nearly full disk may still have much room in its files."""
+"""If less room than this is left, no message can be stored. The probe is small because segment
+files are allocated ahead: a nearly full disk may still have much room in its files. Metrics and
+alerts show how much room is left."""
 _FRESH_SECONDS = 2.0
 _WAIT_SECONDS = 0.5
 
 
 def for_failed_storage(error: Exception) -> StreamUnavailable | None:
-    """Return the error for clients if `error` means that files cannot be used; they are not
+    """Return the error for clients if `error` means that files cannot be used although they are not
     damaged.
 
-    Returns None for other errors, and for those that have their own error class for clients, such
+    Returns None for other errors, and for errors that have their own error class for clients, such
     as a full disk.
     """
     if not isinstance(error, StorageError) or error.code:
@@ -71,7 +72,7 @@ class DiskProbe:
 
     @property
     def last(self) -> DiskState:
-        """The newest result; its `problem` says so if a probe takes too long."""
+        """The newest result. If a probe takes too long, `problem` reports this."""
         seconds = time.monotonic() - self._looking_since
         return (
             self._unanswered(seconds) if self._looking and seconds > _WAIT_SECONDS else self._last

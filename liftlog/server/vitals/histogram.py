@@ -17,14 +17,14 @@ COUNT_BOUNDS = (1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0)
 
 
 class Histogram:
-    """Not thread-safe: to observe from several threads, use a lock."""
+    """Counts of values in buckets. Not thread-safe: hold a lock to observe from several threads."""
 
     __slots__ = ("bounds", "counts", "sum")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = tuple(bounds)
         self.counts = [0] * (len(self.bounds) + 1)
-        """Per bucket, not cumulative; the last one counts values above every bound."""
+        """Counts per bucket, not cumulative. The last bucket counts values above every bound."""
         self.sum = 0.0
 
     def observe(self, value: float, times: int = 1) -> None:
@@ -37,9 +37,9 @@ class Histogram:
 
 
 def quantile(bounds: Sequence[float], counts: Sequence[int], part: float) -> float:
-    """Return the value below which `part` (0 to 1) of the observations lie, assuming that those of
-    a bucket are spread evenly. Returns the highest bound if the value is above it, and NaN without
-    observations."""
+    """Return the value below which `part` (0 to 1) of the observations lie. Assumes that the
+    observations in a bucket are spread evenly. Returns the highest bound if the value is above it,
+    and NaN without observations."""
     wanted = part * sum(counts)
     if not wanted:
         return math.nan

@@ -19,7 +19,7 @@ class RareWarnings:
         self._tidied = time.monotonic()
 
     def warn(self, event: str, *values: object) -> None:
-        """Log the line, unless the same one was logged less than a minute ago."""
+        """Log the line, unless the same line was logged less than a minute ago."""
         line, now = event % values, time.monotonic()
         told = self._told.get(line)
         if told is not None and now - told < _AGAIN_SECONDS:
@@ -31,5 +31,5 @@ class RareWarnings:
         self._logger.warning(event, *values)
 
     def forget(self) -> None:
-        """Log the next warning, whenever the same one was last logged."""
+        """Forget when lines were logged, so that the next warning is logged in any case."""
         self._told.clear()

@@ -3,21 +3,22 @@
 site         its routes, and the checks that run before every page
 asking       one request for a page: its viewer, its stream, and the viewer's rights
 entering     sign in and out; the viewer of a request, by cookie, token or neither
-sessions     who is signed in, bounded in number and time; tokens against forged requests
+sessions     the signed-in users, limited in number and time; tokens against forged requests
 pages        the views: overview and health, stream, records with their form, one record,
-             versions of a key, consumers and moving one, groups, topology, charts, access,
+             versions of a key, consumers and their moves, groups, topology, charts, access,
              cluster; forms that create and edit a stream, and publish a message
 actions      pause, resume, compact: confirmed, then carried out
 watching     the streams as the pages show them: described at most once a second
+readers      the consumers and groups as the pages list them, made at most once a second
 history      the last minutes and hours of each stream and of the daemon, in bounded memory
-browsing     records for a page, found in a thread
+browsing     searches in a thread for the records of a page
 waiting      the time that the oldest unread record of each consumer has been in its stream
 pace         limits the speed of a search
 troubles     the text of a page that cannot show the requested object
 fields       chosen JSON fields as columns; two values side by side
 conditions   search conditions on values: a text, a JSON field, a regular expression
 content      a value as text, JSON, hexadecimal or msgpack
-outline      JSON and msgpack as indented text, within bounds; with colours, and where it folds
+outline      JSON and msgpack as indented text of limited size, with colours and marks for folding
 picture      the drawing of the topology: filters, streams, readers, and lines between them
 formats      numbers, sizes, times and drawings for people
 answers      renders templates; answers with HTML, JSON and files, and their headers

@@ -19,8 +19,8 @@ from liftlog.server.web import content, formats, outline, troubles
 from liftlog.server.web.history import FINEST, SPANS
 
 HEADERS = {
-    # Only this site's own files are loaded, and no inline script runs: markup in a record cannot
-    # act.
+    # The browser loads only this site's own files and runs no inline script, so markup in a record
+    # has no effect.
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "img-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none'; "
     "frame-ancestors 'none'",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -21,6 +21,7 @@ from liftlog.server.requests.rights import Caller, carry_out
 from liftlog.server.streams.broker import Broker
 from liftlog.server.web.history import History
 from liftlog.server.web.pace import Pace
+from liftlog.server.web.readers import Readers
 from liftlog.server.web.sessions import Sessions
 from liftlog.server.web.watching import Descriptions
 
@@ -40,14 +41,14 @@ class Parts:
     scanners: FairThreads
     history: History
     descriptions: Descriptions
+    readers: Readers
     sessions: Sessions
     appender: Appender
     pace: Pace
     spread: SpreadWork = field(default_factory=SpreadWork)
     searching: FairLock = field(default_factory=FairLock)
     """Held for each step of a search through a log. Viewers take turns, so that all their searches
-    together take no more of the interpreter's time than one search does; commits need that time,
-    too."""
+    together take no more of the interpreter's time than one search. Commits need that time, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,7 @@ class Asked:
 
     async def carry_out(self, message: Message) -> Message:
         """Send a request to the node that is responsible for it, and return the answer. The caller
-        has checked that the viewer may make it. Raises the broker's errors."""
+        has checked that the viewer may send this request. Raises the broker's errors."""
         caller = Caller(self.viewer.principal, self.gate, self.parts.broker, self.peer)
         return await carry_out(caller, message)
 
@@ -152,6 +153,8 @@ class Shown:
 
     `data` is returned as JSON at the page's address plus `.json`. The template receives no other
     values from the daemon. `extra` is only for the form of the page: values of fields, links.
+    `draw` returns further values for `extra`. It is not called for the JSON, because pictures take
+    more time than the values that they show.
 
     `refused` is set if the form contained an error: the page shows the form with the reasons, and
     the JSON address returns this error. `moved_to` is set if a form was carried out: the browser
@@ -163,3 +166,4 @@ class Shown:
     extra: dict[str, Any] = field(default_factory=dict)
     refused: LiftlogError | None = None
     moved_to: str = ""
+    draw: Callable[[], Awaitable[dict[str, Any]]] | None = None

@@ -23,7 +23,7 @@ from liftlog.records.columns.column_set import BinaryColumn, Flags
 
 KINDS = ("text", "json", "regex")
 MAX_JSON_BYTES = 256 * 1024
-"""Fields of longer JSON values are not searched: the parser cannot be interrupted."""
+"""Fields of longer JSON values are not searched, because the parser cannot be interrupted."""
 _STEP_BYTES = 128 * 1024
 _OUTSIDE_ASCII = re.compile(r"[^\x00-\x7f]+")
 _LOWER = np.frombuffer(bytes(range(256)).lower(), np.uint8)
@@ -31,12 +31,14 @@ _LOWER = np.frombuffer(bytes(range(256)).lower(), np.uint8)
 _EXPRESSION_BYTES = 512 * 1024
 """Memory that RE2 may use for one expression, and for the states that a search visits."""
 _MAX_STEPS = 1000
-"""Steps of RE2's program for an expression: 64 KiB of values take at most 0.3 s."""
+"""Maximum number of steps of RE2's program for an expression. With it, 64 KiB of values take at
+most 0.3 s."""
 _MAX_WORK = 500_000_000
-"""Bytes of a value times steps of the program: about 2.5 s for the worst expression and value."""
+"""Maximum of the bytes of a value times the steps of the program. The worst expression and value
+take about 2.5 s."""
 _TOGETHER = 64
-"""Number of values that are joined and searched first: a call of RE2 costs as much as a few hundred
-bytes."""
+"""Number of values that are first joined and searched together, because a call of RE2 takes as long
+as a search of a few hundred bytes."""
 _NO_LEAST_COUNT = re.compile(r"(?<!\\)\{,(\d+)\}")
 _NOT_VALID = "the expression is not valid"
 _MAX_REASON = 80
@@ -80,7 +82,7 @@ class Contains:
     """
 
     def __init__(self, text: str, *, step_bytes: int = _STEP_BYTES) -> None:
-        """Search about `step_bytes` at once."""
+        """`step_bytes` is the approximate size of the values that one step searches."""
         self._step_bytes = step_bytes
         # Quotes and backslashes are not escaped, because the JSON may itself contain JSON in a
         # text.
@@ -118,8 +120,8 @@ def _items_with(wanted: bytes, raw: bytes, part: BinaryColumn) -> Iterator[int]:
 class Expression:
     """A regular expression of RE2.
 
-    Python's `re` can take hours for a short text and holds the interpreter lock while it does. The
-    time of RE2 is proportional to the length of the text, and RE2 releases the lock.
+    Python's `re` can take hours for a short text, and holds the interpreter lock during that time.
+    The time of RE2 is proportional to the length of the text, and RE2 releases the lock.
 
     Each byte that is not valid UTF-8 counts as one character. Values whose search could take
     seconds are skipped.

@@ -49,6 +49,14 @@ class Entering:
         """Refuse requests that a browser sent for a page of another site. Raises Forbidden."""
         self._callers.check_origin(request)
 
+    def recognized(self, request: web.Request) -> str | None:
+        """Return the principal of a request, if its token was checked before, or if its cookie
+        belongs to a session. The request still has to be identified."""
+        if "Authorization" in request.headers:
+            return self._callers.recognized(request)
+        session = self._sessions.find(request.cookies.get(COOKIE), self.policy)
+        return None if session is None else session.identity.principal
+
     async def viewer(self, request: web.Request) -> Viewer:
         """Return the viewer of a request. Raises Unauthenticated, Forbidden, LimitExceeded."""
         self._callers.check_origin(request, navigation=is_navigation(request))

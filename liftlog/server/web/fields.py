@@ -39,7 +39,7 @@ class Fields:
         return cls(names, [parse_path(name) for name in names])
 
     def of(self, raw: bytes | None) -> list[str | None]:
-        """Return a text for each field; None for a field that the value lacks."""
+        """Return a text for each field, or None for a field that the value lacks."""
         nothing: list[str | None] = [None] * len(self.names)
         if not raw or len(raw) > MAX_SHOWN_BYTES:
             return nothing
@@ -101,7 +101,7 @@ def compared(left: str, right: str) -> list[Pair]:
 
 def _steps(old: Sequence[str], new: Sequence[str]) -> Iterator[tuple[str, int, int, int, int]]:
     """Return the opcodes of SequenceMatcher. For two long, different texts it ignores frequent
-    lines (`autojunk`); comparing those could take a second."""
+    lines (`autojunk`), because comparing them could take a second."""
     shorter = min(len(old), len(new))
     head = next((at for at in range(shorter) if old[at] != new[at]), shorter)
     rest = shorter - head

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from liftlog.records.json_form import show_time
+from liftlog.times import show_time
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _SECOND_NS = 1_000_000_000
@@ -206,7 +206,7 @@ def spark_points(history: Sequence[float], kept: int) -> str:
 
 
 def spark_area(history: Sequence[float], kept: int) -> str:
-    """Return the area below that line."""
+    """Return the area below the line of `spark_points`, as the `points` of a polygon."""
     points = spark_points(history, kept)
     if not points:
         return ""

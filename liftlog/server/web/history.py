@@ -43,9 +43,10 @@ class Reading(NamedTuple):
     """The counters and levels at one moment.
 
     A point of the history is computed from two readings. `totals` only grow, and a point holds
-    their growth per second. For `events` it holds the growth itself. `timings` count observations
-    in the buckets of LATENCY_BOUNDS; a point holds the median and the 99th percentile, in seconds,
-    of the observations between the two readings. For `levels` it holds the newer value.
+    their growth per second. For `events` a point holds the growth itself. `timings` count
+    observations in the buckets of LATENCY_BOUNDS; a point holds the median and the 99th percentile,
+    in seconds, of the observations between the two readings. For `levels` a point holds the newer
+    value.
 
     The first two `totals` are records and received bytes. A reading is immutable. If nothing has
     changed, the same object can be passed again, which is detected cheaply.
@@ -191,7 +192,7 @@ class History:
             self._task = None
 
     def rate(self, name: str) -> Rate:
-        """Return the newest rates of a stream, and those of the last minutes."""
+        """Return the newest rates of a stream, and its rates of records in the last minutes."""
         series = self._series.get(name, {}).get(FINEST)
         if series is None or not series.times:
             return NOTHING

@@ -21,14 +21,14 @@ from liftlog.server.web.conditions import Condition, parts_of
 _WORK_SECONDS = 0.004
 LONGEST_REST_SECONDS = 0.02
 _QUIET_SECONDS = 0.25
-"""A search runs without rests once no message has arrived for this time."""
+"""If no message has arrived for this time, a search runs without rests."""
 PART_BYTES = 64 * 1024
 """The amount of data that takes about a millisecond of work."""
 
 
 class Pace:
-    """Paces the searches of all viewers, of which one computes at a time. A search calls it between
-    two small pieces of work; the call blocks while the search has to pause.
+    """Paces the searches of all viewers; one search computes at a time. A search calls this object
+    between two small pieces of work, and the call blocks while the search has to pause.
 
     `stored` returns a number that changes when messages arrive or are stored. It is called in the
     search's thread.

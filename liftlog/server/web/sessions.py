@@ -39,8 +39,8 @@ class WebSession:
 
 
 class Sessions:
-    """The sessions of all users. It stores only hashes of cookies, which cannot be used to sign in.
-    Belongs to one event loop."""
+    """The sessions of all users. It stores only hashes of cookies, so that nobody can sign in with
+    the stored data. Belongs to one event loop."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
@@ -68,7 +68,7 @@ class Sessions:
         return cookie
 
     def find(self, cookie: str | None, policy: Policy | None) -> WebSession | None:
-        """Return the session of the cookie; None if there is no valid one."""
+        """Return the session of the cookie; None if the cookie has no valid session."""
         if not cookie:
             return None
         key = _key(cookie)

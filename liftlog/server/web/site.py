@@ -37,6 +37,7 @@ from liftlog.server.web.pages.records import records
 from liftlog.server.web.pages.stream import stream
 from liftlog.server.web.pages.topology import topology
 from liftlog.server.web.pages.versions import versions
+from liftlog.server.web.pages.workers import worker
 
 MAX_REQUESTS, MAX_OF_VIEWER = 16, 4
 """Maximum number of page requests in progress, in total and per viewer. A viewer below the second
@@ -89,6 +90,7 @@ PAGES = (
     Page(f"{_STREAM}/versions", "versions.html", versions, reads=True),
     Page(f"{_STREAM}/consumers/{{consumer}}", "moving.html", moving),
     Page(f"{_STREAM}/groups/{{group}}", "group.html", group, is_live=True),
+    Page(f"{_STREAM}/workers/{{worker}}", "worker.html", worker, is_live=True),
     Page(f"{_STREAM}/charts", "charts.html", stream_charts, is_live=True),
     Page(f"{_STREAM}/records", "records.html", records, reads=True),
     *(Page(f"{_STREAM}/{name}", "confirm.html", actions.confirm) for name in actions.ACTIONS),
@@ -110,6 +112,9 @@ class WebSite:
         self._rendering = answers.Rendering()
         self._pages = Shares(MAX_REQUESTS, MAX_OF_VIEWER)
         self._reads = Shares(MAX_READS, MAX_READS_OF_VIEWER)
+
+    def recognized(self, request: web.Request) -> str | None:
+        return self._entering.recognized(request)
 
     def routes(self) -> list[web.RouteDef]:
         routes = [
@@ -175,6 +180,7 @@ class WebSite:
             if shown.moved_to:
                 return answers.see_other(shown.moved_to)
             has_twin = isinstance(page, Page) and page.view is not actions.confirm
+            drawn = {} if shown.draw is None else await shown.draw()
             text = await self._rendering.page(
                 page.template,
                 title=shown.title,
@@ -183,6 +189,7 @@ class WebSite:
                 is_live=isinstance(page, Page) and page.is_live,
                 **self._frame(asked.request, asked.viewer),
                 **shown.extra,
+                **drawn,
             )
             return answers.html(text, failure(shown.refused).status if shown.refused else 200)
 

@@ -22,8 +22,8 @@ _PAGES = {"`liftlog cluster status`": ("/ui/cluster", "Cluster")}
 
 
 class Trouble(NamedTuple):
-    """The text of such a page. `message` and `hint` are sentences in which backticks mark commands;
-    `links` are pairs of an address and a text."""
+    """The text of a page that shows an error. `message` and `hint` are sentences in which backticks
+    mark commands; `links` are pairs of an address and a text."""
 
     name: str
     message: str

@@ -8,10 +8,12 @@ moved.
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from bisect import bisect_right
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from liftlog.errors import LiftlogError
@@ -19,12 +21,13 @@ from liftlog.log import Log
 from liftlog.records.decode import decode_batch
 
 _NOTES = 60
+_PLACES_PER_TURN = 500
 _READS = 100
 """Maximum number of records read in one pass. Each read loads a batch."""
 
 
 class Place(NamedTuple):
-    """Position of a reader in a stream; `offset` is the next one to read."""
+    """Position of a reader in a stream; `offset` is the next offset to read."""
 
     log: Log
     offset: int
@@ -52,15 +55,19 @@ class Waiting:
         is unknown. Call it every few seconds, with all places."""
         now = self._now()
         self._note({place.log.incarnation: place.log for place in places}, now)
-        found = [self._since(place) for place in places]
-        unknown = [place for place, since in zip(places, found, strict=True) if since is None]
-        await self._learn(unknown)
-        wanted = {(place.log.incarnation, place.offset) for place in unknown}
-        self._known = {key: since for key, since in self._known.items() if key in wanted}
-        return [
-            _age(self._known.get((place.log.incarnation, place.offset)), now)
+        found: list[float | None] = []
+        for first in range(0, len(places), _PLACES_PER_TURN):
+            found += [self._since(place) for place in places[first : first + _PLACES_PER_TURN]]
+            await asyncio.sleep(0)
+        unknown = {
+            (place.log.incarnation, place.offset): place
+            for place, since in zip(places, found, strict=True)
             if since is None
-            else _age(since, now)
+        }
+        await self._learn(unknown)
+        known = self._known = {key: self._known[key] for key in unknown if key in self._known}
+        return [
+            _age(known.get((place.log.incarnation, place.offset)) if since is None else since, now)
             for place, since in zip(places, found, strict=True)
         ]
 
@@ -73,16 +80,14 @@ class Waiting:
     def _since(self, place: Place) -> float | None:
         return self._notes[place.log.incarnation].since(place.offset)
 
-    async def _learn(self, places: list[Place]) -> None:
-        keys = {(one.log.incarnation, one.offset): one for one in places}
-        new = [one for key, one in keys.items() if key not in self._known][:_READS]
-        if not new:
+    async def _learn(self, places: Mapping[tuple[str, int], Place]) -> None:
+        new = {key: one for key, one in places.items() if key not in self._known}
+        keys = list(islice(new, _READS))
+        if not keys:
             return
-        stamps = await self._read(new)
-        for place, stamp in zip(new, stamps, strict=True):
-            self._known[place.log.incarnation, place.offset] = (
-                math.nan if stamp is None else stamp / 1e9
-            )
+        stamps = await self._read([new[key] for key in keys])
+        for key, stamp in zip(keys, stamps, strict=True):
+            self._known[key] = math.nan if stamp is None else stamp / 1e9
 
 
 def _age(since: float | None, now: float) -> float:

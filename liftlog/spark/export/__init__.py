@@ -12,7 +12,7 @@
     merging                decides which files to rewrite; writes one bucket of keys to a file
     changes                merge on read: adds rows, and the offsets of the rows that they replace
     packing                decides which small files become one; writes their rows to a file
-    files                  the files of the table, and those that one phase passes to the next
+    files                  the files of the table, and the files that one phase passes to the next
     buckets                divides keys among merge tasks
     engine                 runs the tasks on Spark: the only module that imports pyspark at its top
     session                a Spark session, or an error that names the missing package

@@ -1,8 +1,8 @@
 """Assigns keys to the tasks of a merge. Pure.
 
 The CRC-32C of a key determines its bucket, and the number of buckets is a power of two. So if the
-number changes, buckets are only divided or joined as wholes: a bucket lies within one bucket of a
-coarser division, and consists of whole buckets of a finer one. Files that were written with fewer
+number changes, whole buckets are divided or joined. A bucket lies within one bucket of a coarser
+division, and consists of whole buckets of a finer division. Files that were written with fewer
 buckets, when the table was smaller, can still be used.
 """
 

@@ -4,12 +4,13 @@
     changed    the newest rows of keys that changed since the last fold, in a few files per run
     removed    offsets: the rows with these offsets in other files no longer count
 
-An offset identifies a row, so the table is all rows whose offset is not in a file of kind
-"removed": readers need no keys, no order of files and no tombstones. Does not import Spark.
+An offset identifies a row, so the table consists of all rows whose offset is not in a file of kind
+"removed". Readers need no keys, no order of files and no tombstones. Does not import Spark.
 
 A run writes about as many bytes as have changed. When the changes have become a quarter of the
 table, the next run folds them: it rewrites the keyed files with the changes, as each run does with
-copy on write. So the extra cost of reading is limited, and so is that of writing: see `must_fold`.
+copy on write. So the extra cost of reading is limited. The extra cost of writing is limited, too:
+see `must_fold`.
 """
 
 from __future__ import annotations
@@ -46,15 +47,15 @@ FOLD_PART = 0.25
 """If the changes are larger than this part of the keyed files, the next run folds them."""
 
 MOST_CHANGES = 16
-"""If a bucket has this many files of changes, or of removed offsets, a run merges them into one:
-each file costs a reader a request."""
+"""If a bucket has this number of files of changes, or of removed offsets, a run merges them into
+one, because a reader needs a request for each file."""
 
 _SMALL_TABLE = 1024 * 1024
-"""Below this size, footers make up most of a file's bytes, so its size says little about its
-rows."""
+"""Size below which footers make up most of a file's bytes, so that the size says little about the
+number of rows."""
 
 _KEYS_PER_TASK = 8
-"""A task that looks for changed keys handles this many buckets: it reads only keys and offsets,
+"""Number of buckets of a task that looks for changed keys. Such a task reads only keys and offsets,
 while a task of a fold reads all columns of one bucket."""
 
 
@@ -71,10 +72,11 @@ class ChangeTask:
     """Writes the rows of `staged` to a new file of changes. Writes to a second file the offsets of
     rows of `older` that these rows replace, or that are below the log start.
 
-    If `absorbs` is true, the new files replace those of earlier runs: the first also gets the rows
-    of `absorbed`, and the second the offsets of `removed`, except offsets of rows in `absorbed`.
-    All files are of the task's bucket, or of a larger one that contains it. Needs memory for the
-    keys of `staged` and `absorbed`, the offsets in `removed`, and the keys of one older file.
+    If `absorbs` is true, the new files replace the files of earlier runs: the first also gets the
+    rows of `absorbed`, and the second the offsets of `removed`, except offsets of rows in
+    `absorbed`. All files are of the task's bucket, or of a larger one that contains it. Needs
+    memory for the keys of `staged` and `absorbed`, the offsets in `removed`, and the keys of one
+    older file.
     """
 
     work: MergeWork
@@ -174,8 +176,8 @@ class RestageTask:
 
 
 def must_fold(old: Rows, staged: Sequence[StagedFile]) -> bool:
-    """Return True if the changes, including those of this run, are larger than FOLD_PART of the
-    keyed files.
+    """Return True if the changes, including the changes of this run, are larger than FOLD_PART of
+    the keyed files.
 
     Let f be FOLD_PART, and K the size of the keyed files. A fold writes at most K + f K bytes, and
     it is due only after f K bytes of changes have been written. So over time at most 1 + (1 + f) /

@@ -1,4 +1,4 @@
-"""A Delta table, written with delta-rs: no JVM jar, and object stores work too.
+"""A Delta table, written with delta-rs. It needs no JVM jar, and also works with object stores.
 
     _delta_log/                               Delta's own
     runs/<sequence, 20 digits>-<run>/         the files that one run has written
@@ -52,8 +52,8 @@ _RECENT_COMMITS = 8
 _HISTORY_STEPS = (_RECENT_COMMITS, 256, None)
 _RUNS_BETWEEN_SWEEPS = 128
 
-# The last export can be this long ago, however many commits other writers make. Delta's default is
-# a month.
+# Delta keeps its commits for this time. So the last export can be found if it is not older,
+# regardless of the number of commits of other writers. Delta's default is a month.
 _CONFIGURATION = {"delta.logRetentionDuration": "interval 365 days"}
 
 
@@ -157,9 +157,9 @@ class DeltaLakeTable:
         self, now_ns: int, keep_seconds: float | None, keep_snapshots: int = LEAST_SNAPSHOTS
     ) -> list[str]:
         """Return unneeded files: files of this exporter that were superseded at least
-        `keep_seconds` ago, and files that no version has ever named. `keep_seconds` None: the
-        duration in the table's property `delta.deletedFileRetentionDuration`. `keep_snapshots` has
-        no effect here.
+        `keep_seconds` ago, and files that no version has ever named. If `keep_seconds` is None, the
+        duration is in the table's property `delta.deletedFileRetentionDuration`. `keep_snapshots`
+        has no effect here.
 
         To find out which runs were committed, usually only the last commits are read: earlier runs
         have checked the older ones. From time to time, and if `keep_seconds` is given, all commits
@@ -236,8 +236,8 @@ def _is_below(path: str, entries: Sequence[str]) -> bool:
 
 
 def newest_in(where: str, store: Store) -> Snapshot | None:
-    """Return the snapshot of the last run. Its files are those of the table's newest version, since
-    other tools may have rewritten some."""
+    """Return the snapshot of the last run. Its files are the files of the table's newest version,
+    since other tools may have rewritten some."""
     _check_path(where, store)
     with _storage_errors(where):
         if not DeltaTable.is_deltatable(store.uri):

@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 TOLD = "told"
 
 _BROADCAST_ROWS = 4_000_000
-"""Up to this many offsets are broadcast to each executor (about 100 MiB) instead of shuffled."""
+"""Maximum number of offsets that are broadcast to each executor (about 100 MiB). More offsets are
+shuffled."""
 
 _ROWS = pa.schema([pa.field(TOLD, pa.utf8())])
 _PROGRESS_SECONDS = 0.2
@@ -62,7 +63,7 @@ class SparkEngine:
 
     def _run(self, phase: str, tasks: Sequence[Task], tell: Tell) -> list[TaskResult]:
         with self._watched(phase, tell):
-            if not self._registered:  # only once, because Spark starts Python processes for it
+            if not self._registered:  # done only once, because Spark starts Python processes for it
                 self._spark.dataSource.register(TasksSource)
                 self._registered = True
             reader = self._spark.read.format(TasksSource.name())
@@ -190,7 +191,8 @@ def read_files(spark: SparkSession, names: Sequence[str], columns: Sequence[str]
     schema = spark_schema(parse_options({"stream": "any", "columns": ",".join(columns)}))
     if not names:
         return spark.createDataFrame([], schema)
-    # Overrides settings of the session that skip unreadable files: their rows would be missing.
+    # Overrides settings of the session that skip unreadable files, because the rows of such files
+    # would be missing.
     strict = {"ignoreCorruptFiles": "false", "ignoreMissingFiles": "false"}
     return spark.read.schema(schema).options(**strict).parquet(*map(hadoop_path, names))
 

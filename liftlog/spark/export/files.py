@@ -240,7 +240,7 @@ def read_offsets(store: Store, files: Sequence[DataFile]) -> Offsets:
 
 
 def are_among(offsets: Offsets, some: Offsets) -> Flags:
-    """Return for each offset whether it is in `some`, which is sorted."""
+    """Return True for each offset that is in `some`, which is sorted."""
     if not len(some):
         return np.zeros(len(offsets), np.bool_)
     places = np.minimum(np.searchsorted(some, offsets), len(some) - 1)
@@ -266,8 +266,8 @@ class StagedFile:
     rows: tuple[int, ...]
 
     def part(self, bucket: Bucket) -> StagedPart:
-        """Return the rows of `bucket`. It may be a bucket of a coarser division than the file's;
-        raises ValueError for a finer one."""
+        """Return the rows of `bucket`. It may belong to a coarser division than the file's. Raises
+        ValueError if it belongs to a finer division."""
         if bucket.total > len(self.rows):
             raise ValueError(f"{self.path} has {len(self.rows)} buckets, not {bucket.total}")
         rows = sum(self.rows[bucket.number :: bucket.total])

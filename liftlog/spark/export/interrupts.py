@@ -1,10 +1,10 @@
 """Handles Ctrl-C during calls of Spark. The calls run in threads of their own, and the main thread
 only waits.
 
-Reasons: a call into the JVM cannot be interrupted. If PySpark is interrupted while its JVM starts,
-the JVM cannot report its port, and runs forever without a parent. If an exception ends a call, py4j
-logs tracebacks. And PySpark's own handler of SIGINT, which PySpark sets only in the main thread,
-makes a second call during the first.
+There are four reasons. A call into the JVM cannot be interrupted. If PySpark is interrupted while
+its JVM starts, the JVM cannot report its port, and runs forever without a parent. If an exception
+ends a call, py4j logs tracebacks. And PySpark's own handler of SIGINT, which PySpark sets only in
+the main thread, makes a second call during the first.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """One run of the export, from the previous snapshot of the table to the next one.
 
-    1  read the newest snapshot, and fix the end: a lease up to the current high watermark 2  scan
-    [end of the snapshot, high watermark) into files of this run 3  mode compacted: merge the newest
-    records of keys with those of the snapshot into new files, or, with merge on read, add files of
-    changes (`changes`); with --optimize: merge small files into few large ones 4  commit the
-    snapshot in one atomic step 5  store the checkpoint, remove unneeded files: neither is needed
-    for correctness
+    1  read the newest snapshot, and fix the end: take a lease up to the current high watermark
+    2  scan [end of the snapshot, high watermark) into files of this run
+    3  in mode compacted, merge the newest records of keys with the snapshot's records into new
+       files, or, with merge on read, add files of changes (`changes`); with --optimize, merge
+       small files into few large ones
+    4  commit the snapshot in one atomic step
+    5  store the checkpoint, and remove unneeded files; neither is needed for correctness
 
 A run that ends before step 4 has changed nothing; a run that ends after step 4 is complete.
 """

@@ -97,7 +97,7 @@ class ManifestTable:
                 kept.append(snapshot)
         readable = [snapshot for snapshot in kept if snapshot is not None]
         if len(readable) < len(kept):
-            return gone  # which files a damaged manifest needs is unknown
+            return gone  # it is unknown which files a damaged manifest needs
         needed = {file.path for snapshot in readable for file in snapshot.all_files}
         return gone + left_by_runs(self.store, RUNS, newest, lambda run, path: path in needed)
 

@@ -1,11 +1,11 @@
-"""The second phase: merges staged rows with those of the table, and keeps the newest row of each
+"""The second phase: merges staged rows with the rows of the table, and keeps the newest row of each
 key. Does not import Spark.
 
 A task handles one bucket of keys. It first reads keys and offsets, and decides which rows win; then
 it reads all columns in portions, and writes the winning rows. So it needs memory for the keys of
-its bucket and for a few portions, however large the table is. A bucket with many large values takes
-longer. A bucket with more keys than others also takes more memory, but this is unlikely because a
-checksum divides the keys.
+its bucket and for a few portions, regardless of the size of the table. A bucket with many large
+values takes longer. A bucket with more keys than others also takes more memory, but this is
+unlikely because a checksum divides the keys.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class MergeTask:
 
     Among rows with the same key, the one with the largest offset wins. A winning row is omitted if
     it is a tombstone, if it is below the log start, or if its offset is in a file of `removed`. The
-    last two conditions also apply to rows without a key; all others of these are kept. If a file
-    contains rows of other buckets, they are skipped.
+    last two conditions also apply to rows without a key; all other rows without a key are kept. If
+    a file contains rows of other buckets, they are skipped.
     """
 
     work: MergeWork
@@ -115,10 +115,11 @@ class MergeTask:
 
 def buckets_to_stage(old: Sequence[DataFile], most_bytes: int, bucket_bytes: int) -> int:
     """Return the number of buckets for staging at most `most_bytes`. It is the largest number that
-    the merge may need: only the merge knows the real size.
+    the merge may need. The real size is known only at the merge.
 
-    `old` are all files of the table, including those of removed offsets. A run that adds changes
-    uses as many buckets as these files have, even if no rows with that many buckets are left.
+    `old` are all files of the table, including the files of removed offsets. A run that adds
+    changes uses as many buckets as these files have, even if no rows with that many buckets are
+    left.
     """
     kept = _keyed_bytes(old)
     return max(_most_buckets(old), buckets_for(kept + most_bytes, bucket_bytes))
@@ -136,8 +137,8 @@ def plan_merge(
 
     The number of buckets stays the same, unless a bucket would have more than `bucket_bytes`. Files
     of buckets without new rows stay unchanged, with two exceptions. A file with rows below the log
-    start is merged, so that the result equals that of a full export. And a file that another tool
-    has written is merged.
+    start is merged, so that the result equals the result of a full export. And a file that another
+    tool has written is merged.
     """
     start = work.log_start_offset
     old = [file for file in old if file.max_offset >= start]
@@ -173,7 +174,7 @@ def plan_merge(
 def concerns(file: DataFile, bucket: Bucket) -> bool:
     """Return True if a row of the file can be in the bucket.
 
-    Rows without a key are in the first bucket, which is that of the empty key.
+    Rows without a key are in the first bucket, which also has the empty key.
     """
     return bucket.number == 0 if file.kind == "keyless" else file.bucket.meets(bucket)
 

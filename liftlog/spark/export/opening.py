@@ -143,7 +143,8 @@ def paths_of(directory: str, files: Sequence[DataFile]) -> list[str]:
 
 
 def batches(directory: str, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of the newest snapshot, in no particular order; `columns` None: all columns.
+    """Yield the rows of the newest snapshot, in no particular order. If `columns` is None, the
+    rows have all columns.
 
     Needs memory for one portion of rows, and for the offsets of rows that do not count. Raises
     StreamNotFound, CorruptMetadata, StorageError, InvalidArgument.
@@ -166,7 +167,7 @@ def query(directory: str) -> str:
     """Return SQL for DuckDB that selects the rows of the newest snapshot. DuckDB can run it without
     liftlog.
 
-    The files that it names stay for as long as those of `newest`. Raises StreamNotFound,
+    The files that it names stay for as long as the files of `newest`. Raises StreamNotFound,
     CorruptMetadata.
     """
     snapshot = newest(directory)

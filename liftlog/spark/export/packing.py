@@ -63,7 +63,7 @@ def plan_packing(
 ) -> tuple[list[DataFile], list[PackTask]]:
     """Return the files that stay unchanged, and the tasks that replace the others.
 
-    `file_bytes` is the approximate size of a new file; None: the default sizes.
+    `file_bytes` is the approximate size of a new file. If it is None, the default sizes apply.
     """
     groups = _groups(files, file_bytes)
     packed = {file.path for _, group in groups for file in group}

@@ -1,5 +1,5 @@
-"""The request for an export, and the decision where a run begins. The decision depends on the
-content of the table and on the state of the stream. Pure."""
+"""The request for an export, and the decision about the beginning of a run. The decision depends on
+the content of the table and on the state of the stream. Pure."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ FULL_HINT = (
 
 @dataclass(frozen=True, slots=True)
 class ExportRequest:
-    """The arguments of one run. `mode` None: the mode of the table; compacted for a new table.
-    `layout` None: the layout of the table; copy-on-write for a new table.
+    """The arguments of one run. If `mode` is None, the run uses the mode of the table, or compacted
+    for a new table. If `layout` is None, it uses the layout of the table, or copy-on-write for a
+    new table.
 
     `full` reads the whole stream again and replaces the table. With `discard_rows` it does so even
     if the stream no longer has all rows of the table. `skip_lost` continues after records that are
@@ -103,13 +104,13 @@ class StreamView:
     cleaned_below: int = 0
     diverged: str = ""
     """The reason why the exported records are no longer part of this stream's history; empty if
-    they are."""
+    they are still part of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """Where a run begins. `from_offset` is the first offset to read; `full`: the run ignores the
-    content of the table."""
+    """The beginning of a run. `from_offset` is the first offset to read. If `full` is True, the run
+    ignores the content of the table."""
 
     mode: Mode
     from_offset: int
@@ -169,7 +170,7 @@ def _decide(request: ExportRequest, previous: Snapshot | None, view: StreamView)
             f"compaction has removed tombstones below {view.tombstones_removed_below} that the "
             f"table, which ends at {reached}, may not have seen",
         )
-    return Beginning(mode, reached, False, f"what came since offset {reached}")
+    return Beginning(mode, reached, False, f"new records since offset {reached}")
 
 
 def refused_full(where: str, discards: str) -> Conflict:
@@ -285,7 +286,7 @@ def _behind_retention(request: ExportRequest, mode: Mode, reached: int, start: i
         return Beginning(mode, start, True, f"{what} before they were exported")
     if request.skip_lost:
         lost = (Lost(reached, start, "removed by retention before it was exported"),)
-        return Beginning(mode, start, False, f"what came since offset {start}", lost)
+        return Beginning(mode, start, False, f"new records since offset {start}", lost)
     raise OffsetOutOfRange(
         f"{what} of {request.stream!r} before they were exported",
         hint=SKIP_LOST_HINT,

@@ -1,4 +1,4 @@
-"""The input of a run: which offsets it reads, protected by a lease."""
+"""The input of a run: the offsets that it reads, protected by a lease."""
 
 from __future__ import annotations
 

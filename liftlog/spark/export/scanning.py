@@ -1,9 +1,8 @@
 """The first phase: writes one range of the log to files. Does not import Spark.
 
 In mode "append" all records are written to files of the table. In mode "compacted" records without
-a key are written to files of the table. Of the records with a key, the newest one of each key in
-the range, which may be a tombstone, is staged: it is written to a file for the merge with the
-previous snapshot.
+a key are written to files of the table. For each key, the newest record in the range, which may be
+a tombstone, is *staged*: it is written to a file for the merge with the previous snapshot.
 """
 
 from __future__ import annotations

@@ -67,9 +67,9 @@ def _check_java() -> None:
 def open_session(master: str | None) -> SparkSession:
     """Return the session of spark-submit if this process runs under it; otherwise a new session.
 
-    Local sessions listen on loopback only and log little. `master` None: the master of spark-submit
-    or spark-defaults.conf, otherwise all cores of this host. After Ctrl-C during this call, no JVM
-    keeps running.
+    Local sessions listen on loopback only and log little. If `master` is None, Spark uses the
+    master of spark-submit or spark-defaults.conf, otherwise all cores of this host. After Ctrl-C
+    during this call, no JVM keeps running.
     """
     from pyspark.sql import SparkSession
 

@@ -220,7 +220,7 @@ _WANTED: dict[str, type] = {
     "Layout": str,
 }
 _LATER = {"layout": "copy-on-write", "removed_rows": 0}
-"""Fields that the first versions of manifests did not have, with their values for these."""
+"""Fields that manifests of the first versions lack, with the values that they have then."""
 
 
 def _snapshot(content: Mapping[str, Any], listed: Any) -> Snapshot:

@@ -149,7 +149,8 @@ class LocalStore:
                 is_new = not one.is_dir()
                 if is_new:
                     self.disk.make_directory(one)
-                # Also if it exists: the run that created it may have been stopped before this sync.
+                # Synced even if it exists, because the run that created it may have been stopped
+                # before this sync.
                 if is_new or one.is_relative_to(self.root):
                     self.disk.fsync(one.parent)
 

@@ -50,9 +50,9 @@ class Table(Protocol):
         may use nor by a run in progress. They must be removed in this order: a snapshot before its
         files.
 
-        Readers may use the newest `keep_snapshots` snapshots, and each other one for `keep_seconds`
-        after the next was committed. None: for the time that the table's own property defines; if
-        it has none, not at all.
+        Readers may use the newest `keep_snapshots` snapshots. They may use an older snapshot for
+        `keep_seconds` after the next one was committed. If `keep_seconds` is None, a property of
+        the table defines the time; without the property they may use no older snapshot.
         """
         ...
 
@@ -73,7 +73,7 @@ def left_by_runs(
     """Return the files that stopped runs have left, of the runs with numbers from `oldest` to
     `newest`.
 
-    Only one run is committed under each number. So after that, other files with this number can
+    Only one run is committed under each number. After this commit, other files with this number can
     never become part of a snapshot, even if a run is still writing them. Files of later numbers are
     not returned, because their runs may be in progress. `is_needed` is called with the id of a run
     and the path of an entry in its directory.

@@ -4,10 +4,10 @@ table       all consumers of this daemon, bounded in number
 consumer    one consumer, which delivers to its client
 config      JetStream's configuration of a consumer, and the fields that are refused
 pull_requests  the requests of a pull consumer
-pull_body   what one of them asks for, and the limits of its consumer
+pull_body   the fields of one such request, and the limits of its consumer
 durations   durations as Go programs write them
 push_flow   flow control and heartbeats of a push consumer
-delivered   the messages that carry records, and their number
+delivered   composes the messages that carry records, and counts the records
 placing     moves the cursor of a new consumer to its start
 cursor      the position of a consumer in the log
 deliveries  the subjects that a consumer may deliver to

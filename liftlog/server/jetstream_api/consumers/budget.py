@@ -1,11 +1,12 @@
-"""A limit on a resource that all consumers share, and that no single one can exhaust. No I/O."""
+"""A limit on a resource that all consumers share. No single consumer can exhaust the resource. No
+I/O."""
 
 from __future__ import annotations
 
 
 class Budget:
-    """`total` is for all parts. A part that takes no more than its `share` always gets it:
-    therefore the parts together may use up to `total` plus one `share` for each part."""
+    """A limit of `total` for all parts. Each part can always use its `share`, even if the total is
+    exceeded. So all parts together can use up to `total` plus one `share` for each part."""
 
     def __init__(self, total: int, share: int) -> None:
         self._total, self._share = total, share
@@ -19,7 +20,7 @@ class Budget:
 
 
 class Part:
-    """The part of one consumer or search. `close` it."""
+    """The part of a budget that one consumer or one search uses. The owner must `close` it."""
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget

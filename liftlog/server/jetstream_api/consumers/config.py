@@ -1,6 +1,6 @@
 """JetStream's configuration of a consumer. Pure.
 
-Most checks, defaults and codes are those of nats-server (consumer.go, checkConsumerCfg and
+Most checks, defaults and codes are the same as in nats-server (consumer.go, checkConsumerCfg and
 setConsumerConfigDefaults). Settings of features that this daemon does not have are refused.
 """
 
@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from acl.subjects import why_no_subject
-from liftlog.deliveries.settings import MAX_WAIT_NS, AckPolicy, Settings
+from acl.subjects import first_overlap, why_no_subject
+from liftlog import __version__
+from liftlog.deliveries.settings import MAX_WAIT_NS, AckPolicy, PriorityPolicy, Settings
 from liftlog.server.jetstream_api.answers import (
+    API_LEVEL,
     ZERO_TIME,
     JetStreamError,
     invalid_json,
@@ -36,31 +38,34 @@ _MAX_CONFIG_BYTES = 16 * 1024
 answers."""
 _MAX_NAME = 255
 _FAR = 2**63
-_PAGER = "stream_pager_"
 
 _DEFAULT_ACK_WAIT_NS = 30 * _NS
 _DEFAULT_ACK_PENDING = 1000
+_DEFAULT_PINNED_NS = 120 * _NS
 
-_REFUSED = {
-    "rate_limit_bps": "rate limits of consumers are not supported",
-    "sample_freq": "sampling of acks is not supported",
-    "priority_groups": "priority groups are not supported",
-    "priority_policy": "priority groups are not supported",
-    "priority_timeout": "priority groups are not supported",
-}
+_ADDED_METADATA = ("_nats.level", "_nats.req.level", "_nats.ver")
 _ECHOED = ("description", "metadata", "num_replicas")
 _ACK_POLICIES = {
     "none": AckPolicy.NONE,
     "all": AckPolicy.ALL,
     "explicit": AckPolicy.EXPLICIT,
 }
+_PRIORITIES = {
+    "none": PriorityPolicy.NONE,
+    "overflow": PriorityPolicy.OVERFLOW,
+    "pinned_client": PriorityPolicy.PINNED_CLIENT,
+    "prioritized": PriorityPolicy.PRIORITIZED,
+}
+GROUP_NAME = re.compile(r"[A-Za-z0-9/_=-]{1,16}")
+_MAX_GROUPS = 16
 _POLICIES = ("all", "last", "new", "by_start_sequence", "by_start_time", "last_per_subject")
 _TIME = re.compile(r"(\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?([Zz]|[+-]\d\d:\d\d)")
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerSpec:
-    """Empty `filters`: all records. `heartbeat_seconds` 0: no heartbeats."""
+    """The configuration of one consumer. Without `filters` it delivers all records;
+    `heartbeat_seconds` 0 means no heartbeats."""
 
     config: dict[str, Any]
     """The configuration as answers repeat it."""
@@ -70,22 +75,39 @@ class ConsumerSpec:
     start_time_ns: int
     filters: tuple[str, ...]
     deliver_subject: str
-    """Empty: a pull consumer."""
+    """The subject that records are pushed to; empty for a pull consumer."""
     deliver_group: str
     headers_only: bool
     flow_control: bool
     heartbeat_seconds: float
     inactive_seconds: float
-    """A consumer without a client for this time is deleted; 0: never."""
+    """Time after which a consumer without a client is deleted; 0 means never."""
     is_durable: bool
     limits: PullLimits
+    sample_percent: int
+    """Share of the acks about which a metric is published, in percent."""
+    rate_limit_bps: int
+    """Maximum number of bits per second that are pushed; 0 means no limit."""
+    is_replayed: bool
+    """True if records are delivered with the pauses between their timestamps."""
     settings: Settings
-    """All that decides about deliveries."""
+    """The settings that decide about deliveries."""
+
+    @property
+    def takes_parts(self) -> bool:
+        """True if one delivery may have only some of the records that were read: with priority
+        groups, which divide records among pulls, or within a push window."""
+        return bool(self.settings.priority_groups or self.deliver_subject)
 
     @property
     def is_kept(self) -> bool:
-        """True if its state outlives its client and the daemon."""
-        return self.is_durable or self.settings.ack_policy is not AckPolicy.NONE
+        """True if the consumer's state outlives its client and the daemon."""
+        return (
+            self.is_durable
+            or self.settings.ack_policy is not AckPolicy.NONE
+            or self.settings.priority_policy is not PriorityPolicy.NONE
+            or bool(self.rate_limit_bps or self.sample_percent or self.is_replayed)
+        )
 
 
 def refused(why: str) -> JetStreamError:
@@ -93,27 +115,8 @@ def refused(why: str) -> JetStreamError:
 
 
 def parse_consumer(config: Mapping[str, Any], default_name: str) -> ConsumerSpec:
-    """Raises JetStreamError."""
+    """Parse and check the configuration of a consumer. Raises JetStreamError."""
     return _Reader(config).read(default_name)
-
-
-def without_acks(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the configuration with which `nats stream view` reads where consumers with acks are
-    refused; any other configuration as it is.
-
-    The command asks for a durable consumer with acks, but in memory and with an inactivity
-    threshold. It never acks, and deletes the consumer at its end.
-    """
-    durable = config.get("durable_name")
-    is_pager = (
-        isinstance(durable, str)
-        and durable.startswith(_PAGER)
-        and config.get("mem_storage") is True
-        and bool(config.get("inactive_threshold"))
-    )
-    if not is_pager:
-        return config
-    return {**config, "durable_name": None, "name": durable, "ack_policy": "none"}
 
 
 def parse_time(text: str) -> int:
@@ -126,12 +129,38 @@ def parse_time(text: str) -> int:
     return int(seconds) * _NS + int((fraction or "0").ljust(9, "0"))
 
 
+def check_group_name(name: str) -> None:
+    """Check the name of a priority group. Raises JetStreamError."""
+    if not name:
+        raise JetStreamError(400, 10161, "Group name cannot be an empty string")
+    if not GROUP_NAME.fullmatch(name):
+        raise JetStreamError(
+            400,
+            10162,
+            "Valid priority group name must match A-Z, a-z, 0-9, -_/=)+ and may not exceed 16 "
+            "characters",
+        )
+
+
+def shown_config(spec: ConsumerSpec) -> dict[str, Any]:
+    """Return the configuration for an answer, with the levels of JetStream's API that the consumer
+    needs and the daemon has."""
+    settings = spec.settings
+    needs_level_1 = settings.priority_groups or settings.pause_until_ns
+    levels = {
+        "_nats.level": f"{API_LEVEL}",
+        "_nats.req.level": "1" if needs_level_1 else "0",
+        "_nats.ver": __version__,
+    }
+    return {**spec.config, "metadata": {**spec.config.get("metadata", {}), **levels}}
+
+
 class _Reader(ConfigFields):
     _is_durable = False
     _limits: PullLimits | None = None
 
     def read(self, default_name: str) -> ConsumerSpec:
-        self._refuse_what_is_not_promised()
+        self._take_metadata()
         name = self._name(default_name)
         deliver = self._deliver_subject()
         policy = self._choice("deliver_policy", _POLICIES)
@@ -150,6 +179,9 @@ class _Reader(ConfigFields):
             inactive_seconds=self._inactive(),
             is_durable=self._is_durable,
             limits=self._pull_limits(),
+            sample_percent=self._sample_percent(),
+            rate_limit_bps=self._rate_limit(is_push=bool(deliver)),
+            is_replayed=self._choice("replay_policy", ("instant", "original")) == "original",
             settings=self._settings(is_push=bool(deliver)),
         )
         self._check_kind_of_delivery(spec)
@@ -161,6 +193,15 @@ class _Reader(ConfigFields):
             )
         self._refuse_unknown()
         return spec
+
+    def _take_metadata(self) -> None:
+        """Remove the metadata that answers add, because clients send back configurations that they
+        have read."""
+        metadata = self._left.get("metadata")
+        if isinstance(metadata, dict):
+            self._left["metadata"] = {
+                key: value for key, value in metadata.items() if key not in _ADDED_METADATA
+            }
 
     def _name(self, default: str) -> str:
         durable, name = self._text("durable_name"), self._text("name")
@@ -220,6 +261,7 @@ class _Reader(ConfigFields):
         if waiting and is_push:
             raise JetStreamError(400, 10080, "consumer in push mode can not set max waiting")
         limits = self._pull_limits()
+        policy, groups, pinned_ttl_ns = self._priorities(is_push=is_push)
         try:
             return Settings(
                 ack_policy=acks,
@@ -232,6 +274,9 @@ class _Reader(ConfigFields):
                 max_request_expires_ns=limits.expires_ns,
                 max_request_bytes=limits.max_bytes,
                 pause_until_ns=self._pause_until(),
+                priority_policy=policy,
+                priority_groups=groups,
+                pinned_ttl_ns=pinned_ttl_ns,
                 is_push=is_push,
             )
         except ValueError as error:
@@ -254,13 +299,52 @@ class _Reader(ConfigFields):
         except ValueError as error:
             raise invalid_json(f"pause_until: {error}") from None
 
-    def _refuse_what_is_not_promised(self) -> None:
-        if self._choice("replay_policy", ("instant", "original")) != "instant":
-            raise refused("replay_policy: only instant is supported")
-        for key, why in _REFUSED.items():
-            value = self._left.pop(key, None)
-            if value not in ("none", ZERO_TIME) and not is_empty(value):
-                raise refused(f"{key}: {why}")
+    def _sample_percent(self) -> int:
+        self._sampled = self._text("sample_freq")
+        if not self._sampled:
+            return 0
+        digits = self._sampled.removesuffix("%")
+        if not re.fullmatch(r"\+?[0-9]{1,18}", digits):
+            raise JetStreamError(
+                400,
+                10095,
+                "failed to parse consumer sampling configuration: expected a percentage, not "
+                f"{self._sampled[:40]!r}",
+            )
+        return min(int(digits), 100)
+
+    def _rate_limit(self, *, is_push: bool) -> int:
+        rate = self._natural("rate_limit_bps")
+        if rate and not is_push:
+            raise JetStreamError(400, 10086, "consumer in pull mode can not have rate limit set")
+        return rate
+
+    def _priorities(self, *, is_push: bool) -> tuple[PriorityPolicy, tuple[str, ...], int]:
+        """Return policy, groups, and the time after which a silent client loses its pin."""
+        groups = self._left.pop("priority_groups", None) or []
+        if not isinstance(groups, list) or not all(isinstance(name, str) for name in groups):
+            raise invalid_json("priority_groups: expected a list of text")
+        policy = _PRIORITIES[self._choice("priority_policy", tuple(_PRIORITIES))]
+        self._pinned_ttl_ns = self._natural("priority_timeout")
+        if policy is PriorityPolicy.NONE:
+            if groups:
+                raise JetStreamError(
+                    400, 10196, "consumer can not have priority groups when policy is none"
+                )
+            return policy, (), _DEFAULT_PINNED_NS
+        if is_push:
+            raise JetStreamError(400, 10178, "priority groups can not be used with push consumers")
+        if not groups:
+            raise JetStreamError(
+                400, 10159, "Setting PriorityPolicy requires at least one PriorityGroup to be set"
+            )
+        for name in groups:
+            check_group_name(name)
+        if len(groups) > _MAX_GROUPS:
+            raise refused(f"expected at most {_MAX_GROUPS} priority groups")
+        if policy is PriorityPolicy.PINNED_CLIENT:
+            self._pinned_ttl_ns = min(self._pinned_ttl_ns or _DEFAULT_PINNED_NS, MAX_WAIT_NS)
+        return policy, tuple(groups), self._pinned_ttl_ns or _DEFAULT_PINNED_NS
 
     def _refuse_unknown(self) -> None:
         for key in (*_ECHOED, "mem_storage", "direct"):
@@ -275,8 +359,13 @@ class _Reader(ConfigFields):
         config: dict[str, Any] = {"name": spec.name, "deliver_policy": spec.policy}
         if spec.is_durable:
             config["durable_name"] = spec.name
-        config |= {"ack_policy": policy, "replay_policy": "instant", "num_replicas": 1}
+        config |= {
+            "ack_policy": policy,
+            "replay_policy": "original" if spec.is_replayed else "instant",
+        }
+        config["num_replicas"] = 1
         config |= {key: self._left[key] for key in _ECHOED if self._left.get(key)}
+        config |= self._shown_features(spec)
         config["max_deliver"] = settings.max_deliver
         if settings.ack_policy is not AckPolicy.NONE:
             config["ack_wait"] = settings.ack_wait_ns
@@ -286,7 +375,7 @@ class _Reader(ConfigFields):
             config["backoff"] = list(settings.backoff_ns)
         if settings.pause_until_ns:
             config["pause_until"] = time_text(settings.pause_until_ns)
-        if not spec.is_kept or self._left.get("mem_storage") is True:
+        if self._left.get("mem_storage") is True:
             config["mem_storage"] = True
         if spec.inactive_seconds:
             config["inactive_threshold"] = round(spec.inactive_seconds * _NS)
@@ -311,6 +400,21 @@ class _Reader(ConfigFields):
             shown = (limits.batch, limits.expires_ns, limits.max_bytes)
             names = ("max_batch", "max_expires", "max_bytes")
             config |= {name: most for name, most in zip(names, shown, strict=True) if most}
+        return config
+
+    def _shown_features(self, spec: ConsumerSpec) -> dict[str, Any]:
+        config: dict[str, Any] = {}
+        if self._sampled:
+            config["sample_freq"] = self._sampled
+        if spec.rate_limit_bps:
+            config["rate_limit_bps"] = spec.rate_limit_bps
+        if spec.settings.priority_groups:
+            config["priority_groups"] = list(spec.settings.priority_groups)
+            config["priority_policy"] = next(
+                name for name, one in _PRIORITIES.items() if one is spec.settings.priority_policy
+            )
+            if self._pinned_ttl_ns:
+                config["priority_timeout"] = self._pinned_ttl_ns
         return config
 
     def _start_sequence(self, policy: str) -> int:
@@ -360,6 +464,8 @@ class _Reader(ConfigFields):
         for name in filters:
             if not is_utf8(name) or why_no_subject(name) is not None:
                 raise JetStreamError(400, 10093, "consumer filter subject is not a valid subject")
+        if first_overlap(filters) is not None:
+            raise JetStreamError(400, 10138, "consumer subject filters cannot overlap")
         return () if ">" in filters else filters
 
     def _inactive(self) -> float:
@@ -378,5 +484,5 @@ class _Reader(ConfigFields):
         return self._limits
 
     def _natural(self, key: str) -> int:
-        """Negative numbers count as 0, as in JetStream."""
+        """Read a number; as in JetStream, a negative number counts as 0."""
         return max(self._whole(key, least=-_FAR), 0)

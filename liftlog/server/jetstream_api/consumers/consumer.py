@@ -1,8 +1,9 @@
 """One consumer: delivers the records of a stream to one client, in order, over the leaf link.
 
-A pull consumer delivers the records that requests ask for; a push consumer delivers to its subject,
-as long as that has a subscriber. It is kept in memory only and ends with its client, the stream's
-leadership or the link: clients then create another one, which continues at their position.
+A pull consumer delivers the records that clients request. A push consumer delivers to its subject,
+as long as the subject has a subscriber. Such a consumer exists only in memory, and ends when its
+client, the stream's leadership or the link ends. Clients then create another consumer, which
+continues at their position.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from liftlog.sequencing.destinations import Destination, Why
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.jetstream_api.answers import time_text
 from liftlog.server.jetstream_api.consumers.budget import Part
-from liftlog.server.jetstream_api.consumers.config import ConsumerSpec
+from liftlog.server.jetstream_api.consumers.config import ConsumerSpec, shown_config
 from liftlog.server.jetstream_api.consumers.cursor import PIECE_BYTES, Cursor, Row
 from liftlog.server.jetstream_api.consumers.delivered import Delivered
 from liftlog.server.jetstream_api.consumers.deliveries import Deliveries
@@ -39,13 +40,15 @@ from liftlog.server.pull.services import PullServices
 logger = logging.getLogger("liftlog.server.jetstream_api")
 
 _PIECES_NOW = 16
-"""Number of just written pieces that are read in the event loop; a thread reads the rest."""
+"""Number of pieces that are read in the event loop just after they were written; a thread reads the
+rest."""
 _LONGEST_PAUSE_SECONDS = 5.0
 _FLOW_REQUEST = status_block(b"100 FlowControl Request")
 
 
 class Consumer:
-    """Belongs to the event loop. `on_end` is called once, when it will deliver no more."""
+    """A consumer without acks. Belongs to the event loop. It calls `on_end` once, after its last
+    delivery."""
 
     def __init__(
         self,
@@ -63,9 +66,9 @@ class Consumer:
         is_there: Callable[[], bool],
         on_end: Callable[[Consumer], None],
     ) -> None:
-        """`party` is the client; `waiting` is the consumer's part of all waiting requests, `window`
-        of all windows of flow control, `pace` is shared by all consumers. `is_there` returns True
-        while the stream is still this one, and led here."""
+        """`party` is the client. `waiting` is the consumer's part of all waiting requests, and
+        `window` its part of all windows of flow control. All consumers share `pace`. `is_there`
+        returns True while the same stream exists and this node leads it."""
         self.spec = spec
         self.host = host
         self._services = services
@@ -82,11 +85,11 @@ class Consumer:
         self._rows: deque[Row] = deque()
         self._caught_up = False
         self._pieces_now = 0
-        """Number of pieces that may still be read in the event loop; set again when the consumer
+        """Number of pieces that may still be read in the event loop. It is reset when the consumer
         has caught up."""
         self._group = services.live_group(host)
         self._reading = asyncio.Lock()
-        """The cursor accepts one call at a time."""
+        """A lock, because the cursor accepts one call at a time."""
         self._requests = PullRequests(spec.settings.max_waiting, waiting, deliveries, leaf)
         self._delivered = Delivered(
             host.name, spec.name, cursor.next_offset, headers_only=spec.headers_only
@@ -102,7 +105,7 @@ class Consumer:
         self._task = asyncio.create_task(self._run(), name=f"jetstream-consumer-{self.spec.name}")
 
     def add(self, reply: bytes, pull: Pull) -> None:
-        """Add a request of a pull consumer; `reply` is where the client awaits its messages."""
+        """Add a request to a pull consumer. The client awaits its messages on `reply`."""
         self._active_at = self._loop.time()
         refusal = self._requests.add(PullRequest(reply, pull, self._active_at))
         if refusal:
@@ -126,8 +129,8 @@ class Consumer:
         self._news.set()
 
     async def close(self, status: bytes = b"") -> None:
-        """End the consumer; waiting requests get `status`. As in JetStream, a deliver subject gets
-        none: its subscribers would take it for a message."""
+        """End the consumer, and send `status` to waiting requests. As in JetStream, no status is
+        sent to a deliver subject: its subscribers would take it for a message."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -144,9 +147,9 @@ class Consumer:
         self._flow.close()
 
     async def info(self, *, is_new: bool = False) -> dict[str, Any]:
-        """Return JetStream's description of a consumer. For a new one, `num_pending` is the number
-        of records when it began: watchers of buckets take that many records for the present
-        state."""
+        """Return JetStream's description of a consumer. For a new consumer, `num_pending` is the
+        number of records at its start. Watchers of buckets treat this number of records as the
+        present state."""
         if not is_new:
             with contextlib.suppress(LiftlogError):
                 async with self._reading:
@@ -162,7 +165,7 @@ class Consumer:
             "stream_name": self.host.name,
             "name": self.spec.name,
             "created": time_text(self._created_ns),
-            "config": self.spec.config,
+            "config": shown_config(self.spec),
             "delivered": delivered,
             "ack_floor": {
                 "consumer_seq": self._delivered.count,
@@ -196,7 +199,7 @@ class Consumer:
         self._on_end(self)
 
     async def _step(self) -> str:
-        """Deliver something, or wait; return the reason if the consumer ends."""
+        """Deliver records, or wait. Returns the reason if the consumer ends."""
         if not self.is_there():
             await self._say_end(b"409 Leadership Change")
             return "the stream is not led here, or may not be read any more"
@@ -256,7 +259,7 @@ class Consumer:
                 rows[0].offset,
                 rows[-1].offset,
                 limit,
-                "records that are larger than NATS takes",
+                "records that are larger than NATS accepts",
             )
         return fitting
 
@@ -267,7 +270,8 @@ class Consumer:
             return self._cursor.read_now(self._group)
 
     async def _open_share(self) -> None:
-        """Wait while the loop is short of time: publishers come first."""
+        """Wait while the event loop has no time left for answers, because messages of publishers
+        come first."""
         share = self._services.read_share
         while not share.is_open:
             opened = asyncio.Event()
@@ -300,7 +304,7 @@ class Consumer:
         now = self._loop.time()
         times = [now + _LONGEST_PAUSE_SECONDS, self._active_at + self.spec.inactive_seconds]
         times += self._flow.due() if self.spec.deliver_subject else self._requests.due()
-        # Not at once again: actions that are due are performed at the next step.
+        # The wait has a minimum, because actions that are due are performed at the next step.
         return max(min(times), now + 0.001)
 
     # --- delivery ---
@@ -344,7 +348,8 @@ class Consumer:
         return b"".join(commands)
 
     def _control(self, target: Destination, reply: bytes, headers: bytes) -> bytes:
-        """Return the command that sends a message without a record to the deliver subject."""
+        """Return the command that sends a message without a record (a status or a heartbeat) to the
+        deliver subject."""
         return leaf_message(target, reply, headers, b"", self._leaf.queues(target))
 
     async def _send_heartbeats(self, now: float) -> None:

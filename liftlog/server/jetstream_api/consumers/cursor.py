@@ -1,8 +1,8 @@
 """The position of a consumer in the log: reads the records that it wants, in order, a piece at a
 time.
 
-The pieces are those of filtered fetches (`pull.filtering`): bounded, and read in the threads that
-all readers share fairly.
+The pieces are bounded, and are read in the threads that all readers share fairly, as for filtered
+fetches (`reading.filtering`).
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from bisect import bisect_left
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import compress
+from itertools import compress, repeat
+from operator import itemgetter
 from typing import NamedTuple, TypeVar
 
+from liftlog.deliveries.columns import Ints
 from liftlog.errors import (
     CorruptBatch,
     CorruptRange,
@@ -26,7 +28,6 @@ from liftlog.errors import (
     UnsupportedFormat,
 )
 from liftlog.log import Log
-from liftlog.log.state import ReadView
 from liftlog.records.codecs import raw_length
 from liftlog.records.columns.batch_columns import decode_columns
 from liftlog.records.columns.column_set import Flags
@@ -40,16 +41,16 @@ from liftlog.server.jetstream_api.messages.shown import Shown
 from liftlog.server.pull.services import PullServices
 from liftlog.server.reading.filtering import MAX_ANSWER_BYTES, scan_log
 from liftlog.server.reading.scan import Scan, Scanned
-from liftlog.server.reading.tailing import Tail, TailGroup, read_from_memory
+from liftlog.server.reading.tailing import Tail, TailGroup, read_tail
 
 logger = logging.getLogger("liftlog.server.jetstream_api")
 
 PIECE_BYTES = 128 * 1024
 _COUNT_SECONDS = 2.0
 _SEARCH_SECONDS = 4.5
-"""Clients time out after 5 s."""
+"""Time limit of a search, because clients time out after 5 s."""
 _CLOSE = 512
-"""Wanted records at most this many offsets apart are read in one piece."""
+"""Maximum gap, in offsets, between two wanted records that are read in one piece."""
 _LONGEST_RUN = 4096
 """Maximum number of records in one piece: the search for its end runs in the event loop."""
 
@@ -66,15 +67,16 @@ class Row(NamedTuple):
 
 
 class Budgets(NamedTuple):
-    """Limits for all cursors together: the offsets that are noted during a search for the newest
-    records, some 200 bytes each, and those that wait to be delivered, 8 bytes each."""
+    """Limits for all cursors together: on the offsets that are noted during a search for the newest
+    records (some 200 bytes each), and on the offsets that wait to be delivered (8 bytes each)."""
 
     noted: Budget
     chosen: Budget
 
 
 class Cursor:
-    """Belongs to the event loop; one call at a time. `close` it."""
+    """The position of one consumer. Belongs to the event loop, and accepts one call at a time. The
+    owner must `close` it."""
 
     def __init__(
         self,
@@ -101,15 +103,15 @@ class Cursor:
         self._noted = budgets.noted
         self._kept: Part = budgets.chosen.part()
         self._chosen: Sequence[int] = ()
-        self._chosen_end = 0  # below it, only `_chosen` are wanted
+        self._chosen_end = 0  # below this offset, only `_chosen` are wanted
         self._counted_to = 0
 
     # --- where to begin ---
 
     async def begin(self, offset: int, newest: int | None, end: int | None = None) -> None:
-        """Begin at this offset. `newest`: deliver only that many of the records of each subject
-        that exist below `end`, by default below the high watermark. Raises LimitExceeded if the
-        search for them takes too long."""
+        """Begin at this offset. With `newest`, deliver only this number of the newest records of
+        each subject below `end`, by default below the high watermark. Raises LimitExceeded if the
+        search for these records takes too long."""
         self.next_offset = max(offset, self._shown.first_offset)
         if newest is None:
             await self.count()
@@ -139,8 +141,8 @@ class Cursor:
         await self.begin(found[-1] if found else self.log.high_watermark, None)
 
     async def count(self) -> None:
-        """Count the wanted records. The count is exact unless that takes long; then records that do
-        not match are counted, too."""
+        """Count the wanted records. The count is exact unless it would take long. In that case
+        records that do not match are counted, too."""
         log, end = self.log, self.log.high_watermark
         at = max(self.next_offset, self._counted_to)
         if at >= end:
@@ -196,12 +198,12 @@ class Cursor:
 
         def take(body: bytes) -> None:
             rows.extend(_rows(body, keeps_tombstones=self._keeps_tombstones))
-            self.read_bytes = _inflated_bytes(body)
+            self.read_bytes = inflated_bytes(body)
 
         scanned = await self._scan(Scan(at, stop, PIECE_BYTES, self._selection), take)
         end = max(scanned.next_offset, at)
         if stop is not None:
-            end = min(end, stop)  # a piece may end after the stop only if nothing is chosen
+            end = min(end, stop)  # a piece may extend past the stop only if nothing is chosen
             wanted = self._chosen[bisect_left(self._chosen, at) : bisect_left(self._chosen, end)]
             chosen = set(wanted)
             rows = [row for row in rows if row.offset in chosen]
@@ -222,8 +224,8 @@ class Cursor:
             return None
         view = self.log.view
         try:
-            tail = self._tail(group, view)
-            if tail is None or _inflated_bytes(tail.body) > PIECE_BYTES:
+            tail = read_tail(self.log, group, view, self.next_offset, PIECE_BYTES)
+            if tail is None or inflated_bytes(tail.body) > PIECE_BYTES:
                 return None
             rows = self._rows_in(tail)
             self.read_bytes = PIECE_BYTES
@@ -232,53 +234,59 @@ class Cursor:
         self._advance(rows, tail.next_offset)
         return rows, tail.next_offset >= view.committed.offset
 
-    def _tail(self, group: TailGroup, view: ReadView) -> Tail | None:
-        """Return the next piece, if it is in memory."""
-        question = (self.next_offset, PIECE_BYTES, None)
-        known = group.recall(view, *question)
-        if known is not None:
-            return known
-        piece = self.log.read(*question)
-        if piece is None:
-            return None
-        if piece.length <= PIECE_BYTES:
-            found = group.take(piece, view, *question)
-            tail = found if isinstance(found, Tail) else read_from_memory(piece)
-            if tail is not None:
-                return tail
-        piece.release()
-        return None
-
     def _rows_in(self, tail: Tail) -> list[Row]:
         rows: list[Row] = []
         for batch in iter_batches(tail.body):
             flags = None if self._is_all else self._selection.matching(decode_columns(batch))
             rows += _rows_of(batch, flags, keeps_tombstones=self._keeps_tombstones)
-        return [row for row in rows if row.offset >= self.next_offset]
+        return rows[bisect_left(rows, self.next_offset, key=itemgetter(0)) :]
 
-    async def rows_at(self, offsets: Sequence[int]) -> list[Row]:
-        """Return the records at these rising offsets, without those that do not exist any more or
-        may not be read. Filters do not count."""
+    @property
+    def takes_all(self) -> bool:
+        """True if all records from `next_offset` on are wanted unchanged."""
+        return self._is_all and self._keeps_tombstones and self.next_offset >= self._chosen_end
+
+    @property
+    def wanted_subjects(self) -> tuple[tuple[str, ...] | None, ...]:
+        """Sets of subject patterns; all returned records match each of the sets. None: any
+        subject."""
+        return self._selection.subjects, self._selection.readable
+
+    def passed(self, offsets: Ints, end: int) -> None:
+        """Count wanted records that the caller has read elsewhere: at rising `offsets`, up to
+        `end`."""
+        if end > self._counted_to:
+            self.left += len(offsets) - int(offsets.searchsorted(self._counted_to))
+            self._counted_to = end
+
+    async def rows_at(self, offsets: Sequence[int], max_bytes: int) -> tuple[list[Row], int]:
+        """Return the records at these rising offsets, and the offset below which all of them were
+        examined. Leaves out records that do not exist any more or may not be read. Ignores the
+        filters. Stops after `max_bytes`."""
         rows: list[Row] = []
-        everything, place = replace(self._selection, subjects=None), 0
+        everything, place, size = replace(self._selection, subjects=None), 0, 0
         while place < len(offsets):
             at, stop = offsets[place], _end_of_run(offsets, place)
             chosen = set(offsets[place : bisect_left(offsets, stop, place)])
             place += len(chosen)
             while at < stop:
+                if size >= max_bytes:
+                    return rows, at
                 found: list[Row] = []
 
                 def take(body: bytes, found: list[Row] = found) -> None:
                     found.extend(_rows(body, keeps_tombstones=self._keeps_tombstones))
 
                 scanned = await self._scan(Scan(at, stop, PIECE_BYTES, everything), take)
-                rows += [row for row in found if row.offset in chosen]
+                found = [row for row in found if row.offset in chosen]
+                rows += found
+                size += sum([len(row.headers) + len(row.value) for row in found])
                 at = max(scanned.next_offset, at + 1)
-        return rows
+        return rows, offsets[-1] + 1
 
     @property
     def chosen_end(self) -> int:
-        """Below this offset, only chosen records are wanted."""
+        """Offset below which the cursor returns only records that the deliver policy has chosen."""
         return self._chosen_end
 
     @property
@@ -287,9 +295,16 @@ class Cursor:
         return max(self.next_offset, self._counted_to) >= self.log.high_watermark
 
     def move(self, offset: int) -> None:
-        """Continue at `offset`, which may be before or after the present position. The counts
-        stay."""
+        """Continue at `offset`, which may be before or after the present position. The counts do
+        not change."""
         self.next_offset = offset
+
+    def skip(self, offset: int) -> None:
+        """Continue at `offset` if it is above the present position: no record before it is
+        wanted."""
+        if offset > self.next_offset:
+            self.next_offset = offset
+            self._counted_to = max(self._counted_to, offset)
 
     def close(self) -> None:
         """Free the cursor's memory. Do not read from it afterwards."""
@@ -345,14 +360,15 @@ def _rows(body: bytes, *, keeps_tombstones: bool) -> Iterable[Row]:
 def _rows_of(batch: RecordBatch, wanted: Flags | None, *, keeps_tombstones: bool) -> Iterable[Row]:
     """Yield the records of a batch for which `wanted` is true; all records if it is None."""
     values = batch.values()
-    rows: Iterable[Row] = map(
-        Row,
+    columns = (
         batch.offsets(),
         batch.timestamps_ns(),
         batch.raw_subjects(),
         without_statuses(batch.headers()),
         [value or b"" for value in values],
     )
+    # The constructor of the NamedTuple would take three times as long.
+    rows: Iterable[Row] = map(tuple.__new__, repeat(Row), zip(*columns, strict=True))
     if wanted is not None:
         rows = compress(rows, wanted)
     if keeps_tombstones or not batch.has_tombstones:
@@ -361,7 +377,7 @@ def _rows_of(batch: RecordBatch, wanted: Flags | None, *, keeps_tombstones: bool
     return compress(rows, kept if wanted is None else compress(kept, wanted))
 
 
-def _inflated_bytes(body: bytes) -> int:
+def inflated_bytes(body: bytes) -> int:
     """Return the size of some batches without compression."""
     size = position = 0
     while position < len(body):
@@ -381,7 +397,7 @@ def _note_count(counts: list[int], end: int, keeps_tombstones: bool, body: bytes
 
 def _too_many() -> LimitExceeded:
     return LimitExceeded(
-        "the last record of each subject: the stream has too many records to look at",
+        "the last record of each subject: the stream has too many records to search",
         hint="choose fewer with a filter, or read with the pull API",
     )
 

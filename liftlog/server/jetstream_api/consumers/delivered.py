@@ -14,7 +14,8 @@ Message = tuple[bytes, bytes, bytes]
 
 
 class Delivered:
-    """`count` records were delivered, the last one at `last_ns`; 0: none yet."""
+    """The number of delivered records, and the time of the last delivery, `last_ns`; 0 if nothing
+    was delivered."""
 
     def __init__(self, stream: str, consumer: str, next_offset: int, *, headers_only: bool) -> None:
         self._ack_head = f"$JS.ACK.{stream}.{consumer}.1.".encode()
@@ -25,7 +26,7 @@ class Delivered:
 
     def messages(self, rows: Sequence[Row], left: int) -> list[Message]:
         """Return the messages that carry these rows if they are delivered next. `left` is the
-        number of wanted records from the first of them on."""
+        number of wanted records from the first row on."""
         head = self._ack_head
         messages = []
         for number, row in enumerate(rows, self.count + 1):
@@ -58,7 +59,7 @@ class Delivered:
         return [leaf_message(target, *message, queues) for message in messages]
 
     def position(self, examined: int) -> bytes:
-        """Return the lines of a heartbeat that show how far the consumer is. All offsets below
+        """Return the lines of a heartbeat that show the progress of the consumer. All offsets below
         `examined` were delivered or do not match."""
         return b"Nats-Last-Consumer: %d\r\nNats-Last-Stream: %d\r\n" % (
             self.count,

@@ -1,7 +1,7 @@
 """Decides to which subjects records may be sent for clients of JetStream's API.
 
-`Destinations` has the subjects that streams record, the ACL the subjects that clients of NATS may
-name in addition to inboxes. Both can change, so each delivery is decided again.
+`Destinations` contains the subjects that streams record. The ACL lists the subjects, besides
+inboxes, that clients of NATS may name. Both can change, so each delivery is checked again.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Deliveries:
         return self._broker.destinations.for_answer(reply)
 
     def check(self) -> None:
-        """Raises JetStreamError if nothing may be pushed."""
+        """Raise JetStreamError if records may not be pushed to the deliver subject."""
         found = self.pushes()
         if not self._deliver_subject or not isinstance(found, Why):
             return

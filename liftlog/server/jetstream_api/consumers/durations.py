@@ -1,6 +1,6 @@
 """Durations as Go programs write them, such as `1.5s` or `2h45m`. Pure.
 
-The rules are those of Go's time.ParseDuration.
+The rules are the same as in Go's time.ParseDuration.
 """
 
 from __future__ import annotations

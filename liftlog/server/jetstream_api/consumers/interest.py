@@ -1,7 +1,7 @@
-"""The subjects that have subscribers, as a NATS server tells them to a leaf node. No I/O.
+"""The subjects that have subscribers, as a NATS server reports them to a leaf node. No I/O.
 
-A look-up costs as much as the subject has tokens, however many clients there are: each of them has
-an inbox with a wildcard.
+The time of a look-up depends on the number of tokens in the subject. It does not depend on the
+number of clients, although each client has an inbox with a wildcard.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 PLAIN = b""
-"""Stands for the subscribers that are in no queue group."""
+"""Name that stands for the subscribers that are in no queue group."""
 
 
 Groups = frozenset[bytes]
 _NONE: Groups = frozenset()
 _ONLY_PLAIN: Groups = frozenset((PLAIN,))
-"""Shared by nearly all subjects."""
+"""The groups of nearly all subjects, which share this object."""
 
 
 class _Node:
-    """The patterns below one prefix of tokens. `here` and `below` are the groups of the patterns
-    that end here, and of those that end with `>` after it."""
+    """The patterns below one prefix of tokens. `here` has the groups of the patterns that end with
+    the prefix, `below` the groups of the patterns that end with a `>` after it."""
 
     __slots__ = ("below", "here", "next")
 
@@ -61,8 +61,8 @@ class Interest:
         self._has_queues = False
 
     def add(self, subject: bytes, queue: bytes = PLAIN) -> None:
-        """Note that the subject, or the pattern, has subscribers. The server repeats it for a queue
-        group whenever the number of its members changes."""
+        """Record that the subject, or the pattern, has subscribers. For a queue group, the server
+        repeats this whenever the number of members changes."""
         self._has_queues = self._has_queues or queue != PLAIN
         tokens = subject.split(b".")
         if _is_literal(tokens):
@@ -78,7 +78,8 @@ class Interest:
             node.here = _with(node.here, queue)
 
     def remove(self, subject: bytes, queue: bytes = PLAIN) -> None:
-        """Note that it has no subscribers any more. Does nothing if it had none."""
+        """Record that the subject or pattern has no subscribers any more. Does nothing if it had no
+        subscribers."""
         tokens = subject.split(b".")
         if _is_literal(tokens):
             groups = self._literals.pop(subject, _NONE) - {queue}
@@ -103,7 +104,7 @@ class Interest:
 
     @property
     def size(self) -> int:
-        """Number of entries that it holds: one for each literal subject, and for each token of the
+        """Number of entries: one for each literal subject, and one for each token of the
         patterns."""
         count, nodes = len(self._literals), [self._patterns]
         while nodes:
@@ -122,8 +123,12 @@ class Interest:
         separated by blanks."""
         if not self._has_queues:
             return b""
-        found = self._literals.get(subject, _NONE).union(*self._found(subject))
-        return b" ".join(sorted(found - {PLAIN}))
+        return b" ".join(sorted(self.names(subject) - {PLAIN}))
+
+    def names(self, subject: bytes) -> Groups:
+        """Return the names of the queue groups that subscribe to this literal subject, and PLAIN
+        for other subscribers."""
+        return self._literals.get(subject, _NONE).union(*self._found(subject))
 
     def _found(self, subject: bytes) -> list[Groups]:
         """Return the groups of the patterns that match."""

@@ -15,7 +15,7 @@ import logging
 import random
 import secrets
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from liftlog.errors import NatsUnavailable
 from liftlog.server.jetstream_api.consumers.interest import Interest
@@ -37,8 +37,20 @@ _PROTOCOL_VERSION = "2.10.0"
 """The version of nats-server whose leaf node protocol is implemented here."""
 
 
+class InterestChange(NamedTuple):
+    """Reports of one read of the connection."""
+
+    added: set[bytes]
+    """Subjects and patterns that have got subscribers."""
+    removed: set[bytes]
+    """Subjects and patterns that have lost their subscribers, or the subscribers of one queue
+    group."""
+    is_connection: bool = False
+    """True if the connection was made or has ended, so that any subject may have changed."""
+
+
 class LeafLink:
-    """Belongs to the event loop."""
+    """The daemon's connection as a leaf node. Belongs to the event loop."""
 
     def __init__(self, addresses: Sequence[str], login: LeafLogin, *, name: str) -> None:
         """`addresses` are HOST:PORT of the `leafnodes` listeners of one or several servers. The
@@ -49,25 +61,28 @@ class LeafLink:
         self._told: dict[str, str] = {}
         """The last problem of each address since the last connection."""
         self.on_flow: Callable[[bytes], None] = lambda subject: None
-        """Called with the subject of each answer to a request of flow control."""
+        """Function that gets the subject of each answer to a request of flow control."""
+        self.on_interest: Callable[[InterestChange], None] = lambda change: None
+        """Function that gets each change of interest."""
         self._name = name
         self._login = login
         self._id = f"LIFTLOG{secrets.token_hex(12).upper()}"
         self._writer: asyncio.StreamWriter | None = None
         self._interest = Interest()
-        self._interest_changed = False
+        self._change = InterestChange(set(), set())
         self._changed = asyncio.Event()
         self._ready = asyncio.Event()
         self._heard = False
         self.max_payload_bytes = 0
-        """Limit of one message; NATS ends the connection after a longer one. 0 if unknown."""
+        """Maximum size of one message; 0 if unknown. NATS closes the connection after a larger
+        message."""
         self._tasks: list[asyncio.Task[None]] = []
 
     # --- what others use ---
 
     @property
     def address(self) -> str:
-        """The server that is tried or connected."""
+        """The server to which the link is connected, or tries to connect."""
         return self._addresses[0]
 
     @property
@@ -75,7 +90,8 @@ class LeafLink:
         return self._ready.is_set()
 
     async def send(self, commands: bytes) -> None:
-        """Returns when the server has accepted most of the bytes sent. Raises NatsUnavailable."""
+        """Send a command. Waits until the server has accepted most of the bytes sent. Raises
+        NatsUnavailable."""
         if not self.connected or self._writer is None:
             raise self._unavailable()
         try:
@@ -85,8 +101,8 @@ class LeafLink:
             raise NatsUnavailable(f"the leaf node connection ended: {error}") from error
 
     def offer(self, commands: bytes) -> bool:
-        """Send without waiting. Returns False, and sends nothing, if there is no connection or the
-        server is behind with what was sent."""
+        """Send without waiting. Returns False and sends nothing if there is no connection, or if
+        the server has not yet read the earlier data."""
         writer = self._writer
         if not self.connected or writer is None:
             return False
@@ -102,7 +118,8 @@ class LeafLink:
         )
 
     async def wait_connected(self) -> None:
-        """Raises NatsUnavailable after some seconds."""
+        """Wait a few seconds for the connection. Raises NatsUnavailable if there is no connection
+        after that time."""
         try:
             async with asyncio.timeout(_CONNECT_SECONDS):
                 await self._ready.wait()
@@ -118,7 +135,7 @@ class LeafLink:
         return self._interest.queues(subject)
 
     async def interest_changed(self) -> None:
-        """Returns at the next change of any interest."""
+        """Wait for the next change of interest in any subject."""
         await self._changed.wait()
 
     # --- life cycle ---
@@ -153,9 +170,11 @@ class LeafLink:
             await asyncio.sleep(_RECONNECT_SECONDS / len(self._addresses))
 
     async def _abandon(self) -> None:
+        had_interest = self.connected or self._interest.size
         self._ready.clear()
         self._interest.clear()
-        self._tell_changed()
+        if had_interest:  # not after each attempt to connect, because this wakes all consumers
+            self._tell_changed(InterestChange(set(), set(), is_connection=True))
         writer, self._writer = self._writer, None
         if writer is None:
             return
@@ -179,9 +198,8 @@ class LeafLink:
         while data := await reader.read(_READ_BYTES):
             self._heard = True
             parser.feed(data)
-            if self._interest_changed:  # of thousands at once when clients connect
-                self._interest_changed = False
-                self._tell_changed()
+            if any(self._change):  # thousands can arrive at once when clients connect
+                self._tell_changed(self._change)
 
     async def _log_in(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str
@@ -211,11 +229,11 @@ class LeafLink:
 
     def interest_added(self, subject: bytes, queue: bytes) -> None:
         self._interest.add(subject, queue)
-        self._interest_changed = True
+        self._change.added.add(subject)
 
     def interest_removed(self, subject: bytes, queue: bytes) -> None:
         self._interest.remove(subject, queue)
-        self._interest_changed = True
+        self._change.removed.add(subject)
 
     def message(self, subject: bytes) -> None:
         if subject.startswith(FLOW_PREFIX.encode()):
@@ -226,16 +244,19 @@ class LeafLink:
             self._writer.write(b"PONG\r\n")
 
     def ponged(self) -> None:
-        # The existing interests have arrived before it.
+        # All existing interests have arrived before this message.
         if not self.connected:
             logger.info("nats-leaf-connected server=%s", self.address)
             self.problem = ""
             self._told.clear()
             self._ready.set()
+            self._change = self._change._replace(is_connection=True)
 
-    def _tell_changed(self) -> None:
+    def _tell_changed(self, change: InterestChange) -> None:
+        self._change = InterestChange(set(), set())
         self._changed.set()
         self._changed.clear()
+        self.on_interest(change)
 
     async def _ping(self) -> None:
         """End a connection on which the server has been silent."""

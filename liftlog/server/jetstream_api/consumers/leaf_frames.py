@@ -1,4 +1,4 @@
-r"""The protocol between leaf nodes of NATS, as far as the daemon needs it. No I/O.
+r"""The part of the protocol between leaf nodes of NATS that the daemon needs. No I/O.
 
     LS+ <subject> [<queue> <weight>]\r\n           the subject has subscribers
     LS- <subject> [<queue>]\r\n
@@ -12,6 +12,8 @@ processLeafMsgArgs; client.go, processMsgResults).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import chain
 from typing import Protocol
 
 from liftlog.errors import NatsUnavailable
@@ -23,7 +25,7 @@ _CRLF = b"\r\n"
 
 
 class LeafEvents(Protocol):
-    """Receives what the server sends. No method may block."""
+    """Receives the events that the server sends. No method may block."""
 
     def interest_added(self, subject: bytes, queue: bytes) -> None:
         """A subject has subscribers; `queue` is empty unless they are members of a group."""
@@ -31,7 +33,7 @@ class LeafEvents(Protocol):
     def interest_removed(self, subject: bytes, queue: bytes) -> None: ...
 
     def message(self, subject: bytes) -> None:
-        """A message came. Its payload is of no interest here."""
+        """A message has arrived. The daemon does not use its payload."""
 
     def pinged(self) -> None: ...
 
@@ -39,14 +41,14 @@ class LeafEvents(Protocol):
 
 
 class LeafParser:
-    """Takes the bytes of a connection as they come, many lines at a time."""
+    """Parses the bytes of a connection as they arrive, many lines at a time."""
 
     def __init__(self, events: LeafEvents) -> None:
         self.events = events
-        """Its receiver."""
+        """The receiver of the events."""
         self._rest = b""
         self._skipped = 0
-        """Bytes of a payload that are still to come."""
+        """Number of bytes of a payload that have not arrived yet."""
 
     def feed(self, data: bytes) -> None:
         """Parse received bytes. Raises ValueError for bytes that do not follow the protocol,
@@ -66,7 +68,7 @@ class LeafParser:
             raise ValueError("a line is too long")
 
     def _take(self, line: bytes) -> int:
-        """Take one line; returns the number of bytes to skip after it."""
+        """Parse one line. Returns the number of bytes to skip after it."""
         words = line.split()
         match words:
             case [b"LS+", subject]:
@@ -96,7 +98,8 @@ def leaf_message(
     target: Destination, reply: bytes, headers: bytes, body: bytes, queues: bytes = b""
 ) -> bytes:
     """Return the command with which one leaf node sends a message to another. `queues` are the
-    groups, separated by blanks, of which one member each gets it beside the other subscribers."""
+    groups, separated by blanks. One member of each group gets the message, and so do the
+    subscribers without a group."""
     place: bytes = target
     if queues:
         place = b"%b + %b %b" % (target, reply, queues) if reply else b"%b | %b" % (target, queues)
@@ -106,3 +109,54 @@ def leaf_message(
         return b"LMSG %b %d\r\n%b\r\n" % (place, len(body), body)
     size = len(headers)
     return b"HMSG %b %d %d\r\n%b%b\r\n" % (place, size, size + len(body), headers, body)
+
+
+def leaf_deliveries(
+    target: Destination,
+    ack_head: bytes,
+    numbers: Sequence[Sequence[int]],
+    subjects: Sequence[bytes],
+    headers: Sequence[bytes],
+    bodies: Sequence[bytes],
+    queues: bytes = b"",
+) -> bytes:
+    """Return the commands that deliver records, as `leaf_message` does for each of them. `numbers`
+    are the columns of the five numbers that follow `ack_head` in the reply subject."""
+    if any(headers):
+        each = each_leaf_delivery(target, ack_head, numbers, subjects, headers, bodies, queues)
+        return b"".join(each)
+    columns = (*numbers, subjects, map(len, bodies), bodies)
+    fields = tuple(chain.from_iterable(zip(*columns, strict=True)))
+    plain = b"LMSG " + _place(target, ack_head, queues) + b" %d\r\n%b\r\n"
+    return plain * len(bodies) % fields
+
+
+def each_leaf_delivery(
+    target: Destination,
+    ack_head: bytes,
+    numbers: Sequence[Sequence[int]],
+    subjects: Sequence[bytes],
+    headers: Sequence[bytes],
+    bodies: Sequence[bytes],
+    queues: bytes = b"",
+) -> list[bytes]:
+    """Return the commands of `leaf_deliveries` one by one."""
+    place = _place(target, ack_head, queues)
+    plain = b"LMSG " + place + b" %d\r\n%b\r\n"
+    with_headers = b"HMSG " + place + b" %d %d\r\n%b%b\r\n"
+    parts = []
+    for *five, subject, block, body in zip(*numbers, subjects, headers, bodies, strict=True):
+        if block:
+            size = len(block)
+            parts.append(with_headers % (*five, subject, size, size + len(body), block, body))
+        else:
+            parts.append(plain % (*five, subject, len(body), body))
+    return parts
+
+
+def _place(target: Destination, ack_head: bytes, queues: bytes) -> bytes:
+    """Return a format for the subjects of a command, with one placeholder for each field of the
+    reply subject."""
+    place = b"%b %b" % (target, b"+ " * bool(queues) + ack_head)
+    place = place.replace(b"%", b"%%") + b"%d.%d.%d.%d.%d@%b"
+    return place + b" " + queues.replace(b"%", b"%%") if queues else place

@@ -35,8 +35,8 @@ class LeafLogin:
         """True if TLS begins before the server sends its first message."""
 
     def tls(self, info: Mapping[str, Any]) -> ssl.SSLContext | None:
-        """Return None for a connection without TLS. Raises NatsUnavailable, OSError,
-        ssl.SSLError."""
+        """Return the TLS context; None for a connection without TLS. Raises NatsUnavailable,
+        OSError, ssl.SSLError."""
         context = tls_context(self._settings, self._settings.servers)
         demanded, offered = info.get("tls_required"), info.get("tls_available")
         if context is None and demanded:
@@ -74,9 +74,9 @@ class LeafLogin:
         return fields or self._of_url(host)
 
     def _of_url(self, host: str) -> dict[str, str]:
-        """Return the login in the URL of the server at this host; if the listener has a different
-        address, that of the first URL with a login. As in nats-py, a name without a password is a
-        token."""
+        """Return the login in the URL of the server at this host. If no URL has this host, because
+        the listener has a different address, return the login of the first URL that has a login. As
+        in nats-py, a name without a password is a token."""
         found = [parts for parts in map(urlsplit, self._settings.servers) if parts.username]
         here = [parts for parts in found if parts.hostname == host.lower()] or found
         if not here:

@@ -1,6 +1,6 @@
-"""The body of a pull request: what a client asks for, and the limits of its consumer. Pure.
+"""The body of a pull request: its fields, and the limits of its consumer. Pure.
 
-The rules and the words of refusals are those of nats-server (consumer.go, nextReqFromMsg and
+The rules and the words of refusals are the same as in nats-server (consumer.go, nextReqFromMsg and
 processNextMsgRequest), because clients compare the words.
 """
 
@@ -21,7 +21,7 @@ _NUMBER = re.compile(rb"[+-]?[0-9]{1,18}")
 
 
 class BadPull(Exception):
-    """A pull that is refused. `words` are the status that the client gets, such as `400 Bad Request
+    """A pull that is refused. `words` is the status that the client gets, such as `400 Bad Request
     - heartbeat value too large`."""
 
     def __init__(self, words: bytes) -> None:
@@ -30,10 +30,11 @@ class BadPull(Exception):
 
 
 class Pull(NamedTuple):
-    """The wishes of one pull. 0 in `max_bytes`, `expires_ns` and `heartbeat_ns`: none."""
+    """The fields of one pull. A value of 0 in `max_bytes`, `expires_ns` and `heartbeat_ns` means
+    that the field is not set."""
 
     batch: int = 1
-    """At most this number of messages; 1 to `MAX_BATCH`."""
+    """Maximum number of messages to send, from 1 to `MAX_BATCH`."""
     max_bytes: int = 0
     no_wait: bool = False
     expires_ns: int = 0
@@ -47,7 +48,7 @@ class Pull(NamedTuple):
 
 
 class PullLimits(NamedTuple):
-    """The limits of a consumer on one pull; 0: none."""
+    """The limits of a consumer on one pull; 0 for no limit."""
 
     batch: int = 0
     max_bytes: int = 0
@@ -73,7 +74,7 @@ def _parse(payload: bytes) -> Pull:
         raise BadPull(b"400 Bad Request - %b" % _one_line(error.description)) from None
 
 
-# Clients send the same few bodies all the time.
+# The results are cached, because clients send the same few bodies all the time.
 _parse_cached = lru_cache(_CACHED)(_parse)
 
 
@@ -115,7 +116,8 @@ def check_limits(pull: Pull, limits: PullLimits) -> None:
 
 
 def check_without_priorities(pull: Pull) -> None:
-    """Raise BadPull if the pull uses a field of priority groups, and the consumer has none."""
+    """Raise BadPull if the pull uses a field of priority groups, for a consumer without such
+    groups."""
     if pull.min_pending or pull.min_ack_pending:
         raise BadPull(b"400 Bad Request - Not a Overflow Priority consumer")
     if pull.pin_id:

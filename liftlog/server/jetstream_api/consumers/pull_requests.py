@@ -1,4 +1,4 @@
-"""The requests of a pull consumer: which ones wait, and the statuses that end them."""
+"""The requests of a pull consumer that wait, and the statuses that end them."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ SHUTDOWN = b"409 Server Shutdown"
 _NS = 1_000_000_000
 _MAX_EXPIRES_SECONDS = 3600.0
 _GRACE_SECONDS = 2.0
-"""A request may arrive before NATS reports that its reply subject has a subscriber, because the
-report takes another path through NATS."""
+"""Time for which a request waits for the report that its reply subject has a subscriber. The
+request can arrive before the report, which takes another path through NATS."""
 
 
 class PullRequest:
-    """A waiting request. `expires_at` and `heartbeat_at` are times of the event loop; None:
+    """A waiting request. `expires_at` and `heartbeat_at` are times of the event loop; None means
     never."""
 
     __slots__ = (
@@ -38,11 +38,12 @@ class PullRequest:
         self.batch = pull.batch
         """Number of messages that may still be sent."""
         self.max_bytes = pull.max_bytes
-        """Bytes that may still be sent, if the pull has a limit; else 0."""
+        """Bytes that may still be sent, if the pull has a limit; 0 otherwise."""
         self.no_wait = pull.no_wait
         self.delivered = 0
         self.expires_at: float | None = None
-        # Without a time limit it waits for long; with no_wait it then does not wait at all.
+        # A request without a time limit waits for a long time. With no_wait and no time limit it
+        # does not wait at all.
         if pull.expires_ns or not pull.no_wait:
             seconds = pull.expires_ns / _NS or _MAX_EXPIRES_SECONDS
             self.expires_at = now + min(seconds, _MAX_EXPIRES_SECONDS)
@@ -55,8 +56,9 @@ class PullRequests:
     sends them."""
 
     def __init__(self, most: int, waiting: Part, to: Deliveries, leaf: LeafLink) -> None:
-        """At most `most` wait. `waiting` is their part of the requests that wait on all consumers,
-        `leaf` reports who subscribes to their reply subjects."""
+        """Limit the number of waiting requests to `most`. `waiting` is this consumer's part of the
+        requests that wait on all consumers. `leaf` reports which reply subjects have
+        subscribers."""
         self._most = most
         self._part = waiting
         self._to = to
@@ -67,9 +69,9 @@ class PullRequests:
         return len(self._waiting)
 
     def add(self, request: PullRequest) -> bytes:
-        """Let a request wait if there is room. Returns the status that refuses it; empty if it
-        waits, or if the client will miss its heartbeats: a status would make it ask again at
-        once, without end."""
+        """Let a request wait if there is room. Returns the status that refuses it, or an empty
+        status if it waits. A client that uses heartbeats gets no refusal, because it would send the
+        next request at once, without end. It detects that its heartbeats are missing."""
         count = len(self._waiting)
         if count >= self._most or not self._part.resize(count + 1):
             if request.heartbeat_seconds:
@@ -79,21 +81,22 @@ class PullRequests:
         return b""
 
     def release_part(self) -> None:
-        """Return the budget of the requests that have ended."""
+        """Give back the part of the budget that ended requests have used."""
         self._part.resize(len(self._waiting))
 
     def close(self) -> None:
         self._part.close()
 
     def end_all(self, words: bytes) -> list[bytes]:
-        """End all requests with a status; without one if `words` is empty."""
+        """End all requests with the status `words`. If `words` is empty, end them without a
+        status."""
         ended, self._waiting = self._waiting, deque()
         is_counted = words == SHUTDOWN
         return [self._status(one, words, counted=is_counted) for one in ended] if words else []
 
     def expire(self, now: float) -> bytes:
-        """End the requests that have expired, and those whose clients are gone; the latter get no
-        status."""
+        """End the requests that have expired, and the requests whose clients are gone. A request
+        without a client gets no status."""
         self._take(lambda one: self._is_abandoned(one, now))
         ended = self._take(lambda one: one.expires_at is not None and one.expires_at <= now)
         statuses = [self._status(one, b"408 Request Timeout", counted=True) for one in ended]
@@ -107,8 +110,8 @@ class PullRequests:
         return b"".join([self._status(one, b"404 No Messages") for one in ended])
 
     def heartbeats(self, now: float, position: bytes) -> list[bytes]:
-        """Return the heartbeats that are due, and note that they are sent. `position` are their
-        lines that show how far the consumer is."""
+        """Return the heartbeats that are due, and count them as sent. `position` has their header
+        lines that show the progress of the consumer."""
         commands = []
         for request in self._waiting:
             if request.heartbeat_at is not None and request.heartbeat_at <= now:
@@ -117,7 +120,7 @@ class PullRequests:
         return commands
 
     def due(self) -> Iterator[float]:
-        """Yield the times at which something is to be done for a request."""
+        """Yield the times at which a request expires or a heartbeat is due."""
         for request in self._waiting:
             if request.expires_at is not None:
                 yield request.expires_at
@@ -173,7 +176,7 @@ class PullRequests:
         self, request: PullRequest, words: bytes, lines: bytes = b"", *, counted: bool = False
     ) -> bytes:
         """Return the command that sends a status to a request; empty if nothing may be sent there.
-        `counted`: with the remaining counts of the request."""
+        With `counted`, the status contains the remaining counts of the request."""
         target = self._to.statuses(request.reply)
         if target is None:
             return b""

@@ -10,16 +10,17 @@ from liftlog.server.jetstream_api.consumers.config import ConsumerSpec
 from liftlog.server.jetstream_api.consumers.leaf import FLOW_PREFIX
 
 WINDOW_BYTES, LEAST_WINDOW_BYTES = 1024 * 1024, 128 * 1024
-"""After this many bytes, a client with flow control is asked to answer; it may be one such window
-behind. Some clients check for such requests only a few times a second, so a small window slows them
-down. If many consumers share the limit on all windows, theirs have the least size."""
+"""The size of a window, in bytes: normal and least. After one window, the daemon asks a client with
+flow control to answer, and sends up to one more window before the answer. Some clients check for
+these requests only a few times a second, so a small window slows them down. If many consumers share
+the limit on all windows, each window has the least size."""
 
 
 class PushFlow:
     """Limits the bytes that may be sent before the client answers, and schedules heartbeats."""
 
     def __init__(self, spec: ConsumerSpec, stream: str, window: Part, now: float) -> None:
-        """`window` is its part of the windows of all consumers."""
+        """`window` is this consumer's part of the limit on all windows."""
         self._is_on = spec.flow_control
         self._head = f"{FLOW_PREFIX}{stream}.{spec.name}.".encode()
         if self._is_on and not window.resize(WINDOW_BYTES):
@@ -30,14 +31,15 @@ class PushFlow:
         self._heartbeat_at = now + spec.heartbeat_seconds
         self._bytes = 0
         self.question = b""
-        """The subject on which an answer is awaited."""
+        """The subject on which the client's answer is awaited; empty if no answer is awaited."""
 
     @property
     def is_open(self) -> bool:
         return not self.question or self._bytes < self._window_bytes
 
     def sent(self, size: int) -> bytes:
-        """Count the sent bytes; return the subject for a new question, if one is due."""
+        """Count the sent bytes. Return the subject for a new request of flow control; empty if none
+        is due."""
         if not self._is_on:
             return b""
         self._bytes += size
@@ -57,17 +59,17 @@ class PushFlow:
         self._window.close()
 
     def due(self) -> Iterator[float]:
-        """Yield the time of the next heartbeat, if the consumer has any."""
+        """Yield the time of the next heartbeat, if the consumer has heartbeats."""
         if self._heartbeat_seconds:
             yield self._heartbeat_at
 
     def delay_heartbeat(self, now: float) -> None:
-        """Records were sent at `now`."""
+        """Postpone the next heartbeat, because records were sent at `now`."""
         self._heartbeat_at = now + self._heartbeat_seconds
 
     def heartbeat(self, now: float, position: bytes) -> bytes:
-        """Return the headers of a heartbeat that is due, and note that it is sent; empty if none
-        is. `position` are its lines that show how far the consumer is."""
+        """Return the headers of a heartbeat that is due, and count it as sent; empty if none is
+        due. `position` has the header lines that show the progress of the consumer."""
         if not self._heartbeat_seconds or self._heartbeat_at > now:
             return b""
         self._heartbeat_at = now + self._heartbeat_seconds

@@ -25,18 +25,18 @@ from liftlog.server.streams.broker import Broker
 
 MAX_CONSUMERS = 512
 MAX_OF_PARTY = 128
-"""Consumers of one client."""
+"""Maximum number of consumers of one client."""
 IDLE_SECONDS = 5.0
-"""If the maximum number of consumers is reached, one that has received no request for this time is
-ended."""
+"""If the maximum number of consumers is reached, a new consumer replaces a consumer that has
+received no request for this time."""
 _MAX_NOTED, _MAX_CHOSEN, _MAX_WAITING = 1_000_000, 8_000_000, 16_384
 _NOTED_SHARE = 60_000
-"""Share of one search, in offsets; few searches run at a time. All consumers share the other
-budgets."""
+"""Share of one search, in offsets. Only a few searches run at a time, whereas all consumers share
+the other budgets."""
 _MAX_WINDOWS_BYTES = 16 * 2**20
-"""A client that does not answer can be two windows behind with each of its consumers: for the
-maximum number of consumers, that is less than the 64 MiB that NATS buffers for a client by
-default."""
+"""Maximum total size of all windows. A client that does not answer can be two windows behind with
+each of its consumers. For the maximum number of consumers, this is less than the 64 MiB that NATS
+buffers for a client by default."""
 
 NO_LEAF = (
     "consumers deliver over a leaf node connection: set nats.leafnode to a server's leafnodes "
@@ -45,7 +45,7 @@ NO_LEAF = (
 
 
 class Consumers:
-    """Belongs to the event loop."""
+    """The consumers without acks. Belongs to the event loop."""
 
     def __init__(
         self,
@@ -129,8 +129,8 @@ class Consumers:
         may_read: Callable[[], bool],
         party: bytes,
     ) -> Consumer:
-        """Raises LiftlogError, JetStreamError. `party` is the client. The consumer ends when it may
-        no longer read the `readable` subjects, as `may_read` reports."""
+        """Create a consumer for the client `party`. The consumer ends when it may no longer read
+        the `readable` subjects, as `may_read` reports. Raises LiftlogError, JetStreamError."""
         leaf = self._leaf
         if leaf is None:
             raise refused(NO_LEAF)

@@ -20,8 +20,8 @@ logger = logging.getLogger("liftlog.server.jetstream_api")
 
 _LOOK_SECONDS = 0.2
 _MOST_OF_TIME = 0.2
-"""Maximum share of its time that the task spends on reading logs. With more streams, each of them
-is examined less often."""
+"""Maximum share of its time that the task spends on reading logs. The more streams there are, the
+less often each is examined."""
 _NS = 1_000_000_000
 
 
@@ -66,7 +66,7 @@ def _expire(host: StreamHost, below: int) -> None:
 
 
 async def look_often(broker: Broker, look: Callable[[StreamHost], Awaitable[None]]) -> None:
-    """Call `look` for each stream, again and again."""
+    """Call `look` for each stream, repeatedly."""
     while True:
         began = time.monotonic()
         for host in list(broker.hosts.values()):
@@ -89,7 +89,7 @@ class _Age:
 
 
 def _age_of(log: Log, max_age_ns: int, now_ns: int) -> _Age:
-    """Find the first record that is not too old. Blocking."""
+    """Find the first record that is not too old. Blocks."""
     offset = log.offset_for_timestamp(now_ns - max_age_ns + 1)
     oldest_ns = now_ns
     if offset < log.high_watermark:

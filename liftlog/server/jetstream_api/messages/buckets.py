@@ -1,9 +1,9 @@
 """Keeps the offsets and sizes of a bucket's shown records in memory. An update reads only the
 records that have arrived since the previous one.
 
-They are used for the counts in a bucket's description, for the revisions of a longer history, and
-for a limit of bytes. Older records are deleted later, and must not make the limit refuse new
-values.
+These offsets and sizes are used for the counts in a bucket's description, for the revisions of a
+longer history, and for a limit of bytes. Older records are deleted later, but must not count for
+the limit, which would then refuse new values.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _LOOK_SECONDS = 0.2
 _MOST_OF_TIME = 0.2
 """Maximum share of time in which a bucket is read for its limit of bytes."""
 _OVERHEAD_BYTES = 24
-"""Overhead counted for a record that shares its batch with others."""
+"""Overhead in bytes that is counted for a record that shares its batch with others."""
 _TUPLE_RECORDS = 64
 """A subject with more records has a deque, which takes more memory than a tuple but can drop its
 first item cheaply."""
@@ -47,9 +47,9 @@ _SIZE_BITS = 32
 _SIZE_MASK = (1 << _SIZE_BITS) - 1
 
 _Some = tuple[int, ...] | deque[int]
-"""Ascending offsets, with the sizes in their lowest bits. Tuples of numbers are cheap for garbage
-collection, which stops the whole process: it visits each tuple only once, while millions of lists
-would take it half a second."""
+"""Ascending offsets, with the sizes in their lowest bits. They are tuples because garbage
+collection stops the whole process. It visits each tuple of numbers only once; with millions of
+lists it would take half a second."""
 
 
 class Buckets:
@@ -72,9 +72,8 @@ class Buckets:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def index(self, host: StreamHost) -> BucketIndex | None:
-        """Return the index of all records that are committed now. None for a stream without a
-        history, for one with too many records, and for one that cannot be read in the time that a
-        caller waits."""
+        """Return the index of all records that are committed now. Returns None if the stream has no
+        history or too many records, or if it cannot be read in the time that a caller waits."""
         known = self._index_of(host)
         if known is None:
             return None
@@ -125,7 +124,8 @@ class Buckets:
             while True:
                 async with self._turn:
                     first_offset, most = self._ages.first_offset(host), self._most(index)
-                    at_bytes = log.view.size_bytes  # messages that arrive meanwhile may count twice
+                    # Messages that arrive during the read may count twice.
+                    grown = host.newest.grown_bytes
                     began = time.monotonic()
                     future = self._threads.submit(
                         index.advance, log, first_offset, most, _TURN_SECONDS
@@ -138,7 +138,7 @@ class Buckets:
                     return False
                 if index.next_offset >= min(end, log.high_watermark):
                     index.refused = None
-                    self._count(index, host, at_bytes)
+                    self._count(index, host, grown)
                     return True
         except (LiftlogError, OSError) as error:
             logger.warning("bucket-not-read stream=%s error=%s", log.name, error)
@@ -148,9 +148,9 @@ class Buckets:
             index.look_at = time.monotonic() + max(_LOOK_SECONDS, took / _MOST_OF_TIME)
             index.advancing = None
 
-    def _count(self, index: BucketIndex, host: StreamHost, at_bytes: int) -> None:
+    def _count(self, index: BucketIndex, host: StreamHost, grown_bytes: int) -> None:
         if counts_newest(host.settings):
-            host.newest.count(index.size_bytes, at_bytes)
+            host.newest.count(index.size_bytes, grown_bytes)
 
     async def _look(self, host: StreamHost) -> None:
         """Start an update without waiting for it, so that other buckets are updated at the same
@@ -159,16 +159,16 @@ class Buckets:
         if index is None:
             host.newest.count(None)
         elif index.advancing is None:
-            at_bytes = host.log.view.size_bytes
+            grown = host.newest.grown_bytes
             if not self._is_behind(index, host, host.log.high_watermark):
-                self._count(index, host, at_bytes)
+                self._count(index, host, grown)
             elif time.monotonic() >= index.look_at and not self._begin(index, host):
                 host.newest.count(None)
 
 
 class Refused:
-    """A bucket had more than `most` records. Another attempt would take long and most likely fail
-    again."""
+    """A bucket that had more than `most` records. Another attempt to index it would take a long
+    time and would most likely fail again."""
 
     def __init__(self, log: Log, first_offset: int, most: int) -> None:
         self._first_offset, self._end, self._most = first_offset, log.high_watermark, most
@@ -180,8 +180,8 @@ class Refused:
         extent = max(1, self._end - self._first_offset)
         return (
             self._first_offset <= first_offset < self._first_offset + extent / 8
-            # A lower end means that records were lost. Twice the number of offsets is used, because
-            # many may be tombstones.
+            # A lower end means that records were lost. The comparison uses twice the number of
+            # offsets, because many of them may be tombstones.
             and self._end <= log.high_watermark < self._end + extent
             and log.view.size_bytes > self._size_bytes * 7 / 8
             and most < self._most + _MAX_RECORDS / 8
@@ -197,13 +197,13 @@ class BucketIndex:
         self.advancing: asyncio.Task[bool] | None = None
         self.refused: Refused | None = None
         self.look_at = 0.0
-        """Time of the next read for a limit of bytes, on the monotonic clock."""
+        """Monotonic time of the next read of a bucket that has a limit of bytes."""
         # The shown records of each subject. Subjects are ordered by their newest record.
         self._shown: dict[bytes, _Some] = {}
         self._start_over()
 
     def _start_over(self) -> None:
-        while self._shown:  # `clear` with millions of items would block the event loop
+        while self._shown:  # not `clear`, which would block the event loop with millions of items
             self._shown.popitem()
         self._shown = {}
         self.count = self.size_bytes = 0
@@ -221,8 +221,8 @@ class BucketIndex:
         return at < len(some) and some[at] >> _SIZE_BITS == offset
 
     def advance(self, log: Log, first_offset: int, most: int, seconds: float | None = None) -> bool:
-        """Add the committed records from `first_offset` up to `next_offset`: all of them, or as
-        many as take about `seconds`. Return False if there are more than `most`. Blocking. Raises
+        """Add the committed records from `first_offset` up to `next_offset`, for at most about
+        `seconds`. Return False if there are more than `most` records. Blocking. Raises
         LiftlogError, OSError."""
         until = None if seconds is None else time.monotonic() + seconds
         if log.high_watermark < self.next_offset or first_offset < self.first_offset:
@@ -310,7 +310,7 @@ class BucketIndex:
             if self._shown[subject][0] >> _SIZE_BITS < first_offset:
                 self._keep(subject, first_offset)
             elif self.history == 1:
-                return  # all further ones are newer
+                return  # all further records are newer
 
 
 def _with(some: _Some, one: int) -> _Some:

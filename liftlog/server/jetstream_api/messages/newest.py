@@ -1,4 +1,4 @@
-"""Finds the newest records of each subject of a stream: those that JetStream would have kept.
+"""Finds the newest records of each subject of a stream: the records that JetStream would have kept.
 
 `note` runs in a thread, on the pieces of the log in their order. The other methods run in the
 caller's thread.

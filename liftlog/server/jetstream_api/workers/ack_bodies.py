@@ -1,10 +1,10 @@
-"""The body of an ack: what the worker says about the message. Pure.
+"""The body of an ack: it marks the message as done, or requests another delivery. Pure.
 
-The rules are those of nats-server (consumer.go, processAck and processNak):
+The rules are the same as in nats-server (consumer.go, processAck and processNak):
 
-    (empty), +ACK, +OK          done
+(empty), +ACK, +OK          done
     -NAK, with a duration or {"delay": ns}   deliver it again, now or later
-    +WPI                        still at work
+    +WPI                        the worker is still processing it
     +TERM, with a reason        done without success
     +NXT, with the body of a pull            done, and a pull
 
@@ -32,7 +32,7 @@ _CACHED = 1024
 
 class AckBody(NamedTuple):
     kind: AckKind | None
-    """None if the ack has no effect."""
+    """The kind of the ack; None if the ack has no effect."""
     delay_ns: int = 0
     """Delay of a NAK, at most MAX_WAIT_NS; 0 for none."""
     reason: str = ""
@@ -60,7 +60,7 @@ def _parse(body: bytes) -> AckBody:
     return AckBody(None)
 
 
-# Workers send the same few bodies all the time.
+# Workers send the same few bodies again and again.
 _parse_cached = lru_cache(_CACHED)(_parse)
 
 

@@ -1,8 +1,8 @@
-"""One consumer with acks, on the node that leads its stream: reads what it wants, delivers it, and
-has its changes written.
+"""One consumer with acks, on the node that leads its stream: reads its records, delivers them, and
+writes its changes to the journal.
 
-The decisions are those of `liftlog.deliveries`. A turn (`step`) never waits. A long operation, such
-as a read in a thread, makes the consumer ready again when it ends. Nothing leaves before the
+`liftlog.deliveries` makes the decisions. A turn (`step`) never waits. A long operation, such as a
+read in a thread, makes the consumer ready again when it ends. Messages are sent only after the
 journal has the changes of the turn (`outbox`).
 """
 
@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from collections.abc import Coroutine
 from typing import Any
 
 import numpy as np
@@ -20,31 +18,30 @@ import numpy as np
 from acl.policy import Policy
 from liftlog.deliveries.acks import Verdict
 from liftlog.deliveries.consumer import Consumer, Wants
-from liftlog.deliveries.demand import PullRequest
 from liftlog.deliveries.instructions import Ending, Status
-from liftlog.deliveries.records import Scan
+from liftlog.deliveries.settings import PriorityPolicy
 from liftlog.deliveries.snapshot import encode_snapshot
-from liftlog.deliveries.statuses import heartbeat
 from liftlog.errors import LiftlogError
 from liftlog.server.commits.host import StreamHost
-from liftlog.server.jetstream_api.answers import time_text
 from liftlog.server.jetstream_api.consumers.config import ConsumerSpec
 from liftlog.server.jetstream_api.consumers.cursor import Cursor, Row
-from liftlog.server.jetstream_api.consumers.leaf import LeafLink
-from liftlog.server.jetstream_api.consumers.pull_body import (
-    BadPull,
-    Pull,
-    check_without_priorities,
-)
+from liftlog.server.jetstream_api.consumers.deliveries import Deliveries
+from liftlog.server.jetstream_api.consumers.pull_body import BadPull, Pull
+from liftlog.server.jetstream_api.workers import large
 from liftlog.server.jetstream_api.workers.acks import WorkerAcks
-from liftlog.server.jetstream_api.workers.advisories import Advisories
-from liftlog.server.jetstream_api.workers.buffer import Buffer, records_of, within_payload
+from liftlog.server.jetstream_api.workers.admission import Place
+from liftlog.server.jetstream_api.workers.arriving import ArrivingPulls
+from liftlog.server.jetstream_api.workers.buffer import Buffer, records_of
+from liftlog.server.jetstream_api.workers.changes import StreamChanges
 from liftlog.server.jetstream_api.workers.composing import Composer
-from liftlog.server.jetstream_api.workers.outbox import Outbox
-from liftlog.server.jetstream_api.workers.rounds import Clock, Rounds
+from liftlog.server.jetstream_api.workers.described import Gauges, describe
+from liftlog.server.jetstream_api.workers.local_work import Found, LocalWork, is_local
+from liftlog.server.jetstream_api.workers.pacing import Replay
+from liftlog.server.jetstream_api.workers.pulls import pull_of
+from liftlog.server.jetstream_api.workers.sampling import publish_samples
+from liftlog.server.jetstream_api.workers.shared import Shared, Tally
 from liftlog.server.jetstream_api.workers.stored import encode_settings
-from liftlog.server.journal import Change, ConsumerKey, Journal, StateVersion
-from liftlog.server.pull.services import PullServices
+from liftlog.server.journal import Change, ConsumerKey, StateVersion
 
 logger = logging.getLogger("liftlog.server.jetstream_api")
 
@@ -53,33 +50,11 @@ _MOST = 500
 _PUSH_BYTES = 1024 * 1024
 _FULL_NS = 5_000_000
 _FAILED_NS = 1_000_000_000
-"""Time until a failed read is tried again."""
-_GRACE_NS = 2_000_000_000
-"""Time for which a pull waits for the report that its inbox has a subscriber. The pull can arrive
-before the report, which takes another path through NATS."""
-MAX_PENDING_OF_ALL = 4_000_000
-
-
-@dataclass(slots=True)
-class Shared:
-    """Shared by all consumers. `pending` counts their pending messages."""
-
-    services: PullServices
-    leaf: LeafLink
-    journal: Journal
-    outbox: Outbox
-    rounds: Rounds
-    clock: Clock
-    advisories: Advisories
-    on_inactive: Callable[[AckedConsumer], None]
-    on_failure: Callable[[AckedConsumer], None]
-    on_policy: Callable[[AckedConsumer], None]
-    """Called at each turn of a consumer whose cursor was opened under an earlier ACL policy."""
-    pending: int = 0
+"""Time until the next attempt after a failed read, or while the journal cannot be written."""
 
 
 class AckedConsumer:
-    """Belongs to the event loop."""
+    """One consumer with acks. Belongs to the event loop."""
 
     def __init__(
         self,
@@ -90,19 +65,23 @@ class AckedConsumer:
         cursor: Cursor,
         composer: Composer,
         shared: Shared,
+        changes: StreamChanges,
+        pulls: ArrivingPulls,
+        local: LocalWork,
         *,
         policy: Policy | None,
-        created_ns: int,
-        party: bytes,
+        place: Place,
     ) -> None:
-        """`version` is the version of the state in the journal. `cursor` reads with the rights that
-        `policy` gives. `party` is the client that created the consumer."""
+        """`version` is the version of the state in the journal, and `changes` accepts later
+        changes. `cursor` reads with the rights that `policy` gives. `local` are the workers on the
+        pull socket."""
         self.spec = spec
         self.host = host
         self.machine = machine
+        self.changes = changes
         self.version = version
-        self.created_ns = created_ns
-        self.party = party
+        self.local = local
+        local.wake, local.cursor = self.wake, cursor
         self.key = ConsumerKey(host.log.incarnation, spec.name)
         self.is_ready = False
         self.timer_ns: int | None = None
@@ -112,127 +91,166 @@ class AckedConsumer:
         self._composer = composer
         self._shared = shared
         self._position = 0
-        """Position of its last change in the journal."""
-        self._pulls: deque[PullRequest] = deque()
-        self._arrived: dict[bytes, int] = {}
-        """Pulls whose inbox had no subscriber when they came, a short time ago, and when."""
+        """Position of the consumer's last change in the journal."""
+        self._pulls = pulls
         self._answers: list[bytes] = []
-        self._buffer = Buffer(cursor.next_offset)
+        self._buffer = Buffer(cursor.next_offset, replay=Replay() if spec.is_replayed else None)
         self._idle = asyncio.Event()
-        """Not set while a read is under way."""
+        """Event that is set while no read is in progress."""
         self._idle.set()
-        self._group = shared.services.live_group(host)
         self._active_ns = shared.clock.now_ns()
-        self._retry_ns = 0
-        """Nothing is delivered before this time, because a read failed or too much waits."""
-        self._pending = 0
+        self._acked_ns = self._retry_ns = 0
+        """Time before which nothing is delivered, because a read failed or too many messages
+        wait."""
+        self._tally = Tally(shared, place)
+        self.is_held = False
+        """True while the consumer takes no turns, because it is being reset."""
 
     # --- what arrives ---
 
     def pull(self, reply: bytes, pull: Pull | BadPull) -> None:
-        """A client asks for messages."""
+        """Add a client's request for messages."""
         self._active_ns = self._shared.clock.now_ns()
-        try:
-            if isinstance(pull, BadPull):
-                raise pull
-            check_without_priorities(pull)
-        except BadPull as refused:
-            self._refuse(reply, refused.words)
+        if isinstance(pull, BadPull):
+            self._refuse(reply, pull.words)
             return
         if not self._composer.may_pull(reply):
             self._refuse(reply, b"403 Permissions Violation")
             return
-        request = PullRequest(
-            reply, pull.batch, pull.max_bytes, pull.no_wait, pull.expires_ns, pull.heartbeat_ns
-        )
-        self._pulls.append(request)
-        if not self._shared.leaf.has_interest(reply):
-            self._arrived[reply] = self._active_ns
+        request = pull_of(pull, reply, self.spec.settings)
+        if not self._pulls.add(request, len(self.machine.state.pulls)):
+            # As in JetStream: a client with heartbeats notices that they are missing.
+            if not request.heartbeat_ns:
+                self._refuse(reply, b"409 Exceeded MaxWaiting")
+            return
+        if not self._shared.interest.has_now(reply, self):
+            self._pulls.has_no_subscriber(reply, self._active_ns)
+        self._tally.arrived(1)
         self._shared.rounds.ready(self)
 
     def _refuse(self, reply: bytes, words: bytes) -> None:
-        self._shared.outbox.after_written(0, self._composer.status(Status(reply, words)))
+        self.changes.after_written(0, self._composer.status(Status(reply, words)))
 
     def acknowledge(self, arrived: WorkerAcks) -> None:
-        """Apply acks at once; those that want an answer get it when the changes are synced."""
+        """Apply acks at once. An ack that asks for an answer gets it when the changes are
+        synced."""
         now = self._active_ns = self._shared.clock.now_ns()
+        if self.spec.sample_percent:
+            publish_samples(self._shared.advisories, self, arrived, now)
+        held = self.machine.state.pending.total
         verdicts = self.machine.acknowledge(arrived.acks, now)
+        self._acked_ns = now if self.machine.state.pending.total < held else self._acked_ns
         if arrived.replies:
-            self._answers += [
-                reply
-                for reply, verdict in zip(arrived.replies, verdicts.tolist(), strict=True)
-                if reply and verdict != Verdict.IGNORED
-            ]
+            pairs = zip(arrived.replies, verdicts.tolist(), strict=True)
+            self._answers += [one for one, verdict in pairs if one and verdict != Verdict.IGNORED]
+        self._tally.arrived(len(arrived.acks))
+        if self._tally.is_full:
+            self._end_turn({})
         self._shared.rounds.ready(self)
 
     def flow_answered(self, subject: bytes) -> None:
         if self._composer.flow.answered(subject):
             self._shared.rounds.ready(self)
 
-    def update(self, spec: ConsumerSpec) -> None:
-        """Adopt a new configuration. New filters need a new cursor, too (`replace`)."""
-        self.spec = self._composer.spec = spec
+    def update(self, spec: ConsumerSpec, to: Deliveries) -> None:
+        """Adopt a new configuration, and the destination `to` of deliveries. New filters also
+        require a new cursor (`replace`)."""
+        self.spec = spec
+        self._composer.update(spec, to)
         self.machine.update(spec.settings, self._shared.clock.now_ns())
+        self._shared.growth.leave(self, self.host)
         self._shared.rounds.ready(self)
 
-    def replace(self, cursor: Cursor, policy: Policy | None) -> None:
-        """Replace the cursor, for new filters or rights. `cursor` is at `next_offset`."""
+    def replace(self, cursor: Cursor, policy: Policy | None, replay: Replay | None = None) -> None:
+        """Replace the cursor after a change of filters or rights or, with `replay`, a reset."""
         self._cursor.close()
-        self._cursor, self.policy = cursor, policy
-        self._buffer = Buffer(cursor.next_offset)
+        cursor.move(self.machine.state.next_offset)
+        self._cursor = self.local.cursor = cursor
+        self.policy = policy
+        self.local.release(self.machine)
+        self._buffer = Buffer(cursor.next_offset, replay=replay or self._buffer.replay)
         self._shared.rounds.ready(self)
 
     def wake(self) -> None:
         """Make the consumer ready, because interest, the stream or the ACL has changed."""
         self._shared.rounds.ready(self)
 
+    def subjects(self) -> list[bytes]:
+        """Return the subjects of NATS to which the consumer may deliver now."""
+        if self.spec.deliver_subject:
+            return [self.spec.deliver_subject.encode()]
+        return [one for one in self.machine.waiting if not is_local(one)]
+
+    def subscriber_lost(self) -> None:
+        """Take a turn: a subject that was in use may have lost its subscriber."""
+        self._active_ns = self._shared.clock.now_ns()
+        self.wake()
+
     def take_over(self) -> None:
         self.machine.take_over(self._shared.clock.now_ns())
         self._shared.rounds.ready(self)
 
-    def end(self, why: Ending) -> None:
-        """End all pulls, and stop the consumer."""
+    def end(self, why: Ending, *, is_stored: bool = True) -> None:
+        """End all pulls, and stop the consumer. Its last changes are stored unless `is_stored` is
+        false, as for a consumer that was deleted."""
         if not self.is_closed:
+            self._pulls.pass_on(self.machine, self._cursor.left, self._shared.clock.now_ns())
             self.machine.end_pulls(why)
-            self._end_turn({})
-            self.abandon()
+            # While the consumer is held, the journal has a state that does not match this delta.
+            self._end_turn({}, is_stored=is_stored and not self.is_held)
+            self.abandon(why)
 
-    def abandon(self) -> None:
-        """Do nothing more. Changes since the last turn are lost, as if the daemon had ended."""
+    def abandon(self, why: Ending = Ending.LEADERSHIP_CHANGE) -> None:
+        """Stop without storing anything. Changes since the last turn are lost, as if the daemon had
+        ended."""
         if self.is_closed:
             return
         self.is_closed = True
+        self.local.close(why)
+        self._shared.growth.leave(self, self.host)
         self._cursor.close()
         self._composer.flow.close()
-        self._shared.pending -= self._pending
+        self._pulls.close()
+        self._tally.close()
 
     # --- its turn ---
 
     def step(self, now_ns: int) -> None:
-        if self.is_closed:
+        if self.is_closed or self.is_held:
             return
         machine = self.machine
-        if self._arrived:
-            young = now_ns - _GRACE_NS
-            self._arrived = {one: at for one, at in self._arrived.items() if at > young}
+        self._skip()
+        self._pulls.grow_older(now_ns)
+        self._buffer.tick(now_ns)
         self._take_pulls(now_ns)
+        self.local.pull(machine, now_ns)
         machine.log_started(self.host.log.log_start_offset)
-        due = machine.due_ns()
-        if due is not None and due <= now_ns:
+        if (due := machine.due_ns()) is not None and due <= now_ns:
             machine.tick(now_ns)
+        if (beat := self._composer.heartbeat(machine.state, now_ns)) and not self.changes.is_full:
+            self.changes.after_written(self._position, beat)
         rows: dict[int, Row] = {}
         if self._has_demand(now_ns):
             rows = self._serve(now_ns)
         self._end_turn(rows)
-        if self._is_inactive(now_ns):
+        seconds = self.spec.inactive_seconds
+        if seconds and now_ns - self.active_ns() >= seconds * 1e9:
+            self._active_ns = now_ns  # a failed deletion is tried again
             self._shared.on_inactive(self)
 
+    def active_ns(self) -> int:
+        """Return the time at which clients last used the consumer."""
+        is_in_use = self._pulls.queue or self.machine.state.pulls or self.local.is_waiting
+        to = self.spec.deliver_subject.encode()
+        if is_in_use or (to and self._shared.leaf.has_interest(to)):
+            self._active_ns = self._shared.clock.now_ns()
+        return self._active_ns
+
     def due_ns(self) -> int | None:
-        if self.is_closed:
+        if self.is_closed or self.is_held:
             return None
-        times = [] if (due := self.machine.due_ns()) is None else [due]
-        if self._arrived:
-            times.append(min(self._arrived.values()) + _GRACE_NS)
+        dues = (self.machine.due_ns(), self._pulls.due_ns(), self._buffer.due_ns)
+        times = [due for due in dues if due is not None]
         if self._retry_ns:
             times.append(self._retry_ns)
         if self.spec.inactive_seconds:
@@ -245,29 +263,25 @@ class AckedConsumer:
         logger.exception("consumer-failed name=%s error=%r", self.spec.name, error, exc_info=error)
         self._shared.on_failure(self)
 
-    def _is_inactive(self, now_ns: int) -> bool:
-        if not self.spec.inactive_seconds:
-            return False
-        subject = self.spec.deliver_subject.encode()
-        if self.machine.state.pulls or (subject and self._shared.leaf.has_interest(subject)):
-            self._active_ns = now_ns
-        return now_ns - self._active_ns >= self.spec.inactive_seconds * 1e9
-
     def _take_pulls(self, now_ns: int) -> None:
-        while self._pulls:
-            request = self._pulls[0]
-            if request.no_wait and not self._cursor.is_counted:
+        queue = self._pulls.queue
+        while queue:
+            if queue[0].no_wait and not self._cursor.is_counted:
                 self._begin(self._cursor.count())
                 return
-            self._pulls.popleft()
-            self.machine.pull(request, self._cursor.left, now_ns)
+            self.machine.pull(queue.popleft(), self._cursor.left, now_ns)
 
     def _has_demand(self, now_ns: int) -> bool:
         leaf = self._shared.leaf
-        if not leaf.connected or now_ns < self._retry_ns:
+        if now_ns < self._retry_ns:
             return False
         self._retry_ns = 0
-        if self._shared.outbox.is_full:
+        if not (leaf.connected or self.local.is_waiting):
+            return False
+        if self._shared.journal.problem is not None:  # deliveries would count, and reach no worker
+            self._retry_ns = now_ns + _FAILED_NS
+            return False
+        if self.changes.is_full:
             self._retry_ns = now_ns + _FULL_NS
             return False
         if self._shared.services.gate.policy is not self.policy:
@@ -276,120 +290,125 @@ class AckedConsumer:
         if self.spec.deliver_subject:
             self._open_window(now_ns)
             return True
-        return self._drop_dead_pulls()
-
-    def _drop_dead_pulls(self) -> bool:
-        """Drop the pulls whose client is gone. Returns False while this is unknown for a pull,
-        because NATS has not yet reported a subscriber of its inbox."""
-        has_interest = self._shared.leaf.has_interest
-        missing = [one for one in self.machine.waiting if not has_interest(one)]
-        dead = [one for one in missing if one not in self._arrived]
-        if dead:
-            self.machine.drop_pulls(dead)
-        return len(dead) == len(missing)
+        return self._pulls.drop_dead(self.machine, leaf.has_interest, is_connected=leaf.connected)
 
     def _open_window(self, now_ns: int) -> None:
         subject = self.spec.deliver_subject.encode()
-        is_open = self._composer.flow.is_open and self._shared.leaf.has_interest(subject)
-        self.machine.open_push(subject, _MOST if is_open else 0, _PUSH_BYTES)
-        seconds = self.spec.heartbeat_seconds
-        if is_open and seconds and now_ns - self._composer.pushed_ns >= seconds * 1e9:
-            self._composer.pushed_ns = now_ns
-            state = self.machine.state
-            status = heartbeat(subject, state.sequence, state.next_offset - 1)
-            self._shared.outbox.after_written(self._position, self._composer.status(status))
+        is_open = self._composer.flow.is_open and self._shared.interest.has_now(subject, self)
+        room, rate = _PUSH_BYTES, self._composer.rate
+        if rate is not None and is_open:
+            room = min(rate.room(now_ns), room)
+            if room <= 0:
+                self._retry_ns = rate.due_ns()
+        self.machine.open_push(subject, _MOST if is_open else 0, room)
 
     # --- reading ---
 
     def _serve(self, now_ns: int) -> dict[int, Row]:
-        """Deliver the records that were read to waiting clients, and read those that they still
-        need. Returns the rows for the deliveries."""
-        room = MAX_PENDING_OF_ALL - self._shared.pending
-        wants = self.machine.wants(now_ns, _MOST, room)
+        """Give waiting clients the records that are in memory, and begin to read the records that
+        they still need. Returns the delivered records."""
+        room = self._shared.room
+        wants = self.machine.wants(now_ns, max(_MOST, self.local.most), room)
         rows: dict[int, Row] = {}
         if len(wants.again):
             rows = self._redeliver(wants, now_ns)
             if not rows:
                 return rows
         if wants.first > 0:
-            rows |= self._deliver(wants, now_ns, room)
+            match self.local.deliver(self.machine, wants, now_ns, room):
+                case Found.NEEDS_ROWS:
+                    rows |= self._deliver(wants, now_ns, room)
+                case Found.NEEDS_THREAD:
+                    self._begin(self.local.read(wants.start))
+                case Found.AT_END:
+                    self._wait_for_records(wants.start)
+                case Found.DELIVERED:  # this has moved the cursor
+                    self._buffer.clear(self.machine.state.next_offset)
         return rows
 
     def _redeliver(self, wants: Wants, now_ns: int) -> dict[int, Row]:
         asked, rows = self._buffer.take_again()
         if not asked:
-            self._begin(self._read_again(sorted(wants.again.tolist())))
+            self._begin(self._buffer.read_again(self._cursor, wants.again.tolist()))
             return {}
-        offsets = np.array(sorted(rows), np.int64)
-        found = [rows[offset] for offset in offsets.tolist()]
-        order = [one for one in wants.again.tolist() if one in set(asked)]
-        self.machine.redeliver(
-            np.array(order, np.int64), records_of(found), self._cursor.left, now_ns
-        )
-        self._shared.rounds.ready(self)  # there may be more
+        examined = set(asked)
+        order = [one for one in wants.again.tolist() if one in examined]
+        order, rows = large.again_of(order, rows, self._large())
+        found = [rows[offset] for offset in sorted(rows)]
+        queued = self.machine.state.pending.queued
+        offsets = np.array(order, np.int64)
+        self.machine.redeliver(offsets, records_of(found), self._cursor.left, now_ns)
+        if self.machine.state.pending.queued < queued:
+            self._shared.rounds.ready(self)  # there may be more
+        else:  # no pull takes a message, because of its priority
+            self._wait_for_records(self.host.log.high_watermark)
         return rows
 
-    async def _read_again(self, offsets: list[int]) -> None:
-        rows = await self._cursor.rows_at(offsets)
-        fitting = self._within_payload(rows)
-        self._buffer.again = (offsets, {row.offset: row for row in fitting})
+    def _large(self) -> large.Waiting:
+        limit = large.limit_of(self.spec, self.machine, self._shared.leaf.max_payload_bytes)
+        return large.Waiting(limit, self.local, self.machine, self.spec.name)
 
     def _deliver(self, wants: Wants, now_ns: int, room: int) -> dict[int, Row]:
         buffer, cursor, state = self._buffer, self._cursor, self.machine.state
+        end = self.host.log.high_watermark
+        has_conditions = state.settings.priority_policy is PriorityPolicy.OVERFLOW
+        if has_conditions and not cursor.is_counted:
+            self._begin(cursor.count())
+            return {}
         if not buffer.start <= wants.start <= cursor.next_offset:
             cursor.move(wants.start)
             buffer.clear(wants.start)
         buffer.drop_before(wants.start)
-        if not buffer.rows and not self._is_at_end and not self._read_now():
-            self._begin(self._read())
+        needs_rows = not buffer.rows and not self._is_at_end
+        # While a thread reads, nothing is read here, because both reads would return the same
+        # records.
+        if needs_rows and not (self._idle.is_set() and self._read_now()):
+            self._begin(buffer.read(cursor))
             return {}
-        rows, is_at_end = buffer.rows, self._is_at_end
-        if is_at_end:
-            cursor.left = len(rows)
-        scan = Scan(buffer.start, cursor.next_offset, records_of(rows), is_at_end)
+        most = large.most_of(buffer, self._large())
+        if not most:
+            return {}
+        if is_at_end := self._is_at_end:
+            cursor.left = len(buffer.rows)
+        first = min(wants.first, most)
+        scan = buffer.scan(first, cursor.next_offset, now_ns, is_at_end=is_at_end)
+        if scan is None:
+            return {}
         self.machine.deliver(scan, cursor.left, now_ns, room)
         taken = buffer.drop_before(state.next_offset)
+        buffer.delivered(taken, now_ns)
         cursor.left = max(cursor.left - len(taken), 0)
-        if buffer.rows:
-            return taken
-        if is_at_end:
-            self._wait_forrecords_of()
-        else:
+        if buffer.reads_ahead(len(taken)):
+            self._begin(buffer.read(cursor))
+        if buffer.rows and has_conditions and not taken:
+            self._wait_for_records(end)
+        elif not buffer.rows and is_at_end:
+            self._wait_for_records(cursor.next_offset)
+        elif not buffer.rows or len(taken) in (_MOST, most) or (taken and self.spec.takes_parts):
             self._shared.rounds.ready(self)
         return taken
 
     @property
     def _is_at_end(self) -> bool:
-        log, cursor = self.host.log, self._cursor
-        return self._buffer.is_at_end and cursor.next_offset >= log.high_watermark
+        return self._buffer.is_at_end and self._cursor.next_offset >= self.host.log.high_watermark
 
     def _read_now(self) -> bool:
         """Read records that were just written, in the event loop. Returns False if the read needs a
         thread."""
         with self._shared.services.read_share:
-            found = self._cursor.read_now(self._group)
+            found = self._cursor.read_now(self._shared.services.live_group(self.host))
         if found is None:
             return False
-        self._add(*found)
+        self._buffer.add(*found)
         return True
 
-    async def _read(self) -> None:
-        self._add(*await self._cursor.read())
-
-    def _add(self, rows: list[Row], is_at_end: bool) -> None:
-        self._buffer.add(self._within_payload(rows), is_at_end)
-
-    def _within_payload(self, rows: list[Row]) -> list[Row]:
-        limit = 0 if self.spec.headers_only else self._shared.leaf.max_payload_bytes
-        return within_payload(rows, limit, self.spec.name)
-
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
-        """Start a read, one at a time; the consumer becomes ready when it has ended."""
-        if not self._idle.is_set():
+        """Start a read. Only one runs at a time; the consumer becomes ready when it has ended."""
+        if self._idle.is_set():
+            self._idle.clear()
+            self._shared.services.spawn(self._reading(work))
+        else:
             work.close()
-            return
-        self._idle.clear()
-        self._shared.services.spawn(self._reading(work))
 
     async def _reading(self, work: Coroutine[Any, Any, None]) -> None:
         try:
@@ -402,83 +421,80 @@ class AckedConsumer:
         if not self.is_closed:
             self._shared.rounds.ready(self)
 
-    def _wait_forrecords_of(self) -> None:
-        if not self._buffer.waits:
-            self._buffer.waits = True
-            self._group.wait(self.host, self._cursor.next_offset, self._grown)
+    def _wait_for_records(self, offset: int) -> None:
+        """Become ready when there may be a wanted record from `offset` on."""
+        if self._shared.growth.wait(self, self.host, self.spec.filters, offset):
+            self._buffer.waits(self._cursor.next_offset, offset)
 
-    def _grown(self) -> None:
-        self._buffer.waits = False
-        if not self.is_closed:
-            self._shared.rounds.ready(self)
+    def grown(self, examined: int) -> None:
+        """See `Growth`."""
+        self._buffer.examined = examined
+        self.wake()
+
+    def _skip(self) -> None:
+        """Pass the records that were examined while the consumer waited for them."""
+        examined = self._shared.growth.examined(self, self.host)
+        if self._idle.is_set():
+            self._cursor.skip(self._buffer.skip(self._cursor.next_offset, examined))
 
     # --- what leaves ---
 
-    def _end_turn(self, rows: dict[int, Row]) -> None:
+    def _end_turn(self, rows: dict[int, Row], *, is_stored: bool = True) -> None:
         turn = self.machine.end_turn()
-        shared = self._shared
-        if turn.delta:
+        if turn.delta and is_stored:
             self.version = self.version._replace(number=self.version.number + 1)
             delta = Change.delta(self.key, self.version, turn.delta)
-            self._position = shared.journal.write([delta])
-        commands = b"".join(
-            [part for one in turn.instructions for part in self._composer.compose(one, rows)]
-        )
+            self._position = self.changes.write(delta)
+        over_nats = self.local.carry_out(turn.instructions, self.machine, self._position)
+        commands = self._composer.compose(over_nats, rows)
         if commands:
-            shared.outbox.after_written(self._position, commands)
+            self.changes.after_written(self._position, commands)
         if self._answers:
-            shared.outbox.after_synced(self._position, self._composer.answers(self._answers))
+            self.changes.after_synced(self._position, self._composer.answers(self._answers))
             self._answers.clear()
-        pending = self.machine.state.pending.total
-        shared.pending += pending - self._pending
-        self._pending = pending
+        self._tally.turn_ended(self.machine.state.pending.total)
+        self._pulls.turn_ended(len(self.machine.state.pulls))
 
     # --- what is shown and stored ---
 
     def stored_settings(self) -> bytes:
         """Return the settings that the journal stores together with the state."""
-        return encode_settings(self.spec, self.created_ns, self._cursor.chosen_end)
+        return encode_settings(self.spec, self.local.origin, self._cursor.chosen_end)
+
+    @property
+    def chosen_end(self) -> int:
+        """Offset below which only the records that the deliver policy has chosen are delivered."""
+        return self._cursor.chosen_end
 
     def snapshot(self) -> Change:
-        """Return the whole consumer. Acks and pulls may have changed it since its last turn: their
-        delta goes to the journal first, or it would be applied to this state again."""
+        """Return the whole consumer. Acks and pulls may have changed it since its last turn. Their
+        delta is written before the snapshot, so that it is not applied twice."""
         self._end_turn({})
         return Change.snapshot(
             self.key, self.version, self.stored_settings(), encode_snapshot(self.machine.state)
         )
 
+    def gauges(self) -> Gauges:
+        is_paused = self.spec.settings.is_paused(self._shared.clock.now_ns())
+        return Gauges(self._cursor.left, self._composer.exhausted_total, is_paused)
+
+    def count_again(self) -> None:
+        """Begin to count the waiting messages, unless the number is exact."""
+        if not self._cursor.is_counted:
+            self._begin(self._cursor.count())
+
     async def info(self) -> dict[str, Any]:
         """Return JetStream's description of the consumer."""
         await self._idle.wait()
-        if not self._cursor.is_counted:
-            self._begin(self._cursor.count())
-            await self._idle.wait()
-        now = self._shared.clock.now_ns()
-        figures = self.machine.figures(now)
+        self.count_again()
+        await self._idle.wait()
+        figures = self.machine.figures(now := self._shared.clock.now_ns())
         self._shared.rounds.ready(self)
-        answer: dict[str, Any] = {
-            "stream_name": self.host.name,
-            "name": self.spec.name,
-            "created": time_text(self.created_ns),
-            "config": self.spec.config,
-            "delivered": {
-                "consumer_seq": figures.delivered_sequence,
-                "stream_seq": max(figures.delivered_offset, 0),
-            },
-            "ack_floor": {
-                "consumer_seq": figures.floor_sequence,
-                "stream_seq": max(figures.floor_offset, 0),
-            },
-            "num_ack_pending": figures.num_ack_pending,
-            "num_redelivered": figures.num_redelivered,
-            "num_waiting": figures.num_waiting,
-            "num_pending": self._cursor.left,
-            "ts": time_text(now),
-        }
+        stream, created_ns = self.host.name, self.local.origin.created_ns
+        pin, last = self.machine.pin, (self.machine.state.delivered_ns, self._acked_ns)
+        found = describe(self.spec, stream, created_ns, figures, self._cursor.left, pin, now, last)
         if self.spec.deliver_subject:
-            subject = self.spec.deliver_subject.encode()
-            answer["push_bound"] = self._shared.leaf.has_interest(subject)
-        if figures.is_paused:
-            answer["paused"] = True
-            answer["pause_remaining"] = self.spec.settings.pause_until_ns - now
-        return answer
+            found["push_bound"] = all(map(self._shared.leaf.has_interest, self.subjects()))
+        if (cluster := self.changes.cluster()) is not None:
+            found["cluster"] = cluster
+        return found

@@ -1,7 +1,8 @@
 """All consumers with acks of the streams that this node leads, and their journal.
 
-A consumer is created in three steps: the table creates its state, the journal syncs it, and only
-then the client gets its answer and the consumer starts. The same holds for updates and deletions.
+A consumer is created in three steps. The table creates its state, and the journal syncs the state.
+Only then does the client get its answer, and the consumer starts. Updates and deletions have the
+same steps.
 """
 
 from __future__ import annotations
@@ -9,35 +10,44 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 
-from acl.policy import Policy
-from acl.rules import OVER_NATS
-from liftlog.deliveries.consumer import Consumer
 from liftlog.deliveries.instructions import Ending
+from liftlog.deliveries.settings import AckPolicy
 from liftlog.deliveries.state import ConsumerState
 from liftlog.errors import LiftlogError
 from liftlog.server.commits.host import StreamHost
-from liftlog.server.jetstream_api.answers import JetStreamError, command
-from liftlog.server.jetstream_api.consumers.budget import Budget
-from liftlog.server.jetstream_api.consumers.config import ConsumerSpec, refused
-from liftlog.server.jetstream_api.consumers.cursor import Budgets, Cursor
-from liftlog.server.jetstream_api.consumers.deliveries import Deliveries
+from liftlog.server.jetstream_api.answers import JetStreamError, unavailable
+from liftlog.server.jetstream_api.consumers.config import ConsumerSpec
 from liftlog.server.jetstream_api.consumers.leaf import LeafLink
-from liftlog.server.jetstream_api.consumers.placing import place
-from liftlog.server.jetstream_api.consumers.push_flow import LEAST_WINDOW_BYTES, PushFlow
 from liftlog.server.jetstream_api.messages.ages import Ages
-from liftlog.server.jetstream_api.messages.shown import Shown
-from liftlog.server.jetstream_api.workers.acked_consumer import (
-    MAX_PENDING_OF_ALL,
-    AckedConsumer,
-    Shared,
-)
+from liftlog.server.jetstream_api.workers.acked_consumer import AckedConsumer
+from liftlog.server.jetstream_api.workers.admission import Admission, NameLocks, Place
 from liftlog.server.jetstream_api.workers.advisories import Advisories
-from liftlog.server.jetstream_api.workers.composing import Composer
+from liftlog.server.jetstream_api.workers.building import Builder
+from liftlog.server.jetstream_api.workers.changes import LocalChanges, StreamChanges
+from liftlog.server.jetstream_api.workers.composing import ack_answers
+from liftlog.server.jetstream_api.workers.growth import Growth
+from liftlog.server.jetstream_api.workers.interest_watch import InterestWatch
+from liftlog.server.jetstream_api.workers.led_streams import LedStream, LedStreams
+from liftlog.server.jetstream_api.workers.loading import Loader
 from liftlog.server.jetstream_api.workers.outbox import Outbox
+from liftlog.server.jetstream_api.workers.pressure import Pressure
+from liftlog.server.jetstream_api.workers.pulls import PREFIX as PULL_PREFIX
+from liftlog.server.jetstream_api.workers.renewing import Renewing, cursor_for
+from liftlog.server.jetstream_api.workers.resetting import begin_again, cursor_at, reset_offset
 from liftlog.server.jetstream_api.workers.rounds import Clock, Rounds
-from liftlog.server.jetstream_api.workers.stored import load
+from liftlog.server.jetstream_api.workers.shared import Shared
+from liftlog.server.jetstream_api.workers.stored import (
+    Loaded,
+    Origin,
+    store_deletion,
+    store_new,
+    store_settings,
+)
 from liftlog.server.jetstream_api.workers.updates import check_update, settings_of
 from liftlog.server.jetstream_api.workers.worker_link import Arrived, WorkerLink
 from liftlog.server.journal import Change, ConsumerKey, Journal, StateVersion
@@ -47,26 +57,28 @@ from liftlog.server.streams.broker import Broker
 
 logger = logging.getLogger("liftlog.server.jetstream_api")
 
-MAX_CONSUMERS = 10_000
-MAX_OF_PARTY = 128
-"""Ephemeral consumers of one client."""
-_MAX_NOTED, _NOTED_SHARE = 1_000_000, 60_000
-_MAX_CHOSEN = 8_000_000
-_MAX_WINDOWS_BYTES = 16 * 2**20
-_SWEEP_SECONDS = 1.0
-_LOADED_AT_ONCE = 64
+SWEEP_SECONDS = 1.0
+PATIENCE_SECONDS = 4.0
+"""Time for which a request waits until consumers are loaded. Clients of JetStream wait for 5 s."""
+LINGER_SECONDS = 5.0
+"""Time for which the subscriptions of a stream stay after its last consumer was deleted. Programs
+often create the next consumer at once, which would wait for two answers of NATS."""
 _FIRST = StateVersion(1, 0)
+
+Changing = Callable[[ConsumerSpec], ConsumerSpec]
+"""Function that returns the new configuration of a consumer. Its argument is the present
+configuration, after all changes that were requested before."""
 
 
 class AckedConsumers:
-    """Belongs to the event loop."""
+    """The consumers with acks on this node. Belongs to the event loop."""
 
     def __init__(
         self,
         broker: Broker,
         services: PullServices,
         ages: Ages,
-        leaf: LeafLink | None,
+        leaf: LeafLink,
         link: WorkerLink,
     ) -> None:
         """`leaf` sends deliveries, `link` receives acks and pulls. The caller opens and closes
@@ -75,33 +87,49 @@ class AckedConsumers:
         """The reason why consumers with acks are not available; empty if they are."""
         self._broker = broker
         self._services = services
-        self._ages = ages
+        self._builder = Builder(broker, services, ages)
         self._leaf = leaf
         self._link = link
         self._clock = Clock()
         self._rounds = Rounds(self._clock)
         self._shared: Shared | None = None
+        self._led: LedStreams | None = None
+        """The streams that this node of a cluster leads; None without a cluster."""
+        if broker.settings.cluster is not None:
+            self._led = LedStreams(broker, self._open_led, self._lost, self.take)
         self._all: dict[str, dict[str, AckedConsumer]] = {}
+        self._hosts: dict[str, StreamHost] = {}
+        """Streams whose consumers in `_all` all belong to this host."""
+        self._by_key: dict[ConsumerKey, AckedConsumer] = {}
         self._opened = asyncio.Event()
-        self._broken: dict[tuple[str, str], tuple[ConsumerKey, str]] = {}
-        """Consumers that could not be loaded, by stream and name, with the reasons."""
-        self._renewing: set[ConsumerKey] = set()
-        self._changing = asyncio.Lock()
-        self._budgets = Budgets(
-            Budget(_MAX_NOTED, _NOTED_SHARE), Budget(_MAX_CHOSEN, _MAX_CHOSEN // MAX_CONSUMERS)
+        self._renewing = Renewing(self._builder, services)
+        self._updating: set[ConsumerKey] = set()
+        """Consumers whose state in the journal is newer than in memory."""
+        self._lingering: dict[str, float] = {}
+        """Streams whose last consumer was deleted, with the times at which their subscriptions
+        end."""
+        self._locks = NameLocks()
+        self._admission = Admission()
+        self._loader = Loader(self._builder, self._admission, self._changes_of, self._enter)
+        self.pressure = Pressure(
+            link,
+            lambda: 0.0 if self._shared is None else self._shared.load_of_buffers(),
+            lambda: broker.intake.ingested().size_bytes,
         )
-        self._windows = Budget(_MAX_WINDOWS_BYTES, LEAST_WINDOW_BYTES)
+        link.on_read_end = self.pressure.read_ended
         self._tasks: list[asyncio.Task[None]] = []
 
     # --- life ---
 
     def start(self) -> None:
-        if self._leaf is None or self._broker.settings.cluster is not None:
+        if self._led is not None:
+            self._rounds.start()
             self._opened.set()
-            return
-        self._tasks = [
-            asyncio.create_task(self._open(), name="consumers-open"),
-            asyncio.create_task(self._watch_interest(), name="consumers-interest"),
+            self._led.start()
+        else:
+            self._broker.hosted.on_deleted.append(self._on)
+            self._tasks = [asyncio.create_task(self._open(), name="consumers-open")]
+        self._tasks += [
             asyncio.create_task(self._sweep(), name="consumers-sweep"),
         ]
 
@@ -109,25 +137,24 @@ class AckedConsumers:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._rounds.close()
+        if self._led is not None:
+            await self._led.close()
+        elif self._on in self._broker.hosted.on_deleted:
+            self._broker.hosted.on_deleted.remove(self._on)
+        self._rounds.close()
+        await self.pressure.close()
         shared = self._shared
         if shared is None:
             return
+        self._link.finish()
         for consumer in self._consumers():
             consumer.end(Ending.SERVER_SHUTDOWN)
-        await self._until_written(shared)
+        await shared.until_written()
         await shared.outbox.close()
+        shared.interest.close()
         shared.journal.set_owner(lambda key: None)  # the broker closes it
+        shared.journal.on_progress = lambda: None
         self._shared = None
-
-    async def _until_written(self, shared: Shared) -> None:
-        """Wait a moment until the last statuses and changes are sent."""
-        try:
-            async with asyncio.timeout(1.0):
-                await shared.journal.synced(shared.journal.write([]))
-                await asyncio.sleep(0.01)
-        except (TimeoutError, LiftlogError) as error:
-            logger.warning("consumers-not-synced error=%r", error)
 
     async def _open(self) -> None:
         """Open all consumers in the journal."""
@@ -142,31 +169,82 @@ class AckedConsumers:
             hosts = {host.log.incarnation: host for host in broker.hosts.values()}
             gone = [one for one in journal.ledger.incarnations() if one not in hosts]
             for incarnation in hosts.keys() & journal.ledger.incarnations():
-                names, host = journal.ledger.consumers_of(incarnation), hosts[incarnation]
-                for at in range(0, len(names), _LOADED_AT_ONCE):
-                    some = names[at : at + _LOADED_AT_ONCE]
-                    await asyncio.gather(*[self._try_load(shared, host, one) for one in some])
+                names = journal.ledger.consumers_of(incarnation)
+                await self._loader.load_all(shared, hosts[incarnation], names)
             journal.write([Change.stream_deleted(one) for one in gone])
         except LiftlogError as error:
             self.problem = f"the states of consumers cannot be read: {error.message}"
             logger.exception("consumers-not-opened error=%s", error.message)
-        except Exception as error:  # a supervisor: the daemon goes on without them
+        except Exception as error:  # a supervisor: the daemon continues without them
             self.problem = "the states of consumers cannot be read"
             logger.exception("consumers-not-opened error=%r", error)
         finally:
-            # Only now: each read of the journal waits for the changes that were made before it.
+            # This comes last, because each read of the journal waits for the changes that were made
+            # before it.
             self._rounds.start()
             self._opened.set()
 
-    async def opened(self) -> None:
-        """Return when the consumers of the journal are open, or opening them has failed."""
-        await self._opened.wait()
+    async def _open_led(self, led: LedStream) -> None:
+        """Open the consumers of a stream that this node has begun to lead."""
+        names = sorted(led.served.leader.states.names)
+        led.served.snapshot_of = partial(self._snapshot_for_followers, led.host.name)
+        if names:
+            self._link.lead(led.host.name)  # acks and pulls are held until the consumers are open
+            shared = await self._opened_shared()
+            await self._loader.load_all(shared, led.host, names, lambda: not led.served.is_closed)
+
+    def _lost(self, led: LedStream) -> None:
+        """End the consumers of a stream that this node does not lead any more. The next leader ends
+        the waiting pulls, unless the stream was deleted."""
+        self._lingering.pop(led.host.name, None)
+        is_deleted = self._broker.catalog.was_deleted(led.host.name)
+        for consumer in [*self._all.get(led.host.name, {}).values()]:
+            if consumer.host is led.host:
+                if is_deleted and self._shared is not None:
+                    consumer.changes = self._shared.changes  # its own send nothing any more
+                    consumer.end(Ending.CONSUMER_DELETED, is_stored=False)
+                consumer.abandon()
+                self._forget(consumer)
+        self._loader.forget(led.host.name)
+        self._leave_unused(led.host.name)
+
+    async def opened(self, stream: str) -> None:
+        """Wait until the consumers of a stream are open, or opening them has failed. Raises
+        JetStreamError if this takes too long, and at once if they cannot be loaded at present,
+        because the journal cannot be written."""
+        if self.is_open(stream):
+            return
+        journal = self._broker.journal.opened
+        if journal is not None and journal.problem is not None:
+            raise unavailable(f"the consumers are not loaded: {journal.problem}")
+        try:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                await self._opened.wait()
+                if self._led is not None:
+                    await self._led.opened(stream)
+        except TimeoutError:
+            raise unavailable("the consumers are not loaded yet") from None
+
+    def is_open(self, stream: str) -> bool:
+        """Return True if `opened` would return at once."""
+        return self._opened.is_set() and (self._led is None or self._led.is_open(stream))
+
+    def _changes_of(self, shared: Shared, host: StreamHost) -> StreamChanges:
+        """Return the object that accepts changes of a stream's consumers. Raises LiftlogError if
+        another node leads the stream."""
+        return shared.changes if self._led is None else self._led.changes_of(host, shared)
+
+    async def _opened_shared(self) -> Shared:
+        """Open the journal. Raises LiftlogError."""
+        journal = await self._broker.journal.get()
+        return self._shared or self._share(journal)  # there must never be two open journals
 
     def _share(self, journal: Journal) -> Shared:
-        assert self._leaf is not None
-        outbox = Outbox(journal, self._leaf.send, self._send_answers)
-        outbox.start()
+        outbox = Outbox(journal, self._leaf.offer, self._leaf.send, self._link.link.send)
         journal.set_owner(self._snapshot)
+        journal.set_inline(self._broker.intake.inline)
+        journal.on_progress = outbox.advance
+        self._rounds.on_end = journal.append_now
         self._shared = Shared(
             self._services,
             self._leaf,
@@ -175,54 +253,37 @@ class AckedConsumers:
             self._rounds,
             self._clock,
             Advisories(self._leaf),
-            on_inactive=self._inactive,
+            InterestWatch(
+                lambda: [
+                    one
+                    for one in self._consumers()
+                    if one.spec.deliver_subject or one.machine.state.pulls
+                ],
+                self._leaf.has_interest,
+            ),
+            Growth(self._services.live_group),
+            on_inactive=lambda one: self._services.spawn(
+                self._delete_inactive(one, one.active_ns())
+            ),
             on_failure=self._failed,
-            on_policy=self._policy_changed,
+            on_policy=self._renewing.begin,
+            changes=LocalChanges(journal, outbox),
         )
+        self._leaf.on_interest = self._shared.interest.changed
         return self._shared
 
-    async def _send_answers(self, commands: bytes) -> None:
-        self._link.link.send(commands)
-
-    async def _try_load(self, shared: Shared, host: StreamHost, name: str) -> None:
-        """Load a consumer. If that fails, its name stays taken: a new consumer of this name would
-        replace the stored state."""
-        try:
-            await self._load(shared, host, name)
-            self._broken.pop((host.name, name), None)
-        except (LiftlogError, JetStreamError, ValueError, KeyError) as error:
-            key = ConsumerKey(host.log.incarnation, name)
-            self._broken[host.name, name] = key, str(error)
-            logger.exception("consumer-not-loaded stream=%s name=%s", host.name, name)
-
-    async def _load(self, shared: Shared, host: StreamHost, name: str) -> None:
-        stored = await shared.journal.load(ConsumerKey(host.log.incarnation, name))
-        if stored is None:
-            return
-        loaded = load(stored, name)
-        spec, state, policy = loaded.spec, loaded.state, self._services.gate.policy
-        cursor = self._cursor(spec, host)
-        newest = 1 if spec.policy == "last_per_subject" else Shown(host, self._ages, None).history
-        await cursor.begin(state.next_offset, newest, loaded.chosen_end or None)
-        consumer = self._made(
-            shared,
-            spec,
-            host,
-            state,
-            loaded.version,
-            cursor,
-            policy,
-            created_ns=loaded.created_ns,
-            party=b"",
-        )
-        consumer.machine.log_truncated(host.log.log_end_offset)
-        consumer.take_over()
-
     def _snapshot(self, key: ConsumerKey) -> Change | None:
-        for consumer in self._consumers():
-            if consumer.key == key:
-                return consumer.snapshot()
-        return None
+        consumer = self._by_key.get(key)
+        if consumer is None or key in self._updating or not consumer.changes.is_open:
+            # The settings in memory would replace those that an update has just stored.
+            return None
+        return consumer.changes.numbered(consumer.snapshot())
+
+    def _snapshot_for_followers(self, stream: str, name: str) -> Change | None:
+        consumer = self._all.get(stream, {}).get(name)
+        if consumer is None or consumer.is_closed or consumer.key in self._updating:
+            return None
+        return consumer.snapshot()
 
     # --- what there is ---
 
@@ -237,131 +298,242 @@ class AckedConsumers:
         return [found[name] for name in sorted(found)]
 
     def find(self, stream: str, name: str) -> AckedConsumer | None:
-        """Raises JetStreamError for a consumer that could not be loaded."""
-        broken = self._broken.get((stream, name))
+        """Return the consumer of this name, or None. Raises JetStreamError for a consumer that
+        could not be loaded."""
+        if self._led is not None and (problem := self._led.problem_of(stream)):
+            raise JetStreamError(503, 10008, problem)
+        broken = self._loader.problem_of(self._broker.hosts.get(stream), name)
         if broken is not None:
-            problem = f"the state of the consumer is unreadable: {broken[1]}"
-            raise JetStreamError(503, 10008, f"{problem}; delete it, and create it again")
+            raise JetStreamError(503, 10008, broken[1])
         return self._on(stream).get(name)
 
     def _on(self, stream: str) -> dict[str, AckedConsumer]:
         """Return the consumers of a stream. Ends the consumers of a deleted stream, so that a new
         stream of the same name does not inherit them."""
-        found = self._all.get(stream, {})
-        for consumer in [*found.values()]:
-            if self._broker.hosts.get(stream) is not consumer.host:
-                self._end(consumer)
+        found, host = self._all.get(stream, {}), self._broker.hosts.get(stream)
+        if not found or (host is not None and self._hosts.get(stream) is host):
+            return found
+        stale = [one for one in found.values() if one.host is not host]
+        if self._led is None:
+            for consumer in stale:
+                consumer.end(Ending.CONSUMER_DELETED, is_stored=False)
+                self._forget(consumer)
+                if self._shared is not None and self._shared.journal.names.has(consumer.key):
+                    self._shared.journal.write([Change.deleted(consumer.key)])
+        elif stale:
+            return found
+        if found and host is not None:
+            self._hosts[stream] = host
         return found
-
-    def _end(self, consumer: AckedConsumer) -> None:
-        consumer.end(Ending.CONSUMER_DELETED)
-        self._forget(consumer)
-        if self._shared is not None:
-            self._shared.journal.write([Change.deleted(consumer.key)])
 
     # --- requests ---
 
-    async def create(self, spec: ConsumerSpec, host: StreamHost, party: bytes) -> AckedConsumer:
-        """Raises LiftlogError, JetStreamError."""
-        if self._broker.settings.cluster is not None:
-            raise refused("consumers with acks are not supported in a cluster yet")
+    async def create(
+        self, spec: ConsumerSpec, host: StreamHost, party: bytes, *, is_local: bool = False
+    ) -> AckedConsumer:
+        """Return a new consumer, or the existing consumer of this name if its configuration is the
+        same. `is_local` means that the client uses the pull socket. Raises LiftlogError,
+        JetStreamError; then nothing has changed."""
         if self.problem:
             raise JetStreamError(503, 10008, self.problem)
-        assert self._leaf is not None
-        async with self._changing:
-            if self.find(host.name, spec.name) is not None:
+        if self._led is not None:
+            self._led.check(host)
+        async with self._locks.hold(host.name, spec.name, seconds=PATIENCE_SECONDS):
+            there = self.find(host.name, spec.name)
+            if there is not None:
+                if there.spec == spec:
+                    return there
                 raise JetStreamError(400, 10148, "consumer already exists")
-            self._check_room(spec, host, party)
-            await self._leaf.wait_connected()
-            await self._link.ensure(host.name)
-            shared = self._shared or self._share(await self._broker.journal.get())
-            shared.journal.check_writable()
-            deliveries = Deliveries(self._broker, self._services.gate, host, spec.deliver_subject)
-            deliveries.check()
-            cursor = self._cursor(spec, host)
-            policy = self._services.gate.policy
+            own = host.settings.jetstream
+            most = None if own is None else own.max_consumers
+            place = self._admission.enter(host.name, party, most, is_durable=spec.is_durable)
             try:
-                await place(cursor, spec, Shown(host, self._ages, None))
-                state = ConsumerState(settings_of(spec, host.name), cursor.next_offset)
-                consumer = self._made(
-                    shared,
-                    spec,
-                    host,
-                    state,
-                    _FIRST,
-                    cursor,
-                    policy,
-                    created_ns=time.time_ns(),
-                    party=party,
-                )
+                consumer = await self._create(spec, host, place, is_local)
             except BaseException:
-                cursor.close()
+                place.leave()
+                self._leave_unused(host.name)
                 raise
-            try:
-                await shared.journal.synced(shared.journal.write([consumer.snapshot()]))
-            except LiftlogError:
-                shared.journal.write([Change.deleted(consumer.key)])
-                self._forget(consumer)
-                raise
-            shared.advisories.created(host.name, spec.name)
+            self._enter(consumer)
+        consumer.wake()
+        assert self._shared is not None
+        self._shared.advisories.created(host.name, spec.name)
+        return consumer
+
+    async def _create(
+        self, spec: ConsumerSpec, host: StreamHost, place: Place, is_local: bool
+    ) -> AckedConsumer:
+        """Return a new consumer that is stored. Raises LiftlogError, JetStreamError; then it is not
+        stored."""
+        self._link.lead(host.name)
+        if not is_local:
+            await self._leaf.wait_connected()
+            await self._link.confirm(host.name)
+        shared = await self._opened_shared()
+        changes = self._changes_of(shared, host)
+        changes.check()
+        self._builder.deliveries(host, spec).check()
+        consumer = await self._new(shared, spec, host, place, is_local)
+        await store_new(
+            changes,
+            consumer,
+            lambda: changes.is_open and self._broker.hosts.get(host.name) is host,
+        )
+        return consumer
+
+    async def _new(
+        self, shared: Shared, spec: ConsumerSpec, host: StreamHost, place: Place, is_local: bool
+    ) -> AckedConsumer:
+        changes = self._changes_of(shared, host)
+        cursor, policy = await self._builder.placed(spec, host, is_local=is_local)
+        state = ConsumerState(settings_of(spec, host.name), cursor.next_offset)
+        new = Loaded(spec, state, _FIRST, Origin(time.time_ns(), is_local), cursor.chosen_end)
+        return self._builder.consumer(shared, host, new, cursor, policy, place, changes)
+
+    async def restart(self, named: AckedConsumer, change: Changing) -> AckedConsumer:
+        """Let a consumer begin again with the configuration that `change` returns, which has
+        another start. Raises LiftlogError, JetStreamError; then nothing has changed."""
+        async with self._change_of(named) as (_, consumer):
+            spec, host = change(consumer.spec), consumer.host
+            origin = consumer.local.origin._replace(created_ns=time.time_ns())
+            cursor, policy = await self._builder.placed(spec, host, is_local=origin.is_local)
+            await begin_again(consumer, spec, origin, cursor, policy, self._broker.hosts)
             return consumer
 
-    async def update(self, consumer: AckedConsumer, spec: ConsumerSpec) -> None:
-        """Raises LiftlogError, JetStreamError."""
-        before = consumer.spec
-        check_update(before, spec)
-        async with self._changing:
-            shared = self._shared
-            assert shared is not None
-            shared.journal.check_writable()
-            host = consumer.host
-            Deliveries(self._broker, self._services.gate, host, spec.deliver_subject).check()
+    async def update(self, named: AckedConsumer, change: Changing) -> AckedConsumer:
+        """Change the settings of a consumer to those that `change` returns, and return the
+        consumer. Raises LiftlogError, JetStreamError; then nothing has changed."""
+        host = named.host
+        async with self._change_of(named) as (shared, consumer):
+            before = consumer.spec
+            spec = change(before)
+            check_update(before, spec)
+            to = self._builder.deliveries(host, spec)
+            to.check()
+            cursor = policy = None
             if spec.filters != before.filters:
-                await self._read_anew(consumer, spec)
-            consumer.update(replace(spec, settings=settings_of(spec, host.name)))
-            change = Change.updated(consumer.key, consumer.version, consumer.stored_settings())
-            await shared.journal.synced(shared.journal.write([change]))
-            until_ns = spec.settings.pause_until_ns
-            if until_ns != before.settings.pause_until_ns:
-                shared.advisories.paused(host.name, spec.name, until_ns)
+                cursor, policy = await cursor_for(self._builder, consumer, spec)
+            try:
+                await store_settings(consumer.changes, consumer, spec, cursor)
+            except BaseException:
+                if cursor is not None:
+                    cursor.close()
+                raise
+            if cursor is not None:
+                consumer.replace(cursor, policy)
+            consumer.update(replace(spec, settings=settings_of(spec, host.name)), to)
+        until_ns = spec.settings.pause_until_ns
+        if until_ns != before.settings.pause_until_ns:
+            shared.advisories.paused(host.name, spec.name, until_ns)
+        return consumer
+
+    async def reset(self, named: AckedConsumer, sequence: int) -> int:
+        """Let a consumer begin again at `sequence`, or at its ack floor if `sequence` is 0. Returns
+        the sequence. Raises LiftlogError, JetStreamError; then nothing has changed."""
+        async with self._change_of(named) as (_, consumer):
+            offset = await reset_offset(self._builder, consumer, sequence)
+            cursor, policy = await cursor_at(self._builder, consumer, offset)
+            spec, origin, hosts = consumer.spec, consumer.local.origin, self._broker.hosts
+            await begin_again(consumer, spec, origin, cursor, policy, hosts)
+            return offset
+
+    @asynccontextmanager
+    async def _change_of(self, named: AckedConsumer) -> AsyncIterator[tuple[Shared, AckedConsumer]]:
+        """Wait for other changes of a consumer, which may have replaced it. Raises JetStreamError
+        if it was deleted meanwhile, LiftlogError if the journal cannot be written."""
+        host, name = named.host, named.spec.name
+        async with self._locks.hold(host.name, name, seconds=PATIENCE_SECONDS):
+            shared, consumer = self._shared, self.find(host.name, name)
+            if shared is None or consumer is None or consumer.key != named.key:
+                raise JetStreamError(404, 10014, "consumer not found")
+            consumer.changes.check()
+            self._updating.add(consumer.key)
+            try:
+                yield shared, consumer
+            finally:
+                self._updating.discard(consumer.key)
 
     async def delete(self, stream: str, name: str) -> bool:
-        """Raises LiftlogError."""
-        broken = self._broken.pop((stream, name), None)
-        if broken is not None and self._shared is not None:
-            journal = self._shared.journal
-            await journal.synced(journal.write([Change.deleted(broken[0])]))
-            return True
-        consumer = self.find(stream, name)
-        if consumer is None or self._shared is None:
+        """Delete a consumer. Raises LiftlogError, JetStreamError; then the consumer still
+        exists."""
+        shared = self._shared
+        if shared is None:
             return False
-        await self._delete(consumer, Ending.CONSUMER_DELETED)
-        return True
+        async with self._locks.hold(stream, name, seconds=PATIENCE_SECONDS):
+            broken = self._loader.problem_of(self._broker.hosts.get(stream), name)
+            if broken is not None:
+                changes = self._changes_of(shared, self._broker.hosts[stream])
+                await store_deletion(changes, broken[0], lambda: None)
+                self._loader.broken.pop((stream, name), None)
+                return True
+            consumer = self.find(stream, name)
+            if consumer is None:
+                return False
+            await self._delete(shared, consumer)
+            return True
 
-    async def _delete(self, consumer: AckedConsumer, why: Ending) -> None:
-        shared, stream, name = self._shared, consumer.host.name, consumer.spec.name
-        if shared is None or self.find(stream, name) is not consumer:
-            return
-        consumer.end(why)
+    async def _delete(self, shared: Shared, consumer: AckedConsumer) -> None:
+        (_, name), stream, changes = consumer.key, consumer.host.name, consumer.changes
+        changes.check()
+        consumer.is_held = True  # a change after the deletion would have no effect
+        try:
+            await store_deletion(
+                changes, consumer.key, lambda: None if consumer.is_closed else consumer.snapshot()
+            )
+        finally:
+            consumer.is_held = False
+            consumer.wake()
+        consumer.end(Ending.CONSUMER_DELETED, is_stored=False)
+        self._lingering[stream] = time.monotonic() + LINGER_SECONDS
         self._forget(consumer)
-        await shared.journal.synced(shared.journal.write([Change.deleted(consumer.key)]))
         shared.advisories.deleted(stream, name)
 
     def take(self, arrived: Arrived) -> None:
-        """Take the acks and pulls of one read."""
+        """Pass the acks and pulls of one read to their consumers."""
+        if self._led is not None and self._led.holds(arrived):
+            return
         consumers = self._on(arrived.stream)
+        lost: list[bytes] = []
         for acks in arrived.acks:
             consumer = consumers.get(acks.consumer)
-            if consumer is not None:
+            if (
+                consumer is None
+                or consumer.is_closed  # it is being loaded again
+                or consumer.spec.settings.ack_policy is AckPolicy.NONE
+            ):
+                lost += filter(None, acks.replies)
+            else:
                 consumer.acknowledge(acks)
         for pull in arrived.pulls:
             consumer = consumers.get(pull.consumer)
-            if consumer is not None:  # else the API answers
+            if consumer is not None and consumer.is_closed:
+                lost.append(pull.reply)
+            elif consumer is not None:  # else the API answers
                 consumer.pull(pull.reply, pull.request)
-        targets = [self._broker.destinations.for_answer(one) for one in arrived.answers]
-        answers = b"".join([command(one, b"") for one in targets if one is not None])
+        answers = ack_answers(self._broker.destinations, arrived.answers, lost)
         if answers:
             self._link.link.send(answers)
+        self._rounds.run()
+
+    def subscribed_at(self, stream: str) -> float:
+        return self._link.subscribed_at(stream)
+
+    def refuse_pull(self, stream: str, name: str, reply: bytes) -> bool:
+        """Forget a pull that is held until the consumers of a stream are open, because its client
+        gets an answer now. Returns False if the consumer is open already, and has the pull."""
+        if name in self._all.get(stream, ()):
+            return False
+        if self._led is not None:
+            self._led.drop_pull(stream, name, reply)
+        return True
+
+    def takes_pull(self, subject: bytes) -> bool:
+        """Return True if `subject` belongs to a pull for a consumer here."""
+        if not subject.startswith(PULL_PREFIX):
+            return False
+        stream, _, name = (
+            subject.removeprefix(PULL_PREFIX).decode("utf-8", "replace").partition(".")
+        )
+        return name in self._all.get(stream, ())
 
     def flow_answered(self, subject: bytes) -> None:
         """Take an answer to a request of flow control."""
@@ -373,129 +545,84 @@ class AckedConsumers:
 
     # --- inside ---
 
-    def _cursor(self, spec: ConsumerSpec, host: StreamHost) -> Cursor:
-        """Return a cursor with the present rights of clients of NATS. Raises Forbidden."""
-        readable = self._services.gate.readable_subjects(OVER_NATS, host.name, peer="nats")
-        shown, member = Shown(host, self._ages, None), (host.name, spec.name)
-        return Cursor(self._services, shown, spec.filters, readable, member, self._budgets)
-
-    async def _read_anew(self, consumer: AckedConsumer, spec: ConsumerSpec) -> None:
-        """Replace a consumer's cursor by one with the filters of `spec` and the present rights.
-        Raises LiftlogError."""
-        policy = self._services.gate.policy
-        cursor = self._cursor(spec, consumer.host)
-        await cursor.begin(consumer.machine.state.next_offset, None)
-        cursor.move(consumer.machine.state.next_offset)
-        if consumer.is_closed:
-            cursor.close()
-        else:
-            consumer.replace(cursor, policy)
-
-    def _policy_changed(self, consumer: AckedConsumer) -> None:
-        if consumer.key not in self._renewing:
-            self._renewing.add(consumer.key)
-            self._services.spawn(self._renew(consumer))
-
-    async def _renew(self, consumer: AckedConsumer) -> None:
-        try:
-            await self._read_anew(consumer, consumer.spec)
-        except LiftlogError as error:  # it may read nothing; the next turn asks again
-            logger.warning(
-                "consumer-not-read stream=%s name=%s error=%s", *consumer.key, error.message
-            )
-            await asyncio.sleep(_SWEEP_SECONDS)
-        finally:
-            self._renewing.discard(consumer.key)
-        consumer.wake()
-
-    def _made(
-        self,
-        shared: Shared,
-        spec: ConsumerSpec,
-        host: StreamHost,
-        state: ConsumerState,
-        version: StateVersion,
-        cursor: Cursor,
-        policy: Policy | None,
-        *,
-        created_ns: int,
-        party: bytes,
-    ) -> AckedConsumer:
-        now = asyncio.get_running_loop().time()
-        composer = Composer(
-            host.name,
-            spec,
-            Deliveries(self._broker, self._services.gate, host, spec.deliver_subject),
-            PushFlow(spec, host.name, self._windows.part(), now),
-            shared.leaf,
-            shared.advisories,
-            self._clock,
-        )
-        consumer = AckedConsumer(
-            spec,
-            host,
-            Consumer(state),
-            version,
-            cursor,
-            composer,
-            shared,
-            policy=policy,
-            created_ns=created_ns,
-            party=party,
-        )
-        self._all.setdefault(host.name, {})[spec.name] = consumer
-        self._link.lead(host.name)
-        self._rounds.ready(consumer)
-        return consumer
+    def _enter(self, consumer: AckedConsumer) -> None:
+        name = consumer.host.name
+        self._all.setdefault(name, {})[consumer.spec.name] = consumer
+        if self._hosts.get(name) is not consumer.host:
+            self._hosts.pop(name, None)
+        self._by_key[consumer.key] = consumer
+        self._link.lead(consumer.host.name)
 
     def _forget(self, consumer: AckedConsumer) -> None:
         found = self._all.get(consumer.host.name, {})
+        if self._by_key.get(consumer.key) is consumer:
+            del self._by_key[consumer.key]
         if found.get(consumer.spec.name) is consumer:
             del found[consumer.spec.name]
             if not found:
                 del self._all[consumer.host.name]
-                self._link.leave(consumer.host.name)
+                self._hosts.pop(consumer.host.name, None)
+            self._leave_unused(consumer.host.name)
 
-    def _check_room(self, spec: ConsumerSpec, host: StreamHost, party: bytes) -> None:
-        own = host.settings.jetstream
-        most = None if own is None else own.max_consumers
-        here = self._on(host.name)
-        is_full = self.count() >= MAX_CONSUMERS or (most is not None and len(here) >= most)
-        if not spec.is_durable:
-            of_party = [one for one in self._consumers() if one.party == party]
-            is_full = is_full or len(of_party) >= MAX_OF_PARTY
-        if is_full:
-            raise JetStreamError(400, 10026, "maximum consumers limit reached")
+    def _leave_unused(self, stream: str) -> None:
+        """Unsubscribe for a stream without consumers, unless the last one was just deleted."""
+        if not self._admission.is_used(stream) and stream not in self._lingering:
+            self._link.leave(stream)
 
-    def _inactive(self, consumer: AckedConsumer) -> None:
-        self._services.spawn(self._delete(consumer, Ending.CONSUMER_DELETED))
+    async def _delete_inactive(self, consumer: AckedConsumer, active_ns: int) -> None:
+        """Delete a consumer, unless clients have used it since `active_ns`."""
+        stream, name = consumer.host.name, consumer.spec.name
+        try:
+            async with self._locks.hold(stream, name):
+                shared, found = self._shared, self.find(stream, name)
+                if shared is None or found is not consumer or consumer.active_ns() != active_ns:
+                    return
+                await self._delete(shared, consumer)
+        except LiftlogError as error:  # the attempt is repeated after the same time
+            logger.warning("consumer-not-deleted stream=%s name=%s error=%s", stream, name, error)
 
     def _failed(self, consumer: AckedConsumer) -> None:
-        """Load a consumer again from the journal, after a defect has ended it in memory."""
+        """Load a consumer from the journal again, because a defect has ended it in memory."""
         consumer.abandon()
         self._services.spawn(self._reload(consumer))
 
     async def _reload(self, consumer: AckedConsumer) -> None:
-        await asyncio.sleep(_SWEEP_SECONDS)
+        await asyncio.sleep(SWEEP_SECONDS)
         host, name = consumer.host, consumer.spec.name
-        if self._shared is not None and self._on(host.name).get(name) is consumer:
-            await self._try_load(self._shared, host, name)
 
-    async def _watch_interest(self) -> None:
-        assert self._leaf is not None
-        while True:
-            await self._leaf.interest_changed()
-            for consumer in self._consumers():
-                if consumer.spec.deliver_subject or consumer.machine.state.pulls:
-                    consumer.wake()
-            await asyncio.sleep(0.02)
+        def is_wanted() -> bool:
+            return self._on(host.name).get(name) is consumer
+
+        async with self._locks.hold(host.name, name):
+            if self._shared is not None and is_wanted():
+                await self._loader.load(self._shared, host, name, is_wanted)
+                if is_wanted():
+                    self._forget(consumer)  # it could not be loaded
 
     async def _sweep(self) -> None:
-        """End the consumers of streams that were deleted."""
+        """End the consumers of streams that were deleted, and the subscriptions for streams that
+        have had no consumers for some time. Wake the consumers of records that a purge or retention
+        has removed."""
+        starts: dict[str, int] = {}
         while True:
-            await asyncio.sleep(_SWEEP_SECONDS)
+            await asyncio.sleep(SWEEP_SECONDS)
+            now = time.monotonic()
+            for stream in [one for one, until in self._lingering.items() if until <= now]:
+                del self._lingering[stream]
+                self._leave_unused(stream)
+            before, starts = starts, {}
             for stream in [*self._all]:
-                self._on(stream)
-            if self._shared is not None and self._shared.pending >= MAX_PENDING_OF_ALL:
+                for consumer in self._on(stream).values():
+                    start = starts.setdefault(stream, consumer.host.log.log_start_offset)
+                    if before.get(stream) == start:
+                        break
+                    if consumer.machine.state.floor_offset < start:
+                        consumer.wake()  # it may have waited for an ack of a record that is gone
+            shared = self._shared
+            if shared is not None:
+                shared.interest.forget_closed()
+            if shared is not None and self._loader.denied and shared.journal.problem is None:
+                await self._loader.load_denied(shared, self._broker.hosts, self._locks)
+            if self._shared is not None and self._shared.room <= 0:
                 for consumer in self._consumers():
                     consumer.wake()

@@ -1,15 +1,16 @@
-"""Acks in columns: many at a time, from the messages that one read of the connection brings. Pure.
+"""Parses acks into columns: many at a time, from the messages of one read of the connection. Pure.
 
 The reply subject of a delivery, to which a worker sends its ack, has nine tokens:
 
     $JS.ACK.<stream>.<consumer>.<count>.<sequence>.<consumer sequence>.<stamp>.<pending>
 
-Anybody who can publish there can send an ack, so messages without this form are counted and
-dropped. Parsing costs a few operations per column, not per ack.
+Every client that may publish to these subjects can send an ack. So messages without this form are
+counted and dropped. Parsing costs a few operations per column, not per ack.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import repeat
 from typing import NamedTuple
@@ -28,14 +29,13 @@ from liftlog.server.jetstream_api.workers.ack_bodies import (
 PREFIX = b"$JS.ACK."
 _NUMBERS = 5
 _MAX_DIGITS = 19
-_DOT, _END, _FIRST_DIGIT = b".\n0"
 _BEYOND = 2**63 - 1
-_FEW = 32
-"""With fewer acks than this, columns cost more than they save."""
+_NUMBER = b"[0-9]{1,%d}" % _MAX_DIGITS
+_LINES = re.compile(rb"(?>(?:%b\n)*)" % rb"\.".join([_NUMBER] * _NUMBERS)).fullmatch
 
 
 class WorkerAcks(NamedTuple):
-    """Acks for one consumer in the order in which they came."""
+    """Acks for one consumer, in the order of arrival."""
 
     consumer: str
     acks: Acks
@@ -58,16 +58,19 @@ class ParsedAcks(NamedTuple):
     acks: list[WorkerAcks]
     pulls: list[NextPull]
     answers: list[bytes]
-    """Reply subjects of acks that have no effect, because of their bodies, and want an answer."""
+    """Reply subjects of acks that have no effect because of their bodies, but whose clients want an
+    answer."""
     dropped: int
     """Number of messages that are not valid acks of this stream."""
 
 
 class AckParser:
-    """Parses what arrives on `$JS.ACK.<stream>.>`."""
+    """Parses the messages that arrive on `$JS.ACK.<stream>.>`."""
 
     def __init__(self, stream: str) -> None:
         self._prefix = b"%b%b." % (PREFIX, stream.encode())
+        form = rb"%b[^.]+%b" % (re.escape(self._prefix), rb"\.(%b)" % _NUMBER * _NUMBERS)
+        self._match = re.compile(form).fullmatch
 
     def parse(self, run: MessageRun) -> ParsedAcks:
         parsed = ParsedAcks([], [], [], 0)
@@ -89,8 +92,8 @@ class AckParser:
         return parsed._replace(dropped=dropped) if dropped else parsed
 
     def _by_consumer(self, subjects: Sequence[bytes]) -> Iterator[list[int] | None]:
-        """Yield the indices of the acks of each consumer; None, which means all, if there is only
-        one consumer."""
+        """Yield the indices of the acks of each consumer. If there is only one consumer, yield
+        None, which means all."""
         size = len(self._prefix)
         head = subjects[0][: subjects[0].find(b".", size) + 1]
         if len(subjects) == 1 or (head and all(map(bytes.startswith, subjects, repeat(head)))):
@@ -106,7 +109,7 @@ class AckParser:
         """Parse acks of one consumer into `parsed`. Returns the number of messages that are not
         valid acks."""
         count = len(rows.subjects)
-        numbers = self._numbers(rows.subjects) if count >= _FEW else None
+        numbers = self._numbers(rows.subjects) if count > 1 else None
         if numbers is None:
             lines = list(map(self._numbers_of, rows.subjects))
             if None in lines:
@@ -125,18 +128,15 @@ class AckParser:
 
     def _numbers_of(self, subject: bytes) -> list[int] | None:
         """Return the five numbers of a subject; None if it does not have this form."""
-        tokens = subject[len(self._prefix) :].split(b".")
-        texts = tokens[1:]
-        if len(texts) != _NUMBERS or not tokens[0] or not subject.startswith(self._prefix):
+        found = self._match(subject)
+        if found is None:
             return None
-        if not all(map(bytes.isdigit, texts)) or max(map(len, texts)) > _MAX_DIGITS:
-            return None
-        numbers = list(map(int, texts))
+        numbers = list(map(int, found.groups()))
         return numbers if max(numbers) < _BEYOND else None
 
     def _numbers(self, subjects: Sequence[bytes]) -> Ints | None:
-        """Return a row of the five numbers of each subject of one consumer, as `_numbers_of`; None
-        unless all have this form."""
+        """Return one row of five numbers for each subject of one consumer (see `_numbers_of`); None
+        if one subject does not have this form."""
         head = subjects[0][: subjects[0].find(b".", len(self._prefix)) + 1]
         if not head.startswith(self._prefix) or len(head) <= len(self._prefix) + 1:
             return None
@@ -144,27 +144,17 @@ class AckParser:
         if text.count(b"\n" + head) != len(subjects) - 1:
             return None
         text = text[len(head) :].replace(b"\n" + head, b"\n")
-        if text.translate(None, b"0123456789.\n"):
-            return None
-        codes = np.frombuffer(text, np.uint8)
-        places = np.flatnonzero(codes < _FIRST_DIGIT)
-        if len(places) != _NUMBERS * len(subjects):
-            return None
-        marks = codes[places].reshape(-1, _NUMBERS)
-        if (marks[:, :-1] != _DOT).any() or (marks[:, -1] != _END).any():
-            return None
-        digits = np.diff(places, prepend=-1) - 1
-        if digits.min() < 1 or digits.max() > _MAX_DIGITS:
+        if _LINES(text) is None:
             return None
         numbers = np.fromstring(text.replace(b"\n", b"."), np.int64, sep=".")
-        if len(numbers) != len(places) or numbers.max() == _BEYOND:
+        if len(numbers) != _NUMBERS * len(subjects) or numbers.max() == _BEYOND:
             return None
         found: Ints = numbers.reshape(-1, _NUMBERS)
         return found
 
 
 class _Rows(NamedTuple):
-    """Columns of messages; `replies` is empty if none has a reply subject."""
+    """Columns of messages. `replies` is empty if no message has a reply subject."""
 
     subjects: Sequence[bytes]
     payloads: Sequence[bytes]
@@ -182,8 +172,9 @@ def _append(parsed: ParsedAcks, consumer: str, rows: _Rows, numbers: Ints) -> No
     """Add acks of one consumer with these numbers to `parsed`."""
     count = len(numbers)
     if sum(map(rows.payloads.count, PLAIN)) == count:
-        kinds, delays = np.zeros(count, np.uint8), np.zeros(count, np.int64)  # AckKind.ACK is 0
-        parsed.acks.append(_acks(consumer, numbers, kinds, delays, {}, rows.replies))
+        acks = Acks.plain(numbers[:, 1], numbers[:, 0], numbers[:, 3])
+        replies = rows.replies if any(rows.replies) else ()
+        parsed.acks.append(WorkerAcks(consumer, acks, numbers[:, 2], replies))
         return
     known = {payload: parse_ack_body(payload) for payload in set(rows.payloads)}
     if any(body.pull is not None for body in known.values()):
@@ -221,8 +212,8 @@ def _acks(
 def _take_pulls(
     parsed: ParsedAcks, consumer: str, rows: _Rows, known: Mapping[bytes, AckBody]
 ) -> _Rows:
-    """Add the pulls that came with acks. Their acks get no answer: the messages are the answer. A
-    pull without a reply subject asks for nothing."""
+    """Add the pulls that came with acks. Such an ack gets no separate answer, because the client
+    gets messages. A pull without a reply subject is ignored."""
     if not rows.replies:
         return rows
     replies = list(rows.replies)

@@ -2,9 +2,9 @@
 
 They are for monitoring, and for programs that copy messages which have reached `max_deliver`. An
 advisory is sent only if its subject has a subscriber and the server accepts it without waiting, and
-at most 1,000 are sent per second. So advisories never delay deliveries. Those that are not sent are
-counted. So a program cannot rely on them; a consumer keeps the offsets of its exhausted messages
-for that.
+at most 1,000 are sent per second. So advisories never delay deliveries, and a program cannot rely
+on them; the daemon counts advisories that it does not send. The state of a consumer also keeps the
+offsets of its newest exhausted messages.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from __future__ import annotations
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, repeat
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from liftlog.deliveries.instructions import Advisory, AdvisoryKind
 from liftlog.sequencing.destinations import own_subject
@@ -27,6 +27,8 @@ _FULL = MOST_PER_SECOND * _SECOND_NS
 _SUBJECT = "$JS.EVENT.ADVISORY.CONSUMER."
 _TYPE = "io.nats.jetstream.advisory.v1."
 _ACTION = "consumer_action"
+_METRIC = "$JS.EVENT.METRIC.CONSUMER."
+_ACK_METRIC = "io.nats.jetstream.metric.v1.consumer_ack"
 _TOKENS = {
     AdvisoryKind.MAX_DELIVERIES: "MAX_DELIVERIES",
     AdvisoryKind.TERMINATED: "MSG_TERMINATED",
@@ -34,20 +36,29 @@ _TOKENS = {
 }
 
 
+class Sample(NamedTuple):
+    """An ack about which a metric is published. `ack_ns` is the time since the delivery."""
+
+    sequence: int
+    offset: int
+    ack_ns: int
+    deliveries: int
+
+
 class Sender(Protocol):
-    """The leaf node connection."""
+    """The leaf node connection, as far as advisories need it."""
 
     def has_interest(self, subject: bytes) -> bool: ...
 
     def queues(self, subject: bytes) -> bytes: ...
 
     def offer(self, commands: bytes) -> bool:
-        """Send without waiting. Returns False if that is not possible now."""
+        """Send without waiting. Returns False if the message cannot be sent now."""
         ...
 
 
 class Advisories:
-    """Belongs to one event loop."""
+    """Sends advisories, and counts them. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -59,7 +70,7 @@ class Advisories:
         self._now_ns = now_ns
         self._monotonic_ns = monotonic_ns
         self._room = _FULL
-        """Credit for advisories; each one uses `_SECOND_NS` of it."""
+        """Credit for advisories. Each advisory uses `_SECOND_NS` of it."""
         self._refilled_ns = monotonic_ns()
         self.sent: Counter[str] = Counter()
         """Number of sent advisories by kind, which is a token of the subject."""
@@ -81,13 +92,39 @@ class Advisories:
         self._send("DELETED", _ACTION, stream, consumer, [{"action": "delete"}], 1)
 
     def paused(self, stream: str, consumer: str, until_ns: int) -> None:
-        """Send PAUSE, also for the end of a pause. `until_ns` is the end in ns since 1970; 0 if the
-        consumer has no pause any more."""
+        """Send the advisory PAUSE, at the beginning or at the end of a pause. `until_ns` is the end
+        of the pause in ns since 1970; 0 if the consumer is not paused."""
         fields = {
             "paused": self._now_ns() < until_ns,
             "pause_until": time_text(until_ns) if until_ns else ZERO_TIME,
         }
         self._send("PAUSE", "consumer_pause", stream, consumer, [fields], 1)
+
+    def pinned(self, stream: str, consumer: str, group: str, pin: str) -> None:
+        """Send PINNED: the client with the id `pin` gets the messages of a group."""
+        fields = {"group": group, "pinned_id": pin}
+        self._send("PINNED", "consumer_group_pinned", stream, consumer, [fields], 1)
+
+    def unpinned(self, stream: str, consumer: str, group: str, reason: str) -> None:
+        fields = {"group": group, "reason": reason}
+        self._send("UNPINNED", "consumer_group_unpinned", stream, consumer, [fields], 1)
+
+    def wants_samples(self, stream: str, consumer: str) -> bool:
+        """Return True if anybody subscribes to the metrics of acks."""
+        return self._sender.has_interest(f"{_METRIC}ACK.{stream}.{consumer}".encode())
+
+    def acked(self, stream: str, consumer: str, samples: Sequence[Sample]) -> None:
+        """Send a metric about each of these acks."""
+        bodies = (
+            {
+                "consumer_seq": one.sequence,
+                "stream_seq": one.offset,
+                "ack_time": one.ack_ns,
+                "deliveries": one.deliveries,
+            }
+            for one in samples
+        )
+        self._send("ACK", _ACK_METRIC, stream, consumer, bodies, len(samples), _METRIC)
 
     # --- sending ---
 
@@ -99,8 +136,9 @@ class Advisories:
         consumer: str,
         bodies: Iterable[dict[str, Any]],
         count: int,
+        prefix: str = _SUBJECT,
     ) -> None:
-        subject = own_subject(f"{_SUBJECT}{token}.{stream}.{consumer}".encode())
+        subject = own_subject(f"{prefix}{token}.{stream}.{consumer}".encode())
         if not count or not self._sender.has_interest(subject):
             return
         room = self._refill()
@@ -109,7 +147,11 @@ class Advisories:
         for body in bodies:
             if len(commands) >= room:
                 break
-            head = {"type": _TYPE + type_, "id": secrets.token_hex(11), "timestamp": now}
+            head = {
+                "type": type_ if "." in type_ else _TYPE + type_,
+                "id": secrets.token_hex(11),
+                "timestamp": now,
+            }
             text = to_text({**head, "stream": stream, "consumer": consumer, **body})
             commands.append(leaf_message(subject, b"", b"", text, queues))
         sent = len(commands)
@@ -120,7 +162,7 @@ class Advisories:
         self.left_out[token] += count - sent
 
     def _refill(self) -> int:
-        """Return how many may be sent now."""
+        """Return the number of advisories that may be sent now."""
         now = self._monotonic_ns()
         self._room = min(self._room + (now - self._refilled_ns) * MOST_PER_SECOND, _FULL)
         self._refilled_ns = now

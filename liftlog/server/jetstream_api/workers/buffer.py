@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
+from operator import itemgetter
 
 import numpy as np
 
-from liftlog.deliveries.records import Records
-from liftlog.server.jetstream_api.consumers.cursor import Row
+from liftlog.deliveries.columns import NO_INTS
+from liftlog.deliveries.records import Records, Scan
+from liftlog.server.jetstream_api.consumers.cursor import Cursor, Row
+from liftlog.server.jetstream_api.workers.pacing import Replay
 
 logger = logging.getLogger("liftlog.server.jetstream_api")
+
+_OFFSET = itemgetter(0)
+_AGAIN_BYTES = 1024 * 1024
+"""Redeliveries are read up to this size at a time."""
 
 
 class Buffer:
@@ -18,12 +27,35 @@ class Buffer:
     up to the position of the cursor. `again` are for redeliveries, by offset, together with the
     offsets that were read."""
 
-    def __init__(self, start: int) -> None:
+    def __init__(self, start: int, *, replay: Replay | None = None) -> None:
+        """`replay` delays `rows`."""
         self.start = start
+        self.replay = replay
+        self.due_ns: int | None = None
+        """Time at which a row whose pause has not ended may be delivered; None if no row waits."""
         self.rows: list[Row] = []
         self.is_at_end = False
-        self.waits = False
+        self.examined = 0
+        """After a wait for records, until the next `skip`: the offset below which the wait found no
+        wanted record. At other times 0."""
+        self._waits_from = -1
+        self._needs_thread = False
+        """True if a thread had to read the newest rows."""
+        self._clears = 0
+        self._largest_bytes = 0
+        """Upper bound of the sizes of `rows`."""
         self.again: tuple[list[int], dict[int, Row]] = ([], {})
+
+    def waits(self, position: int, offset: int) -> None:
+        """Note that the consumer waits for records from `offset` on. `position` is the position of
+        the cursor. The cursor may not have reached `offset` yet."""
+        self._waits_from = position if position >= offset else -1
+
+    def skip(self, position: int, examined: int) -> int:
+        """Return the position to which the cursor may skip. All records below `examined` were
+        examined during the present wait. If the consumer does not wait, `examined` is 0."""
+        end, self.examined = examined or self.examined, 0
+        return end if position == self._waits_from and not self.rows else position
 
     def take_again(self) -> tuple[list[int], dict[int, Row]]:
         taken, self.again = self.again, ([], {})
@@ -31,41 +63,112 @@ class Buffer:
 
     def clear(self, start: int) -> None:
         self.start, self.rows, self.is_at_end = start, [], False
+        self._clears += 1
 
     def add(self, rows: list[Row], is_at_end: bool) -> None:
+        self._needs_thread = False
         self.rows += rows
+        self._largest_bytes = max(self._largest_bytes, _largest_bytes(rows))
         self.is_at_end = is_at_end
+
+    async def read(self, cursor: Cursor) -> None:
+        """Read the next records for first deliveries."""
+        clears = self._clears
+        found = await cursor.read()
+        if clears != self._clears:  # the delivery goes on elsewhere
+            cursor.move(self.start)
+            return
+        self.add(*found)
+        self._needs_thread = True
+
+    def reads_ahead(self, delivered: int) -> bool:
+        """Return True if the next records should be read now, while the clients process those that
+        this turn has delivered: otherwise the next turn of this size would wait for a thread."""
+        return self._needs_thread and not self.is_at_end and len(self.rows) < delivered
+
+    async def read_again(self, cursor: Cursor, wanted: Sequence[int]) -> None:
+        """Read the first of these records, in the order of their redelivery, up to about
+        `_AGAIN_BYTES`."""
+        rows, end = await cursor.rows_at(sorted(wanted), _AGAIN_BYTES)
+        asked = list(takewhile(lambda offset: offset < end, wanted))
+        if not asked:  # in the log, many of the others precede the first one
+            asked = [wanted[0]]
+            rows, _ = await cursor.rows_at(asked, _AGAIN_BYTES)
+        self.again = asked, {row.offset: row for row in rows}
+
+    def fitting(self, limit: int) -> int:
+        """Return the number of rows before the first one that is larger than `limit` bytes; 0 means
+        no limit."""
+        if not limit or self._largest_bytes <= limit:
+            return len(self.rows)
+        large = (place for place, row in enumerate(self.rows) if size_over_nats(row) > limit)
+        return next(large, len(self.rows))
+
+    def leave_out_large(self, limit: int, consumer: str) -> None:
+        """Apply `within_payload` to the rows."""
+        if limit and self._largest_bytes > limit:
+            self.rows, self._largest_bytes = within_payload(self.rows, limit, consumer), limit
+
+    def delivered(self, taken: Mapping[int, Row], now_ns: int) -> None:
+        """Note the rows that were delivered."""
+        replay = self.replay
+        if replay is None or not taken:
+            return
+        replay.delivered(taken[max(taken)].timestamp_ns, now_ns)
+        if self.rows and not replay.is_over:
+            self.due_ns = replay.due_ns(self.rows[0])
+
+    def tick(self, now_ns: int) -> None:
+        if self.due_ns is not None and self.due_ns <= now_ns:
+            self.due_ns = None
 
     def drop_before(self, offset: int) -> dict[int, Row]:
         """Remove the records below `offset`, and return them."""
         if offset <= self.start:
             return {}
         self.start = offset
-        place = 0
-        while place < len(self.rows) and self.rows[place].offset < offset:
-            place += 1
-        taken, self.rows = self.rows[:place], self.rows[place:]
-        return {row.offset: row for row in taken}
+        place = bisect_left(self.rows, offset, key=_OFFSET)
+        taken = self.rows[:place]
+        del self.rows[:place]
+        return dict(zip(map(_OFFSET, taken), taken, strict=True))
+
+    def scan(self, most: int, end: int, now_ns: int, *, is_at_end: bool) -> Scan | None:
+        """Return up to `most` records for first deliveries; None if they must wait. `end` is the
+        position of the cursor. `is_at_end` is true if the log has no committed record from `end`
+        on."""
+        rows = self.rows
+        if self.replay is not None:
+            self.replay.is_over = self.replay.is_over or (is_at_end and not rows)
+            most = min(most, self.replay.ready(rows, now_ns))
+        if len(rows) <= most:
+            return Scan(self.start, end, records_of(rows), is_at_end)
+        if not most:
+            assert self.replay is not None
+            self.due_ns = self.replay.due_ns(rows[0])
+            return None
+        rows = rows[:most]
+        return Scan(self.start, rows[-1].offset + 1, records_of(rows), is_at_end=False)
 
 
 def records_of(rows: Sequence[Row]) -> Records:
-    count = len(rows)
+    if not rows:
+        return Records(NO_INTS, NO_INTS, NO_INTS)
+    offsets, stamps, subjects, headers, values = zip(*rows, strict=True)
+    sizes = map(sum, zip(map(len, subjects), map(len, headers), map(len, values), strict=True))
     return Records(
-        np.fromiter([row.offset for row in rows], np.int64, count),
-        np.fromiter(
-            [len(row.subject) + len(row.headers) + len(row.value) for row in rows], np.int64, count
-        ),
-        np.fromiter([row.timestamp_ns for row in rows], np.int64, count),
+        np.array(offsets, np.int64),
+        np.fromiter(sizes, np.int64, len(rows)),
+        np.array(stamps, np.int64),
     )
 
 
 def within_payload(rows: list[Row], limit: int, consumer: str) -> list[Row]:
-    """Leave out rows that are larger than `limit` bytes, the `max_payload` of NATS; 0: no limit.
-    It can be lowered, and NATS ends the connection after a larger message. Such records count as
-    not matching."""
-    if not limit:
+    """Leave out rows that are larger than `limit` bytes, the `max_payload` of NATS; with 0 there is
+    no limit. NATS servers can lower `max_payload`, and they end a connection that sends a larger
+    message. Records that are left out count as not matching."""
+    if not limit or _largest_bytes(rows) <= limit:
         return rows
-    fitting = [row for row in rows if len(row.value) + len(row.headers) <= limit]
+    fitting = [row for row in rows if size_over_nats(row) <= limit]
     if len(fitting) < len(rows):
         logger.warning(
             "jetstream-consumer-skipped name=%s first=%d last=%d max_payload=%d reason=%s",
@@ -73,6 +176,19 @@ def within_payload(rows: list[Row], limit: int, consumer: str) -> list[Row]:
             rows[0].offset,
             rows[-1].offset,
             limit,
-            "records that are larger than NATS takes",
+            "records that are larger than NATS accepts",
         )
     return fitting
+
+
+def size_over_nats(row: Row) -> int:
+    """Return the size that counts for the `max_payload` of NATS, in bytes."""
+    return len(row.value) + len(row.headers)
+
+
+def _largest_bytes(rows: Sequence[Row]) -> int:
+    """Return an upper bound of the sizes of these rows."""
+    if not rows:
+        return 0
+    _, _, _, headers, values = zip(*rows, strict=True)
+    return max(map(len, headers)) + max(map(len, values))

@@ -3,32 +3,39 @@
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Iterator
 from itertools import repeat
 from typing import NamedTuple
 
+from liftlog.deliveries.pull import NO_PRIORITY, Priority, PullRequest
+from liftlog.deliveries.settings import PriorityPolicy, Settings
 from liftlog.sequencing.run import MessageRun
 from liftlog.server.jetstream_api.consumers.pull_body import BadPull, Pull, parse_pull
 
 PREFIX = b"$JS.API.CONSUMER.MSG.NEXT."
 _LEVEL = re.compile(rb"\r\nNats-Required-Api-Level:[ \t]*([^\r\n]*)\r\n")
+_FIRST_PRIORITY = Pull._fields.index("group")
+_NO_PRIORITIES = Pull()[_FIRST_PRIORITY:]
 _NUMBER = re.compile(rb"[+-]?[0-9]{1,18}")
 
 
 class WorkerPull(NamedTuple):
     consumer: str
     reply: bytes
-    """Where the client awaits messages and the status. Not checked: a client names any subject."""
+    """The subject on which the client awaits messages and the status. It is not checked: a client
+    can name any subject."""
     request: Pull | BadPull
-    """A BadPull has the words of the status for the client, if the consumer exists."""
+    """The parsed pull. A BadPull has the words of the status for the client, if the consumer
+    exists."""
 
 
 class PullParser:
-    """Parses what arrives on `$JS.API.CONSUMER.MSG.NEXT.<stream>.*`."""
+    """Parses the messages that arrive on `$JS.API.CONSUMER.MSG.NEXT.<stream>.*`."""
 
     def __init__(self, stream: str, api_level: int) -> None:
-        """`api_level` is the level of JetStream's API that the daemon reports. A client can require
-        a higher one, and is refused then."""
+        """`api_level` is the level of JetStream's API that the daemon reports. A pull that requires
+        a higher level is refused."""
         self._prefix = b"%b%b." % (PREFIX, stream.encode())
         self._api_level = api_level
 
@@ -67,3 +74,23 @@ def request_of(body: bytes) -> Pull | BadPull:
         return parse_pull(body)
     except BadPull as error:
         return error
+
+
+def pull_of(pull: Pull, reply: bytes, settings: Settings) -> PullRequest:
+    """Return the request for the state machine of a consumer."""
+    priority, new_pin = NO_PRIORITY, b""
+    if pull[_FIRST_PRIORITY:] != _NO_PRIORITIES:
+        pin = pull.pin_id.encode()
+        priority = Priority(pull.group, pull.min_pending, pull.min_ack_pending, pin, pull.priority)
+    if settings.priority_policy is PriorityPolicy.PINNED_CLIENT:
+        new_pin = secrets.token_hex(11).encode()
+    return PullRequest(
+        reply,
+        pull.batch,
+        pull.max_bytes,
+        pull.no_wait,
+        pull.expires_ns,
+        pull.heartbeat_ns,
+        priority,
+        new_pin,
+    )

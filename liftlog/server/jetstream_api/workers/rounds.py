@@ -1,6 +1,6 @@
-"""Schedules the turns of consumers with acks. A consumer that has work is made `ready`. One task
-gives the ready consumers their turns, in the order in which they became ready, and pauses when it
-has used its time in a turn of the event loop. An idle consumer costs nothing: no task, and at most
+"""Schedules the turns of consumers with acks. A consumer that has work is made `ready`. The ready
+consumers get their turns in the order in which they became ready: in the next turn of the event
+loop, or at once by `run`, for at most 2 ms. An idle consumer costs nothing: no task, and at most
 one entry among the timers.
 """
 
@@ -12,16 +12,18 @@ import itertools
 import logging
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Protocol
 
 logger = logging.getLogger("liftlog.server.jetstream_api")
 
 _TURN_SECONDS = 0.002
+_FEW_TIMERS = 64
 
 
 class Clock:
-    """Time in ns since 1970 that never steps: the wall clock at the start of the process, plus what
-    the monotonic clock has counted since."""
+    """A clock in ns since 1970 that never steps: the wall clock at the start of the process, plus
+    the time that the monotonic clock has counted since then."""
 
     def __init__(self) -> None:
         self._base_ns = time.time_ns() - time.monotonic_ns()
@@ -37,38 +39,40 @@ class Member(Protocol):
     timer_ns: int | None
 
     def step(self, now_ns: int) -> None:
-        """Do what can be done without waiting."""
+        """Do the work that needs no waiting."""
         ...
 
     def due_ns(self) -> int | None:
-        """Return the time of the next step that is needed even without an event; None: never."""
+        """Return the time at which the next step is needed even without an event; None if it is
+        never needed."""
         ...
 
     def fail(self, error: Exception) -> None:
-        """Handle an `error` that a step has raised, which is a defect."""
+        """Handle `error`, which a step has raised because of a defect."""
         ...
 
 
 class Rounds:
-    """Belongs to the event loop."""
+    """The ready consumers and the timers of all consumers. Belongs to the event loop."""
 
     def __init__(self, clock: Clock) -> None:
+        self.on_end: Callable[[], None] = lambda: None
+        """A callback that runs after consumers have had turns."""
         self._clock = clock
         self._ready: deque[Member] = deque()
-        self._is_work = asyncio.Event()
         self._timers: list[tuple[int, int, Member]] = []
+        self._most_timers = _FEW_TIMERS
         self._numbers = itertools.count()
         self._alarm: asyncio.TimerHandle | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._is_running = False
+        self._is_scheduled = False
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._run(), name="consumer-rounds")
+        self._is_running = True
+        self._schedule()
 
-    async def close(self) -> None:
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+    def close(self) -> None:
+        self._is_running = False
         if self._alarm is not None:
             self._alarm.cancel()
 
@@ -77,17 +81,31 @@ class Rounds:
         if not member.is_ready:
             member.is_ready = True
             self._ready.append(member)
-            self._is_work.set()
+            self._schedule()
 
-    async def _run(self) -> None:
-        while True:
-            await self._is_work.wait()
-            ends = time.perf_counter() + _TURN_SECONDS
-            while self._ready and time.perf_counter() < ends:
-                self._give_turn(self._ready.popleft())
-            if not self._ready:
-                self._is_work.clear()
-            await asyncio.sleep(0)
+    def run(self) -> None:
+        """Give the ready consumers their turns now."""
+        if not self._is_running or not self._ready:
+            return
+        ends = time.perf_counter() + _TURN_SECONDS
+        while self._ready:
+            self._give_turn(self._ready.popleft())
+            if time.perf_counter() >= ends:
+                break
+        try:
+            self.on_end()
+        except Exception as error:  # a supervisor: the reader of the connection continues
+            logger.exception("consumers-round-failed error=%r", error)
+        self._schedule()
+
+    def _schedule(self) -> None:
+        if self._ready and self._is_running and not self._is_scheduled:
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self._scheduled)
+
+    def _scheduled(self) -> None:
+        self._is_scheduled = False
+        self.run()
 
     def _give_turn(self, member: Member) -> None:
         member.is_ready = False
@@ -100,7 +118,26 @@ class Rounds:
         if due is not None and (member.timer_ns is None or due < member.timer_ns):
             member.timer_ns = due
             heapq.heappush(self._timers, (due, next(self._numbers), member))
+            if len(self._timers) > self._most_timers:
+                self._drop_stale()
             self._set_alarm()
+
+    def _drop_stale(self) -> None:
+        """Drop the timers that newer ones have replaced, and the timers of consumers that have
+        ended. Otherwise each replaced timer would stay in memory until its time, which may be far
+        in the future."""
+        kept: dict[int, tuple[int, int, Member]] = {}
+        for timer in self._timers:
+            due, _, member = timer
+            if member.timer_ns == due:
+                kept[id(member)] = timer
+        self._timers = sorted(kept.values())
+        self._most_timers = max(2 * len(self._timers), _FEW_TIMERS)
+
+    @property
+    def timer_count(self) -> int:
+        """Number of timers in memory."""
+        return len(self._timers)
 
     def _set_alarm(self) -> None:
         if self._alarm is not None:
@@ -108,7 +145,7 @@ class Rounds:
             self._alarm = None
         if self._timers:
             seconds = max(self._timers[0][0] - self._clock.now_ns(), 0) / 1e9
-            # Some milliseconds early would mean a turn without work.
+            # A timer that fires some milliseconds early would cause a turn without work.
             self._alarm = asyncio.get_running_loop().call_later(seconds + 0.001, self._ring)
 
     def _ring(self) -> None:
@@ -116,7 +153,7 @@ class Rounds:
         now = self._clock.now_ns()
         while self._timers and self._timers[0][0] <= now:
             due, _, member = heapq.heappop(self._timers)
-            if member.timer_ns == due:  # else there is a newer entry
+            if member.timer_ns == due:  # otherwise there is a newer entry
                 member.timer_ns = None
                 self.ready(member)
         self._set_alarm()

@@ -1,4 +1,4 @@
-"""The settings of a consumer with acks, and what may be changed later."""
+"""The settings of a consumer with acks, and the check of later changes to them."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ _FIXED = (
     ("policy", "deliver policy"),
     ("start_sequence", "start sequence"),
     ("start_time_ns", "start time"),
+    ("is_replayed", "replay policy"),
     ("heartbeat_seconds", "heart beats"),
     ("flow_control", "flow control"),
 )
 
 
 def check_update(old: ConsumerSpec, new: ConsumerSpec) -> None:
-    """Raises JetStreamError for a change that JetStream does not allow either."""
+    """Check a change of settings. Raises JetStreamError for changes that JetStream also refuses."""
     for field, shown in _FIXED:
         if getattr(old, field) != getattr(new, field):
             raise JetStreamError(500, 10012, f"{shown} can not be updated")

@@ -4,18 +4,24 @@ It is separate from the other connections to NATS, so that messages for streams 
 acks, and acks do not wait behind requests. The node that leads a stream subscribes to two subjects
 for all consumers of the stream:
 
-    $JS.ACK.<stream>.>                          acks
+$JS.ACK.<stream>.>                          acks
     $JS.API.CONSUMER.MSG.NEXT.<stream>.*        pulls
 
-Acks and pulls that arrive while there is no connection are lost. That loses no message: without its
-ack it is delivered again, and clients repeat a pull.
+Acks and pulls that arrive while there is no connection are lost. No message is lost in this way,
+because a message without its ack is delivered again, and clients repeat a pull.
+
+One read can bring thousands of acks and pulls. They are parsed and passed on in parts, for a short
+time in each turn of the event loop, and nothing more is read meanwhile. So the acks of publishers
+do not wait until a flood of workers' messages is processed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
@@ -33,16 +39,21 @@ from liftlog.settings import NatsSettings
 
 logger = logging.getLogger("liftlog.server.jetstream_api")
 
+_TURN_SECONDS = 0.002
+"""Time in each turn of the event loop after which the remaining parts wait for the next turn."""
+_MOST_ACKS, _MOST_PULLS = 512, 64
+"""Maximum numbers of acks and pulls in one part."""
+
 
 class Arrived(NamedTuple):
-    """Acks and pulls for one stream that one read of the connection has brought. The acks come
-    first: they make room for what the pulls ask for."""
+    """Acks and pulls for one stream, from one read of the connection. All acks of a read are
+    processed first, because they make room for the messages that the pulls request."""
 
     stream: str
     acks: list[WorkerAcks]
     pulls: list[WorkerPull]
     answers: list[bytes]
-    """Reply subjects of acks that have no effect. Their clients want an empty answer."""
+    """Reply subjects of acks that have no effect, but whose clients want an empty answer."""
 
 
 @dataclass(slots=True)
@@ -54,29 +65,46 @@ class WorkerCounters:
     not_parsed: int = 0
     """Messages on these subjects that are neither acks nor pulls."""
     gaps: int = 0
-    """Number of times that acks and pulls of a stream may have been missed."""
+    """Number of times at which acks and pulls of a stream may have been missed."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Led:
     """A stream that this node leads, and the acks and pulls for it in the present read."""
 
     stream: str
     ack_parser: AckParser
     pull_parser: PullParser
+    subscribed_at: float
+    """Monotonic time before which nothing for the stream can have arrived."""
     subscriptions: list[LinkSubscription] = field(default_factory=list)
-    acks: list[WorkerAcks] = field(default_factory=list)
-    pulls: list[WorkerPull] = field(default_factory=list)
-    answers: list[bytes] = field(default_factory=list)
+    acks: list[MessageRun] = field(default_factory=list)
+    pulls: list[MessageRun] = field(default_factory=list)
 
-    def take_arrived(self) -> Arrived:
-        arrived = Arrived(self.stream, self.acks, self.pulls, self.answers)
-        self.acks, self.pulls, self.answers = [], [], []
-        return arrived
+    def take_parts(self) -> Iterator[_Part]:
+        """Yield the acks and pulls that have arrived, in parts."""
+        acks = [part for run in self.acks for part in _parts(run, _MOST_ACKS)]
+        pulls = [part for run in self.pulls for part in _parts(run, _MOST_PULLS)]
+        self.acks.clear()
+        self.pulls.clear()
+        for one in acks[:-1]:
+            yield _Part(self, one, None)
+        yield _Part(self, acks[-1] if acks else None, pulls[0] if pulls else None)
+        for one in pulls[1:]:
+            yield _Part(self, None, one)
+
+
+class _Part(NamedTuple):
+    """Acks and pulls that are parsed and passed on at once."""
+
+    led: _Led
+    acks: MessageRun | None
+    pulls: MessageRun | None
 
 
 class WorkerLink:
-    """Belongs to one event loop. `start` and `close` it."""
+    """The connection for acks and pulls. Belongs to one event loop. The owner calls `start` and
+    `close`."""
 
     def __init__(
         self,
@@ -88,16 +116,24 @@ class WorkerLink:
         api_level: int,
     ) -> None:
         """`take` is called with the acks and pulls of one read; it must not block or raise.
-        `servers` and `seam` are those of the other connections, `api_level` is the level of
+        `servers` and `seam` are the same as for the other connections. `api_level` is the level of
         JetStream's API that the daemon reports."""
         self._take = take
         self._api_level = api_level
         self._led: dict[str, _Led] = {}
         self._arrived: dict[str, _Led] = {}
+        self._parts: deque[_Part] = deque()
+        """The parts of earlier reads that are not passed on yet. Nothing is read meanwhile."""
+        self._next: asyncio.Handle | None = None
+        self._is_held = False
         self._leaving: set[asyncio.Future[bool]] = set()
         self._is_open = asyncio.Event()
         self._is_open.set()
         self._warnings = RareWarnings(logger)
+        self._read_began = 0.0
+        self.on_read_end: Callable[[float], None] = lambda seconds: None
+        """A callback that runs after acks or pulls were passed on. It receives the time, in
+        seconds, that this took."""
         self.counters = WorkerCounters()
         self.link = NatsLink(
             settings.model_copy(update={"name": f"{settings.name} workers"}),
@@ -113,9 +149,11 @@ class WorkerLink:
         self.link.start()
 
     async def close(self) -> None:
-        """Send what is queued, and close the connection. Nothing is taken afterwards."""
+        """Send the queued answers, and close the connection. No acks and pulls are passed on
+        afterwards."""
         self._led.clear()
         self._arrived.clear()
+        self._parts.clear()
         for ending in self._leaving:
             ending.cancel()
         await self.left()
@@ -128,7 +166,7 @@ class WorkerLink:
         each disconnect. Does nothing if the stream is led already."""
         if stream in self._led:
             return
-        led = _Led(stream, AckParser(stream), PullParser(stream, self._api_level))
+        led = _Led(stream, AckParser(stream), PullParser(stream, self._api_level), time.monotonic())
         self._led[stream] = led
         for subject, handler in (
             (f"{ack_columns.PREFIX.decode()}{stream}.>", self._take_acks),
@@ -137,13 +175,21 @@ class WorkerLink:
             wanted = self.link.want((subject,), None, partial(handler, led), self._gap)
             led.subscriptions.append(wanted)
 
+    def subscribed_at(self, stream: str) -> float:
+        """Return the monotonic time at which this node subscribed for a stream; 0 if it did not.
+        Acks and pulls that arrived earlier have not reached this connection."""
+        led = self._led.get(stream)
+        return 0.0 if led is None else led.subscribed_at
+
     async def confirm(self, stream: str) -> None:
-        """Return when NATS has confirmed the subscriptions for a stream that is led (`lead`).
+        """Wait until NATS has confirmed the subscriptions for a stream that is led (`lead`).
 
         Raises NatsRefused, and NatsUnavailable without a connection; the link repeats the
         subscriptions until NATS takes them.
         """
         led = self._led[stream]
+        if all(one.confirmed for one in led.subscriptions):
+            return
         attaching = [self.link.attach(one) for one in led.subscriptions]
         for found in await asyncio.gather(*attaching, return_exceptions=True):
             if isinstance(found, NatsRefused):
@@ -151,34 +197,20 @@ class WorkerLink:
             if isinstance(found, BaseException):
                 raise found
 
-    async def ensure(self, stream: str) -> None:
-        """Subscribe for the consumers of a stream, and return when NATS has confirmed it.
-
-        Raises NatsRefused, and NatsUnavailable without a connection. After an error or a
-        cancellation the subscriptions are removed again, unless the stream was led before.
-        """
-        was_led = stream in self._led
-        self.lead(stream)
-        try:
-            await self.confirm(stream)
-        except BaseException:
-            if not was_led:
-                self.leave(stream)
-            raise
-
     def leave(self, stream: str) -> None:
-        """Unsubscribe. Drops the acks and pulls of the stream that were not yet passed on, and
-        those that arrive until NATS has confirmed the end of the subscriptions. `left` waits for
-        this."""
+        """Unsubscribe. Drops the acks and pulls of the stream that were not yet passed on, and acks
+        and pulls that arrive until NATS has confirmed the end of the subscriptions. `left` waits
+        for this."""
         led = self._led.pop(stream, None)
         self._arrived.pop(stream, None)
+        self._parts = deque([part for part in self._parts if part.led is not led])
         for one in () if led is None else led.subscriptions:
             ending = asyncio.ensure_future(self.link.unwant(one))
             self._leaving.add(ending)
             ending.add_done_callback(self._leaving.discard)
 
     async def left(self) -> None:
-        """Return when NATS has confirmed the end of all subscriptions that `leave` has ended."""
+        """Wait until NATS has confirmed the end of all subscriptions that `leave` has ended."""
         await asyncio.gather(*self._leaving, return_exceptions=True)
 
     def problems(self) -> dict[str, str]:
@@ -195,47 +227,113 @@ class WorkerLink:
     # --- reading ---
 
     def hold(self) -> None:
-        """Read no more until `release`. NATS keeps what arrives meanwhile, but disconnects a client
-        that does not read for some seconds."""
+        """Stop reading, and pass nothing on, until `release`. NATS buffers data that arrives
+        meanwhile, but disconnects a client that does not read for some seconds."""
+        self._is_held = True
         self._is_open.clear()
 
     def release(self) -> None:
-        self._is_open.set()
+        self._is_held = False
+        self._go_on_soon()
+
+    def finish(self) -> None:
+        """Pass on all acks and pulls that have arrived, at once, because the consumers are about to
+        end. Nothing is read afterwards."""
+        self.hold()
+        while self._parts:
+            self._pass_on(self._parts.popleft())
 
     async def _wait_until_open(self) -> None:
         await self._is_open.wait()
 
     def _take_acks(self, led: _Led, run: MessageRun) -> None:
-        parsed = led.ack_parser.parse(run)
-        led.acks += parsed.acks
-        led.answers += parsed.answers
-        led.pulls += [
-            WorkerPull(pull.consumer, pull.reply, request_of(pull.body)) for pull in parsed.pulls
-        ]
-        self.counters.acks += len(run) - parsed.dropped
-        self._note(led, parsed.dropped)
+        if self._led.get(led.stream) is led:
+            led.acks.append(run)
+            self._arrived[led.stream] = led
 
     def _take_pulls(self, led: _Led, run: MessageRun) -> None:
-        pulls, dropped = led.pull_parser.parse(run)
-        led.pulls += pulls
-        self.counters.pulls += len(pulls)
-        self._note(led, dropped)
-
-    def _note(self, led: _Led, dropped: int) -> None:
-        if dropped:
-            self.counters.not_parsed += dropped
-            self._warnings.warn("jetstream-acks-not-parsed stream=%s", led.stream)
-        if self._led.get(led.stream) is led and (led.acks or led.pulls or led.answers):
+        if self._led.get(led.stream) is led:
+            led.pulls.append(run)
             self._arrived[led.stream] = led
 
     def _hand_over(self) -> None:
-        """All messages of one read were delivered."""
+        """Begin to pass on the acks and pulls of one read, after all its messages have arrived."""
+        if not self._arrived:
+            return
         arrived, self._arrived = self._arrived, {}
         for led in arrived.values():
-            self._take(led.take_arrived())
+            self._parts.extend(led.take_parts())
+        if self._next is None and not self._is_held:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Pass on some parts."""
+        self._next = None
+        if self._is_held:
+            return
+        began = now = time.perf_counter()
+        while self._parts and not self._is_held and now < began + _TURN_SECONDS:
+            self._pass_on(self._parts.popleft())
+            now = time.perf_counter()
+        self.on_read_end(now - began)
+        self._go_on_soon()
+
+    def _go_on_soon(self) -> None:
+        """Pass on the remaining parts in the next turn of the loop, or read on if there are
+        none."""
+        if self._is_held:
+            return
+        if not self._parts:
+            self._is_open.set()
+            return
+        self._is_open.clear()
+        if self._next is None:
+            self._next = asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _pass_on(self, part: _Part) -> None:
+        led, acks, pulls, answers = part.led, list[WorkerAcks](), list[WorkerPull](), list[bytes]()
+        dropped = 0
+        if part.acks is not None:
+            parsed = led.ack_parser.parse(part.acks)
+            acks, answers, dropped = parsed.acks, parsed.answers, parsed.dropped
+            pulls = [
+                WorkerPull(pull.consumer, pull.reply, request_of(pull.body))
+                for pull in parsed.pulls
+            ]
+            self.counters.acks += len(part.acks) - dropped
+        if part.pulls is not None:
+            found, not_parsed = led.pull_parser.parse(part.pulls)
+            pulls += found
+            dropped += not_parsed
+            self.counters.pulls += len(found)
+        if dropped:
+            self.counters.not_parsed += dropped
+            self._warnings.warn("jetstream-acks-not-parsed stream=%s", led.stream)
+        if acks or pulls or answers:
+            self._take(Arrived(led.stream, acks, pulls, answers))
 
     def _gap(self, reason: str) -> None:
         self.counters.gaps += 1
+
+
+def _parts(run: MessageRun, most: int) -> list[MessageRun]:
+    """Return a run in parts of at most `most` messages."""
+    if len(run) <= most:
+        return [run]
+    found = []
+    for start in range(0, len(run), most):
+        at = slice(start, start + most)
+        headers = None if run.headers is None else run.headers[at]
+        found.append(
+            MessageRun(
+                run.subjects[at],
+                run.replies[at],
+                run.payloads[at],
+                headers,
+                has_cookie=run.has_cookie,
+            )
+        )
+    return found
 
 
 def _hint(led: _Led) -> str:

@@ -6,5 +6,6 @@ topology                   subjects, the streams that record them, and their rea
 stream, editing            one stream; the forms that create and change one
 records, record, versions  records of a stream; one record; all records of a key
 consumers, groups          checkpoints and lag; consumer groups
+workers                    consumers with acks
 publishing                 the form that publishes a message
 """

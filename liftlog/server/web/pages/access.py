@@ -1,5 +1,5 @@
 """Shows rights, and the rules that grant or deny them. Viewers may see their own rights; only
-administrators of a stream may see those of others."""
+administrators of a stream may see the rights of others."""
 
 from __future__ import annotations
 

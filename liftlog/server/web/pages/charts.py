@@ -11,12 +11,14 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 from liftlog.errors import Forbidden
 from liftlog.names import check_consumer_name
+from liftlog.server.vitals.slices import Slices
 from liftlog.server.web import formats
 from liftlog.server.web.asking import Asked, Shown
 from liftlog.server.web.history import DAEMON, SPANS, Points, Span, of_consumer, of_group
@@ -33,8 +35,8 @@ def _milliseconds(seconds: float) -> str:
 
 
 class Unit(NamedTuple):
-    """A unit of an axis. `base` is the ratio of two neighbouring prefixes; `least` is the smallest
-    value at the top of an axis."""
+    """A unit of an axis. `base` is the ratio of two neighbouring prefixes. The top of an axis is at
+    least at the value `least`."""
 
     text: Callable[[float], str]
     base: int
@@ -237,7 +239,7 @@ _READERS = {"consumer": of_consumer, "group": of_group}
 def _shown(asked: Asked, wanted: _Wanted, state: str) -> Shown:
     chosen = asked.choice("span", tuple(SPANS))
     span = SPANS[chosen]
-    points = asked.parts.history.points(wanted.series, chosen)
+    points = _copied(asked.parts.history.points(wanted.series, chosen), wanted.charts)
     now = points.times[-1] if points.times else time.time()
     data: dict[str, Any] = {
         "name": wanted.name,
@@ -257,14 +259,30 @@ def _shown(asked: Asked, wanted: _Wanted, state: str) -> Shown:
         f"Charts of {wanted.name}" if wanted.name else "Charts",
         data,
         {
-            "charts": [drawn(chart, points, span, now) for chart in wanted.charts],
             "times": time_labels(span, now),
             "spans": [
                 (one, SPANS[one].text, "?" + urlencode({**wanted.reader, "span": one}))
                 for one in SPANS
             ],
         },
+        draw=partial(_drawn, wanted.charts, points, span, now),
     )
+
+
+def _copied(points: Points, charts: Sequence[Chart]) -> Points:
+    """Return the points of the charts at this moment: the history continues while they are
+    drawn."""
+    names = {name for chart in charts for _, name in chart.lines} & points.values.keys()
+    return Points([*points.times], {name: [*points.values[name]] for name in names})
+
+
+async def _drawn(charts: Sequence[Chart], points: Points, span: Span, now: float) -> dict[str, Any]:
+    found = []
+    slices = Slices()
+    for chart in charts:
+        found.append(drawn(chart, points, span, now))
+        await slices.pause()
+    return {"charts": found}
 
 
 def _number(value: float) -> float | None:

@@ -71,7 +71,7 @@ def _lags(led: ServedStream | None, own: dict[str, int]) -> dict[str, int]:
 def standing(
     streams: ReplicatedStreams, record: StreamMetadata, lags: Mapping[str, int]
 ) -> dict[str, Any]:
-    """Return the state of a stream. Its `lag` is the largest lag that this node knows."""
+    """Return the state of a stream. Its `lag` is the largest of the lags that this node has."""
     leader = streams.view.leader_of(record) or ""
     silent = {node for node in record.isr if streams.view.silent_seconds(node)}
     return {
@@ -93,7 +93,8 @@ def standing(
 
 
 def without_lags(row: dict[str, Any]) -> list[Any]:
-    """Return the values of a row whose change requires the page to be loaded again."""
+    """Return some values of a row. If one of these values changes, the page must be loaded
+    again."""
     return [value for key, value in row.items() if key not in ("lag", "copies")]
 
 

@@ -4,57 +4,50 @@ the checkpoint of one consumer after a preview of the consequences."""
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any
 from urllib.parse import urlencode
 
 from aiohttp import web
 
-from liftlog.errors import InvalidArgument, LiftlogError
+from liftlog.errors import InvalidArgument
 from liftlog.log import Log
 from liftlog.names import check_consumer_name
 from liftlog.protocol.checkpoints import (
     Checkpoint,
     CheckpointAnswer,
-    CheckpointsAnswer,
     CommitCheckpoint,
     FetchCheckpoint,
-    ListCheckpoints,
 )
+from liftlog.server.vitals.slices import Slices
 from liftlog.server.web import answers
 from liftlog.server.web.asking import Asked, Shown
 from liftlog.server.web.entering import check_form, read_form
 from liftlog.server.web.formats import parse_moment
-from liftlog.server.web.pages.groups import groups
 from liftlog.server.web.pages.stream import PROBLEMS
-from liftlog.server.web.waiting import Place, received_ns
+from liftlog.server.web.readers import SORTS, Row, add_seconds
 
 PER_PAGE = 50
-SORTS = ("lag", "consumer", "stream", "stored")
-_MAX_CONSUMERS = 10_000
+MAX_GROUPS = 50
+"""Maximum number of groups shown, the largest lag first; a search finds the others."""
+_ROWS_PER_SLICE = 500
 _COMMIT_SECONDS = 30.0
 _MAX_DIGITS = 19
-
-
-_BLANK = {**Checkpoint().to_wire(), "lag_seconds": None, "may_move": False}
-"""Default values, because a node with another version may report fewer fields."""
 
 
 async def consumers(asked: Asked) -> Shown:
     wanted, sort = asked.text("q"), asked.choice("sort", SORTS)
     number = max(1, asked.number("page", 1, 10**6))
-    found, has_more = await all_consumers(asked)
-    rows = [row for row in found if asked.may("read", row["stream"]) and _matches(row, wanted)]
-    rows.sort(key=_ORDER[sort])
+    listing = await asked.parts.readers.listing()
+    rows = await _selected(asked, listing.sorted_by(sort), wanted, "consumer")
+    groups = await _selected(asked, listing.groups, wanted, "group")
     pages = max(1, -(-len(rows) // PER_PAGE))
     number = min(number, pages)
-    shown = rows[(number - 1) * PER_PAGE : number * PER_PAGE]
-    await _add_seconds(asked, shown)
-    shared = await groups(asked, wanted)
-    await _add_seconds(asked, shared["groups"])
+    shown = [row.copy() for row in rows[(number - 1) * PER_PAGE : number * PER_PAGE]]
+    shown_groups = [row.copy() for row in groups[:MAX_GROUPS]]
+    await add_seconds([*shown, *shown_groups], listing, asked.parts.broker, asked.scan)
     # Checked again after the await: the ACL may have changed.
     shown = [row for row in shown if asked.may("read", row["stream"])]
-    shared["groups"] = [row for row in shared["groups"] if asked.may("read", row["stream"])]
+    shown_groups = [row for row in shown_groups if asked.may("read", row["stream"])]
     for row in shown:
         row["may_move"] = asked.may("commit", row["stream"])
     data = {
@@ -63,17 +56,15 @@ async def consumers(asked: Asked) -> Shown:
             "lag": sum(row["lag"] or 0 for row in rows),
             "problems": sum(bool(row["problem"]) for row in rows),
         },
-        "more": has_more,
+        "more": listing.has_more,
         "page": number,
         "pages": pages,
         "consumers": shown,
-        **shared,
+        "groups": shown_groups,
+        "group_count": len(groups),
         "shape": [
             [[row["id"], row["problem"], row["lag_seconds"] is None] for row in shown],
-            [
-                [row["id"], row["lag"] is None, row["lag_seconds"] is None]
-                for row in shared["groups"]
-            ],
+            [[row["id"], row["lag"] is None, row["lag_seconds"] is None] for row in shown_groups],
         ],
     }
     query = {"q": wanted} if wanted else {}
@@ -92,56 +83,22 @@ async def consumers(asked: Asked) -> Shown:
     )
 
 
-async def all_consumers(asked: Asked) -> tuple[list[dict[str, Any]], bool]:
-    """Return the checkpoints, and True if there are more than the page examines."""
-    found: list[dict[str, Any]] = []
-    after: str | None = None
-    while True:
-        page = await asked.carry_out(ListCheckpoints(after=after))
-        assert isinstance(page, CheckpointsAnswer), "the answer to checkpoints"
+async def _selected(asked: Asked, rows: list[Row], wanted: str, kind: str) -> list[Row]:
+    """Return the rows that the viewer may see and whose name or stream contains `wanted`."""
+    lowered, may = wanted.lower(), {row["stream"]: False for row in rows}
+    for stream in may:
+        may[stream] = asked.may("read", stream)
+    found: list[Row] = []
+    slices = Slices()
+    for first in range(0, len(rows), _ROWS_PER_SLICE):
         found += [
-            {**_BLANK, **one, "id": f"{one.get('consumer')}/{one.get('stream')}"}
-            for one in page.checkpoints
+            row
+            for row in rows[first : first + _ROWS_PER_SLICE]
+            if may[row["stream"]]
+            and (not lowered or lowered in row[kind].lower() or lowered in row["stream"].lower())
         ]
-        after = page.after
-        if after is None or len(found) >= _MAX_CONSUMERS:
-            return found, after is not None
-
-
-def _matches(row: dict[str, Any], wanted: str) -> bool:
-    lowered = wanted.lower()
-    return lowered in row["consumer"].lower() or lowered in row["stream"].lower()
-
-
-_ORDER: dict[str, Any] = {
-    # Consumers that cannot continue come first: their lag is unknown.
-    "lag": lambda row: (not row["problem"], -(row["lag"] or 0), row["id"]),
-    "consumer": lambda row: row["id"],
-    "stream": lambda row: (row["stream"], row["consumer"]),
-    "stored": lambda row: (-row["time_ns"], row["id"]),
-}
-
-
-async def _add_seconds(asked: Asked, rows: list[dict[str, Any]]) -> None:
-    """Add to each row the time that the oldest unread record of its consumer or group has been in
-    the stream."""
-    behind: list[tuple[dict[str, Any], Place]] = []
-    for row in rows:
-        if row["lag"] == 0:
-            row["lag_seconds"] = 0.0
-        elif row["lag"]:
-            try:
-                log = asked.parts.broker.readable_stream(row["stream"]).log
-            except LiftlogError:  # deleted meanwhile, or not readable: unknown
-                continue
-            first = max(log.high_watermark - row["lag"], log.log_start_offset)
-            behind.append((row, Place(log, row.get("offset", first))))
-    if not behind:
-        return
-    stamps = await asked.scan(received_ns, [place for _, place in behind])
-    for (row, _), stamp in zip(behind, stamps, strict=True):
-        if stamp is not None:
-            row["lag_seconds"] = round(max(0.0, time.time() - stamp / 1e9), 1)
+        await slices.pause()
+    return found
 
 
 # --- moving one ---
@@ -243,6 +200,7 @@ async def move(asked: Asked) -> web.Response:
     check_form(asked.parts.sessions, asked.request, form, _purpose(consumer, stream))
     asked.authorize("commit")  # checked again after the await
     await _commit(asked, consumer, form)
+    asked.parts.readers.forget()
     return answers.see_other(f"{asked.request.path}?moved=1")
 
 

@@ -1,5 +1,5 @@
 """Forms that create a stream, and that change the settings of a stream after a preview. The daemon
-checks the input as it checks that of the command line."""
+checks their input in the same way as the input of the command line."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def create(asked: Asked) -> Shown:
     try:
         settings = _settings({**texts, "compaction": "on" if texts["compaction"] == "on" else ""})
         if "subject" not in settings:
-            raise InvalidArgument("subject: it is missing: say what to record")
+            raise InvalidArgument("subject: it is missing; enter the subjects to record")
         name = texts["name"]
         subjects = subjects_of(settings)
         asked.gate.authorize(
@@ -128,7 +128,7 @@ async def edit(asked: Asked) -> Shown:
 
 async def _update(asked: Asked, changes: Tree, agreed: Texts | None) -> StreamUpdate:
     """Request a preview of the change if `agreed` is None; otherwise carry it out. The form
-    `agreed` says whether the change may delete records."""
+    `agreed` states if the change may delete records."""
     answer = await asked.carry_out(
         UpdateStream(
             asked.stream,

@@ -1,4 +1,4 @@
-"""Lists consumer groups, and shows one group with its members, the slots that each member owns, and
+"""Shows one group with its members, the slots that each member owns, and
 the lag of each slot."""
 
 from __future__ import annotations
@@ -13,56 +13,12 @@ from liftlog.protocol.groups import (
     DescribeGroup,
     GroupAnswer,
     GroupInfo,
-    GroupsAnswer,
-    ListGroups,
 )
 from liftlog.server.web import formats
 from liftlog.server.web.asking import Asked, Shown
 
-MAX_GROUPS = 50
-"""Maximum number of groups shown, the largest lag first; a search finds the others."""
 MAX_MEMBERS = 100
 STRIP_HEIGHT = 20
-_LOOKED_AT = 10_000
-
-
-async def groups(asked: Asked, wanted: str) -> dict[str, Any]:
-    """Return the groups whose name or stream contains `wanted`."""
-    lowered = wanted.lower()
-    rows = [
-        _row(one)
-        for one in await all_groups(asked)
-        if asked.may("read", one.stream)
-        and (lowered in one.group.lower() or lowered in one.stream.lower())
-    ]
-    rows.sort(key=lambda row: (-(row["lag"] or 0), row["id"]))
-    return {"groups": rows[:MAX_GROUPS], "group_count": len(rows)}
-
-
-async def all_groups(asked: Asked) -> list[GroupInfo]:
-    """Return the groups without their slots; if there are too many, only the first of them."""
-    found: list[GroupInfo] = []
-    after: str | None = None
-    while True:
-        page = await asked.carry_out(ListGroups(after=after))
-        assert isinstance(page, GroupsAnswer), "the answer to groups"
-        found += page.infos
-        after = page.after
-        if after is None or len(found) >= _LOOKED_AT:
-            return found
-
-
-def _row(one: GroupInfo) -> dict[str, Any]:
-    return {
-        "id": f"{one.group}/{one.stream}",
-        "group": one.group,
-        "stream": one.stream,
-        "members": len(one.members),
-        "free_slots": one.slot_count - sum(member["slots"] for member in one.members),
-        "lag": one.lag,
-        "lag_seconds": None,
-        "time_ns": one.time_ns,
-    }
 
 
 async def group(asked: Asked) -> Shown:

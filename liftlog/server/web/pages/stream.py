@@ -22,6 +22,7 @@ from liftlog.server.web.actions import DONE
 from liftlog.server.web.asking import Asked, Shown
 from liftlog.server.web.formats import damage_marks, places, segment_parts
 from liftlog.server.web.pages.cluster import replication_of, without_lags
+from liftlog.server.web.pages.workers import workers_of
 
 MAX_SEGMENTS = 1000
 """Maximum number of segments shown, the newest ones."""
@@ -36,6 +37,7 @@ async def stream(asked: Asked) -> Shown:
     described = await asked.describe()
     consumers, more_consumers = await _consumers(asked, name)
     leases = await _leases(asked, name)
+    workers = await workers_of(asked, name)
     segments, problem = _segments(asked, name)
     rate = parts.history.rate(name)
     asked.authorize("read")  # checked again after the awaits
@@ -51,6 +53,7 @@ async def stream(asked: Asked) -> Shown:
         "more_consumers": more_consumers,
         "may_move": asked.may("commit", name),
         "leases": leases,
+        **workers,
         "may_administer": asked.may("admin", name) and not name.startswith("_"),
         "replication": replication_of(asked, name),
         "problem": problem,
@@ -66,6 +69,8 @@ async def stream(asked: Asked) -> Shown:
         [one["consumer"] for one in consumers],
         len(described.quarantined),
         len(data["leases"]),
+        [[one["name"], one["state"]] for one in data["workers"]],
+        data["workers_problem"],
         without_lags(data["replication"] or {}),
     ]
     damaged = data["quarantined"]

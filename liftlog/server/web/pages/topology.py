@@ -3,7 +3,6 @@ subject, it also explains which streams record it and why."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import Any
 from urllib.parse import urlencode
 
@@ -13,17 +12,12 @@ from liftlog.protocol.messages import StreamInfo
 from liftlog.server.vitals.slices import Slices
 from liftlog.server.web.asking import Asked, Shown
 from liftlog.server.web.pages.cluster import leader_of
-from liftlog.server.web.pages.consumers import all_consumers
-from liftlog.server.web.pages.groups import all_groups
 from liftlog.server.web.picture import drawn
+from liftlog.server.web.readers import Row, StreamReaders
 
 PER_PAGE = 25
 """Maximum number of streams in one picture."""
-MAX_READERS = 5
-"""Maximum number of readers shown for a stream; the rest is shown as a number."""
 _MAX_NEAR = 5
-
-Row = dict[str, Any]
 
 
 async def topology(asked: Asked) -> Shown:
@@ -62,59 +56,38 @@ async def topology(asked: Asked) -> Shown:
         "form": {"subject": subject, "q": wanted},
         "problem": problem,
         "is_literal": is_literal(subject) if subject else False,
-        "picture": drawn(shown),
         "may_create": asked.gate.may_somewhere(asked.viewer.principal, "create"),
         "previous": "?" + urlencode({**query, "page": number - 1}) if number > 1 else "",
         "next": "?" + urlencode({**query, "page": number + 1}) if number < pages else "",
     }
     refused = InvalidArgument(f"subject: {problem}") if problem else None
-    return Shown("Topology", data, extra, refused)
+
+    async def draw() -> dict[str, Any]:
+        return {"picture": drawn(shown)}
+
+    return Shown("Topology", data, extra, refused, draw=draw)
 
 
 async def _rows(asked: Asked, subject: str) -> tuple[list[Row], bool]:
     """Return all streams that the viewer may read, and True if some consumers were not examined."""
     parts = asked.parts
-    readers: dict[str, list[Row]] = defaultdict(list)
-    consumers, has_more = await all_consumers(asked)
-    slices = Slices()
-    for one in consumers:
-        await slices.pause()
-        readers[one["stream"]].append(
-            _reader("consumer", one["consumer"], one["stream"], one["lag"], one["problem"])
-        )
-    for group in await all_groups(asked):
-        await slices.pause()
-        members = len(group.members)
-        readers[group.stream].append(
-            _reader("group", group.group, group.stream, group.lag, "", members)
-        )
+    listing = await parts.readers.listing()
+    readers = await listing.of_streams()
     names = [name for name in parts.broker.stream_names() if asked.may("read", name)]
     infos = await parts.descriptions.of(names)
     rows = []
+    slices = Slices()
     for info in infos:
         await slices.pause()
-        rows.append(_row(asked, info, subject, readers[info.name]))
+        rows.append(_row(asked, info, subject, readers.get(info.name, _NO_READERS)))
     # Checked again after the last await: the ACL may have changed.
-    return [row for row in rows if asked.may("read", row["name"])], has_more
+    return [row for row in rows if asked.may("read", row["name"])], listing.has_more
 
 
-def _reader(
-    kind: str, name: str, stream: str, lag: int | None, problem: str, members: int = 0
-) -> Row:
-    return {
-        "id": f"{kind} {name}/{stream}",
-        "kind": kind,
-        "name": name,
-        "stream": stream,
-        "lag": lag,
-        "problem": problem,
-        "members": members,
-    }
+_NO_READERS = StreamReaders([], 0, "")
 
 
-def _row(asked: Asked, info: StreamInfo, subject: str, readers: list[Row]) -> Row:
-    # Readers that cannot continue come first, then those with the largest lag.
-    readers.sort(key=lambda one: (not one["problem"], -(one["lag"] or 0), one["id"]))
+def _row(asked: Asked, info: StreamInfo, subject: str, readers: StreamReaders) -> Row:
     replication = leader_of(asked, info.name)
     filters = info.recorded_subjects
     return {
@@ -127,9 +100,9 @@ def _row(asked: Asked, info: StreamInfo, subject: str, readers: list[Row]) -> Ro
         "leader": replication["leader"] if replication else "",
         "why": why_recorded(filters, subject) if subject else "",
         "may_administer": asked.may("admin", info.name),
-        "readers": readers[:MAX_READERS],
-        "more": max(0, len(readers) - MAX_READERS),
-        "names": " ".join([one["name"] for one in readers]),
+        "readers": readers.shown,
+        "more": readers.more,
+        "names": readers.names,
     }
 
 
@@ -182,7 +155,7 @@ def why_not(pattern: str, subject: str) -> str:
             continue
         if want == ">":
             break
-        case = ", and NATS tells upper from lower case" if want.lower() == have.lower() else ""
+        case = ", and NATS subjects are case-sensitive" if want.lower() == have.lower() else ""
         return f"token {number} is `{have}`; `{pattern}` has `{want}` there{case}"
     least = len(wanted)
     how = f"at least {least}" if wanted[-1] == ">" else str(least)

@@ -1,0 +1,84 @@
+"""Pulls of one consumer between their arrival and its next turn. No I/O."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from liftlog.deliveries.consumer import Consumer
+from liftlog.deliveries.pull import PullRequest
+from liftlog.deliveries.settings import MAX_WAITING
+from liftlog.server.jetstream_api.consumers.budget import Part
+from liftlog.server.jetstream_api.workers.local_work import is_local
+
+_GRACE_NS = 2_000_000_000
+"""Time for which a pull waits for the report that its inbox has a subscriber. The pull can arrive
+before the report, which takes another path through NATS."""
+
+
+class ArrivingPulls:
+    """The pulls that have arrived since the last turn. `queue` has the pulls that no turn has
+    examined yet."""
+
+    def __init__(self, part: Part) -> None:
+        """`part` is this consumer's part of the limit on the waiting pulls of all consumers."""
+        self.queue: deque[PullRequest] = deque()
+        self._part = part
+        self._young: dict[bytes, int] = {}
+        """Pulls whose inbox had no subscriber when they arrived a short time ago, with the time of
+        arrival."""
+
+    def add(self, request: PullRequest, waiting: int) -> bool:
+        """Add a pull. Returns False if this consumer, or all consumers together, have too many
+        pulls. `waiting` is the number of pulls that wait since earlier turns; the limit on these is
+        applied when a turn examines this pull."""
+        is_full = len(self.queue) >= MAX_WAITING
+        if is_full or not self._part.resize(waiting + len(self.queue) + 1):
+            return False
+        self.queue.append(request)
+        return True
+
+    def has_no_subscriber(self, reply: bytes, now_ns: int) -> None:
+        """Keep this pull for a short time, although its inbox has no subscriber yet."""
+        self._young[reply] = now_ns
+
+    def is_young(self, reply: bytes) -> bool:
+        return reply in self._young
+
+    def grow_older(self, now_ns: int) -> None:
+        if self._young:
+            oldest = now_ns - _GRACE_NS
+            self._young = {one: at for one, at in self._young.items() if at > oldest}
+
+    def drop_dead(
+        self, machine: Consumer, has_interest: Callable[[bytes], bool], *, is_connected: bool
+    ) -> bool:
+        """Drop the pulls whose client is gone. Returns False if this is unknown for one of the
+        pulls, because NATS has not yet reported a subscriber of its inbox. Without a connection to
+        NATS, all pulls over NATS are dropped. Otherwise workers on the pull socket would wait for
+        them."""
+        over_nats = [one for one in machine.waiting if not is_local(one)]
+        missing = [one for one in over_nats if not is_connected or not has_interest(one)]
+        dead = [one for one in missing if not is_connected or not self.is_young(one)]
+        if dead:
+            machine.drop_pulls(dead)
+        return len(dead) == len(missing)
+
+    def due_ns(self) -> int | None:
+        """Return the time at which a pull without a subscriber has waited long enough."""
+        return min(self._young.values()) + _GRACE_NS if self._young else None
+
+    def pass_on(self, machine: Consumer, left: int, now_ns: int) -> None:
+        """Pass on all pulls that no turn has examined. `left` is the number of records that
+        match."""
+        while self.queue:
+            machine.pull(self.queue.popleft(), left, now_ns)
+
+    def turn_ended(self, waiting: int) -> None:
+        """Note the end of a turn, after which `waiting` pulls wait."""
+        self._part.resize(waiting + len(self.queue))
+
+    def close(self) -> None:
+        self.queue.clear()
+        self._young.clear()
+        self._part.close()
