@@ -12,7 +12,7 @@ export PIP_NO_INPUT := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup tidy demo demo-cluster demo-spark test test-cluster test-install test-upgrade test-bare torture storage-faults request-flood kv-torture cluster-torture identity-torture clock-torture fuzz simulate simulate-groups round-trips group-torture descriptors lint type bench bench-cluster bench-streams bench-web bench-over-nats bench-api-flood bench-journal bench-spark jetstream-clients natscli jar test-jar docs pages blocking screenshot recording lock ci clean
+.PHONY: help setup tidy demo demo-cluster demo-spark programs test test-long test-cluster test-install test-upgrade test-bare torture storage-faults request-flood kv-torture cluster-torture worker-torture identity-torture clock-torture fuzz simulate simulate-groups round-trips group-torture descriptors lint type bench bench-cluster bench-streams bench-web bench-over-nats bench-api-flood bench-consumers bench-journal bench-spark jetstream-clients natscli jar test-jar docs pages blocking screenshot recording lock ci clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -66,12 +66,18 @@ demo-cluster: $(DEMO)/.installed ## Three daemons that replicate: publish, kill 
 demo-spark: setup ## Orders from NATS into a lake, queried with Spark SQL, with a chart (needs Java)
 	PYTHONPATH=docs/examples $(BIN)/python -m orders_into_a_lake --chart build/orders.png
 
-test: setup ## Run all tests; those that fail beside others run once more, alone (WITHOUT='tests/unit ...')
-	@$(BIN)/python -m $(if $(ARGS),tools.compiled_tests --ignore=tests/spark --ignore=tests/install,tools.run_tests) $(PARALLEL) \
+test: setup ## Run the tests; those that fail beside others run once more, alone (WITHOUT='tests/unit ...')
+	@$(BIN)/python -m $(if $(ARGS),tools.compiled_tests --ignore=tests/spark --ignore=tests/install --ignore=tests/programs,tools.run_tests) $(PARALLEL) \
 	  $(addprefix --ignore=,$(WITHOUT)) $(ARGS)
+
+test-long: setup jar ## Run the tests that `make test` leaves out because each takes more than six seconds
+	@$(BIN)/python -m tools.run_tests --long $(PARALLEL) $(addprefix --ignore=,$(WITHOUT))
 
 test-cluster: setup ## Run jobs and the export on a real Spark cluster on this machine (a few minutes)
 	$(BIN)/python -m pytest tests/spark/test_cluster.py $(ARGS)
+
+programs: setup ## Run workers that others wrote for JetStream against liftlog (needs package indexes; Go and node for some)
+	$(BIN)/python -m pytest -n 2 tests/programs -rP $(ARGS)
 
 test-install: setup jar ## Install both wheels into fresh environments and try them (needs a package index)
 	$(BIN)/python -m pytest -n 2 --dist loadfile tests/install $(ARGS)
@@ -111,6 +117,10 @@ cluster-torture: setup ## Nodes, disks and lines of a cluster fail, 200 rounds o
 	  tests/crash/test_rolling_restarts.py tests/crash/test_partitions.py \
 	  tests/crash/test_everything_fails.py tests/crash/test_rotten_replicas.py \
 	  tests/crash/test_store_cut_off.py tests/crash/test_stalled_disks.py $(ARGS)
+
+worker-torture: setup ## Kill daemons under workers on consumers with acks, cut their power (ROUNDS=300)
+	TORTURE_ROUNDS=$(or $(ROUNDS),300) TORTURE_SEED=$(SEED) $(BIN)/python -m pytest -n 2 --dist worksteal -o timeout=0 -rP \
+	  tests/crash/test_workers.py $(ARGS)
 
 identity-torture: setup ## One data directory, node or cluster is mistaken for another, and backups at random moments, under load (ROUNDS=n SEED=n)
 	TORTURE_ROUNDS=$(or $(ROUNDS),50) TORTURE_SEED=$(SEED) $(BIN)/python -m pytest -n 2 --dist worksteal -o timeout=0 -rP \
@@ -176,7 +186,10 @@ bench-over-nats: setup ## Measure reading over NATS beside JetStream and the pul
 bench-api-flood: setup ## Measure acks while a client floods the JetStream API (ARGS="--help")
 	$(BIN)/python tests/bench/api_flood.py $(ARGS)
 
-bench-journal: setup ## Measure how a journal may write beside its syncs (ARGS="--busy", ARGS="--help")
+bench-consumers: setup ## Measure consumers with acks beside JetStream (ARGS="--quick", ARGS="--only ROW", ARGS="--help")
+	$(BIN)/python tests/bench/consumers.py $(ARGS)
+
+bench-journal: setup ## Measure ways to append to a journal while it is synced (ARGS="--busy", ARGS="--help")
 	$(BIN)/python tests/bench/journal.py $(ARGS)
 
 bench-spark: setup ## Measure the Spark data source and the export (ARGS="--help")

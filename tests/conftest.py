@@ -6,8 +6,9 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -62,6 +63,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Those of the browser, which share one Chromium, and then all that may take long. Begun last,
     they would run on alone when all other workers have nothing left."""
     items.sort(key=lambda item: (not item.nodeid.startswith("tests/web/"), not _is_long(item)))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A fixture with a cluster does not learn that its test has failed."""
+    report = yield
+    clusters = sys.modules.get("support.daemons.cluster")
+    if clusters is not None and report.failed and report.when == "call":
+        for one in clusters.RUNNING:
+            report.sections.append(("Logs of the nodes", one.log_tails()))
+    return report
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

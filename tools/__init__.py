@@ -1,4 +1,4 @@
-"""What makes parts of this repository from its code. Not installed.
+"""Tools that make parts of this repository from its code. They are not installed.
 
 pages/           the reference pages that are made from code (`make pages`)
 spark_jar        the Spark connector, compiled from spark-connector/ (`make jar`)

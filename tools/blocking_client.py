@@ -34,6 +34,8 @@ NAMES = {
     "Consumer": "SyncConsumer",
     "DeadLetters": "SyncDeadLetters",
     "Work": "SyncWork",
+    "Worker": "SyncWorker",
+    "ConsumerCalls": "SyncConsumerCalls",
     "Publisher": "SyncPublisher",
     "GroupConsumer": "SyncGroupConsumer",
     "Heartbeats": "SyncHeartbeats",
@@ -55,15 +57,15 @@ NAMES = {
     "aclose": "close",
 }
 ASYNCIO = {"sleep": "time.sleep", "CancelledError": "BaseException"}
-"""What stands for the names of asyncio. A wait of asyncio is cancelled where a blocking one is
-interrupted by the handler of a signal, which may raise anything."""
+"""Replacements for the names of asyncio. Where a wait of asyncio is cancelled, the handler of a
+signal interrupts a blocking one, and this handler may raise any exception."""
 
 PHRASES = {
     """\
     Belongs to one event loop.
 
-    No task runs in the background: a call that needs a connection makes it, one call at a time, and
-    the others wait for it. When that call is cancelled, the next one takes over.
+    No task runs in the background: a call that needs a connection opens it, and all other calls
+    wait. If that call is cancelled, the next call takes over.
 """: """\
     Belongs to one thread at a time. A call that needs a connection opens it.
 """,
@@ -73,35 +75,45 @@ PHRASES = {
     "Created by `connect`": "Created by `connect_sync`",
     "client.publisher import": "client.sync_publisher import",
     """\
-    Belongs to one event loop and is not thread-safe; any number of its tasks may use it at the
-    same time. Cancelling a call cancels the request and leaves the client usable.
+    A client belongs to one event loop, and is not thread-safe. Any number of tasks of this loop
+    may use it at the same time. If a call is cancelled, the client cancels the request, and stays
+    usable.
 """: """\
-    Not thread-safe: only one thread at a time may use it. An exception that a signal handler raises
-    ends the call in progress, and leaves the client usable.
+    A client is not thread-safe: only one thread at a time may use it. An exception that a signal
+    handler raises ends the call in progress. The client stays usable.
 """,
     """\
     `anext` can be called again after a cancellation or a ConnectionLost.
 """: """\
     `next` can be called again after a ConnectionLost, and after an exception that a signal handler
     raised in it. If such an exception arrives while a record is being returned, the record is lost,
-    as with any iterator: start another read at your own position then, or let the handler only set
+    as with any iterator. Then start another read at your own position, or let the handler only set
     a flag.
 """,
     """\
-    Belongs to one task. An iteration that was cancelled can be continued.
+    A worker belongs to one task, but any number of tasks may ack. An iteration that was cancelled
+    can be continued.
 """: """\
-    Belongs to one thread. An iteration can be continued after an exception that a signal handler
-    raised in it. If such an exception arrives while records are being returned, they are lost, as
-    with any iterator: open another consumer then, or let the handler only set a flag.
+    A worker belongs to one thread. An iteration can be continued after an exception that a signal
+    handler raised in it.
+""",
+    """\
+belongs to one task. An iteration that was cancelled can be continued.
+""": """\
+belongs to one thread. An iteration can be continued after an exception that a
+    signal handler raised in it. If such an exception arrives while records are being returned, the
+    records are lost, as with any iterator. Then open another consumer, or let the handler only set
+    a flag.
 """,
 }
-"""In docstrings, comments and imports. A phrase may run over several lines of one of them."""
+"""Replacements for phrases in docstrings, comments and imports. A phrase may continue over several
+lines."""
 
 _NAMES_IN_TEXT = re.compile(rf"`({'|'.join(NAMES)})\b")
 
 
 class NotCovered(Exception):
-    """The tables of this script do not say what becomes of something in a source."""
+    """The tables of this script do not cover a name or a phrase in a source."""
 
 
 def render(source: Path, target: Path, used: set[str]) -> str:
@@ -151,7 +163,7 @@ Place = tuple[int, int]
 
 
 def _replacements(source: str) -> Iterator[tuple[Place, Place, str]]:
-    """What to replace in the code, from where to where."""
+    """Return the replacements in the code, each with its start and end."""
     tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
     knows_time = any(one.line.strip() == "import time" for one in tokens)
     for i, token in enumerate(tokens):

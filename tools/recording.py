@@ -54,7 +54,7 @@ class Piece(NamedTuple):
 
 
 Lines = list[list[Piece]]
-"""Of one terminal, from the top."""
+"""The lines of one terminal, from the top."""
 
 
 def commands(readme: str) -> list[list[str]]:
@@ -146,7 +146,8 @@ def _check(found: Sequence[Lines], directory: str) -> None:
 
 
 def render(terminals: Sequence[Lines]) -> str:
-    """Without animation, or for those who do not want it, all of it is there from the start."""
+    """Without animation, and for readers who have switched it off, the picture shows all lines from
+    the start."""
     last = max(piece.seconds for lines in terminals for line in lines for piece in line)
     whole = last + _STAYS_SECONDS
     times = sorted({piece.seconds for lines in terminals for line in lines for piece in line})

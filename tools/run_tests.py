@@ -1,9 +1,12 @@
-"""All tests: those with Spark beside the others, which wait half of their time.
+"""Runs all tests: those with Spark at the same time as the others, which spend half of their time
+waiting.
 
 `python -m tools.run_tests OPTIONS` is `make test`; the options are for the others, since the tests
 with Spark share one JVM and run in one process. What they print comes in one piece at the end.
+Tests with the mark `long` do not run. With `--long` as the first option, which is `make test-long`,
+only they do.
 
-A test that fails beside others runs once more, alone. If it passes then, the test or the code has a
+A test that fails while others run is repeated alone. If it passes then, the test or the code has a
 race. With RACES=fail such a test counts as failed, unless `tests/quarantine.txt` names it.
 """
 
@@ -20,7 +23,7 @@ from pathlib import Path
 from types import FrameType
 
 _PYTEST = [sys.executable, "-m", "pytest"]
-_OTHERS = ["--ignore=tests/spark", "--ignore=tests/install"]
+_OTHERS = [f"--ignore=tests/{one}" for one in ("spark", "install", "programs")]
 _CACHE = Path(".pytest_cache")
 # With a cache of its own: each process writes what failed in it as all that has failed.
 _SPARK_CACHE = _CACHE / "spark"
@@ -45,8 +48,8 @@ class Run:
         cache: Path = _CACHE,
         log: Path | None = None,
     ):
-        """`again` repeats what has failed, alone. Both write the names of the tests that failed in
-        the directory `cache`. `command` prints to `log` if there is one."""
+        """`again` repeats the failed tests, each alone. Both write the names of the tests that
+        failed in the directory `cache`. `command` prints to `log` if there is one."""
         self._command, self._again = list(command), list(again)
         self._cache, self._log = cache, log
         self._process: subprocess.Popen[bytes] | None = None
@@ -70,7 +73,8 @@ class Run:
         return status
 
     def repeat(self) -> tuple[int, set[str]]:
-        """Run what failed once more, alone. Returns the exit code, and the tests that passed."""
+        """Run the failed tests once more, each alone. Returns the exit code, and the tests that
+        passed."""
         before = self._failed()
         status = subprocess.call(self._again)
         return status, before - self._failed()
@@ -87,11 +91,15 @@ class Run:
 
 
 def run(others: Run, spark: Run, quarantine: Collection[str] | None = None) -> int:
-    """Run both side by side, and repeat alone what failed. Returns the first exit code that is not
-    0. If there is a quarantine, a test that failed beside others and passed alone counts as failed,
-    unless it is in there."""
+    """Run both at the same time, and repeat each failed test alone. Returns the first exit code
+    that is not 0. If there is a quarantine, a test that failed while others ran and passed alone
+    counts as failed, unless the quarantine names it."""
+
+    is_asked_to_end = False
 
     def terminate(number: int, frame: FrameType | None) -> None:
+        nonlocal is_asked_to_end
+        is_asked_to_end = True
         for one in (others, spark):
             one.terminate()
 
@@ -100,6 +108,8 @@ def run(others: Run, spark: Run, quarantine: Collection[str] | None = None) -> i
     signal.signal(signal.SIGTERM, terminate)
     spark.start()
     others.start()
+    if is_asked_to_end:  # a process may have run already before it could be terminated
+        terminate(signal.SIGTERM, None)
     statuses = [others.wait(), spark.wait()]
     if any(status not in (0, _SOME_FAILED) for status in statuses) or not any(statuses):
         return _first_failure(statuses)
@@ -115,7 +125,7 @@ def _first_failure(statuses: Sequence[int]) -> int:
 
 
 def _judge(races: Sequence[str], quarantine: Collection[str] | None) -> int:
-    """Print which tests have failed beside others and passed alone. Returns the exit code."""
+    """Print which tests have failed while others ran, and passed alone. Returns the exit code."""
     status = 0
     for test in races:
         verdict = "mend it"
@@ -128,7 +138,7 @@ def _judge(races: Sequence[str], quarantine: Collection[str] | None) -> int:
 
 
 def read_quarantine(path: Path) -> dict[str, str]:
-    """Return the tests that may fail beside others for now, with the date and the reason. Raises
+    """Return the tests that may fail for now while others run, with the date and the reason. Raises
     ValueError if a line is incomplete, or if there are too many."""
     found = {}
     for line in path.read_text().splitlines():
@@ -147,8 +157,11 @@ def read_quarantine(path: Path) -> dict[str, str]:
 
 def main(options: Sequence[str]) -> int:
     quarantine = read_quarantine(QUARANTINE) if os.environ.get("RACES") == "fail" else None
-    compiled = [sys.executable, "-m", "tools.compiled_tests", *_OTHERS, *options]
-    spark = [*_PYTEST, *_SPARK]
+    is_long = options[:1] == ["--long"]
+    chosen = ["-m", "long" if is_long else "not long"]
+    others = [*_OTHERS, *chosen, *options[is_long:]]
+    compiled = [sys.executable, "-m", "tools.compiled_tests", *others]
+    spark = [*_PYTEST, *_SPARK, *chosen]
     return run(
         Run(compiled, [*_PYTEST, *_OTHERS, *_AGAIN]),
         Run(spark, [*spark, *_AGAIN], cache=_SPARK_CACHE, log=_LOG),

@@ -38,7 +38,8 @@ _NEEDED = (
 
 
 class CannotCompile(Exception):
-    """What is missing, or what the compiler said."""
+    """The connector cannot be compiled. The message says what is missing, or contains the
+    compiler's output."""
 
 
 def build() -> bool:

@@ -110,7 +110,7 @@ class Sources:
         ]
 
     def docstrings(self) -> Iterator[tuple[Module, str]]:
-        """Those of attributes, below an assignment, too."""
+        """Return the docstrings, including those of attributes, which follow an assignment."""
         for module, node in self._nodes(ast.Expr):
             if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
                 yield module, node.value.value.strip()
@@ -272,7 +272,8 @@ ALLOWED: Mapping[str, int] = {
 
 
 def main() -> None:
-    """Print all figures; with words as arguments, what the figures with these words consist of."""
+    """Print all figures. With words as arguments, print the details of the figures whose names
+    contain these words."""
     print(f"{PRODUCT_SOURCES.lines():>7,}  lines of product")
     for name, measure in FIGURES.items():
         found = measure()

@@ -128,6 +128,7 @@ def check(command: Cli, data_dir: Path, place: Path, books: Books) -> None:
         assert sorted(found[codec]) == list(range(1, len(found[codec]) + 1)), codec
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("in_flight", ["some", "few"])
 def test_values_that_end_in_zeros(in_flight: str, server: NatsServer, tmp_path: Path) -> None:
     chance = random.Random(f"backups {in_flight}")

@@ -413,6 +413,7 @@ OF_DISKS: dict[str, Fault] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", modes(EACH, ANY, *OF_DISKS))
 def test_disks_fail(name: str, server: NatsServer, tmp_path: Path) -> None:
     chance = chance_of(f"disks {name}")

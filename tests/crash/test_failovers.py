@@ -143,6 +143,7 @@ def test_the_leader_is_killed_while_others_take_over(site: Site) -> None:
         Rounds(cluster, site, "killed").run(rounds(1), cluster.kill, cluster.start)
 
 
+@pytest.mark.long
 def test_the_leader_is_stopped_for_ten_seconds(site: Site) -> None:
     with site.cluster("stopped") as cluster:
         assert set(cluster.nodes) == set(NODES)

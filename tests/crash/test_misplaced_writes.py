@@ -318,6 +318,7 @@ def put(stored: Stored, one: Misplaced, directory: Path) -> set[int]:
     return hit
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stop", ["clean", "killed", "power cut", "without indexes"])
 @pytest.mark.parametrize("unit", ["page", "batch"])
 def test_misplaced(stored: Stored, unit: str, stop: str, tmp_path: Path) -> None:

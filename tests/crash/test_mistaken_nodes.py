@@ -250,6 +250,27 @@ def the_cluster_is_left_out(campaign: Campaign) -> None:
     cluster.start(node)
 
 
+def the_store_of_another_cluster(campaign: Campaign) -> None:
+    """The settings of a node name the metadata store of another cluster, or one that is new."""
+    node = campaign.some_node()
+    cluster, daemon = campaign.cluster, campaign.cluster.nodes[node]
+    whole = dict(daemon.settings)
+    place = {**whole["cluster"], "store": campaign.aside("store").as_uri()}
+    is_new = campaign.chance.random() < 0.5
+    if not is_new:
+        other = twin_of(cluster, node, campaign.aside("other"))
+        other.settings.update(streams={}, cluster={**place, "name": "elsewhere"})
+        campaign.twins.append(other)
+        other.start(timeout=PATIENCE)
+        other.stop()
+    cluster.kill(node)
+    daemon.settings = {**whole, "cluster": place}
+    daemon.spawn()
+    refused(daemon, "cluster init -c FILE --again" if is_new else "check cluster.store")
+    daemon.settings = whole
+    cluster.start(node)
+
+
 def swap(campaign: Campaign, one: str, other: str) -> None:
     between = campaign.aside("between")
     campaign.data_dir(one).rename(between)
@@ -263,6 +284,7 @@ MISTAKES: list[Callable[[Campaign], None]] = [
     an_older_copy_is_used,
     directories_are_swapped,
     the_cluster_is_left_out,
+    the_store_of_another_cluster,
     a_daemon_for_one_that_hangs,
 ]
 

@@ -124,6 +124,7 @@ def server() -> Iterator[NatsServer]:
         yield server
 
 
+@pytest.mark.long
 @pytest.mark.integration
 def test_hundreds_of_streams_with_many_segments(server: NatsServer) -> None:
     """One stream with a dozen segments is made and then copied; all record the same subject."""

@@ -79,6 +79,7 @@ def started(server: NatsServer, **more: int) -> RetryingPublisher:
     return publisher
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("part", [WHOLE_DISK, LOG_ALONE], ids=["disk", "log"])
 def test_a_leader_whose_disk_hangs_has_another_node_take_over(
     server: NatsServer, tmp_path: Path, part: str
@@ -104,6 +105,7 @@ def test_a_leader_whose_disk_hangs_has_another_node_take_over(
         assert_kept([publisher], cluster.read_all(STREAM))
 
 
+@pytest.mark.long
 def test_a_follower_whose_disk_hangs_is_not_elected(server: NatsServer, tmp_path: Path) -> None:
     """It is in sync for a while yet, has all records, and comes first of those that have. It could
     not begin to lead."""
@@ -125,6 +127,7 @@ def test_a_follower_whose_disk_hangs_is_not_elected(server: NatsServer, tmp_path
         assert_kept([publisher], cluster.read_all(STREAM))
 
 
+@pytest.mark.long
 def test_a_follower_whose_disk_hangs_leaves_the_in_sync_set(
     server: NatsServer, tmp_path: Path
 ) -> None:

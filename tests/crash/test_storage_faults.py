@@ -73,6 +73,7 @@ def settings(durability: str) -> dict[str, object]:
     return {"streams": {"in": stream}, "nats": {"reconnect_wait": "50ms"}}
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("durability", ["fsync", "interval", "os"])
 def test_the_disk_fails_and_recovers(durability: str, server: NatsServer, tmp_path: Path) -> None:

@@ -144,6 +144,7 @@ class BadDisk:
         return True
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", modes("a", "b", "c"))
 def test_pages_are_lost_under_load(seed: str, server: NatsServer, tmp_path: Path) -> None:
     """Met by readers, the cleaner and the scrubber while the daemon runs; by the start after a

@@ -20,13 +20,14 @@ import pytest
 import yaml
 from support.clients.handover_load import EveryWay
 from support.clients.ingesting import until
+from support.clients.raw_nats import RawNats
 from support.daemons.cluster import NODES, PATIENCE, Cluster
 from support.daemons.nats_cluster import NatsCluster
 from support.daemons.nats_server import NatsServer
 from support.repository import REPOSITORY
 
 from liftlog.client import connect_sync
-from liftlog.errors import LiftlogError
+from liftlog.errors import Conflict, LiftlogError
 
 OLDER = os.environ.get("UPGRADE_FROM", "")
 PACKAGES = ("liftlog", "envelope", "compaction", "acl")
@@ -160,3 +161,70 @@ def test_nodes_are_upgraded_one_by_one_and_one_of_them_back(cluster: Cluster, ol
         assert found is not None
         assert found.offset == 1
         cluster.assert_sound()
+
+
+def use(cluster: Cluster, node: str, tree: Path | None) -> None:
+    """Restart a node with the code of another version."""
+    cluster.stop(node)
+    cluster.nodes[node].use_version(tree)
+    cluster.start(node)
+
+
+def publish_numbers(cluster: Cluster, first: int, end: int) -> None:
+    with RawNats(nats_port(cluster), timeout=PATIENCE) as raw:
+        for number in range(first, end):
+            assert "seq" in raw.request("in.x", b"%d" % number).json()
+
+
+def worked(cluster: Cluster, node: str, count: int) -> list[int]:
+    """Let a worker pull from this node, which leads, and ack; return the numbers."""
+    found: list[int] = []
+    with (
+        connect_sync(cluster.nodes[node].pull_address) as client,
+        client.worker("in", "w", batch=5, prefetch=False) as worker,
+    ):
+        for batch in worker:
+            found += [int(one.value or b"") for one in batch]
+            worker.ack(batch)
+            if len(found) >= count:
+                return found
+    return found
+
+
+@pytest.mark.parametrize("cluster", ["file"], indirect=True)
+def test_consumers_with_acks_need_all_nodes_of_this_version(cluster: Cluster, older: Path) -> None:
+    """Later an older node leaves the in-sync set, so that it is not elected without the states."""
+    with cluster:
+        cluster.wait_all_in_sync()
+        for node in ("a", "b"):
+            use(cluster, node, None)
+            cluster.wait_isr("in")
+        lead(cluster, "a")
+        with connect_sync(cluster.nodes["a"].pull_address) as client:
+            with pytest.raises(Conflict, match="the nodes c have an older version"):
+                client.create_consumer("in", "w")
+            use(cluster, "c", None)
+            cluster.wait_isr("in")
+            lead(cluster, "a")
+            until(lambda: created(cluster, "a"), PATIENCE, "the consumer")
+        publish_numbers(cluster, 0, 30)
+        assert worked(cluster, "a", 10) == [*range(10)]
+        use(cluster, "c", older)
+        cluster.wait_isr("in", ("a", "b"))
+        publish_numbers(cluster, 30, 40)
+        assert worked(cluster, "a", 10) == [*range(10, 20)]
+        use(cluster, "c", None)
+        cluster.wait_isr("in")
+        lead(cluster, "c")
+        assert worked(cluster, "c", 20) == [*range(20, 40)]
+        with connect_sync(cluster.nodes["c"].pull_address) as client:
+            info = client.describe_consumer("in", "w")
+        assert (info.num_ack_pending, info.deliveries, info.ack_floor) == (0, 40, 41)
+        cluster.assert_sound()
+
+
+def created(cluster: Cluster, node: str) -> bool:
+    with suppress(LiftlogError), connect_sync(cluster.nodes[node].pull_address) as client:
+        client.create_consumer("in", "w")
+        return True
+    return False

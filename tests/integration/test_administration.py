@@ -130,7 +130,7 @@ def test_a_pass_that_had_nothing_to_do_says_why(liftlog: Cli, stream: str) -> No
     for _ in range(2):
         liftlog.ok("pub", f"{name}.a", "value", "--key", "k")
     said = liftlog.ok("stream", "compact", name, "--wait")
-    assert f"{name} was not compacted: what is dirty is younger than dedupe_window" in said
+    assert f"{name} was not compacted: the dirty records are younger than dedupe_window" in said
     liftlog.ok("stream", "update", name, "--set", "dedupe_window=0s")
     said = liftlog.ok("stream", "compact", name, "--wait")
     assert f"{name} compacted: 1 record of 2 removed" in said

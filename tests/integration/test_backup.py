@@ -174,6 +174,7 @@ def filled(source: Daemon, nats: NatsServer) -> Cli:
     return command
 
 
+@pytest.mark.long
 def test_a_killed_create_leaves_no_backup(source: Daemon, nats: NatsServer, tmp_path: Path) -> None:
     command = filled(source, nats)
     unfinished = 0
@@ -196,6 +197,7 @@ def test_a_killed_create_leaves_no_backup(source: Daemon, nats: NatsServer, tmp_
     command.ok("backup", "verify", str(tmp_path / "whole"))
 
 
+@pytest.mark.long
 def test_a_killed_restore_leaves_no_data_directory(
     source: Daemon, nats: NatsServer, tmp_path: Path
 ) -> None:

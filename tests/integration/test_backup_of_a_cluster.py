@@ -64,6 +64,7 @@ def of_three_nodes(server: NatsServer) -> Iterator[Cluster]:
         for stream in STREAMS:
             cluster.wait_recorded(stream)
         cluster.wait_isr("three")
+        cluster.wait_isr("_offsets")
         yield cluster
         cluster.assert_sound()
 
@@ -183,6 +184,7 @@ def values(cluster: Cluster, stream: str, node: str) -> list[int]:
     return [int(value or b"") for _, value, _ in (one.content for one in reading.records)]
 
 
+@pytest.mark.long
 def test_a_restored_backup_becomes_the_first_node_of_a_cluster(
     cluster: Cluster, server: NatsServer, tmp_path: Path
 ) -> None:
@@ -251,6 +253,7 @@ def adopt_what_an_older_version_restored(server: NatsServer, backup: Path, place
             assert values(other, stream, "a") == list(range(COUNT))
 
 
+@pytest.mark.long
 def test_one_stream_is_restored_into_a_running_cluster(
     cluster: Cluster, server: NatsServer, tmp_path: Path
 ) -> None:

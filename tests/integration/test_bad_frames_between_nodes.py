@@ -23,6 +23,7 @@ QUICK = {"session": "6s", "lag_max": "5s"}
 OF_EACH = rounds(3)
 
 
+@pytest.mark.long
 def test_no_replica_takes_one_frame_for_another(server: NatsServer) -> None:
     seed = int.from_bytes(os.urandom(4))
     with (

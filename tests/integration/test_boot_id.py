@@ -48,6 +48,7 @@ def test_with_the_boot_id_a_kill_costs_no_offset(
             assert publish(raw, "orders", b"20")["seq"] == 21
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("durability", modes("os", "interval", "fsync"))
 def test_without_it_the_daemon_says_why_offsets_are_passed_over(
     server: NatsServer, tmp_path: Path, durability: str

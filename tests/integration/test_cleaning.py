@@ -86,6 +86,7 @@ def test_the_scrubber_finds_rot_before_any_reader(server: NatsServer, raw: RawNa
         assert_no_traceback(daemon)
 
 
+@pytest.mark.long
 def test_hundreds_of_idle_streams_cost_next_to_nothing(server: NatsServer) -> None:
     """Looked at fifteen times as often as by default, in less than a tenth of a core."""
     streams = {

@@ -129,22 +129,22 @@ def test_one_record(liftlog: Cli) -> None:
 
 def test_words_of_nats_for_a_consumer(liftlog: Cli) -> None:
     # Nothing is lost by the first checkpoint, so that nothing is asked.
-    assert liftlog("consumer", "add", "replay", "orders", "1h").exit_code == 0
-    assert liftlog.objects("consumer", "info", "replay", "orders")[0]["offset"] == 11
-    assert liftlog.objects("consumer", "info", "replay")[0]["offset"] == 11
-    again = liftlog("consumer", "add", "replay", "orders", "end")
+    assert liftlog("offsets", "add", "replay", "orders", "1h").exit_code == 0
+    assert liftlog.objects("offsets", "info", "replay", "orders")[0]["offset"] == 11
+    assert liftlog.objects("offsets", "info", "replay")[0]["offset"] == 11
+    again = liftlog("offsets", "add", "replay", "orders", "end")
     assert again.exit_code == ExitCode.USAGE
     assert "There is no terminal to ask on" in again.stderr
-    swapped = liftlog("consumer", "info", "orders", "replay")
+    swapped = liftlog("offsets", "info", "orders", "replay")
     assert swapped.exit_code == ExitCode.NOT_FOUND
     assert "the consumer comes first: liftlog offsets get replay orders" in swapped.stderr
-    assert liftlog("consumer", "rm", "replay", "orders", "-f").exit_code == 0
-    assert liftlog("consumer", "info", "replay").exit_code == ExitCode.NOT_FOUND
+    assert liftlog("offsets", "rm", "replay", "orders", "-f").exit_code == 0
+    assert liftlog("offsets", "info", "replay").exit_code == ExitCode.NOT_FOUND
 
 
 def test_checkpoints_of_a_stream(liftlog: Cli) -> None:
-    assert liftlog.ok("consumer", "ls", "orders", "-q") == "billing orders\n"
-    assert "no checkpoints in Invoices" in liftlog("consumer", "ls", "Invoices").stderr
+    assert liftlog.ok("offsets", "ls", "orders", "-q") == "billing orders\n"
+    assert "no checkpoints in Invoices" in liftlog("offsets", "ls", "Invoices").stderr
     assert liftlog("offsets", "ls", "orders", "-s", "Invoices").exit_code == ExitCode.USAGE
     liftlog.ok("offsets", "add", "billing", "Invoices", "end")
     both = liftlog("offsets", "get", "billing")
@@ -317,7 +317,7 @@ def test_completion_knows_streams_and_consumers(liftlog: Cli) -> None:
     assert complete(liftlog, "stream", "info", "or") == ["orders"]
     assert complete(liftlog, "consume", "I") == ["Invoices"]
     assert complete(liftlog, "offsets", "get", "b") == ["billing"]
-    assert complete(liftlog, "cons") == ["consume"]
+    assert complete(liftlog, "cons") == ["consume", "consumer"]
     # A name for something new is not looked up, and without a daemon there is silence.
     assert complete(liftlog, "stream", "create", "or") == []
     assert complete(liftlog, "stream", "info", "or", server="tcp://127.0.0.1:1") == []

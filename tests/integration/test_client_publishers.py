@@ -23,7 +23,11 @@ from liftlog.client import connect_sync
 pytestmark = pytest.mark.integration
 
 
-@pytest.mark.parametrize("build", [go_program, node_program], ids=["nats.go", "node"])
+@pytest.mark.parametrize(
+    "build",
+    [pytest.param(go_program, marks=pytest.mark.long), node_program],  # Go compiles it
+    ids=["nats.go", "node"],
+)
 def test_what_is_repeated_until_it_is_acked_is_stored_once(
     build: Callable[[], Program], server: NatsServer
 ) -> None:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
-from support.clients.ingesting import publish, publish_until_acked
+from support.clients.ingesting import publish_until_acked
 from support.clients.raw_nats import RawNats
 from support.daemons.cluster import Cluster
 from support.daemons.nats_server import NatsServer
@@ -27,7 +27,7 @@ def cluster(server: NatsServer) -> Iterator[Cluster]:
         cluster.wait_isr(STREAM)
         with RawNats(server.port, timeout=60) as raw:
             for number in range(COUNT):
-                publish(raw, "in.x", b"%d" % number)
+                publish_until_acked(raw, "in.x", b"%d" % number, f"first-{number}")
         yield cluster
         cluster.assert_sound()
 

@@ -48,6 +48,7 @@ def warnings(cluster: Cluster, node: str) -> dict[str, str]:
     return found
 
 
+@pytest.mark.long
 def test_a_leader_whose_clock_is_ahead_deletes_nothing(server: NatsServer, tmp_path: Path) -> None:
     clock = ShiftedClock(tmp_path / "clock")
     clock.set_ahead(HOURS * 3600)

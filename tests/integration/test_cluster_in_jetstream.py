@@ -76,6 +76,7 @@ def wait_acked(publisher: TimedPublisher, more: int) -> None:
     until(lambda: len(publisher.acked) >= wanted, PATIENCE, f"{more} more acks")
 
 
+@pytest.mark.long
 def test_nodes_go_on_while_their_store_fails(cluster: Cluster, servers: list[NatsServer]) -> None:
     first = store_leader(servers)
     other = next(server for server in servers if server is not first)

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,7 @@ def worker_pid(daemon: Daemon) -> int | None:
 # --- what stays ---
 
 
+@pytest.mark.long
 def test_keys_of_envelopes_and_headers_and_tombstones(server: NatsServer, raw: RawNats) -> None:
     streams = {"users": {"subject": "users", **COMPACTED}, "plain": {"subject": "plain"}}
     with Daemon(server.url, {"streams": streams, **QUICK}) as daemon:
@@ -182,16 +184,17 @@ KEYS = [f"key-{number % 500}" for number in range(2_000)]
 
 
 def start_pass(daemon: Daemon, stream: str) -> None:
-    """Returns once it writes."""
+    """Returns once a pass over most of the stream writes. The first segment alone is dirty enough
+    for a pass of its own, which may run before."""
     with connect_sync(daemon.pull_address) as client:
         client.compact_stream(stream)
-        until(
-            lambda: (
-                (client.describe_stream(stream).compaction["progress"] or {}).get("phase")
-                == "rewrite"
-            ),
-            timeout=60,
-        )
+
+        def is_writing() -> bool:
+            found = client.describe_stream(stream)
+            progress = found.compaction["progress"] or {"phase": "", "total_bytes": 0}
+            return progress["phase"] == "rewrite" and progress["total_bytes"] > found.size_bytes / 2
+
+        until(is_writing, timeout=60)
 
 
 def lone_files(daemon: Daemon, stream: str) -> list[str]:
@@ -222,6 +225,7 @@ def test_progress_is_visible_and_publishing_goes_on(server: NatsServer, raw: Raw
         slow.check(daemon, compacted=False)
 
 
+@pytest.mark.long
 def test_the_worker_is_killed(server: NatsServer, raw: RawNats) -> None:
     slower = SLOW | {"compaction": {"max_rate": "128KiB", **ON_DEMAND}}  # than a busy machine
     with Daemon(server.url, {"streams": {"slow": slower}, **QUICK}) as daemon:
@@ -242,6 +246,7 @@ def test_the_worker_is_killed(server: NatsServer, raw: RawNats) -> None:
         assert_no_traceback(daemon)
 
 
+@pytest.mark.long
 def test_the_daemon_is_killed_during_a_pass(server: NatsServer, raw: RawNats) -> None:
     with Daemon(server.url, {"streams": {"slow": SLOW}, **QUICK}) as daemon:
         slow = Compacted(raw, "slow")
@@ -302,6 +307,7 @@ def test_a_pass_beside_an_idle_daemon_is_not_slowed(server: NatsServer, raw: Raw
         assert_no_traceback(daemon)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("max_rate", ["auto", "32MiB"])
 def test_a_pass_is_held_back_beside_load(max_rate: str, server: NatsServer, raw: RawNats) -> None:
     settings = {
@@ -320,12 +326,13 @@ def test_a_pass_is_held_back_beside_load(max_rate: str, server: NatsServer, raw:
 
         load = threading.Thread(target=publish_often)
         load.start()
+        began = time.monotonic()
         try:
-            seconds = compact(daemon, "long")["last_pass"]["seconds"]
+            compact(daemon, "long")  # a short second pass may follow
         finally:
             ended.set()
             load.join()
-        assert seconds > 0.9 * limit_seconds
+        assert time.monotonic() - began > 0.9 * limit_seconds
         assert_no_traceback(daemon)
 
 

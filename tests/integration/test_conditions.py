@@ -101,7 +101,8 @@ def test_a_surface_shows_every_condition(surface: str, daemon: Daemon) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.path)
 def test_a_page_shows_every_condition(page: Any, daemon: Daemon) -> None:
     """Also the page that says why a page is not shown, and the twin of each."""
-    path = page.path.format(stream=STREAM, offset=1, consumer="billing", group="workers")
+    names = {"consumer": "billing", "group": "workers", "worker": "mail"}
+    path = page.path.format(stream=STREAM, offset=1, **names)
     status, text = daemon.get(path)
     assert [name for name in KINDS if words_of(name) not in text] == [], (status, text)
     assert [name for name in KINDS if f'data-condition="{name}"' not in text] == []

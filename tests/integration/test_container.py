@@ -102,6 +102,7 @@ class Container:
         return self.process.returncode, output.decode()
 
 
+@pytest.mark.long
 def test_the_image_s_command(server: NatsServer) -> None:
     # Not below /tmp, where the container has a tmpfs.
     directory = REPOSITORY / "build" / "container-test"

@@ -112,6 +112,7 @@ def assert_copied(found: list[Record], subject: str, numbers: list[int]) -> None
         assert headers == {"Trace": f"t{number}", "Copied-Sequence": str(number)}
 
 
+@pytest.mark.long
 async def test_the_page(server: NatsServer, daemon: Daemon, jetstream: Any, place: Path) -> None:
     numbers = await filled(jetstream, "ORDERS", "orders", 50)
     retiring, floor = blocks(PAGE, "python")

@@ -32,6 +32,7 @@ def cluster(server: NatsServer) -> Iterator[Cluster]:
         yield cluster
 
 
+@pytest.mark.long
 def test_every_surface_tells_of_a_stream_that_no_node_leads(
     cluster: Cluster, server: NatsServer
 ) -> None:

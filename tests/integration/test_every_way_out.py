@@ -13,6 +13,7 @@ import json
 import os
 import re
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -67,10 +68,13 @@ def configured() -> NatsServer:
         "user": "poor",
         "password": "poor",
         "permissions": {
-            "publish": ["$JS.API.>", "chat.>", "enveloped.>", "liftlog.liftlog.offsets.chat.*"],
+            "publish": [
+                "$JS.API.>", "$JS.ACK.chat.>", "chat.>", "enveloped.>",
+                "liftlog.liftlog.offsets.chat.*",
+            ],
             "subscribe": ["_INBOX.>", "_INBOX_poor.>"],
         },
-    }
+    }  # fmt: skip
     rich = {"user": "rich", "password": "rich"}
     return NatsServer(
         leafnodes={"listen": "127.0.0.1:-1"},
@@ -199,8 +203,8 @@ def gets(raw: RawNats, target: str) -> int:
     return len(wishes) + 2
 
 
-def pulls(raw: RawNats, target: str) -> int:
-    name = consumer(raw)["name"]
+def pulls(raw: RawNats, target: str, ack_policy: str = "none") -> int:
+    name = consumer(raw, ack_policy=ack_policy)["name"]
     wishes: list[dict[str, Any]] = [
         {"batch": 1, "no_wait": True},
         {"batch": 1000, "no_wait": True},
@@ -213,12 +217,37 @@ def pulls(raw: RawNats, target: str) -> int:
     return len(wishes)
 
 
+def worker_pulls(raw: RawNats, target: str) -> int:
+    """They do not count as requests of the API."""
+    pulls(raw, target, "explicit")
+    raw.ping()
+    asked(raw, "INFO")
+    return 0
+
+
+def worker_acks(raw: RawNats, target: str) -> int:
+    """A client chooses where the answer to its ack goes, and `+NXT` is a pull as well."""
+    name, inbox = consumer(raw, ack_policy="explicit")["name"], raw.new_reply()
+    raw.pub(f"$JS.API.CONSUMER.MSG.NEXT.chat.{name}", b"1", reply=inbox)
+    while not (delivered := raw.next_message()).reply.startswith(b"$JS.ACK."):
+        pass
+    wish = b'+NXT {"batch": 1000, "no_wait": true}'
+    for body in (b"+WPI", b"-NAK", wish, b"+NXT", b"nonsense", b"+ACK", b"", b"+TERM"):
+        raw.pub(delivered.reply, body, reply=target)
+    raw.pub("$JS.ACK.chat.none.1.1.1.1.1", b"+ACK", reply=target)
+    raw.ping()
+    asked(raw, f"CONSUMER.INFO.chat.{name}")
+    return 0
+
+
 def floods(raw: RawNats, target: str) -> int:
     raw.send(b"".join([b"PUB $JS.API.INFO %b 0\r\n\r\n" % target.encode()] * 300))
     return 300
 
 
-WAYS: list[Callable[[RawNats, str], int]] = [acks, checkpoints, every_method, gets, pulls, floods]
+WAYS: list[Callable[[RawNats, str], int]] = [
+    acks, checkpoints, every_method, gets, worker_acks, worker_pulls, pulls, floods,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
@@ -243,12 +272,18 @@ def test_nothing_goes_where_it_must_not(
         assert after == before + 1, "only what the judge published"
 
 
+@pytest.mark.parametrize("ack_policy", ["none", "explicit", "update"])
 @pytest.mark.parametrize("target", [*FORBIDDEN, *NO_REPLIES, SERVICE])
 def test_no_consumer_pushes_where_it_must_not(
-    target: str, daemon: Daemon, poor: RawNats, judge: Judge
+    target: str, ack_policy: str, daemon: Daemon, poor: RawNats, judge: Judge
 ) -> None:
     publish(poor, "chat.evil", EVIL)
-    error = consumer(poor, deliver_subject=target)["error"]
+    if ack_policy == "update":
+        config = {"ack_policy": "explicit", "name": "pushed"}
+        assert "error" not in consumer(poor, deliver_subject="_INBOX.none", **config)
+        error = consumer(poor, deliver_subject=target, **config)["error"]
+    else:
+        error = consumer(poor, deliver_subject=target, ack_policy=ack_policy)["error"]
     if target == SERVICE:
         assert (error["code"], error["err_code"]) == (403, 10003)
         assert "`deliver` in the section nats" in error["description"]
@@ -345,6 +380,33 @@ def test_a_stream_that_comes_later_records_no_deliveries(tmp_path: Path) -> None
             own = publish(raw, "given.own", b"own")["seq"]
             assert own <= start + 1, "what was under way when it was created, at most"
             assert own <= 3
+
+
+def test_a_stream_that_comes_later_records_nothing_for_workers(tmp_path: Path) -> None:
+    """A consumer with acks stays, since it has a state, but neither its deliveries nor those that
+    are repeated go to a subject that a stream records now."""
+    with configured() as server, attached(server, tmp_path) as daemon:
+        until(lambda: "jetstream-api-answers" in daemon.log and "leaf-connected" in daemon.log)
+        with RawNats(server.port, timeout=30) as raw, connect_sync(daemon.pull_address) as client:
+            publish(raw, "chat.evil", EVIL)
+            raw.sub("given.*")
+            raw.ping()
+            common = {"ack_policy": "explicit", "ack_wait": SECOND // 4}
+            consumer(raw, deliver_subject="given.push", idle_heartbeat=SECOND // 8, **common)
+            pulling = consumer(raw, **common)["name"]
+            wish = json.dumps({"batch": 1000, "expires": 100 * SECOND})
+            raw.pub(f"$JS.API.CONSUMER.MSG.NEXT.chat.{pulling}", wish, reply="given.pull")
+            assert [raw.next_message().payload for _ in range(6)].count(EVIL) > 2, "repeated, too"
+
+            client.create_stream("given", subject="given.>")
+            raw.ping()
+            start = client.describe_stream("given").high_watermark
+            for number in range(20):
+                publish(raw, f"chat.{number}", EVIL)
+            time.sleep(1)  # several deliveries are due
+            own = publish(raw, "given.own", b"own")["seq"]
+            assert own <= start + 1, "what was under way when it was created, at most"
+            assert own <= 4
 
 
 def test_a_witness_of_everything_breaks_no_reader(tmp_path: Path) -> None:

@@ -46,6 +46,7 @@ def values_of(client: SyncClient, number: int) -> list[bytes | None]:
     return [one.value for one in client.read(f"s{number}", start=1, until="end")]
 
 
+@pytest.mark.long
 def test_more_streams_than_descriptors(server: NatsServer) -> None:
     """Written, read, killed, started and written again, while some descriptors stay free."""
     streams = {f"s{number}": {"subject": f"s{number}.>"} for number in range(STREAMS)}

@@ -94,6 +94,7 @@ def test_no_ack_before_the_disk(strace: str, server: NatsServer, tmp_path: Path)
         assert_no_traceback(daemon)
 
 
+@pytest.mark.long
 def test_the_loop_stays_awake_while_the_disk_is_slow(
     strace: str, server: NatsServer, tmp_path: Path
 ) -> None:
@@ -223,6 +224,7 @@ def test_storage_that_fails_for_good_stops_that_stream_alone(
         assert_no_traceback(daemon)
 
 
+@pytest.mark.long
 def test_stopping_while_the_disk_is_slow(strace: str, server: NatsServer, tmp_path: Path) -> None:
     slow = f"inject=fdatasync:delay_enter={int(DELAY_SECONDS * 1e6)}"
     wrapper = wrapped(strace, tmp_path / "trace", "-e", slow)

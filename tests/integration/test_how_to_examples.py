@@ -82,6 +82,7 @@ def started(
         process.communicate()
 
 
+@pytest.mark.long
 def test_consume(tmp_path: Path) -> None:
     """The examples of the page, and each a second time: it finds where it was."""
     with NatsServer() as server, Daemon(server.url, {"streams": STREAMS}) as daemon:
@@ -107,6 +108,7 @@ def test_consume(tmp_path: Path) -> None:
         ]
 
 
+@pytest.mark.long
 def test_dead_letters(tmp_path: Path) -> None:
     streams = {"orders": {"subject": "orders.>"}, "dead": {"subject": "dead.>"}}
     with NatsServer() as server, Daemon(server.url, {"streams": streams}) as daemon:
@@ -189,6 +191,7 @@ def asked(directory: Path, question: str) -> int:
             return 0
 
 
+@pytest.mark.long
 def test_publish_and_read_into_arrow(servers: tuple[NatsServer, Daemon], tmp_path: Path) -> None:
     [into_arrow] = examples("read-into-arrow.md")
     assert run(into_arrow, servers, tmp_path) == [

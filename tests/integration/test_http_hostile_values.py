@@ -8,7 +8,6 @@ from __future__ import annotations
 import http.client
 import json
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import cycle
@@ -16,6 +15,7 @@ from itertools import cycle
 import pytest
 from support.clients.ingesting import assert_no_traceback, records_of, until
 from support.clients.log_api import HTTP
+from support.clients.priced_victims import processor_seconds
 from support.clients.raw_nats import RawNats
 from support.clients.victims import AckVictim
 from support.daemons.daemon import Daemon
@@ -27,8 +27,9 @@ pytestmark = pytest.mark.integration
 
 ROWS = 50
 KIB = 1024
-WORST_ACK_SECONDS = 0.5
-WORST_PAGE_SECONDS = 1.0
+WORST_ACK_SECONDS = 0.25
+WORST_PAGE_SECONDS = 0.5
+"""Seconds of the daemon's processor time until the answer is there."""
 ATTEMPTS = 4
 """Others on the machine slow some attempts down, but never make one quicker."""
 
@@ -119,12 +120,12 @@ def test_pages_of_hostile_records_hold_nobody_up(
         worst_ack, pages = look_at(daemon, server, name_of(kind))
         if worst_ack < WORST_ACK_SECONDS and max(pages.values()) < WORST_PAGE_SECONDS:
             return
-    raise AssertionError(f"an ack took {worst_ack:.2f} s; pages: {pages}")
+    raise AssertionError(f"an ack cost {worst_ack:.2f} s; pages: {pages}")
 
 
 def look_at(daemon: Daemon, server: NatsServer, stream: str) -> tuple[float, dict[str, float]]:
-    """All pages of its records, while a victim publishes: its worst ack, and the time of each
-    page."""
+    """All pages of its records, while a victim publishes: what its worst ack and each page
+    cost, in seconds of the daemon's processor time."""
     paths = [
         f"/ui/streams/{stream}/records{page}view={view}"
         for view in ("auto", "msgpack", "json")
@@ -136,12 +137,12 @@ def look_at(daemon: Daemon, server: NatsServer, stream: str) -> tuple[float, dic
 
     def look() -> None:
         path = next(turns)
-        began = time.monotonic()
+        before = processor_seconds(daemon.pid)
         status, _ = get(daemon, path)
-        took[path] = max(took.get(path, 0.0), time.monotonic() - began)
+        took[path] = max(took.get(path, 0.0), processor_seconds(daemon.pid) - before)
         assert status == 200 or (status == 406 and path.endswith("raw")), (path, status)
 
-    with AckVictim(server.port, "victim") as victim, readers(look) as failures:
+    with AckVictim(server.port, "victim", daemon.pid) as victim, readers(look) as failures:
         until(
             lambda: (
                 (len(took) == len(paths) and len(victim.waits) > 100)
@@ -150,7 +151,7 @@ def look_at(daemon: Daemon, server: NatsServer, stream: str) -> tuple[float, dic
             ),
             60,
         )
-    return victim.worst, took
+    return max(victim.prices), took
 
 
 def test_all_header_lines_of_a_record_are_in_the_log_api(daemon: Daemon) -> None:

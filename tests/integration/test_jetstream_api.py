@@ -286,6 +286,7 @@ while True:
 """
 
 
+@pytest.mark.long
 def test_while_a_client_floods_acks_are_delayed_by_a_bounded_time(
     server: NatsServer, daemon: Daemon
 ) -> None:

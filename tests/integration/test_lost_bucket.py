@@ -73,6 +73,7 @@ def init(cluster: Cluster, config: Path, *more: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.long
 def test_a_lost_bucket_is_made_again_for_the_same_cluster_only(
     cluster: Cluster, servers: list[NatsServer], tmp_path: Path
 ) -> None:

@@ -37,6 +37,7 @@ def raw(server: NatsServer) -> Iterator[RawNats]:
         yield client
 
 
+@pytest.mark.long
 def test_an_older_copy_leads_once_an_operator_gives_up_the_others(
     cluster: Cluster, raw: RawNats
 ) -> None:
@@ -115,6 +116,7 @@ def assert_loss_is_told(address: str, seen: StreamInfo) -> None:
             list(reader)
 
 
+@pytest.mark.long
 def test_the_longest_copy_leads_by_itself_where_that_is_wanted(
     server: NatsServer, raw: RawNats
 ) -> None:

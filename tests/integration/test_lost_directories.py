@@ -77,6 +77,7 @@ def test_a_stream_with_one_replica_stays_without_a_leader(
     assert "complete copies were given up" in loss["reason"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lost", ["nothing", "stream"])
 def test_a_node_that_cannot_read_what_it_has_held_waits_for_that(
     cluster: Cluster, raw: RawNats, lost: str, tmp_path: Path

@@ -17,7 +17,7 @@ from support.daemons.nats_server import NatsServer
 
 from liftlog.client import SyncClient, connect_sync
 from liftlog.errors import OffsetOutOfRange
-from liftlog.server.metrics.table import GROUPS, METRICS, REPLICATION
+from liftlog.server.metrics.table import ACK_CONSUMERS, GROUPS, METRICS, REPLICATION
 
 pytestmark = pytest.mark.integration
 
@@ -82,6 +82,7 @@ def test_nearly_everything_has_a_value_from_the_start(daemon: Daemon) -> None:
     without = {name for name, family in families(daemon).items() if not family.samples}
     assert without <= {
         *(name for name in METRICS if name.startswith("liftlog_consumer_")),
+        *(one.name.removesuffix("_total") for one in ACK_CONSUMERS if one.labels),
         *(one.name for one in GROUPS if "group" in one.labels),
         "liftlog_checkpoint_refusals",
         "liftlog_pull_refusals",

@@ -32,6 +32,7 @@ def wait_acked(publisher: RetryingPublisher, more: int) -> None:
     until(lambda: len(publisher.acked) >= wanted, 60, f"{more} more acks")
 
 
+@pytest.mark.long
 def test_a_stream_goes_round_all_nodes_while_it_is_written(
     cluster: Cluster, server: NatsServer
 ) -> None:
@@ -92,6 +93,7 @@ def test_publishers_notice_nothing_of_a_move(cluster: Cluster, server: NatsServe
     assert "possible-loss" not in "".join(daemon.log for daemon in cluster.nodes.values())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("durability", ["interval", "os"])
 def test_what_was_acked_early_moves_along(
     cluster: Cluster, server: NatsServer, durability: str

@@ -47,6 +47,7 @@ def lost(daemon: Daemon, cause: str) -> float:
 # --- WebSockets ---
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seam", ["parser", "client"])
 @pytest.mark.parametrize("scheme", ["ws", "wss"])
 def test_websockets(scheme: str, seam: str, tmp_path: Path) -> None:
@@ -320,6 +321,7 @@ def test_a_user_that_is_removed() -> None:
             assert len(describe(daemon, "in").possible_losses) == 1
 
 
+@pytest.mark.long
 def test_too_many_connections() -> None:
     with NatsServer(max_connections=1) as server:
         others: list[RawNats] = []

@@ -211,6 +211,7 @@ def findings(server: NatsServer, daemon: Daemon) -> dict[str, list[str]]:
     return said
 
 
+@pytest.mark.long
 def test_doctor_asks_for_what_the_daemon_needs(server: NatsServer) -> None:
     streams = {**IN, "shared": {"subject": "shared", "queue_group": "q"}}
     with serving(server, streams).spawn() as daemon:
@@ -232,6 +233,7 @@ def test_doctor_asks_for_what_the_daemon_needs(server: NatsServer) -> None:
         assert acks.startswith("acks are refused: permissions violation for publish")
 
 
+@pytest.mark.long
 def test_doctor_takes_no_messages(server: NatsServer) -> None:
     """It asks without the queue group: as a member it would get every other message."""
     server.reload(**users([">"]))

@@ -1,4 +1,5 @@
-"""The NATS command line before the daemon: streams and buckets, as someone at a terminal uses them.
+"""The NATS command line before the daemon: streams, consumers, buckets and benchmarks, as someone
+at a terminal uses them.
 
 `make natscli` builds it, which takes Go and some minutes; without it these tests are skipped.
 """
@@ -131,6 +132,67 @@ def test_an_object_store_is_refused_by_its_name(natscli: Natscli) -> None:
     done = natscli.tried("object", "add", "files")
     assert done.returncode != 0
     assert "object stores are not supported" in done.stdout + done.stderr
+
+
+def test_the_life_of_a_consumer(natscli: Natscli) -> None:
+    natscli("stream", "add", "bills", "--subjects", "bills.>", "--defaults")
+    natscli("pub", "--count", "20", "bills.new", "bill {{Count}}")
+    place = ("bills", "billing")
+    natscli("consumer", "add", *place, "--pull", "--max-deliver", "5", "--wait", "1m", "--defaults")
+    natscli("consumer", "add", "bills", "pushed", "--target", "out.x", "--defaults")
+    assert natscli("consumer", "ls", "bills", "--names").split() == ["billing", "pushed"]
+    shown = natscli("consumer", "next", *place, "--count", "3", "--ack")
+    assert [f"bill {number}" in shown for number in range(1, 5)] == [True, True, True, False]
+    assert "bill 4" in natscli("consumer", "next", *place, "--no-ack")
+    info = natscli.json("consumer", "info", *place)
+    assert (info["config"]["max_deliver"], info["config"]["ack_wait"]) == (5, 60 * 10**9)
+    assert (info["ack_floor"]["stream_seq"], info["num_ack_pending"]) == (3, 1)
+    assert (info["delivered"]["consumer_seq"], info["num_pending"]) == (4, 16)
+    assert "Outstanding Acks: 1" in natscli("consumer", "state", *place)
+    assert natscli("consumer", "find", "bills", "--pull").split() == ["billing"]
+    assert re.search(r"billing .*16 / 80%", natscli("consumer", "report", "bills"))
+    natscli("consumer", "edit", *place, "--description", "for the books", "--force")
+    assert natscli.json("consumer", "info", *place)["config"]["description"] == "for the books"
+    natscli("consumer", "copy", *place, "copied")
+    assert natscli.json("consumer", "info", "bills", "copied")["num_pending"] == 20
+    natscli("consumer", "pause", *place, "1h", "--force")
+    assert natscli.json("consumer", "info", *place)["paused"] is True
+    natscli("consumer", "resume", *place, "--force")
+    natscli("consumer", "reset", *place, "--force")
+    info = natscli.json("consumer", "info", *place)
+    assert (info["num_ack_pending"], info["num_pending"]) == (0, 17), "the acked ones stay acked"
+    for name in ("billing", "pushed", "copied"):
+        natscli("consumer", "rm", "bills", name, "--force")
+    assert natscli.tried("consumer", "info", *place).returncode != 0
+    natscli("stream", "rm", "bills", "--force")
+
+
+def test_a_pinned_client(natscli: Natscli) -> None:
+    natscli("stream", "add", "jobs", "--subjects", "jobs", "--defaults")
+    natscli("pub", "jobs", "a job")
+    pinned = ("--pinned-groups", "one", "--pinned-ttl", "10s")
+    natscli("consumer", "add", "jobs", "workers", "--pull", *pinned, "--defaults")
+    done = natscli.tried("consumer", "unpin", "jobs", "workers", "one", "--force")
+    assert "no priority groups have pinned clients" in done.stdout + done.stderr
+    info = natscli.json("consumer", "info", "jobs", "workers")
+    assert info["config"]["priority_groups"] == ["one"]
+    assert info["config"]["priority_timeout"] == 10 * 10**9
+    natscli("stream", "rm", "jobs", "--force")
+
+
+def test_benchmarks_of_consumers(natscli: Natscli) -> None:
+    """`--create` would create a stream with atomic batches, which is refused."""
+    natscli("stream", "add", "benchstream", "--subjects", "bench.js", "--defaults")
+    messages = ("--msgs", "2000", "--no-progress")
+    natscli("bench", "js", "pub", "async", "bench.js", *messages)
+    for command in ("consume", "fetch", "fetch --doubleack", "ordered"):
+        done = natscli("bench", "js", *command.split(), *messages)
+        assert re.search(r"stats: [\d,]+ msgs/sec", done), done
+        if command != "ordered":
+            info = natscli.json("consumer", "info", "benchstream", "nats-bench")
+            assert (info["ack_floor"]["stream_seq"], info["num_ack_pending"]) == (2000, 0)
+            natscli("consumer", "rm", "benchstream", "nats-bench", "--force")
+    natscli("stream", "rm", "benchstream", "--force")
 
 
 def test_a_bucket(natscli: Natscli) -> None:

@@ -123,6 +123,7 @@ def test_publishers_ride_out_a_restart_of_nats(server: NatsServer) -> None:
 # --- the daemon is killed ---
 
 
+@pytest.mark.long
 def test_kill_under_load_loses_nothing_acked(server: NatsServer) -> None:
     chance = random.Random(1)
     settings = {"streams": {"in": {"subject": "in.>", "segment": {"max_bytes": "256KiB"}}}}

@@ -205,6 +205,7 @@ def test_thousands_of_silent_connections(daemon: Daemon) -> None:
         peer.sock.close()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("many_files")
 def test_more_silent_connections_than_places(daemon: Daemon) -> None:
     silent = [BlockingPull(daemon.pull_port, greet=False) for _ in range(3200)]

@@ -264,6 +264,27 @@ def test_heartbeats_of_a_pull_show_how_far_the_consumer_is(sides: tuple[RawNats,
     assert "Nats-Last-Consumer: 2\\r\\nNats-Last-Stream: 3" in steps[2]
 
 
+@pytest.mark.parametrize("ack_policy", ["none", "explicit"])
+def test_messages_for_several_pulls_of_a_client_come_in_order(
+    sides: tuple[RawNats, RawNats], ack_policy: str
+) -> None:
+    """Clients pull again before the pull before has ended, and read both on one connection. The
+    pulls take turns at the messages of one commit."""
+
+    def seen(raw: RawNats) -> list[int]:
+        consumer(raw, ack_policy=ack_policy)
+        for _ in range(3):
+            pull(raw, {"batch": 7, "expires": 30 * SECOND})
+        asked(raw, "CONSUMER.INFO.s.c", {})  # all of them wait
+        for number in range(21):
+            raw.pub("s.a", b"%d" % number)
+        return [int(raw.next_message(timeout=PATIENCE).payload) for _ in range(21)]
+
+    theirs, ours = map(seen, sides)
+    assert theirs == list(range(21))
+    assert ours == theirs
+
+
 def test_other_consumers_do_not_take_pulls(sides: tuple[RawNats, RawNats]) -> None:
     seen = []
     for raw in sides:

@@ -283,6 +283,7 @@ def test_the_web_page_of_each_node(cluster: Cluster, leader: str) -> None:
         assert "Replication" in daemon.get(f"/ui/streams/{STREAM}")[1]
 
 
+@pytest.mark.long
 def test_a_follower_draws_what_it_copies(cluster: Cluster, leader: str, server: NatsServer) -> None:
     cluster.wait_isr(STREAM)
     follower = cluster.nodes[cluster.followers(STREAM)[0]]
@@ -376,7 +377,7 @@ def test_nodes_log_in_to_each_other(server: NatsServer, tmp_path: Path, who: str
         leader = cluster.leader("t")
         if who == "node":
             with RawNats(server.port) as client:
-                client.request("t.x", b"1")
+                wait(lambda: client.request("t.x", b"1").payload)  # empty: no one subscribes yet
             cluster.wait_settled("t")
         else:
             wait(lambda: cluster.stream("t", through=leader).isr == [leader])

@@ -36,6 +36,8 @@ def test_checkpoints_are_found_at_every_node_and_after_their_leader_died(
         others = [name for name in NODES if name != leader]
         with connect_sync(cluster.nodes[others[0]].pull_address) as client:
             client.create_stream("lone", "lone.>", replicas=1)
+        for stream in ("s", "lone"):
+            cluster.wait_recorded(stream)
         with RawNats(server.port, timeout=PATIENCE) as raw:
             for number in range(COUNT):
                 raw.request("s.x", b"%d" % number)

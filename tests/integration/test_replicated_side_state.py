@@ -212,6 +212,7 @@ def test_tombstones_wait_for_a_replica_and_one_that_is_late_starts_over(
     assert cluster.nodes[gone].log.count("replica-resynced") == 1
 
 
+@pytest.mark.long
 def test_damage_where_tombstones_were_removed_has_the_whole_copy_replaced(
     cluster: Cluster, raw: RawNats
 ) -> None:

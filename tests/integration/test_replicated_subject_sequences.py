@@ -59,6 +59,7 @@ def test_each_leader_answers_as_the_one_before(server: NatsServer) -> None:
         RawNats(server.port, timeout=30) as raw,
     ):
         cluster.wait_isr("kv")
+        cluster.wait_recorded("kv")
         model = Expecting(raw)
         for number in range(20):
             assert model.put(f"kv.{number}", 0) > 0

@@ -65,6 +65,7 @@ def run(script: str, directory: Path, **environment: str) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
 def test_the_how_to_page(server: NatsServer, tmp_path: Path) -> None:
     tools = tmp_path / "bin"

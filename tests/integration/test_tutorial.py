@@ -125,6 +125,7 @@ def shares(shown: str) -> dict[str, int]:
     return {name: int(slots) for name, slots in re.findall(r"^(w\d+) +(\d+) ", shown, re.MULTILINE)}
 
 
+@pytest.mark.long
 def test_ten_workers(tmp_path: Path) -> None:
     serve, _ = blocks(WORKERS, "")
     create, start, info, publish, whose, count, kill, info_again, count_again, stop = blocks(

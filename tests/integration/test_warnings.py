@@ -117,10 +117,13 @@ def test_why_compaction_is_idle(server: NatsServer) -> None:
         why = {name: describe(daemon, name).compaction for name in streams}
         assert why["held"]["dirty_ratio"] == 1
         assert why["held"]["reason"].startswith(
-            f"a lease of a long read holds what was written from offset {lease.high:,} on, for "
+            f"a lease of a long read holds the records from offset {lease.high:,} on, for "
         )
-        assert why["young"]["reason"] == "what is dirty is younger than compaction.min_lag, 3600 s"
-        assert why["fresh"]["reason"] == "what is dirty is younger than dedupe_window, 3600 s"
+        assert (
+            why["young"]["reason"]
+            == "the dirty records are younger than compaction.min_lag, 3600 s"
+        )
+        assert why["fresh"]["reason"] == "the dirty records are younger than dedupe_window, 3600 s"
         assert {one["state"] for one in why.values()} == {"idle"}
         assert "a lease of a long read holds" in daemon.get("/ui/streams/held")[1]
         shown = CliRunner().invoke(cli, ["stream", "info", "held", "--server", daemon.pull_address])

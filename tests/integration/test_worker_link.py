@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -43,9 +45,12 @@ class Taken:
 
     def __init__(self) -> None:
         self.arrived: list[Arrived] = []
+        self.then: Callable[[Arrived], None] = lambda arrived: None
+        """Called with each part."""
 
     def __call__(self, arrived: Arrived) -> None:
         self.arrived.append(arrived)
+        self.then(arrived)
 
     @property
     def offsets(self) -> list[int]:
@@ -198,7 +203,8 @@ async def test_pulls_of_a_read_with_headers(server: NatsServer, raw: RawNats) ->
 async def test_streams_come_and_go(server: NatsServer, raw: RawNats) -> None:
     async with linked(server) as (link, taken):
         for stream in ("s", "t"):
-            await link.ensure(stream)
+            link.lead(stream)
+            await link.confirm(stream)
         link.leave("s")
         link.lead("s")  # at once again
         await link.confirm("s")
@@ -237,6 +243,86 @@ async def test_a_flood_is_held_back_and_nothing_of_it_is_lost(
         assert link.counters.gaps == 0
 
 
+async def test_a_large_read_is_passed_on_in_parts(server: NatsServer, raw: RawNats) -> None:
+    """Between two parts, other tasks of the event loop run, for example those of publishers."""
+    count, slow = 2_000, 0.003
+    async with linked(server) as (link, taken):
+        turns = [0]
+        parts: list[tuple[int, int]] = []
+
+        async def others() -> None:
+            while True:
+                turns[0] += 1
+                await asyncio.sleep(0)
+
+        def take(arrived: Arrived) -> None:
+            size = sum(len(one.acks) for one in arrived.acks) + len(arrived.pulls)
+            parts.append((turns[0], size))
+            time.sleep(slow)
+
+        taken.then = take
+        link.lead("s")
+        await link.confirm("s")
+        task = asyncio.create_task(others())
+        pulls = [pub_frame(NEXT, b"1", reply=f"_INBOX.{number}") for number in range(count)]
+        acks = [pub_frame(reply_of(number), b"+ACK") for number in range(count)]
+        raw.send(b"".join(pulls + acks))
+        await until(lambda: len(taken.offsets) == count and len(taken.pulls) == count)
+        task.cancel()
+        assert max(size for _, size in parts) <= 1024
+        # A turn has at most one part of what waits, and one of a read that comes in it.
+        assert max(Counter(turn for turn, _ in parts).values()) <= 2
+        assert taken.offsets == list(range(count))
+        assert [reply for _, reply, _ in taken.pulls] == [b"_INBOX.%d" % n for n in range(count)]
+        assert (link.counters.acks, link.counters.pulls) == (count, count)
+
+
+async def test_parts_that_wait_are_dropped_with_their_stream(
+    server: NatsServer, raw: RawNats
+) -> None:
+    async with linked(server) as (link, taken):
+        link.lead("s")
+        await link.confirm("s")
+        frames = [pub_frame(NEXT, b"1", reply=f"_INBOX.{number}") for number in range(1000)]
+
+        def take(arrived: Arrived) -> None:
+            link.hold()
+            link.leave("s")
+
+        taken.then = take
+        raw.send(b"".join(frames))
+        await until(lambda: taken.pulls)
+        link.release()
+        await link.left()
+        before = len(taken.pulls)
+        taken.then = lambda arrived: None
+        link.lead("s")
+        await link.confirm("s")
+        raw.pub(NEXT, b"7", reply="_INBOX.last")
+        await until(lambda: len(taken.pulls) > before)
+        assert taken.pulls[before:] == [("c", b"_INBOX.last", Pull(7))]
+
+
+async def test_parts_that_wait_when_the_daemon_stops_are_passed_on(
+    server: NatsServer, raw: RawNats
+) -> None:
+    count = 2_000
+    async with linked(server) as (link, taken):
+        link.lead("s")
+        await link.confirm("s")
+        raw.send(b"".join([pub_frame(reply_of(number), b"+ACK") for number in range(count)]))
+        taken.then = lambda arrived: link.hold()
+        await until(lambda: taken.offsets)
+        before = len(taken.offsets)
+        assert before < count, "the other parts wait"
+        link.finish()
+        passed = len(taken.offsets)
+        assert passed > before
+        assert taken.offsets == list(range(passed))
+        await asyncio.sleep(0.2)
+        assert len(taken.offsets) == passed, "nothing is read afterwards"
+
+
 async def test_after_a_disconnect() -> None:
     with NatsServer() as server:
         async with linked(server) as (link, taken):
@@ -247,8 +333,6 @@ async def test_after_a_disconnect() -> None:
             link.lead("t")
             with pytest.raises(NatsUnavailable):
                 await link.confirm("t")
-            with pytest.raises(NatsUnavailable):
-                await link.ensure("u")
             server.start()
             await until(lambda: link.link.connected)
             for stream in ("s", "t"):
@@ -274,12 +358,14 @@ async def test_a_permission_that_is_missing_is_named_and_may_be_given_later(
 ) -> None:
     with NatsServer(**users("_INBOX.>", *allowed)) as server:
         async with linked(server, user="daemon", password="secret") as (link, taken):
+            link.lead("s")
             with pytest.raises(NatsRefused, match="Permissions Violation"):
-                await link.ensure("s")
+                await link.confirm("s")
+            link.leave("s")
             assert not link.problems()  # nobody wants it any more
             link.lead("s")
             with pytest.raises(NatsRefused, match="Permissions Violation") as refused:
-                await link.ensure("s")
+                await link.confirm("s")
             hint = f"give the daemon's NATS user permission to subscribe to {ACKS}, {PULLS}"
             assert refused.value.hint == hint
             problem = link.problems()["s"]

@@ -7,120 +7,44 @@ from __future__ import annotations
 
 import itertools
 import json
-import re
 import secrets
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import pytest
-from support.clients.ingesting import assert_no_traceback, until
-from support.clients.raw_nats import RawMessage, RawNats
-from support.daemons.daemon import Daemon
-from support.daemons.nats_server import NatsServer
+from support.clients.ingesting import until
+from support.clients.jetstream_sides import (
+    SECOND,
+    Sides,
+    ack,
+    answered,
+    asked,
+    both_sides,
+    consumer,
+    fetched,
+    figures,
+    publish,
+    pull,
+    shown,
+    with_stream,
+)
+from support.clients.raw_nats import RawNats
 
 pytestmark = pytest.mark.integration
-
-SECOND = 10**9
-PATIENCE = 60
-ACK = re.compile(r"\$JS\.ACK\.s\.c\.(\d+)\.(\d+)\.(\d+)\.\d+\.(\d+)")
-
-
-class Sides(NamedTuple):
-    theirs: RawNats
-    ours: RawNats
 
 
 @pytest.fixture(scope="module")
 def connected() -> Iterator[Sides]:
-    with (
-        NatsServer(jetstream=True) as real,
-        NatsServer(leafnodes={"listen": "127.0.0.1:-1"}) as server,
-        RawNats(real.port, timeout=PATIENCE) as theirs,
-        RawNats(server.port, timeout=PATIENCE) as ours,
-    ):
-        found = re.search(r"Listening for leafnode connections on (\S+:\d+)", server.log)
-        assert found is not None, server.log
-        nats = {"jetstream_api": True, "leafnode": found[1]}
-        with Daemon(server.url, {"nats": nats}) as daemon:
-            until(lambda: "jetstream-api-answers" in daemon.log and "leaf-connected" in daemon.log)
-            yield Sides(theirs, ours)
-            assert_no_traceback(daemon)
+    with both_sides() as connected:
+        yield connected
 
 
 @pytest.fixture
 def sides(connected: Sides) -> Iterator[Sides]:
-    """Each has the stream `s` with the subjects `s.>`, until the test ends."""
-    for raw in connected:
-        asked(raw, "STREAM.CREATE.s", {"name": "s", "subjects": ["s.>"]})
-    yield connected
-    for raw in connected:
-        asked(raw, "STREAM.DELETE.s", {})
-        raw.ping()
-        raw.messages.clear()
-
-
-def answered(raw: RawNats, method: str, body: Any) -> Any:
-    return raw.request(f"$JS.API.{method}", json.dumps(body).encode()).json()
-
-
-def asked(raw: RawNats, method: str, body: Any) -> Any:
-    answer = answered(raw, method, body)
-    assert "error" not in answer, answer
-    return answer
-
-
-def consumer(raw: RawNats, **config: Any) -> Any:
-    common = {"durable_name": "c", "ack_policy": "explicit"}
-    body = {"stream_name": "s", "config": common | config}
-    return asked(raw, "CONSUMER.DURABLE.CREATE.s.c", body)
-
-
-def publish(raw: RawNats, count: int) -> None:
-    for number in range(count):
-        assert "seq" in raw.request(f"s.{number % 3}", b"%d" % number).json()
-
-
-def pull(raw: RawNats, batch: int, **more: Any) -> bytes:
-    reply = raw.new_reply()
-    body = {"batch": batch, "expires": 20 * SECOND, **more}
-    raw.pub("$JS.API.CONSUMER.MSG.NEXT.s.c", json.dumps(body), reply=reply)
-    return reply
-
-
-def fetched(raw: RawNats, batch: int, **more: Any) -> list[RawMessage]:
-    pull(raw, batch, **more)
-    return [raw.next_message() for _ in range(batch)]
-
-
-def shown(message: RawMessage) -> str:
-    """All that a worker can see of a delivery but its time."""
-    if not message.reply:
-        return message.headers.decode().strip()
-    found = ACK.fullmatch(message.reply.decode())
-    assert found is not None, message.reply
-    count, offset, sequence, pending = found.groups()
-    return f"{message.payload.decode()}: {count}. of {offset}, {sequence}, {pending} left"
-
-
-def ack(raw: RawNats, message: RawMessage, body: bytes = b"+ACK") -> str:
-    """Ack, and return the answer."""
-    return raw.request(message.reply, body).payload.decode()
-
-
-FIGURES = ("delivered", "ack_floor", "num_ack_pending", "num_redelivered", "num_waiting",
-           "num_pending")  # fmt: skip
-
-
-def figures(raw: RawNats) -> dict[str, Any]:
-    found = asked(raw, "CONSUMER.INFO.s.c", {})
-    both = {"consumer_seq", "stream_seq"}
-    return {
-        name: {key: one for key, one in found[name].items() if key in both}
-        if isinstance(found[name], dict)
-        else found[name]
-        for name in FIGURES
-    }
+    with with_stream(connected) as sides:
+        yield sides
 
 
 Scenario = Callable[[RawNats], Iterator[object]]
@@ -141,6 +65,23 @@ def acks_move_the_floor(raw: RawNats) -> Iterator[object]:
     for place in (2, 0, 1):
         yield ack(raw, found[place])
         yield figures(raw)
+
+
+@scenario
+def info_shows_when_the_last_delivery_and_ack_were(raw: RawNats) -> Iterator[object]:
+    def have_times() -> list[bool]:
+        info = asked(raw, "CONSUMER.INFO.s.c", {})
+        return ["last_active" in info[name] for name in ("delivered", "ack_floor")]
+
+    consumer(raw)
+    publish(raw, 2)
+    yield have_times()
+    found = fetched(raw, 2)
+    yield have_times()
+    ack(raw, found[0], b"-NAK")
+    yield have_times()
+    ack(raw, found[1])
+    yield have_times()
 
 
 @scenario
@@ -252,6 +193,10 @@ def filters(raw: RawNats) -> Iterator[object]:
     yield figures(raw)
 
 
+def has_pending(raw: RawNats, count: int) -> bool:
+    return bool(figures(raw)["num_pending"] == count)
+
+
 @pytest.mark.parametrize(
     "policy",
     [
@@ -269,6 +214,8 @@ def test_where_it_begins(sides: Sides, policy: dict[str, Any]) -> None:
         consumer(raw, **policy)
         before = figures(raw)
         publish(raw, 1)
+        # JetStream counts a message after its ack.
+        until(partial(has_pending, raw, before["num_pending"] + 1))
         first = pull(raw, 9, no_wait=True)
         found = []
         while not found or found[-1].reply:
@@ -347,6 +294,7 @@ CONFIGS: list[dict[str, Any]] = [
     {"ack_policy": "explicit", "deliver_policy": "by_start_sequence"},
     {"ack_policy": "explicit", "filter_subject": "s.a", "filter_subjects": ["s.b"]},
     {"ack_policy": "explicit", "filter_subjects": ["s.a", ""]},
+    {"ack_policy": "explicit", "filter_subjects": ["s.a", "s.*"]},
     {"ack_policy": "explicit", "max_expires": 10},
 ]
 

@@ -2,7 +2,8 @@
 daemon that answers `$JS.API`.
 
 A test, in whatever language, connects to the socket and sends one line of JSON: `port` to listen on
-(-1: any), or the `url` of a nats-server of its own and the address of its `leafnode` listener;
+(-1: any), or the `url` of a nats-server of its own and the address of its `leafnode` listener, with
+the name of a `user`, which is also the password, if that server has users;
 `store_dir`, if it wants to come back to what it stored; and `max_payload`, in bytes. The answer is
 `ready URL`. The servers end with the connection; `gone` is the last line.
 
@@ -18,6 +19,7 @@ import re
 import socket
 import tempfile
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -77,15 +79,16 @@ def _serve(connection: socket.socket) -> None:
             found = re.search(r"for leafnode connections on (\S+)", server.log)
             assert found is not None, server.log
             leafnode = found[1]
+        login = {"user": user, "password": user} if (user := request.get("user")) else {}
         daemon = Daemon(
             url,
-            {"nats": {"jetstream_api": True, "leafnode": leafnode}},
+            {"nats": {"jetstream_api": True, "leafnode": leafnode, **login}},
             directory=Path(store) if store else None,
         )
         stack.callback(daemon.kill)
         daemon.start()
         port = int(url.rpartition(":")[2])
-        until(lambda: _answers(port), what=f"an answer on $JS.API.INFO\n{daemon.log}")
+        until(lambda: _answers(port, login), what=f"an answer on $JS.API.INFO\n{daemon.log}")
         _say_and_wait(connection, f"ready {url}\n")
         stack.close()
         with contextlib.suppress(OSError):
@@ -121,9 +124,10 @@ def _say_and_wait(connection: socket.socket, line: str) -> None:
         connection.recv(1)
 
 
-def _answers(port: int) -> bool:
+def _answers(port: int, login: Mapping[str, str]) -> bool:
+    options = {"user": login["user"], "pass": login["password"]} if login else {}
     try:
-        with RawNats(port) as raw:
+        with RawNats(port, connect_options=options) as raw:
             return raw.request("$JS.API.INFO", b"").payload != b""
     except OSError:
         return False

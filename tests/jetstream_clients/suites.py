@@ -24,15 +24,14 @@ from liftlog.server.life.embedded import find_nats_server
 REPOSITORY = Path(__file__).parents[2]
 SHIMS = Path(__file__).parent / "shims"
 BUILD = REPOSITORY / "build/jetstream-clients"
-_SECONDS = 120.0
+_SECONDS = 240.0
 
-CONSUMERS = "consumers that are not ordered: acks, durable, queue groups, pull with acks"
 OBJECTS = "object stores"
 PLACES = "clusters, accounts, domains, mirrors"
 CLIENT = "the client alone, or other versions of the server"
 OLDER = "an older API of the client, for streams, consumers, buckets and objects"
 UNKNOWN = "batches and schedules of messages"
-KINDS = (CONSUMERS, OBJECTS, PLACES, UNKNOWN, OLDER, CLIENT)
+KINDS = (OBJECTS, PLACES, UNKNOWN, OLDER, CLIENT)
 
 
 class Outcome(NamedTuple):
@@ -183,9 +182,10 @@ class NatsPy(Suite):
         return found
 
     def command(self, test: str) -> tuple[list[str], Path]:
-        options = ["-q", "-x", "--tb=short", "-p", "no:cacheprovider", "-p", "no:xdist"]
+        options = ["-q", "-x", "--tb=short", "--assert=plain", "-p", "no:cacheprovider"]
+        environ = ["PYTEST_DISABLE_PLUGIN_AUTOLOAD=1", "PYTHONDONTWRITEBYTECODE="]
         return [
-            *("env", f"PYTHONPATH={self.directory}/src:{self.directory}"),
+            *("env", f"PYTHONPATH={self.directory}/src:{self.directory}", *environ),
             *(sys.executable, "-m", "pytest", "-c", "/dev/null", "--rootdir", "."),
             *options,
             f"tests/test_js.py::{test}",
@@ -252,7 +252,7 @@ class NatsGo(Suite):
 
     def command(self, test: str) -> tuple[list[str], Path]:
         binary = str(self._tests / "test.bin")
-        return [binary, "-test.v", "-test.timeout=100s", f"-test.run=^{test}$"], self._tests
+        return [binary, "-test.v", "-test.timeout=200s", f"-test.run=^{test}$"], self._tests
 
     def outcomes(self, test: str, status: int, output: str) -> list[Outcome]:
         """Each subtest counts; a test without subtests counts itself."""
@@ -302,17 +302,16 @@ class AsyncNats(Suite):
     outside: ClassVar[Mapping[str, str]] = {
         PLACES: "with_replicas|mirrors",
         CLIENT: "::(test_version|limits$)",
-        CONSUMERS: "::(create|delete|get|update|pause|get_or_create)_consumer|consumers$|"
-        "::(fetch|pull_(?!ordered)|push_stream|queue_push|consumer|multiple_filters|acker|ack$)|"
-        "::(prioritized|nak_|backoff|source_consumer|next_ordered_request)",
     }
     other_files: ClassVar[Mapping[str, Sequence[str]]] = {
         OBJECTS: ["tests/object_store.rs"],
-        CONSUMERS: ["tests/pinned_client_test.rs", "tests/pull_exceeded_max_request_test.rs"],
         CLIENT: ["tests/jetstream_api_timeout_tests.rs"],
     }
     one_test = r"#\[(?:tokio::)?test\b"
-    _files = ("jetstream_tests", "kv_tests")
+    _files = (
+        *("jetstream_tests", "kv_tests", "pinned_client_test"),
+        "pull_exceeded_max_request_test",
+    )
 
     def __init__(self) -> None:
         self._binaries: list[str] = []
@@ -374,22 +373,9 @@ class NatsJs(Suite):
         PLACES: "(?i)account|domain|num_replicas|mirror/source|kv - replicas",
         CLIENT: "(?i)(consumer|delta|stream) update .*header|old servers|wrong server|"
         "version checks|repub on 503|sendRequiredApiLevel header on c",
-        CONSUMERS: "(?i)watcher|advisories|ephemeral|consumer (api|name|info|create|pedantic)|"
-        "consumers? with name|consumer on|consumer (lister|infos?)|no consumer|paged consumer|"
-        "jsm - (lister$|update (consumer|filter|from)|filter_subjects|validate consumer|pause)|"
-        "priority groups|consumer limits|ackAck|backoff|redelivery|term reason|"
-        "filter_subject consumer|streams - consumers",
     }
     one_test = r"^Deno\.test\("
     other_files: ClassVar[Mapping[str, Sequence[str]]] = {
-        CONSUMERS: [
-            f"jetstream/tests/{one}_test.ts"
-            for one in (
-                *("consume", "consumer_reset", "consumers_push", "consumers", "direct_consumer"),
-                *("fetch", "jetstream409", "jetstream_pullconsumer", "jetstream_pushconsumer"),
-                *("next", "status", "jsmsg"),
-            )
-        ],
         OBJECTS: ["obj/tests/objectstore_test.ts"],
         PLACES: ["jetstream/tests/jscluster_test.ts"],
         UNKNOWN: [
@@ -404,6 +390,12 @@ class NatsJs(Suite):
         *("jetstream/tests/jsm_test.ts", "jetstream/tests/jsm_direct_test.ts"),
         *("jetstream/tests/streams_test.ts", "jetstream/tests/jetstream_test.ts"),
         *("jetstream/tests/batch_publisher_test.ts", "jetstream/tests/consumers_ordered_test.ts"),
+        *("jetstream/tests/consume_test.ts", "jetstream/tests/consumer_reset_test.ts"),
+        *("jetstream/tests/consumers_push_test.ts", "jetstream/tests/consumers_test.ts"),
+        *("jetstream/tests/direct_consumer_test.ts", "jetstream/tests/fetch_test.ts"),
+        *("jetstream/tests/jetstream409_test.ts", "jetstream/tests/jetstream_pullconsumer_test.ts"),
+        *("jetstream/tests/jetstream_pushconsumer_test.ts", "jetstream/tests/next_test.ts"),
+        *("jetstream/tests/status_test.ts", "jetstream/tests/jsmsg_test.ts"),
         *("jetstream/tests/pushconsumers_ordered_test.ts", "kv/tests/kv_test.ts"),
     )
 

@@ -23,6 +23,7 @@ from support.worlds.log_model import (
     is_telling,
     offsets_on,
     readable,
+    unproven_behind,
 )
 from support.worlds.rewriting import (
     MINUTE_NS,
@@ -217,13 +218,16 @@ class LogMachine(LogModel):
         path = active if where < 0.7 and active in files else files[int(where * len(files))]
         raw = image.read(path)
         lost: set[int] = set()
+        unproven: set[int] = set()
         listed = {segment.path for segment in log.segments}
         if raw and path in listed and path.name not in log.view.damaged_files:
             for position in (int(page * len(raw)) for page in pages):
                 if is_telling(raw, simfs.page_at(position)):
-                    lost |= offsets_on(raw, image.lose_page(path, position))
+                    page = image.lose_page(path, position)
+                    lost |= offsets_on(raw, page)
+                    unproven |= unproven_behind(raw, page)
         self._lose(lost)
-        self._start_again(image, reboot=not killed, lost=lost)
+        self._start_again(image, reboot=not killed, lost=lost, unproven=unproven)
         self._scrub_hidden(self.log.segments[0])
 
     @rule()
@@ -323,6 +327,7 @@ class LogMachine(LogModel):
         compacted: bool = False,
         truncated: bool = False,
         lost: Set[int] = frozenset(),
+        unproven: Set[int] = frozenset(),
     ) -> None:
         self.boots += reboot
         before = self.log.leader_epoch
@@ -339,6 +344,7 @@ class LogMachine(LogModel):
             self._forget_from(log.log_end_offset)
         assert log.log_end_offset >= self.acked_end
         assert log.log_start_offset <= self.start
+        self._lose({o for o in unproven - found.keys() if log.is_quarantined(o, o + 1)})
         committed = {o: r for o, r in self.rows.items() if o >= log.log_start_offset}
         tail = {o: r for o, r in found.items() if o not in committed}
         assert all(r in self.written.get(o, ()) for o, r in tail.items())

@@ -55,6 +55,7 @@ SETTINGS: dict[str, tuple[int, int, Faults, tuple[str, ...]]] = {
         (
             *("committed", "failover", "truncations", "lost tails", "lost disks", "resyncs"),
             *("failed syncs", "register unclean", "resign", "blackouts", "fenced epoch"),
+            *("consumers acked", "consumers delivered", "consumers deleted"),
         ),
     ),
     "1 of 3": (3, 1, Faults(), ("committed", "failover", "truncations", "lost tails")),
@@ -110,7 +111,7 @@ SETTINGS: dict[str, tuple[int, int, Faults, tuple[str, ...]]] = {
     "store cut off and set back": (
         3,
         2,
-        Faults(store_cuts=1, set_backs=1, lost_disks=0),
+        Faults(store_cuts=1, set_backs=1, lost_disks=0, consumers=0),
         ("committed", "store cut off", "set backs", "restored", "gave up"),
     ),
     "damaged copies are dropped": (

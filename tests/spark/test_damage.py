@@ -47,6 +47,7 @@ def page_of_header(disk: LoseFsHandle, path: Path, start: int, end: int) -> None
     disk.lose_pages(path, start // PAGE)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("damage", [body, header, page_of_body, page_of_header])
 def test_all_ways_tell_the_same(
     spark: SparkSession, disk: LoseFsHandle, damage: Callable[..., None]

@@ -75,6 +75,7 @@ def fill(streams: ExportedStreams, turn: int) -> dict[bytes, bytes | None]:
     return newest
 
 
+@pytest.mark.long
 def test_runs_of_many_tasks(spark: SparkSession, streams: ExportedStreams, tmp_path: Path) -> None:
     lake = str(tmp_path / "a lake [of {ours}], 100%*")
     expected: dict[bytes, bytes | None] = {}
@@ -134,6 +135,7 @@ def test_tasks_on_spark_do_what_they_do_here(
     assert min(offset for offset, _, _ in table(lake)) >= 500
 
 
+@pytest.mark.long
 def test_what_is_merged_on_read(
     spark: SparkSession, streams: ExportedStreams, tmp_path: Path
 ) -> None:
@@ -265,6 +267,7 @@ def environment() -> dict[str, str]:
     return {**plain, **spark_environment()}
 
 
+@pytest.mark.long
 def test_kill_9_of_the_command(
     spark: SparkSession, streams: ExportedStreams, tmp_path: Path
 ) -> None:
@@ -319,7 +322,7 @@ class Interrupted:
             )
 
     def wait_until(self, condition: Callable[[], object]) -> None:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 280
         while not condition():
             assert self.process.poll() is None, self.errors.read_text()
             assert time.monotonic() < deadline
@@ -349,6 +352,7 @@ def runs_spark(pid: int) -> bool:
         return False
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("seconds", [0, 0.3, 0.8, 2])
 def test_a_jvm_that_starts_does_not_stay(
@@ -363,6 +367,7 @@ def test_a_jvm_that_starts_does_not_stay(
     assert newest(str(run.lake)) is None
 
 
+@pytest.mark.long
 def test_ctrl_c_while_a_job_runs(streams: ExportedStreams, tmp_path: Path) -> None:
     run = Interrupted(streams, tmp_path)
     run.wait_until(lambda: list(run.lake.glob("_runs/*/staged/*.arrow")))

@@ -33,6 +33,7 @@ def cluster() -> Iterator[Cluster]:
         streams = {STREAM: {"subject": STREAM, "replicas": 3}}
         with Cluster(server.url, streams) as cluster:
             cluster.wait_isr(STREAM)
+            cluster.wait_recorded(STREAM)
             with RawNats(server.port, timeout=60) as raw:
                 for first in range(0, RECORDS, 32):
                     wanted, ack = range(first, first + 32), raw.new_reply()

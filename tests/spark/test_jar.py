@@ -334,6 +334,7 @@ def sealed(raw: bytearray) -> bytes:
     return bytes(raw)
 
 
+@pytest.mark.long
 def test_sketches_leave_no_row_out(spark: SparkSession, tmp_path: Path) -> None:
     for seed in range(4):
         rng = random.Random(500 + seed)

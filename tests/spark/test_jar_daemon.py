@@ -361,6 +361,7 @@ def test_refusals_and_logins(spark: SparkSession, tmp_path: Path) -> None:
                     jar_rows(spark, **{**where, "tlsCaFile": str(Authority(tmp_path, "other").ca)})
 
 
+@pytest.mark.long
 def test_a_wrong_address_is_told_with_what_to_do(spark: SparkSession, tmp_path: Path) -> None:
     """Of another protocol, of a host that is not there, with TLS and without, and of another CA."""
     authority = Authority(tmp_path)
@@ -478,6 +479,7 @@ def test_micro_batches(spark: SparkSession, logs: ServedLogs, tmp_path: Path) ->
         run_to_end(spark, logs, tmp_path)
 
 
+@pytest.mark.long
 def test_either_source_continues_the_query_of_the_other(
     spark: SparkSession, jar: JarOfSession, logs: ServedLogs, tmp_path: Path
 ) -> None:
@@ -499,6 +501,7 @@ def test_the_leader_of_a_cluster_is_followed(spark: SparkSession) -> None:
     streams = {"orders": {"subject": "orders", "replicas": 3}}
     with NatsServer() as server, Cluster(server.url, streams) as cluster:
         cluster.wait_isr("orders")
+        cluster.wait_recorded("orders")
         with RawNats(server.port, timeout=60) as raw:
             for number in range(50):
                 publish(raw, "orders", b"%d" % number)

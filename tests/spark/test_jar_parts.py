@@ -180,6 +180,7 @@ def any_index(monkeypatch: pytest.MonkeyPatch) -> None:
     index_small_segments(monkeypatch)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("any_index")
 def test_the_subject_index_gives_the_same_rows(spark: SparkSession, tmp_path: Path) -> None:
     selected = 0

@@ -53,6 +53,7 @@ def test_the_demo_succeeds(
     assert spark.range(3).count() == 3  # the session stays
 
 
+@pytest.mark.long
 def test_an_order_that_is_missing_makes_it_fail(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
 ) -> None:

@@ -47,6 +47,7 @@ def until(condition: Callable[[], bool], queries: list[Any], seconds: float) -> 
         time.sleep(0.05)
 
 
+@pytest.mark.long
 def test_both_sources_wait_for_a_daemon_that_went_away(
     spark: SparkSession, logs: ServedLogs, tmp_path: Path
 ) -> None:

@@ -51,6 +51,7 @@ def test_steps_and_going_on(spark: SparkSession, logs: ServedLogs, tmp_path: Pat
         run_to_end(spark, logs, tmp_path)
 
 
+@pytest.mark.long
 def test_a_killed_query_goes_on_exactly(
     spark: SparkSession, logs: ServedLogs, tmp_path: Path
 ) -> None:

@@ -146,6 +146,7 @@ def test_every_page_in_every_way(daemon: Daemon, window: NewWindow, part: int) -
         check_in_every_way(page, path)
 
 
+@pytest.mark.long
 def test_what_is_opened_and_what_is_wrong_in_every_way(daemon: Daemon, window: NewWindow) -> None:
     page = window(daemon).page
     page.goto("/ui/streams/orders/records?key=k-3&limit=25")
@@ -180,6 +181,7 @@ def test_what_is_opened_and_what_is_wrong_in_every_way(daemon: Daemon, window: N
         client.delete_stream("made")
 
 
+@pytest.mark.long
 def test_pages_of_a_daemon_with_an_acl_in_every_way(guarded: Daemon, window: NewWindow) -> None:
     pages = {
         "ann": ("/ui/streams", "/ui/access", "/ui/access?stream=orders&principal=eve",
@@ -471,6 +473,7 @@ def test_what_is_wrong_is_told_in_the_form(daemon: Daemon, window: NewWindow) ->
     expect(page.get_by_role("rowheader")).to_have_text(["10", "8"])  # of a slow machine in parts
 
 
+@pytest.mark.long
 def test_following_a_stream(daemon: Daemon, server: NatsServer, window: NewWindow) -> None:
     page = window(daemon).page
     page.goto("/ui/streams/hostile/records?subject=hostile.tail")
@@ -503,6 +506,7 @@ def test_following_a_stream(daemon: Daemon, server: NatsServer, window: NewWindo
     expect(page.locator("[data-tail] [role=status]")).to_have_text("Following")
 
 
+@pytest.mark.long
 def test_it_lives(daemon: Daemon, server: NatsServer, window: NewWindow) -> None:
     page = window(daemon).page
     page.goto("/ui/streams/orders")
@@ -541,6 +545,7 @@ def test_a_page_whose_daemon_is_gone_says_so(daemon: Daemon, window: NewWindow) 
     expect(state).to_have_css("color", usual)
 
 
+@pytest.mark.long
 def test_consumers_of_all_streams(daemon: Daemon, server: NatsServer, window: NewWindow) -> None:
     with connect_sync(daemon.pull_address) as client:
         client.commit_checkpoint("slow", "orders", 3)
@@ -600,6 +605,7 @@ def _charted(daemon: Daemon, name: str) -> list[float]:
     return list(found["series"][name])
 
 
+@pytest.mark.long
 def test_charts_are_read_with_pointer_and_keys(
     daemon: Daemon, server: NatsServer, window: NewWindow
 ) -> None:

@@ -26,6 +26,7 @@ def cluster(server: NatsServer) -> Iterator[Cluster]:
         yield cluster
 
 
+@pytest.mark.long
 def test_every_page_of_a_cluster_in_every_way(cluster: Cluster, window: NewWindow) -> None:
     page = window(cluster.nodes["a"]).page
     for path in ("/ui/streams", f"/ui/streams/{STREAM}", f"/ui/streams/{STREAM}/records",
@@ -52,6 +53,7 @@ def test_pages_of_a_node_without_a_copy(cluster: Cluster, window: NewWindow) -> 
         assert json.loads(daemon.get("/readyz")[1])["warnings"] == {}
 
 
+@pytest.mark.long
 def test_pages_of_a_cluster_that_lacks_a_node(cluster: Cluster, window: NewWindow) -> None:
     cluster.kill("c")
     cluster.wait_isr(STREAM, ("a", "b"))

@@ -37,6 +37,7 @@ def crowded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
         yield daemon
 
 
+@pytest.mark.long
 def test_five_hundred_streams(crowded: Daemon, window: NewWindow) -> None:
     page = window(crowded).page
     page.goto("/ui/streams?page=10")
@@ -102,6 +103,7 @@ def _search_a_million(daemon: Daemon, page: Page) -> None:
     expect(page.get_by_text("No records match.")).to_be_visible()
 
 
+@pytest.mark.long
 def test_a_long_search_shows_how_far_it_is(
     daemon: Daemon, server: NatsServer, window: NewWindow
 ) -> None:

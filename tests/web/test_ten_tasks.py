@@ -92,11 +92,11 @@ def test_the_commands(daemon: Daemon, server: NatsServer) -> None:
         program, *words = shlex.split(line.replace("liftlog.yaml", str(daemon.config_path)))
         assert program == "liftlog"
         shown[line.split(" -")[0]] = liftlog.ok(*words)
-    assert "oldest unread" in shown["liftlog consumer info billing"]
+    assert "oldest unread" in shown["liftlog offsets info billing"]
     assert shown["liftlog consume orders"].startswith("offset,timestamp,key,value.customer.name")
     assert "eve        payments.eu.>" in shown["liftlog acl who read payments"]
     assert "offset 2: " in shown["liftlog stream info payments"]
-    assert "a long read holds what was written" in shown["liftlog stream info customers"]
+    assert "a long read holds the records from" in shown["liftlog stream info customers"]
     assert "hello" in shown["liftlog tail returns"]
 
 
@@ -206,7 +206,7 @@ def see_what_is_lost(visitor: Visitor) -> None:
 
 def see_why_compaction_waits(visitor: Visitor) -> None:
     visitor.link("customers")
-    visitor.see("holds what was written")
+    visitor.see("holds the records")
 
 
 def create_a_stream(visitor: Visitor) -> None:
@@ -251,6 +251,7 @@ BY_KEYS = ("late consumer", "who may read", "where a message goes")
 """Those in which Tab is pressed the least: it takes longer than a click."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("has_mouse", [True, False], ids=["mouse", "keyboard"])
 def test_the_ways_through_the_web_page(daemon: Daemon, window: NewWindow, has_mouse: bool) -> None:
     page = sign_in(daemon, window)
@@ -284,6 +285,7 @@ def live_load(server: NatsServer) -> Iterator[None]:
         thread.join()
 
 
+@pytest.mark.long
 def test_damage_is_told_while_messages_come(
     daemon: Daemon, server: NatsServer, window: NewWindow
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, ForwardRef, get_args
 
@@ -15,18 +16,22 @@ _HEAD = """\
 
 <!-- Made by `make pages`; a test fails when this page is out of date. -->
 
-All public names of `liftlog.client`, with their signatures and docstrings. [The client](client.md)
-explains how to use them together; [Consume](../how-to/consume.md) begins with an example.
+This page lists all public names of `liftlog.client`, with their signatures and docstrings. [The
+client](client.md) explains how to use them together. [Consume](../how-to/consume.md) begins with
+an example.
 
-`SyncClient`, `SyncConsumer`, `SyncBatchReader` and `SyncRecordReader` have the same methods as the
-classes below, without `await` (and `close` instead of `aclose`). Only one thread at a time may use
-them. If a signal handler interrupts a call with an exception, they can still be used afterwards.
+`SyncClient`, `SyncConsumer`, `SyncWorker`, `SyncBatchReader` and `SyncRecordReader` have the same
+methods as the classes below, without `await` (and `close` instead of `aclose`). Only one thread at
+a time may use such an object. If a signal handler interrupts a call with an exception, the object
+can still be used afterwards.
 """
 
 _CLASSES: tuple[type, ...] = (
     client.Client,
     client.Consumer,
     client.GroupConsumer,
+    client.Worker,
+    client.WorkBatch,
     client.RecordReader,
     client.BatchReader,
     client.RecordBatch,
@@ -34,7 +39,9 @@ _CLASSES: tuple[type, ...] = (
 )
 _VALUES: tuple[type, ...] = (
     client.Record,
+    client.WorkMessage,
     client.ReadOptions,
+    client.ConsumerOptions,
     client.Filter,
     client.Reset,
     client.StreamInfo,
@@ -44,6 +51,7 @@ _VALUES: tuple[type, ...] = (
     client.LeaseInfo,
     client.Checkpoint,
     client.GroupInfo,
+    client.ConsumerInfo,
     client.DaemonInfo,
     client.ClusterInfo,
     client.ClusterNode,
@@ -52,11 +60,15 @@ _VALUES: tuple[type, ...] = (
 _ALIASES = {
     "Start": "an offset, `earliest`, `latest`, or a `datetime` (records stamped then or later)",
     "Until": "exclusive: an offset, `end` (the high watermark at the call), or None: never",
+    "Deliver": "`all`, `new`, `last`, `last_per_subject`, an offset, or a `datetime`",
     "Column": f"one of {', '.join(f'`{name}`' for name in get_args(read_options.Column))}",
     "OnCorrupt": "`raise`, `skip`, or a callable that is called with each CorruptRange",
     "OnReset": f"one of {', '.join(f'`{name}`' for name in get_args(read_options.OnReset))}",
 }
-TWINS = ("SyncClient", "SyncConsumer", "SyncGroupConsumer", "SyncBatchReader", "SyncRecordReader")
+TWINS = (
+    *("SyncClient", "SyncConsumer", "SyncGroupConsumer", "SyncWorker"),
+    *("SyncBatchReader", "SyncRecordReader"),
+)
 
 
 def render() -> str:
@@ -120,7 +132,7 @@ def _public(cls: type) -> Iterator[tuple[str, Any]]:
 
 
 def _signature(function: Callable[..., Any], name: str) -> str:
-    """As it is called, on one line or one line for each argument."""
+    """Return the signature as it is called, on one line or with one line for each argument."""
     arguments, starred = [], False
     signature = inspect.signature(function)
     for parameter in signature.parameters.values():
@@ -143,7 +155,7 @@ def _signature(function: Callable[..., Any], name: str) -> str:
 def _argument(parameter: inspect.Parameter) -> str:
     text = f"{parameter.name}: {_text(parameter.annotation)}"
     if parameter.kind is parameter.VAR_KEYWORD:
-        return f"**{text.replace('Unpack[ReadOptions]', 'ReadOptions')}"
+        return "**" + re.sub(r"Unpack\[(\w+)\]", r"\1", text)
     if parameter.default is not parameter.empty:
         text += f" = {parameter.default!r}"
     return text

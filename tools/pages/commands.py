@@ -16,52 +16,56 @@ _HEAD = """\
 
 <!-- Made by `make pages`; a test fails when this page is out of date. -->
 
-`liftlog COMMAND --help` prints the same text. `--server`, `--token`, `--output` and `--debug`
-can be given before or after the command's name.
+`liftlog COMMAND --help` prints the same text. You can write `--server`, `--token`, `--output` and
+`--debug` before or after the command's name.
 
-Data goes to stdout; errors, warnings and remarks go to stderr. An error says what happened and
-what to do next; `--debug` adds the traceback.
+Commands print data to stdout, and errors, warnings and remarks to stderr. An error explains the
+cause and the next step. `--debug` adds the traceback.
 
-Tables are for people and can change. Their numbers have separators, and where an offset is
-expected, `1,234` can be typed too; output for programs has plain numbers. When output goes to a
-pipe, lines of a table are not cut or wrapped.
+Tables are for people, and their form can change. Their numbers have separators. So you can type an
+offset as `1,234`, too. Output for programs has plain numbers. If the output goes to a pipe, lines
+of a table are not cut or wrapped.
 
-`liftlog completion bash|zsh|fish` prints a script with which the shell completes commands, options,
-and the names of streams and consumers.
+`liftlog completion bash|zsh|fish` prints a script for the shell. The shell then completes
+commands, options, and the names of streams and consumers.
 """
 
 _OUTPUT = """\
-## What to read
+## Ranges
 
-`liftlog consume --from` (or `--offset`) takes where to start and, after a colon, where to stop; the
-stop is exclusive.
+`liftlog consume --from` (or `--offset`) takes the range to read. It is a start, or a start, a
+colon and an exclusive end.
 
 | form | reads |
 |---|---|
-| `start` or `earliest`, `end` or `latest` | from the first record, or only new records |
+| `start` or `earliest` | from the first record |
+| `end` or `latest` | only new records |
 | `42` | from offset 42 |
-| `-100`, `+100` | the last 100 offsets and all later ones; all after the first 100 |
-| `@TIME` | from the first record stamped at or after it |
+| `-100` | the last 100 offsets and all later ones |
+| `+100` | all offsets after the first 100 |
+| `@TIME` | from the first record with this timestamp or a later one |
 | `10:20`, `:20`, `10:` | offsets 10 to 19; up to 19; the same as `10` |
 | `:end`, `-100:end`, `@-1h:end` | up to the end of the stream when the command starts |
 | `@-1h:-5m`, `@2026-01-31:2026-02-01`, `@2026-01-31:+6h` | from one time to another |
 
-A TIME is a date, optionally with a time of day (local unless it names a zone), a time ago
-(`-1h30m`), `now`, or seconds since 1970. After compaction some offsets have no record, so `-100`
-can find fewer records.
+A TIME is a date, optionally with a time of day, a time ago (`-1h30m`), `now`, or seconds
+since 1970. A time of day without a zone is local time. After compaction some offsets have no
+record, so `-100` can return fewer than 100 records.
 
 ## Output for programs
 
-`--output json` prints one JSON document, `--output yaml` the same as YAML, `--output jsonl` one
-object per line, `--output csv` a row for each, with a heading. `--output wide` is a table with more
-columns. New fields can be added; the fields listed here stay.
+`--output json` prints one JSON document, `--output yaml` the same document as YAML, and `--output
+jsonl` one object per line. `--output csv` prints a heading, and a row for each object. `--output
+wide` prints a table with more columns. Later versions can add fields, and keep the fields that are
+listed here.
 
-`--fields` chooses fields, in any format; `--template` makes a line of each object. A path is one
-of jq, without its functions: `settings.retention.max_age`, `value.items[0].sku`. It leads into
-maps, lists and texts that hold JSON. What is not there is empty, or `null` in JSON.
+`--fields` chooses fields, in any format. `--template` prints one line per object. Paths have the
+syntax of jq, without its functions: `settings.retention.max_age`, `value.items[0].sku`. A path can
+name a value inside a map, a list, or a text that contains JSON. A missing field is empty, or
+`null` in JSON.
 
-With `json`, `jsonl` or `yaml` an error is an object on stderr: `error` holds `name`, `code` (the
-number of the pull protocol, or `null`), `exit_code`, `message`, `why` and `next`.
+With `json`, `jsonl` or `yaml`, an error is an object on stderr. Its key `error` contains `name`,
+`code` (the number in the pull protocol, or `null`), `exit_code`, `message`, `why` and `next`.
 
 | command | one object is |
 |---|---|
@@ -79,35 +83,35 @@ number of the pull protocol, or `null`), `exit_code`, `message`, `why` and `next
 | `config check` | `ok` and the `findings`, each with `path`, `problem` and `origin` |
 | `config show` | the settings; with `--origin` a setting: `key`, `value`, `origin` |
 | `errors ls`, `errors lookup` | an error: `code`, `name`, `exit_code`, `meaning`, `advice` |
-| `offsets ls`, `offsets get` | a checkpoint, with its `lag` (if it is `null`, `problem` says why) |
+| `offsets ls`, `offsets get` | a checkpoint, with its `lag` (if `null`, `problem` has the reason) |
 | `acl who` | a `principal`, its `subjects` (`null` for all) and the `explanation` |
 | `offsets seek`, `offsets rm` | `before`, `offset`, `moved_by`, `lag`, and whether it was `done` |
 | `import jetstream`, `jsonl`, `parquet` | `source`, `copied`, the number of the `last` message |
-| `reload`, `drain` | the `pid`, the `signal`, and of `drain` whether it `ended` |
+| `reload`, `drain` | the `pid` and the `signal`; for `drain` also whether it `ended` |
 | `context ls`, `context info` | a context, without secrets |
 | `log dump` | a record batch: its header and its position |
 | `log verify` | the findings in one stream |
-| `log repair` | the steps that one stream needs or needed; `done` says whether they were done |
-| `log reindex` | an index that is missing or wrong; `entries` is null until it is rebuilt |
+| `log repair` | the repair steps of one stream; `done` is true if they were executed |
+| `log reindex` | a missing or wrong index; `entries` is null until it is rebuilt |
 | `backup create`, `info` | the backup, with its `streams` |
-| `backup verify` | the same, with `ok` and `problems` |
+| `backup verify` | the backup, with `ok` and `problems` |
 | `backup restore` | `data_dir`, and `streams`, each with its new `leader_epoch` and bounds |
 
 A record:
 
-| field | holds |
+| field | content |
 |---|---|
 | `offset` | the offset |
-| `timestamp`, `timestamp_ns` | when the daemon received it: UTC, and nanoseconds since 1970 |
-| `subject` | NATS subject; bytes that are not UTF-8 are written as `\\\\xNN`, also by a copy |
-| `key`, `value` | text; base64 if it is not UTF-8; `null` for no key and for a tombstone |
+| `timestamp`, `timestamp_ns` | time when the daemon received it: UTC, and nanoseconds since 1970 |
+| `subject` | NATS subject; bytes that are not UTF-8 are written as `\\\\xNN` |
+| `key`, `value` | text, or base64 if it is not UTF-8; `null` without a key, or for a tombstone |
 | `key_encoding`, `value_encoding` | `base64`; only present if the corresponding field is base64 |
 | `headers` | values by name; a list if a name has several values. Names are case-sensitive |
-| `headers_base64` | the header block; only present if `headers` does not hold each line as it is |
+| `headers_base64` | the header block; present if `headers` cannot represent each line exactly |
 | `stream` | name of the stream, only in `log dump` |
 
-An answer of `pub` has `subject`, and either the fields of the ack (`stream`, `seq`, and
-`duplicate` if it is one) or `problem`.
+An answer of `pub` has `subject`, and either `problem` or the fields of the ack: `stream`, `seq`,
+and for a duplicate also `duplicate`.
 """
 
 
@@ -122,7 +126,7 @@ def render() -> str:
 
 
 def commands() -> Iterator[tuple[str, click.Command]]:
-    """Every command with its full name; groups stand before what is in them."""
+    """Return every command with its full name; a group is before its commands."""
     yield from _commands("liftlog", cli)
 
 
@@ -171,7 +175,7 @@ def _metavar(argument: click.Parameter) -> str:
 
 
 def _options(command: click.Command, *, shared: bool) -> str:
-    """A table of options; the shared ones stand once for all commands."""
+    """Return a table of options. Options that all commands share have a table of their own."""
     rows = []
     for option in command.params:
         if not isinstance(option, click.Option) or option.expose_value == shared:
@@ -189,6 +193,7 @@ def _choices(option: click.Option) -> str:
 
 
 def _escape(text: str) -> str:
-    """For a cell: placeholders and wildcards are no markup."""
+    """Escape text for a cell of a table, so that placeholders and wildcards are not read as
+    markup."""
     escaped = text.replace("|", "\\|")
     return re.sub(r"(?<!`)(\{n\}|\*)", r"`\1`", escaped)

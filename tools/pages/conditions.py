@@ -11,44 +11,49 @@ _HEAD = """\
 
 <!-- Made by `make pages`; a test fails when this page is out of date. -->
 
-A daemon keeps one list of what is wrong with it, the **conditions**. Every surface shows that
-list, so the first one you look at is enough:
+A daemon keeps one list of its problems, the **conditions**. All of the following places show the
+same list, so you need to look at only one of them:
 """
 
 _SURFACES = {
     "`GET /readyz`": (
-        "`conditions` has each with its severity, subject and next step; `problems` and `warnings` "
-        "have the texts by name. The status is 503 while one is unready"
+        "`conditions` has each condition with its severity, subject and next step; `problems` "
+        "and `warnings` have the texts by name. The status is 503 while a condition is unready"
     ),
     "`liftlog health`, over the pull port or over HTTP": (
-        "the same texts, with the next steps; exit code 11 while one is unready"
+        "the same texts, with the next steps; exit code 11 while a condition is unready"
     ),
     "`liftlog info`, `liftlog top`, `liftlog doctor`": (
-        "the conditions of the daemon that they ask; for `doctor` an unready one is a failure"
+        "the conditions of the daemon that answers the command; for `doctor` an unready "
+        "condition is a failure"
     ),
     "`liftlog stream info`, `liftlog stream ls`": (
-        "warnings of a stream: its own conditions, and those of the daemon that its publishers "
-        "notice"
+        "as warnings of a stream: the conditions of the stream, and conditions of the daemon "
+        "that affect its publishers"
     ),
-    "each page of the [web page](../how-to/web-page.md), and its `.json` twin": (
+    "each page of the [web page](../how-to/web-page.md), and its `.json` form": (
         "at the top of the page; `conditions`"
     ),
     "[metadata](protocol.md#metadata) of the pull protocol and of the clients": "`conditions`",
     "`GET /metrics`": (
-        "`liftlog_conditions{condition, severity}` is their number, also 0; the alert "
-        "[LiftlogCondition](../how-to/operate.md#liftlogcondition) watches it"
+        "`liftlog_conditions{condition, severity}` is the number of conditions of each kind, "
+        "also 0; the alert [LiftlogCondition](../how-to/operate.md#liftlogcondition) uses it"
     ),
 }
 
 _ACCESS = """
-Principals see the conditions of streams that they may read. `/readyz` and `/metrics`, which have
-no authentication, show all.
+A principal receives only the conditions of streams that it may read. `/readyz` and
+`/metrics`, which have no authentication, show all conditions.
 """
 
 _MEANINGS = {
-    Severity.UNREADY: "Clients should not be sent to this daemon.",
-    Severity.ERROR: "Something is broken, while the rest is served: the daemon stays ready.",
-    Severity.WARNING: "Everything is served, and an operator should look.",
+    Severity.UNREADY: "The daemon cannot serve clients, so clients should use another daemon.",
+    Severity.ERROR: (
+        "A part of the daemon does not work. The daemon serves everything else, and stays ready."
+    ),
+    Severity.WARNING: (
+        "The daemon serves everything, but an operator should read the text of the condition."
+    ),
 }
 
 

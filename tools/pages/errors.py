@@ -15,40 +15,43 @@ _HEAD = """\
 
 <!-- Made by `make pages`; a test fails when this page is out of date. -->
 
-All errors are classes of `liftlog.errors`, below `LiftlogError`. Each has a `name`, a `message` for
-people, a `hint` that says what to do next if that depends on the case, and `details`, a mapping
-for programs. `retriable` says whether the same request can succeed later.
+All errors are classes of `liftlog.errors`, and subclasses of `LiftlogError`. Each error has a
+`name`, a `message` for people, and `details`, a mapping for programs. If the next step depends on
+the case, a `hint` describes it. If `retriable` is true, the same request can succeed later.
 
-Commands print message and hint on stderr and exit with the code given here; see
-[all exit codes](cli.md#exit-codes).
+Commands print the message and the hint on stderr. The tables show the exit code of a command that
+ends with the error; see also [all exit codes](cli.md#exit-codes).
 """
 
 _WIRE = """\
 ## Errors of the daemon
 
-The [pull socket](protocol.md#error-codes) transfers their number, and the
-[HTTP port](http.md#errors) their name. A number never gets another meaning.
+These errors have a code, a number that never gets another meaning. The
+[pull socket](protocol.md#error-codes) transfers the code, and the [HTTP port](http.md#errors)
+transfers the name.
 """
 
 _LOCAL = """\
 ## Errors that stay in one process
 
-These are errors of a client, a command, or the daemon itself. They have no number: if one occurs
-while the daemon handles a request, the answer is `INTERNAL`, and the daemon's log has the details.
+These are errors of a client, a command, or the daemon itself. They have no code. If such an error
+occurs while the daemon handles a request, the answer is `INTERNAL`, and the daemon's log has the
+details.
 """
 
 _PUBLISHER = """\
 ## Errors of the publisher
 
-Classes of [`liftlog.client.publisher`](publisher.md#errors), below `PublishFailed`.
+These errors are classes of [`liftlog.client.publisher`](publisher.md#errors), and subclasses of
+`PublishFailed`.
 """
 
 _REFUSALS = """\
 ## Refusals on NATS
 
-The answer to a publisher that asks for an ack can be an error in JetStream's form:
+If a publisher asks for an ack, the answer can be an error in JetStream's form:
 `{"error":{"code":400,"err_code":10071,"description":"wrong last sequence: 2"},...}`. The codes are
-in [Control headers](../how-to/acks.md#control-headers-with-acks-on) and
+listed in [Control headers](../how-to/acks.md#control-headers-with-acks-on) and
 [Other refusals](../how-to/acks.md#other-refusals).
 """
 
@@ -75,7 +78,7 @@ def _sections() -> Iterator[str]:
 def _table(
     kinds: Iterable[type[LiftlogError]], *, numbered: bool = False, exits: bool = True
 ) -> str:
-    """`exits`: whether a command can end with one of them."""
+    """With `exits`, the table has a column with the exit codes of commands."""
     columns = ["code"] * numbered + ["name", "class"] + ["exit code"] * exits
     columns += ["retriable", "meaning", "what to do"]
     rows = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]

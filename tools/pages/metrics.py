@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from liftlog.server.metrics.ack_consumers import MAX_SHOWN
 from liftlog.server.metrics.exposition import CONTENT_TYPE, MAX_SHOWN_CHECKPOINTS, number
 from liftlog.server.metrics.table import SECTIONS, Metric
 
@@ -12,18 +13,20 @@ _HEAD = f"""\
 
 <!-- Made by `make pages`; a test fails when this page is out of date. -->
 
-`GET /metrics` on the [HTTP port](http.md) answers in the text format of Prometheus
-(`{CONTENT_TYPE}`). `config/grafana/liftlog.json` is a dashboard of them,
-`config/prometheus/liftlog-alerts.yml` are alert rules; [Operate](../how-to/operate.md) says what
-to do about each.
+`GET /metrics` on the [HTTP port](http.md) returns the metrics in the text format of
+Prometheus (`{CONTENT_TYPE}`). `config/grafana/liftlog.json` is a dashboard for these metrics, and
+`config/prometheus/liftlog-alerts.yml` has alert rules. [Operate](../how-to/operate.md) explains
+each alert.
 
 Counters begin at 0 when the daemon starts. A histogram `NAME` is exported as `NAME_bucket` (with
-the label `le`), `NAME_sum` and `NAME_count`. Names of streams and consumers are labels, and the
-page has no authentication of its own: keep `http.listen` on an address that only Prometheus
-reaches. Labels hold nothing else that a client has sent.
+the label `le`), `NAME_sum` and `NAME_count`. Labels contain the names of streams, consumers, groups
+and members, but no other text from clients. `/metrics` has no authentication, so keep `http.listen`
+on an address that only Prometheus can reach.
 
-At most {MAX_SHOWN_CHECKPOINTS:,} checkpoints have rows of their own, in the order of their
-consumers' names; `liftlog_checkpoints_not_shown` counts the rest.
+The metrics contain at most {MAX_SHOWN_CHECKPOINTS:,} checkpoints, in the order of their consumers'
+names. `liftlog_checkpoints_not_shown` counts the omitted checkpoints. The metrics contain at most
+{MAX_SHOWN:,} consumers with acks, beginning with the consumers with the most messages.
+`liftlog_ack_consumers_not_shown` counts the omitted consumers.
 """
 
 

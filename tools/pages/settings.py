@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any, get_args
 
@@ -17,31 +18,36 @@ _HEAD = """\
 
 <!-- Made by `make pages`; a test fails when this page is out of date. -->
 
-A setting comes from the YAML file, the environment or `--set`. The later in this list wins.
+A setting comes from one of these sources. If several sources set the same setting, the lowest row
+of the table takes precedence.
 
-| source | how `nats.servers` is set |
+| source | example for `nats.servers` |
 |---|---|
 | YAML file (`liftlog serve -c FILE`) | `nats: {servers: ["nats://127.0.0.1:4222"]}` |
 | environment | `LIFTLOG_NATS__SERVERS=nats://a:4222,nats://b:4222` (`__` separates levels) |
 | command line | `--set nats.servers=nats://a:4222` |
 
-Values in the environment and in `--set` are read as YAML, except that a text setting takes the
-value literally (the password `0123` is not a number). A whole section given this way replaces
-the section of the file. Unknown keys, duplicate keys and bad values are refused; the daemon lists
-them all, each with its path and origin. Relative paths start at the working directory.
+Values in the environment and in `--set` are read as YAML. But if the setting is a text, its value
+is used literally; for example, the password `0123` is not a number. If you set a whole section in
+this way, it replaces the section of the file. The daemon refuses unknown keys, duplicate keys and
+invalid values. It lists all mistakes, each with its path and source. Relative paths begin at the
+working directory.
 
-Durations: `250ms`, `1s`, `2m`, `1h30m`, `7d`; a plain number means seconds. Sizes: `4096`, `64KiB`,
-`8MiB`, `1GB`.
+Durations have the form `250ms`, `1s`, `2m`, `1h30m` or `7d`; a number without a unit means seconds.
+Sizes have the form `4096`, `64KiB`, `8MiB` or `1GB`.
 """
 
 _STREAMS_HEAD = """\
 ## streams.NAME
 
-One section per stream. `client.create_stream` and `liftlog stream create` take the same keys. A
-stream's name consists of 1 to 128 letters, digits, `_` or `-` and starts with a letter or a digit.
+Each stream has one section. `client.create_stream` and `liftlog stream create` use the same keys. A
+stream's name consists of 1 to 128 letters, digits, `_` or `-`, and begins with a letter or a digit.
 
-A subject that can match `_INBOX.>`, `$*.>` or `liftlog.>` requires `acks: off`.
+If the subject can match `_INBOX.>`, `$*.>` or `liftlog.>`, the stream requires `acks: off`.
 """
+
+
+_LONGEST_CELL_WORDS = 36
 
 
 def render() -> str:
@@ -70,7 +76,9 @@ def _sections(model: type[BaseModel], at: KeyPath) -> Iterator[tuple[KeyPath, ty
 
 
 def _table(model: type[BaseModel], at: KeyPath) -> str:
+    """The table of a section. The rest of a long meaning is an item of a list below the table."""
     rows = ["| key | default | meaning |", "|---|---|---|"]
+    notes: list[str] = []
     for key, info in fields_of(model):
         annotation = info.annotation
         if section_of(info) is annotation:
@@ -80,10 +88,14 @@ def _table(model: type[BaseModel], at: KeyPath) -> str:
         default = "required" if info.is_required() else f"`{_default(model, key)}`"
         meaning = info.description or ""
         choices = [choice for choice in get_args(annotation) if isinstance(choice, str)]
-        if choices:
+        if not all(f"`{choice}`" in meaning for choice in choices):
             meaning += f" One of {', '.join(f'`{choice}`' for choice in choices)}."
+        if len(meaning.split()) > _LONGEST_CELL_WORDS:
+            meaning, rest = re.split(r"(?<=\.) (?=[A-Z`])", meaning, maxsplit=1)
+            notes.append(f"- **`{key}`.** {rest}")
+            meaning += " See below."
         rows.append(f"| `{key}` | {default} | {meaning} |")
-    return "\n".join(rows) + "\n"
+    return "\n".join([*rows, "", *notes] if notes else rows) + "\n"
 
 
 def _default(model: type[BaseModel], key: str) -> str:

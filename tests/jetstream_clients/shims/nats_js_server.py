@@ -21,6 +21,8 @@ from typing import Any
 
 _REAL = os.environ["JETSTREAM_CLIENTS_NATS_SERVER"]
 _PR_SET_PDEATHSIG = 1
+_USER = "daemon"
+"""The daemon's name and password on a server that has users."""
 
 
 def main() -> None:
@@ -31,6 +33,11 @@ def main() -> None:
     if jetstream is None or "JETSTREAM_CLIENTS_THEIRS" in os.environ:
         os.execv(_REAL, [_REAL, *arguments])
     core = text[: jetstream.start()] + text[jetstream.end() :]
+    core, has_users = re.subn(
+        r"(authorization \{\s*users:? \[)",
+        rf"\g<1>\n{{ user: {_USER}, password: {_USER} }}\n",
+        core,
+    )
     leafnode = f"127.0.0.1:{_free_port()}"
     core = re.sub(r"(leafnodes \{\s*listen: )\S+", rf"\g<1>{leafnode}", core)
     with tempfile.TemporaryDirectory(prefix="nats-js-") as directory:
@@ -39,7 +46,10 @@ def main() -> None:
         written.write_text(core)
         server = subprocess.Popen([_REAL, "-c", str(written)], preexec_fn=_die_with_parent)
         ports = _ports(Path(directory, f"nats-server_{server.pid}.ports"), server)
-    link = _daemon(ports["nats"][0], leafnode, _value(jetstream[1], "store_dir"))
+    request = {"leafnode": leafnode, "store_dir": _value(jetstream[1], "store_dir")}
+    if has_users:
+        request["user"] = _USER
+    link = _daemon({"url": ports["nats"][0], **request})
     _announce(ports, Path(_value(text, "ports_file_dir")))
     server.wait()
     link.close()
@@ -71,10 +81,9 @@ def _free_port() -> int:
     return port
 
 
-def _daemon(url: str, leafnode: str, store: str) -> socket.socket:
+def _daemon(request: dict[str, str]) -> socket.socket:
     link = socket.socket(socket.AF_UNIX)
     link.connect(os.environ["JETSTREAM_CLIENTS_SERVERS"])
-    request = {"url": url, "leafnode": leafnode, "store_dir": store}
     link.sendall(json.dumps(request).encode() + b"\n")
     if not link.recv(256).startswith(b"ready"):
         sys.exit("the daemon did not start")

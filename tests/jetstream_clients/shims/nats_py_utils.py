@@ -9,6 +9,7 @@ import os
 import socket
 import tempfile
 import unittest
+import unittest.mock  # a test uses it without importing it
 from collections.abc import Awaitable, Callable
 from functools import wraps
 from typing import Any
@@ -66,6 +67,6 @@ def _within(timeout: float) -> Callable[[Callable[..., Awaitable[Any]]], Callabl
     return decorate
 
 
-async_test = _within(20)
-async_long_test = _within(60)
-async_debug_test = _within(60)
+async_test = _within(60)
+async_long_test = _within(180)
+async_debug_test = _within(180)

@@ -8,30 +8,25 @@ The programs are in `go_publisher` and `node_publisher` beside this module; they
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import itertools
 import json
-import os
-import shutil
 import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
 
 import nats
 from nats.errors import Error as NatsError
+from support.clients.building import Missing, built_with_go, installed_with_npm
 from support.clients.ingesting import numbered
 from support.clients.replicated_publishers import LoadPublisher
 from support.daemons.cluster import PATIENCE
 from support.daemons.nats_server import NatsServer
-from support.repository import REPOSITORY
 from support.rounds import is_torture
 
-_BUILD_SECONDS = 600.0
-_PLACE = REPOSITORY / "build/publishers"
 _SOURCES = Path(__file__).parent
 _MESSAGE_BYTES = 60
 
@@ -195,84 +190,49 @@ class Program(NamedTuple):
     command: list[str]
 
 
-class Missing(Exception):
-    """What a program lacks to be built."""
-
-
 def go_program() -> Program:
     """Raises Missing."""
-    return Program("nats.go", [_built_with_go("go-publisher", ".")])
+    return Program("nats.go", [str(built_with_go(_SOURCES / "go_publisher", "go-publisher"))])
 
 
 def go_reader() -> Path:
     """A program that reads with a pull ordered consumer. Raises Missing."""
-    _PLACE.mkdir(parents=True, exist_ok=True)
-    with (_PLACE / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        return Path(_built_with_go("go-reader", "./reader"))
-
-
-def _built_with_go(name: str, package: str) -> str:
-    program = str(_PLACE / name)
-    options = {"GOFLAGS": "-mod=readonly -buildvcs=false", "GOTOOLCHAIN": "local"}
-    _run(["go", "build", "-o", program, package], _SOURCES / "go_publisher", options)
-    return program
+    return built_with_go(_SOURCES / "go_publisher", "go-reader", "./reader")
 
 
 def node_program() -> Program:
     """Raises Missing."""
-    source, place = _SOURCES / "node_publisher", _PLACE / "node"
-    package = place / "package.json"
-    wanted = (source / "package.json").read_bytes()
-    is_installed = package.exists() and package.read_bytes() == wanted
-    place.mkdir(exist_ok=True)
-    shutil.copy(source / "publisher.js", place)
-    if not is_installed:
-        staged = place / "staged"
-        shutil.rmtree(staged, ignore_errors=True)
-        staged.mkdir()
-        shutil.copy(source / "package.json", staged)
-        quiet = ["--no-package-lock", "--no-audit", "--no-fund", "--ignore-scripts"]
-        _run(["npm", "install", *quiet], staged)
-        shutil.rmtree(place / "node_modules", ignore_errors=True)
-        (staged / "node_modules").rename(place / "node_modules")
-        (staged / "package.json").rename(package)
-    if shutil.which("node") is None:
-        raise Missing("node is not installed")
+    place = installed_with_npm(_SOURCES / "node_publisher", "node-publisher", "publisher.js")
     return Program("Node", ["node", str(place / "publisher.js")])
 
 
-def _run(command: Sequence[str], place: Path, more: dict[str, str] | None = None) -> None:
-    try:
-        done = subprocess.run(
-            command,
-            cwd=place,
-            env={**os.environ, **(more or {})},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_BUILD_SECONDS,
-            check=False,
-        )
-    except FileNotFoundError:
-        raise Missing(f"{command[0]} is not installed") from None
-    except subprocess.TimeoutExpired:
-        raise Missing(f"{command[0]} takes longer than {_BUILD_SECONDS:.0f} s") from None
-    if done.returncode:
-        raise Missing(f"{' '.join(command[:2])} failed: {(done.stdout + done.stderr)[-300:]}")
+def worker_programs() -> list[Program]:
+    """Workers that can be built here, with the arguments URL, stream, consumer, number of messages.
+    Prints why the others cannot."""
+
+    def with_go() -> Program:
+        path = built_with_go(_SOURCES / "go_publisher", "go-worker", "./worker")
+        return Program("nats.go", [str(path)])
+
+    def with_node() -> Program:
+        place = installed_with_npm(_SOURCES / "node_publisher", "node-publisher", "worker.js")
+        return Program("nats.js", ["node", str(place / "worker.js")])
+
+    return _buildable({"nats.go": with_go, "nats.js": with_node})
 
 
 def programs() -> list[Program]:
     """Those that can be built here. Prints why the others cannot."""
+    return _buildable({"nats.go": go_program, "Node": node_program})
+
+
+def _buildable(builds: Mapping[str, Callable[[], Program]]) -> list[Program]:
     found = []
-    _PLACE.mkdir(parents=True, exist_ok=True)
-    with (_PLACE / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        for client, build in {"nats.go": go_program, "Node": node_program}.items():
-            try:
-                found.append(build())
-            except Missing as why:
-                print(f"without {client}: {why}", flush=True)
+    for client, build in builds.items():
+        try:
+            found.append(build())
+        except Missing as why:
+            print(f"without {client}: {why}", flush=True)
     return found
 
 

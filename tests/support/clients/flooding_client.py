@@ -61,6 +61,7 @@ class Slot:
 @dataclass
 class Counts:
     answers: Counter[str] = field(default_factory=Counter)
+    sent: int = 0
 
 
 class Line(ABC):
@@ -98,6 +99,7 @@ class Line(ABC):
         slot = self.slots[place]
         slot.round += 1
         slot.sent = now
+        self.counts.sent += 1
         self.unsent += self.encoded(self.requests[self.next % len(self.requests)], place)
         self.next += 1
 
@@ -289,4 +291,4 @@ def flood(plan: Plan) -> Counts:
 
 
 if __name__ == "__main__":
-    print(json.dumps(flood(Plan(**json.load(sys.stdin))).answers), flush=True)
+    print(json.dumps(vars(flood(Plan(**json.load(sys.stdin))))), flush=True)

@@ -51,6 +51,7 @@ class RawNats:
         self._received = bytearray()
         self.messages: deque[RawMessage] = deque()
         self._next_sid = itertools.count(1)
+        self._sids: list[int] = []
         self._inbox: bytes | None = None
         self._request_ids = itertools.count(1)
         try:
@@ -105,6 +106,7 @@ class RawNats:
     def sub(self, subject: Text, *, queue: Text = b"") -> int:
         """Subscribe; returns the sid. In force at the server after the next `ping`."""
         sid = next(self._next_sid)
+        self._sids.append(sid)
         self.send(b" ".join(filter(None, (b"SUB", _b(subject), _b(queue), b"%d" % sid))) + b"\r\n")
         return sid
 
@@ -117,6 +119,14 @@ class RawNats:
                 return
             if isinstance(got, RawMessage):
                 self.messages.append(got)
+
+    def forget(self) -> None:
+        """End all subscriptions, and drop what has arrived on them and what is on the way."""
+        self.send(b"".join(b"UNSUB %d\r\n" % sid for sid in self._sids))
+        self._sids.clear()
+        self._inbox = None
+        self.ping()
+        self.messages.clear()
 
     def next_message(self, timeout: float | None = None) -> RawMessage:
         """The next message on any subscription; TimeoutError when the server falls silent."""

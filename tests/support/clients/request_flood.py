@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from support.daemons.nats_server import NatsServer
 from acl.tokens import hash_token
 from liftlog.log.files.leases import EXPORT_LEASES, MAX_LEASES_PER_PRINCIPAL
 from liftlog.protocol.groups import MAX_SLOTS
+from liftlog.protocol.workers import MAX_ACKED, MAX_BATCH, encode_runs
 
 _SECRETS = ("the-secret-of-the-flooder", "the-secret-of-the-victim")
 FLOODER, VICTIM = f"flooder.{_SECRETS[0]}", f"victim.{_SECRETS[1]}"
@@ -38,7 +39,14 @@ _TESTS = Path(__file__).resolve().parents[2]
 _MEMBERS = 1000
 """Members of one group; a principal may have 2,000."""
 _CONSUMERS = 100
-"""Consumers of JetStream's API of one client, which may have 128."""
+"""Ephemeral consumers of JetStream's API of one client, which may have 128."""
+_CREATED_AT_ONCE = 20
+_NOT_ACKED = MAX_ACKED
+"""Messages that one consumer with acks has received and not acked."""
+_ACKS = 3000
+"""Reply subjects of delivered messages that the floods use."""
+_GROUPED = ("overflow", "pinned_client", "prioritized")
+"""Policies of priority groups, of which each has a consumer."""
 _QUIET_SECONDS = 120.0
 _NOTHING = "{}"
 
@@ -48,7 +56,7 @@ principals:
   victim: {{token_hash: "{hash_token(_SECRETS[1])}"}}
 roles:
   most:
-  - allow: [create, delete, read, commit, admin, replicate]
+  - allow: [create, delete, read, commit, admin, work, replicate]
     streams: ["*", _offsets]
     attach: [">"]
   own: [{{allow: [read], streams: [victim]}}]
@@ -63,10 +71,12 @@ class Size:
     streams: int
     groups: int
     checkpoints: int
+    workers: int
+    """Durable consumers with acks; all clients may have 10,000."""
 
 
-WHOLE = Size(records=300_000, streams=200, groups=1000, checkpoints=9000)
-SMALL = Size(records=30_000, streams=10, groups=100, checkpoints=300)
+WHOLE = Size(records=300_000, streams=200, groups=1000, checkpoints=9000, workers=500)
+SMALL = Size(records=30_000, streams=10, groups=100, checkpoints=300, workers=20)
 
 
 class FloodWorld:
@@ -74,9 +84,17 @@ class FloodWorld:
     changed, `victim` is another client's."""
 
     def __init__(
-        self, server: NatsServer, daemon: Daemon, lease: Mapping[str, Any], joined: int
+        self,
+        server: NatsServer,
+        daemon: Daemon,
+        lease: Mapping[str, Any],
+        joined: int,
+        identity: str,
+        acks: list[str],
     ) -> None:
-        self.server, self.daemon = server, daemon
+        """`identity` is that of the consumer `w0`, which has messages that are not acked, and
+        `acks` are reply subjects of some of them."""
+        self.server, self.daemon, self.identity, self.acks = server, daemon, identity, acks
         self.lease, self.incarnation = str(lease["lease_id"]), str(lease["incarnation"])
         self.joined = joined
 
@@ -129,8 +147,7 @@ def _made(server: NatsServer, size: Size, directory: Path) -> Iterator[FloodWorl
         },
     }
     with Daemon(server.url, settings, directory=directory / "daemon") as daemon:
-        lease, joined = _fill(server, daemon, size)
-        yield FloodWorld(server, daemon, lease, joined)
+        yield FloodWorld(server, daemon, *_fill(server, daemon, size))
 
 
 def _leafnode_of(server: NatsServer) -> str:
@@ -139,8 +156,11 @@ def _leafnode_of(server: NatsServer) -> str:
     return found[1]
 
 
-def _fill(server: NatsServer, daemon: Daemon, size: Size) -> tuple[dict[str, Any], int]:
-    """Returns a lease, and the number of a membership."""
+def _fill(
+    server: NatsServer, daemon: Daemon, size: Size
+) -> tuple[dict[str, Any], int, str, list[str]]:
+    """Returns a lease, the number of a membership, and of a consumer its identity and the reply
+    subjects of messages that it has delivered."""
     with RawNats(server.port, timeout=60) as nats:
         for first in range(0, size.records, 1000):
             nats.send(b"".join([_record(first + n) for n in range(1000)]))
@@ -167,6 +187,19 @@ def _fill(server: NatsServer, daemon: Daemon, size: Size) -> tuple[dict[str, Any
         for number in range(_CONSUMERS):
             made = nats.request(f"$JS.API.CONSUMER.CREATE.big.c{number}", _consumer(f"c{number}"))
             assert "error" not in made.json(), made
+        for first in range(0, size.workers, _CREATED_AT_ONCE):
+            _create_workers(nats, range(first, min(first + _CREATED_AT_ONCE, size.workers)))
+        for number, policy in enumerate(_GROUPED):
+            config = _worker(f"q{2 * number}", priority_policy=policy, priority_groups=["g"])
+            made = nats.request(f"$JS.API.CONSUMER.CREATE.big.q{2 * number}", config)
+            assert "error" not in made.json(), made
+        with BlockingPull(daemon.pull_port, token=FLOODER) as pull:
+            # Before the others: without a message, an answer has no identity.
+            identity = str(
+                _asked(pull, [{"k": "work", "s": "big", "c": "w0", "w": 20_000}])[0]["x"]
+            )
+        assert identity
+        acks = _receive(nats, "w0", min(_NOT_ACKED - 1, size.records // 2))
     with BlockingPull(daemon.pull_port, token=FLOODER) as pull:
         pull.sock.settimeout(60)
         _asked(pull, [{"k": "create", "s": "spent", "c": {"subject": "spent.>", "compaction": {}}}])
@@ -177,12 +210,57 @@ def _fill(server: NatsServer, daemon: Daemon, size: Size) -> tuple[dict[str, Any
         joined = int(_asked(pull, crowd)[0]["j"])
         _asked(pull, [_join(f"g{n}", "m", slots=64) for n in range(size.groups - 16)])
         _asked(pull, [_commit(n) for n in range(size.checkpoints)])
-    return lease, joined
+    return lease, joined, identity, acks
 
 
 def _consumer(name: str, **more: object) -> str:
     config = {"name": name, "ack_policy": "none", "inactive_threshold": 3600 * 10**9, **more}
     return json.dumps({"stream_name": "big", "config": config})
+
+
+def _worker(name: str, **more: object) -> str:
+    return _consumer(name, **_worker_config(name, **more))
+
+
+def _worker_config(name: str, **more: object) -> dict[str, Any]:
+    """A durable consumer with acks; each second one wants only some records."""
+    config: dict[str, Any] = {
+        "durable_name": name,
+        "ack_policy": "explicit",
+        "ack_wait": 3600 * 10**9,
+        "max_ack_pending": _NOT_ACKED,
+        "inactive_threshold": 0,
+    }
+    if int(name[1:]) % 2:
+        config["filter_subject"] = "big.of.>"
+    return config | more
+
+
+def _create_workers(nats: RawNats, numbers: Iterable[int]) -> None:
+    replies = {nats.new_reply(): f"w{number}" for number in numbers}
+    for reply, name in replies.items():
+        nats.pub(f"$JS.API.CONSUMER.CREATE.big.{name}", _worker(name), reply=reply)
+    while replies:
+        made = nats.next_message()
+        assert "error" not in made.json(), made
+        del replies[made.subject]
+
+
+def _receive(nats: RawNats, consumer: str, count: int) -> list[str]:
+    """Take about as many messages, and ack none of them. Returns some of their reply subjects."""
+    received, acks = 0, list[str]()
+    while received < count:
+        batch = json.dumps({"batch": 1000, "expires": 5 * 10**9})
+        nats.pub(f"$JS.API.CONSUMER.MSG.NEXT.big.{consumer}", batch, reply=nats.new_reply())
+        with contextlib.suppress(TimeoutError):  # a pull may be lost: clients repeat it
+            for _ in range(1000):
+                message = nats.next_message(6)
+                if not message.reply:
+                    break  # a status: the pull has ended
+                received += 1
+                if len(acks) < _ACKS:
+                    acks.append(message.reply.decode())
+    return acks
 
 
 def _record(number: int) -> bytes:
@@ -223,7 +301,7 @@ Requests = dict[str, list[dict[str, Any]]]
 
 def pull_requests(world: FloodWorld) -> Requests:
     """By kind, those that cost most."""
-    asked = _of_streams(world) | _of_consumers(world) | _of_nodes()
+    asked = _of_streams(world) | _of_consumers(world) | _of_workers(world) | _of_nodes()
     # Each makes what the other one deletes; a slot of a group moves back and forth.
     asked["create"] = asked["delete"] = [
         one
@@ -293,11 +371,51 @@ def _of_consumers(world: FloodWorld) -> Requests:
     }
 
 
+def _of_workers(world: FloodWorld) -> Requests:
+    acked = {"s": "big", "c": "w0", "x": world.identity}
+    each_second = encode_runs([(2 * n + 1, 1, 1) for n in range(MAX_BATCH)])
+    everything = encode_runs([(1, MAX_ACKED, 1)])
+    made = [
+        {"s": "big", "c": f"p{n}", "d": _worker_config(f"p{n}", inactive_threshold=10**8)}
+        for n in range(16)
+    ]
+    return {
+        "work": [
+            {"s": "big", "c": "w2", "n": MAX_BATCH, "w": 0},
+            {"s": "big", "c": "w3", "n": 100, "w": 0},
+            {"s": "big", "c": "w4", "n": 1, "w": 200},
+            {"s": "big", "c": "none", "n": 1},
+        ],
+        "rest": [{"s": "big", "c": "w2", "u": "nobody"}],
+        "ack": [
+            {**acked, "a": "progress", "r": everything},
+            {**acked, "a": "nak", "d": 10**11, "r": everything},
+            {**acked, "a": "nak", "d": 10**9, "r": encode_runs([(7, 1, 1)])},
+            {**acked, "a": "term", "r": encode_runs([(11, 1, 1)]), "t": "for no reason " * 70},
+            {**acked, "a": "ack", "r": encode_runs([(n, 1, 1) for n in range(100, 200)])},
+            {**acked, "a": "progress", "r": each_second},
+            {**acked, "x": "another", "a": "ack", "r": each_second},
+        ],
+        "consumercreate": [
+            {"s": "big", "c": "w5", "d": _worker_config("w5")}, *made,
+        ],
+        "consumerupdate": [
+            {"s": "big", "c": "w5", "d": {"description": text}} for text in ("one", "another")
+        ],
+        "consumerreset": [{"s": "big", "c": "w9", "d": {"deliver_policy": "all"}}],
+        "consumer": [{"s": "big", "c": "w0"}],
+        "consumers": [{"s": "big"}],
+        "consumerpause": [{"s": "big", "c": "w7", "u": until} for until in (2**62, 0)],
+        "consumerdelete": [{"s": "big", "c": "none"}],
+    }  # fmt: skip
+
+
 def _of_nodes() -> Requests:
     node = {"n": "nobody"}
     return {
         "peer": [{"n": "b", "t": 1, "c": "none"}],
         "replicate": [{"s": "big", "x": "", "e": 0, "o": 1, "l": 0, "m": 1 << 20}],
+        "consumerstates": [{"s": "big", "x": "", "e": 0}],
         "suspect": [node],
         "forward": [{"m": msgpack.packb({"k": "list", "i": 1})}],
         "handover": [{"s": "big", "x": "", "e": 0, **node, "p": "ask", "y": b"0" * 16}],
@@ -333,13 +451,17 @@ def pull_plan(requests: Requests, kinds: Sequence[str]) -> list[list[str]]:
 
 _IN_PATHS = {
     "{stream}": "big", "{offset}": "1001", "{file}": "live.js", "{consumer}": "c1",
-    "{group}": "crowd", "{nowhere}": "none",
+    "{group}": "crowd", "{worker}": "w0", "{nowhere}": "none",
 }  # fmt: skip
 _QUERIES = {
     "/ui/streams/{stream}/records": "?value=nowhere-in-it",
     "/ui/streams/{stream}/records.json": "?key=k999999999",
     "/ui/streams/{stream}/versions": "?key=k10",
+    "/ui/streams/{stream}/consumers": "?name=c1&to=start",
+    "/ui/streams/{stream}/consumers/{consumer}": "?to=yesterday%2015:00",
+    "/ui/consumers": "?q=c",
     "/api/v1/streams/{stream}/records": "?before=1",
+    "/jsz": "?consumers=true&config=true",
 }
 _BODY = '{"value": "x", "subject": "spent.a"}'
 
@@ -352,12 +474,13 @@ def http_request(method: str, route: str) -> str:
     for part, value in _IN_PATHS.items():
         path = path.replace(part, value)
     assert "{" not in path, f"say what stands for this part of {route}"
+    query = _QUERIES.get(route) or _QUERIES.get(route.removesuffix(".json"), "")
     body, media = "", "application/json"
     if method == "POST":
         is_api = route.startswith("/api/")
         body, media = (_BODY, media) if is_api else ("a=b", "application/x-www-form-urlencoded")
     return (
-        f"{method} {path}{_QUERIES.get(route, '')} HTTP/1.1\r\nHost: localhost\r\n"
+        f"{method} {path}{query} HTTP/1.1\r\nHost: localhost\r\n"
         f"Authorization: Bearer {FLOODER}\r\nContent-Type: {media}\r\n"
         f"Content-Length: {len(body)}\r\n\r\n{body}"
     )
@@ -369,7 +492,6 @@ def http_request(method: str, route: str) -> str:
 def jetstream_requests() -> dict[str, list[tuple[str, str]]]:
     """By method: the tokens after it, and the payload."""
     stream = {"name": "spent", "subjects": ["spent.>"]}
-    chosen = {"filter_subject": "big.of.*", "deliver_policy": "last_per_subject"}
     asked: dict[str, list[tuple[str, Any]]] = {
         "INFO": [("", _NOTHING)],
         "STREAM.NAMES": [("", _NOTHING), ("", {"subject": "big.a"})],
@@ -400,23 +522,60 @@ def jetstream_requests() -> dict[str, list[tuple[str, str]]]:
             ("big", {"last_by_subj": "big.*.123"}),
             ("KV_bucket", {"multi_last": ["$KV.bucket.>"]}),
         ],
-        "CONSUMER.CREATE": [
-            (f"big.new{n}", _consumer(f"new{n}", **chosen, inactive_threshold=10**8))
-            for n in range(16)
-        ],
-        "CONSUMER.DURABLE.CREATE": [("big.d", _consumer("d", durable_name="d"))],
-        "CONSUMER.INFO": [("big.c1", "")],
-        "CONSUMER.DELETE": [("big.none", "")],
-        "CONSUMER.PAUSE": [("big.c1", _NOTHING), ("big.none", _NOTHING)],
-        "CONSUMER.NAMES": [("big", _NOTHING)],
-        "CONSUMER.LIST": [("big", _NOTHING)],
-        "CONSUMER.MSG.NEXT": [("big.c1", {"batch": 100, "no_wait": True}), ("big.c2", "1")],
+        **_consumer_requests(),
         "unknown": [("NOTHING", "")],
     }  # fmt: skip
     return {
         method: [(rest, one if isinstance(one, str) else json.dumps(one)) for rest, one in some]
         for method, some in asked.items()
     }
+
+
+def _consumer_requests() -> dict[str, list[tuple[str, Any]]]:
+    chosen = {"filter_subject": "big.of.*", "deliver_policy": "last_per_subject"}
+    return {
+        "CONSUMER.CREATE": [
+            (f"big.new{n}", _consumer(f"new{n}", **chosen, inactive_threshold=10**8))
+            for n in range(16)
+        ]
+        + [(f"big.v{n}", _worker(f"v{n}", inactive_threshold=10**8)) for n in range(16)],
+        "CONSUMER.DURABLE.CREATE": [
+            ("big.d", _consumer("d", durable_name="d")),
+            ("big.w5", _worker("w5", description="the same but for this")),
+            ("big.w5", _worker("w5")),
+        ],
+        "CONSUMER.INFO": [("big.c1", ""), ("big.w0", "")],
+        "CONSUMER.DELETE": [("big.none", ""), ("big.w9", "")],
+        "CONSUMER.PAUSE": [
+            ("big.c1", _NOTHING),
+            ("big.none", _NOTHING),
+            ("big.w7", {"pause_until": "2100-01-01T00:00:00Z"}),
+            ("big.w7", _NOTHING),
+        ],
+        "CONSUMER.RESET": [("big.w9", _NOTHING), ("big.none", _NOTHING)],
+        "CONSUMER.UNPIN": [
+            ("big.w9", '{"group": "none"}'),
+            ("big.q2", '{"group": "g"}'),
+            ("big.none", '{"group": "none"}'),
+        ],
+        "CONSUMER.NAMES": [("big", _NOTHING)],
+        "CONSUMER.LIST": [("big", _NOTHING)],
+        "CONSUMER.MSG.NEXT": [
+            ("big.c1", {"batch": 100, "no_wait": True}),
+            ("big.c2", "1"),
+            ("big.w2", {"batch": 100, "no_wait": True}),
+            ("big.w3", {"batch": 1000, "expires": 10**9, "idle_heartbeat": 4 * 10**8}),
+            ("big.w4", {"batch": 1, "no_wait": True}),
+            ("big.w6", {"batch": 10, "max_bytes": 1, "expires": 10**9}),
+            ("big.q0", {"batch": 1, "group": "g", "expires": 10**9, "min_pending": 10**9}),
+            ("big.q0", {"batch": 9, "group": "g", "expires": 10**9}),
+            ("big.q2", {"batch": 9, "group": "g", "expires": 10**9}),
+            ("big.q2", {"batch": 9, "group": "g", "expires": 10**9, "id": "none"}),
+            ("big.q4", {"batch": 9, "group": "g", "expires": 10**9, "priority": 9}),
+            ("big.q4", {"batch": 9, "group": "g", "expires": 10**9, "priority": 0}),
+            ("big.none", "1"),
+        ],
+    }  # fmt: skip
 
 
 def jetstream_plan(methods: Sequence[str]) -> list[list[str]]:
@@ -428,15 +587,42 @@ def jetstream_plan(methods: Sequence[str]) -> list[list[str]]:
     ]
 
 
-CONTROL = {
-    "liftlog.liftlog.offsets.*.*": [
-        ["liftlog.liftlog.offsets.big.over_nats", '{"offset": 7, "metadata": "%s"}' % ("x" * 4000)],
-        ["liftlog.liftlog.offsets.big.other", "8"],
-        ["liftlog.liftlog.offsets.none.other", "8"],
-    ],
-    "$JS.FC.>": [["$JS.FC.big.c1.x", ""], ["$JS.FC.none.none.x", ""]],
-}
-"""By the subject to which the daemon subscribes: what is published there."""
+def control_requests(world: FloodWorld) -> dict[str, list[list[str]]]:
+    """By the subject to which the daemon subscribes: what is published there. A comma in it is
+    followed by what is sent."""
+    one, two, three, four = world.acks[:4]
+    return {
+        "liftlog.liftlog.offsets.*.*": [
+            [
+                "liftlog.liftlog.offsets.big.over_nats",
+                '{"offset": 7, "metadata": "%s"}' % ("x" * 4000),
+            ],
+            ["liftlog.liftlog.offsets.big.other", "8"],
+            ["liftlog.liftlog.offsets.none.other", "8"],
+        ],
+        "$JS.FC.>": [["$JS.FC.big.c1.x", ""], ["$JS.FC.none.none.x", ""]],
+        "$JS.ACK.big.>": [
+            [one, "+WPI"],
+            [one, '-NAK {"delay": 1000000000}'],
+            [two, "-NAK"],
+            [three, "+NXT {"],
+            [four, '+NXT {"batch": 10, "no_wait": true}'],
+            ["$JS.ACK.big.w0.9.99999999.99999999.1.1", "+ACK"],
+            ["$JS.ACK.big.w4.1.5.5.1.1", "+TERM " + "for no reason " * 50],
+            ["$JS.ACK.big.none.1.5.5.1.1", ""],
+            ["$JS.ACK.big.w0.forged", "+ACK"],
+            ["$JS.ACK.big.%s.1.1.1.1.1" % ("x" * 3000), "x" * 4000],
+        ],
+        "$JS.ACK.big.>, each answered": [[ack, "+ACK"] for ack in world.acks[1000:2000]]
+        + [[ack, "+WPI"] for ack in world.acks[2000:]],
+        "$JS.ACK.big.>, each delayed": [
+            [ack, f'-NAK {{"delay": {10**11 + n}}}'] for n, ack in enumerate(world.acks[100:1000])
+        ],
+    }
+
+
+UNANSWERED = "$JS.FC.>"
+"""Nothing that arrives there is answered."""
 
 
 # --- the campaign ---
@@ -444,13 +630,14 @@ CONTROL = {
 
 @dataclass(frozen=True)
 class Found:
-    """The prices of victims, in seconds of the daemon's processor time, and the answers that the
-    flood got."""
+    """The prices of victims, in seconds of the daemon's processor time, and the requests and the
+    answers of the flood."""
 
     name: str
     prices: dict[str, list[float]]
     errors: dict[str, str]
     answers: dict[str, int]
+    sent: int
 
     def worst(self) -> dict[str, float]:
         """The worst price of each victim with a bound. Over NATS, where clients are not told
@@ -481,14 +668,15 @@ def flooded(world: FloodWorld, name: str, plan: Plan) -> Found:
         assert victims.stdout.readline() == "ready\n"
         flooder.stdin.close()
         assert flooder.stdout.readline() == "ready\n"
-        answers = json.loads(flooder.stdout.readline())
+        counts = json.loads(flooder.stdout.readline())
         victims.stdin.close()
         measured = json.loads(victims.stdout.readline())
     return Found(
         name,
         {victim: one["prices"] for victim, one in measured.items()},
         {victim: one["error"] for victim, one in measured.items() if one["error"]},
-        answers,
+        counts["answers"],
+        counts["sent"],
     )
 
 

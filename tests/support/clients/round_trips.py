@@ -202,6 +202,31 @@ def _read_compacted(world: World) -> Iterable[Found]:
     assert gone > 0
 
 
+@way("a worker")
+def _work(world: World) -> Iterable[Found]:
+    return _worked(world)
+
+
+@way("a worker, filtered")
+def _work_filtered(world: World) -> Iterable[Found]:
+    """The daemon encodes these batches again."""
+    return _worked(world, filters=[f"{SOURCE}.>"])
+
+
+def _worked(world: World, **options: Any) -> list[Found]:
+    found: list[Found] = []
+    name = f"worker-{len(options)}"
+    with (
+        connect_sync(world.daemon.pull_address) as client,
+        client.worker(SOURCE, name, **options) as worker,
+    ):
+        while len(found) < len(world.sent):
+            batch = next(worker)
+            found += [_of_record(message.record) for message in batch]
+            worker.ack(batch)
+    return found
+
+
 @way("read with asyncio, as Arrow")
 def _read_arrow(world: World) -> Iterable[Found]:
     async def read_all() -> list[Found]:

@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar
+from weakref import WeakSet
 
 from support.clients.command_line import COMMAND
 from support.clients.ingesting import AckedPublisher, number_of, until
@@ -44,6 +45,9 @@ if TYPE_CHECKING:
 NODES = ("a", "b", "c")
 NAME = "tests"
 PATIENCE = 60.0
+
+RUNNING: WeakSet[Cluster] = WeakSet()
+"""The clusters of this process, whose logs are shown when a test fails."""
 
 
 class Cluster:
@@ -76,6 +80,7 @@ class Cluster:
         for the metadata; `advertised` are addresses at which the others reach a node, if not at its
         own; `network` has a machine for each node; `clocks` are those of some nodes, if not of this
         machine; `wrapper` and `boot_id` as for `Daemon`."""
+        RUNNING.add(self)
         self._stack = ExitStack()
         if directory is None:
             made = tempfile.TemporaryDirectory(prefix="liftlog-cluster-")
@@ -136,10 +141,16 @@ class Cluster:
             if error is None:
                 self.stop()
             else:
-                for name, daemon in self.nodes.items():
-                    sys.stderr.write(f"--- node {name}, {daemon.log_path}\n{daemon.log_tail()}\n")
+                sys.stderr.write(self.log_tails())
         finally:
             self.end()
+
+    def log_tails(self) -> str:
+        """The last lines that each node has logged."""
+        nodes = self.nodes.items()
+        return "".join(
+            f"--- node {name}, {one.log_path}\n{one.log_tail(60)}\n" for name, one in nodes
+        )
 
     def _make_bucket(self) -> None:
         """As `liftlog cluster init` does."""

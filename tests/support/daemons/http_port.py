@@ -5,19 +5,23 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
+from unittest.mock import Mock
 
 from liftlog.server.http.callers import Callers
 from liftlog.server.http.guard import ConnectionGuard
 from liftlog.server.http.log_api import LogApi
 from liftlog.server.http.server import HttpServer
+from liftlog.server.http_port import make_http_server
 from liftlog.server.metrics.exposition import CONTENT_TYPE
 from liftlog.server.pull import PullServer
 from liftlog.server.web.asking import Parts
 from liftlog.server.web.history import History, Reading
 from liftlog.server.web.pace import Pace
+from liftlog.server.web.readers import Readers
 from liftlog.server.web.sessions import Sessions
 from liftlog.server.web.site import WebSite
 from liftlog.server.web.watching import Descriptions
+from liftlog.settings import load_settings
 
 
 class Healthy:
@@ -67,6 +71,7 @@ def make_parts(pull: PullServer, appender: Any) -> Parts:
         shared.scanners,
         History(_nothing),
         descriptions,
+        Readers(broker),
         sessions,
         appender,
         Pace(lambda: 0),
@@ -114,3 +119,18 @@ def routes_of(server: HttpServer) -> list[tuple[str, str]]:
         for route in server._runner.app.router.routes()
         if route.method != "HEAD" and route.resource is not None
     ]
+
+
+async def routes_of_daemon(pull: PullServer) -> list[tuple[str, str]]:
+    """(method, path) of each route of a daemon's port on which everything is mounted, as the
+    daemon puts it together."""
+    chosen = ["allow_anonymous=true", "http.listen=127.0.0.1:0", "http.log_api=true"]
+    broker = Mock()
+    broker.intake.ingested.return_value.chunks = 0
+    sources = Mock(pull=pull, broker=broker, http=None, requests=None)
+    sources.sync_times.count, sources.link.servers = 0, []
+    server = make_http_server(load_settings(None, {}, [*chosen, "http.web=true"]), sources)
+    try:
+        return routes_of(server)
+    finally:
+        await server.close()

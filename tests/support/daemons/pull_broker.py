@@ -177,6 +177,7 @@ class LogBroker:
     """Stands in for `liftlog.server.streams.broker.Broker`."""
 
     server_id = "0123456789abcdef"
+    consumers: Any = None
 
     def __init__(self, directory: Path, *, segment_max_bytes: int = 256 * 1024 * 1024) -> None:
         self.directory = directory

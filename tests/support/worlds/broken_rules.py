@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from support.worlds.replica_disks import LogDisk
 from support.worlds.replica_world import Faults, Rules, World
 
+from liftlog.cluster.consumer_states import LeaderStates
 from liftlog.cluster.followers import FetchRequest, FollowerState, Verdict
 from liftlog.cluster.following import Answer, Effect, Follower, Resync
 from liftlog.cluster.leading import Leader
@@ -20,8 +22,8 @@ class AnyEpochServed(Leader):
     def fetched(self, request: FetchRequest, now: float) -> Verdict:
         return super().fetched(replace(request, mark=None, leader_mark=None), now)
 
-    def _refusal(self, request: FetchRequest) -> Verdict | None:
-        return super()._refusal(replace(request, epoch=self.epoch))
+    def _refusal(self, node: str, start: int, epoch: int) -> Verdict | None:
+        return super()._refusal(node, start, self.epoch)
 
 
 class NothingDiverges(Leader):
@@ -125,6 +127,21 @@ class CaughtUpWithoutSideState(Leader):
         return super()._has_caught_up(replace(follower, side_version=self.side_version))
 
 
+class CaughtUpWithoutConsumers(Leader):
+    def _has_caught_up(self, follower: FollowerState) -> bool:
+        states, self.states = self.states, LeaderStates[Any]()
+        caught_up = super()._has_caught_up(replace(follower, has_old_states=False))
+        self.states = states
+        return caught_up
+
+
+class ConfirmsConsumersForever(Leader):
+    """Does not ask whether the in-sync set is large enough, and whether followers know it."""
+
+    def confirm_states(self) -> bool:
+        return self.states.confirm(self._waits_for)
+
+
 class SideStateConfirmedByLeader(Leader):
     def side_changed(self, version: int, now: float) -> list[str]:
         woken = super().side_changed(version, now)
@@ -195,17 +212,20 @@ class Broken:
     """Where to begin: with a run that found it, for those that come up once in hundreds."""
     compacted: bool = False
     """Whether it takes a compacted stream, on real logs."""
+    consumers: bool = False
+    """Whether it takes consumers with acks."""
 
     def world(self, seed: int) -> World:
+        faults = replace(self.faults or Faults(), consumers=float(self.consumers))
         if self.compacted:
             return World(
                 seed,
                 rules=self.rules,
-                faults=self.faults,
+                faults=faults,
                 new_disk=partial(LogDisk, compacted=True),
                 compacted=True,
             )
-        return World(seed, rules=self.rules, faults=self.faults)
+        return World(seed, rules=self.rules, faults=faults)
 
 
 BROKEN: dict[str, Broken] = {
@@ -260,6 +280,24 @@ BROKEN: dict[str, Broken] = {
     ),
     "side state confirmed by the leader alone": Broken(Rules(leader=SideStateConfirmedByLeader)),
     "caught up without the side state": Broken(Rules(leader=CaughtUpWithoutSideState), None, 2542),
+    "consumers confirmed before the sync": Broken(
+        Rules(mutations=frozenset({"consumers confirmed before the sync"})), consumers=True
+    ),
+    "consumers confirmed by the leader alone": Broken(
+        Rules(mutations=frozenset({"consumers confirmed by the leader alone"})), consumers=True
+    ),
+    "consumers of another epoch count": Broken(
+        Rules(mutations=frozenset({"consumers of another epoch count"})), consumers=True
+    ),
+    "consumers that the leader lacks are kept": Broken(
+        Rules(mutations=frozenset({"consumers that the leader lacks are kept"})), consumers=True
+    ),
+    "caught up without the consumers": Broken(
+        Rules(leader=CaughtUpWithoutConsumers), consumers=True
+    ),
+    "consumers confirmed by too small an ISR": Broken(
+        Rules(leader=ConfirmsConsumersForever), consumers=True
+    ),
     "deleted keys come back": Broken(
         Rules(follower=KeepsDeletedKeys), STEADY, 3261, compacted=True
     ),

@@ -24,8 +24,8 @@ from liftlog.cluster.election import (
     Yield,
 )
 from liftlog.cluster.followers import FetchRequest
-from liftlog.cluster.leading import Change, Leader
-from liftlog.cluster.record import StreamMetadata
+from liftlog.cluster.leading import Leader
+from liftlog.cluster.record import Change, StreamMetadata
 
 TICK = 0.05
 PATIENCE = Patience()

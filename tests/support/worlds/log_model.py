@@ -101,6 +101,25 @@ def offsets_on(raw: bytes, page: range) -> set[int]:
     return found
 
 
+def unproven_behind(raw: bytes, page: range) -> set[int]:
+    """Offsets of the whole batches between a lost page and a header that a torn write destroyed.
+
+    If the page holds the header of a lost batch, no chain of headers leads from these batches to
+    the end of the data. So recovery cannot tell them from bytes inside a value of the lost batch.
+    """
+    position = 0
+    behind: set[int] = set()
+    while position < len(raw):
+        try:
+            header = parse_header(raw, position)
+        except CorruptBatch:
+            return behind if any(raw[position:]) else set()
+        if position >= page.stop:
+            behind |= set(range(header.base_offset, header.next_offset))
+        position += header.length
+    return set()
+
+
 def view(rows: Rows) -> dict[bytes, Row]:
     """What a compacted log is for: the newest value of each key."""
     newest = {one.key: one for _, one in sorted(rows.items()) if one.key is not None}

@@ -17,8 +17,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from support.worlds.replica_consumers import settle
+
 from liftlog.cluster import transitions as t
-from liftlog.cluster.leading import Change, Leader
+from liftlog.cluster.leading import Leader
+from liftlog.cluster.record import Change
 
 if TYPE_CHECKING:
     from support.worlds.replica_world import Node, World
@@ -116,6 +119,7 @@ def _act(world: World, node: Node, step: int) -> None:
         world.propose(node)
         world.tell_untold(node)
     node.sync()
+    settle(world, node)
     if step % 4 == 0:
         node.retry()
     world.apply_all()

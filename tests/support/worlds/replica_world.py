@@ -10,6 +10,7 @@ one random node, and what must never happen raises Violation:
 - a follower confirms what its disk does not have
 - a leader that calls itself ready shows less than was acked before
 - a lease that was granted is missing on a node that leads, or that could be elected
+- the same of a confirmed ack of a consumer, or of a delivery (`replica_consumers`)
 - a copy is dropped because of tombstones that its leader should have kept for it
 - acks do not go on although nothing fails but the way of some nodes to the metadata store
 
@@ -25,13 +26,15 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+from support.worlds.replica_consumers import Frame as ConsumerFrame
+from support.worlds.replica_consumers import NodeConsumers, Promises, act
 from support.worlds.replica_disks import Body, Disk, Entry, ListDisk, is_tombstone, key_of
 from support.worlds.replica_progress import go_on
 
 from liftlog.cluster import side_state
 from liftlog.cluster import transitions as t
 from liftlog.cluster.election import LogEnd
-from liftlog.cluster.epochs import last_epoch
+from liftlog.cluster.epochs import between, last_epoch
 from liftlog.cluster.followers import FetchRequest, Kind
 from liftlog.cluster.following import (
     Answer,
@@ -51,8 +54,8 @@ from liftlog.cluster.guard import (
     restored,
     restored_by_operator,
 )
-from liftlog.cluster.leading import Change, Leader
-from liftlog.cluster.record import Follow, Lead, Leave, Register, StreamMetadata, role_of
+from liftlog.cluster.leading import Leader
+from liftlog.cluster.record import Change, Follow, Lead, Leave, Register, StreamMetadata, role_of
 from liftlog.errors import Conflict, InvalidArgument
 
 FORGET_AFTER = 30.0
@@ -89,6 +92,8 @@ class Faults:
     store_cuts: float = 0.0
     """A node cannot reach the metadata store, for long; the line between nodes is whole. Now and
     then nothing else fails, and acks have to go on where that is promised (`replica_progress`)."""
+    consumers: float = 1.0
+    """How often something happens to consumers with acks, at each step; 0 turns it off."""
     beyond_promises: bool = False
     """More disks are lost than acks are to survive, and an operator elects what is left."""
 
@@ -146,6 +151,7 @@ class Node:
         self.world = world
         self.disk = world.new_disk()
         self.side = Side()
+        self.consumers = NodeConsumers(self, world)
         self.lost_data = False  # synced records are gone since the last registration
         self.drops_copy = False  # noted on the disk, before the record tells it
         self.born = 1  # the start that began with the disk as it is
@@ -265,6 +271,7 @@ class Node:
         self.disk = self.world.new_disk()
         self.world.begins_again(self)
         self.side, self.new_side = Side(), None
+        self.consumers.lose()
         self.known = self.shown = self.disk.high_watermark
 
     def lead(self) -> None:
@@ -291,7 +298,9 @@ class Node:
             now=self.world.now,
             lag_max=20.0,
             side_version=self.side.version,
+            consumers=sorted(self.consumers.written),
         )
+        self.consumers.ended()
         disk.begin_epoch(self.leader.epoch)
         if disk.epochs != self.leader.epochs:
             raise Violation(f"the log has the epochs {disk.epochs}, {self.leader.epochs} expected")
@@ -308,6 +317,7 @@ class Node:
         self.leader = None
         self.parked.clear()
         self.granting.clear()
+        self.consumers.ended()
         self.disk.sync()
 
     # --- side state --------------------------------------------------------------
@@ -435,6 +445,8 @@ class Node:
                 effect.side_version,
                 effect.mark,
                 effect.leader_mark,
+                has_old_states=not self.consumers.follower.is_complete
+                and bool(self.consumers.written),
             )
             self.world.send(Frame(self.name, effect.leader, 0, request=request))
         elif isinstance(effect, Append):
@@ -506,7 +518,7 @@ class Node:
         if diverging is None:
             body, end = self.disk.read(offset, self.world.random.randrange(1, 5))
         side = self.side if request.side_version != self.side.version else None
-        gap = Gap(end, leader.epochs_of_gap(offset, end)) if end > offset else None
+        gap = Gap(end, between(leader.epochs, offset, end)) if end > offset else None
         is_told = leader.tells_record(request.mark, request.leader_mark)
         answer = Answer(
             leader.epoch,
@@ -561,6 +573,10 @@ class World:
         self.stats: Counter[str] = Counter()
         self.trace: deque[str] = deque(maxlen=80)
         self.committed: list[Entry] = []
+        self.luck = random.Random(seed + 1)
+        self.changes_made = 0
+        self.consumer_frames: list[ConsumerFrame] = []
+        self.promises = Promises()
         self.granted: set[int] = set()  # leases that were answered, and not given back
         self.released: set[int] = set()
         self.heard: dict[str, float] = {}  # when a leader had what a node confirmed
@@ -647,6 +663,9 @@ class World:
         for action, name in zip(actions, choices(names, k=steps), strict=True):
             self.now += 0.5
             action(self.nodes[name])
+            if self.luck.random() < self.faults.consumers:
+                act(self)
+                act(self)
 
     # --- what must hold ----------------------------------------------------------
 
@@ -757,6 +776,10 @@ class World:
             )
         if missing := self.granted - node.side.leases:
             raise Violation(f"{node.name} {why} without the leases {missing}")
+        consumers = node.consumers
+        leads = node.leader is not None
+        if lack := self.promises.problem(consumers.written, consumers.synced, leads=leads):
+            raise Violation(f"{node.name} {why} {lack}")
 
     def _agrees(self, log: list[Entry], first: int, end: int) -> bool:
         """Whether a log has what was committed. A compacted one may lack a record if a newer one of
@@ -1002,6 +1025,7 @@ class World:
             node.side = self.random.choice((node.side, node.new_side))
         node.new_side = None
         node.granting.clear()
+        node.consumers.ended()
         node.up = False
         node.leader = node.follower = None
         node.parked.clear()
@@ -1011,6 +1035,7 @@ class World:
         self._crash(node)
         self.stats["lost tails"] += node.disk.synced < len(node.disk.log)
         node.disk.cut_power(self.random)
+        node.consumers.cut_power()
 
     def _blackout(self, _: Node) -> None:
         self.stats["blackouts"] += 1
@@ -1030,6 +1055,7 @@ class World:
         node.record = self.kept[0]
         node.disk.lose(self.random)
         node.side = Side()
+        node.consumers.lose()
         self.begins_again(node)
 
     def start(self, node: Node) -> None:
@@ -1224,5 +1250,6 @@ class World:
             self.incomplete.clear()
             self.heard.clear()
             self.granted &= node.side.leases
+            self.promises.gives_up()
             self.put(after, "recover")
             node.adopt(after)

@@ -10,6 +10,7 @@ import yaml
 from acl import document, policy, rules
 from acl.tokens import hash_token, new_secret
 from liftlog.protocol.messages import REQUESTS
+from liftlog.protocol.workers import AckWork, PullWork, Rest
 from liftlog.server.access import audit
 from liftlog.server.access.guessing import PAIR, PLACE, PRINCIPAL
 from liftlog.server.requests.rights import HANDLERS, STARTERS
@@ -30,7 +31,8 @@ def rows(title: str) -> list[list[str]]:
 
 def test_the_operations_and_their_requests() -> None:
     described = {
-        row[0].strip("`"): set(re.findall(r"`([a-z]+)`", row[1])) for row in rows("Operations")
+        row[0].strip("`"): set(re.findall(r"`([a-z]+)`", row[1])) & set(REQUESTS)
+        for row in rows("Operations")
     }
     declared: dict[str, set[str]] = {operation: set() for operation in rules.OPERATIONS}
     free = set()
@@ -39,11 +41,13 @@ def test_the_operations_and_their_requests() -> None:
             free.add(kind.KIND)
         else:
             declared[handler.operation].add(kind.KIND)
-        if getattr(handler, "and_read", False):
+        if getattr(handler, "and_read", False) and handler.operation != "work":
             declared["read"].add(kind.KIND)
     declared["read"].add("fetch")
+    declared["work"] |= {kind.KIND for kind in (PullWork, Rest, AckWork)}
     declared["replicate"] |= {
         "peer", "replicate", "suspect", "resign", "ends", "forward", "copies",
+        "consumerstates",
     }  # fmt: skip
     assert described == declared
     rest = next(one for one in section("Operations").split("\n\n") if one.startswith("`list`"))
@@ -55,7 +59,7 @@ def test_the_keys() -> None:
         "token_hash", "nkey", "certificate_cn", "unix_uid",
     ]  # fmt: skip
     assert [row[0].strip("`") for row in rows("roles")] == [
-        "allow", "streams", "subjects", "attach",
+        "allow", "streams", "subjects", "consumers", "attach",
     ]  # fmt: skip
 
 

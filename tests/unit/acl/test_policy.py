@@ -501,7 +501,7 @@ def test_no_principal_can_have_the_name_of_the_clients_of_nats() -> None:
 @pytest.mark.parametrize(
     ("section", "finding"),
     [
-        ("nats: {allow: [admin], streams: ['*']}", "expected some of create, read, delete"),
+        ("nats: {allow: [admin], streams: ['*']}", "expected some of create, read, work, delete"),
         ("nats: {allow: [create], streams: ['*']}", "`create` needs `attach`"),
         ("nats: {allow: [read]}", "streams"),
         ("nats: {allow: [read], streams: ['*'], who: x}", "unknown key"),

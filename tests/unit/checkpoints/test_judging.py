@@ -11,7 +11,11 @@ from liftlog.errors import (
     OffsetOutOfRange,
     StaleIncarnation,
 )
-from liftlog.server.checkpoints.checkpoint import why_not_readable, why_not_storable
+from liftlog.server.checkpoints.checkpoint import (
+    readable_offsets,
+    why_not_readable,
+    why_not_storable,
+)
 
 # Epoch 2 began at offset 50, 3 at 80; [10, 100) can be read, up to 90 it is committed.
 LOG = SimpleNamespace(
@@ -62,3 +66,14 @@ def test_what_is_not_said_is_taken_from_now() -> None:
     error = why_not_storable(LOG, "orders", 60, None, 1)
     assert isinstance(error, Diverged)
     assert error.details["epoch_end_offset"] == 50
+
+
+@pytest.mark.parametrize("incarnation", ["now", "then"])
+@pytest.mark.parametrize("epoch", range(6))
+def test_the_offsets_of_all_readers_at_once(incarnation: str, epoch: int) -> None:
+    judged = [
+        offset
+        for offset in range(-1, 110)
+        if why_not_readable(LOG, "orders", offset, incarnation, epoch) is None
+    ]
+    assert judged == list(readable_offsets(LOG, incarnation, epoch))

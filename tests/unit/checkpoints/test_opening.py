@@ -19,16 +19,18 @@ from liftlog.errors import (
     StorageError,
     StreamUnavailable,
 )
+from liftlog.groups.requests import Join, Leave
 from liftlog.log import LogSlice
 from liftlog.records import parse_header
 from liftlog.server.checkpoints import OFFSETS_STREAM, Checkpoints
 from liftlog.server.checkpoints import table as table_module
 from liftlog.server.checkpoints.checkpoint import Stored
-from liftlog.server.checkpoints.expiring import expire
+from liftlog.server.checkpoints.expiring import expire, restamp_ahead
 from liftlog.server.checkpoints.opening import is_open_to_nats, open_checkpoints
 from liftlog.server.checkpoints.service import complete
 from liftlog.server.checkpoints.table import CheckpointTable, load_table
 from liftlog.server.streams.broker import Broker
+from liftlog.server.streams.housekeeping import expire_unused
 from liftlog.settings import Settings
 
 ORDERS = {"orders": {"subject": "in"}}
@@ -56,7 +58,7 @@ async def opened(directory: Path, records: int = 0) -> AsyncIterator[Opened]:
     running = Running(directory, **ORDERS)
     broker = await running.start()
     try:
-        checkpoints = await open_checkpoints(broker, running.clock.now_ns)
+        checkpoints = await open_checkpoints(broker, broker.now_ns)
         if records:
             await running.publish("orders", *[b"x"] * records)
         yield Opened(running, broker, checkpoints)
@@ -372,3 +374,79 @@ async def test_a_stream_that_cannot_be_asked_costs_nobody_a_checkpoint(tmp_path:
 
         assert await expired(one, unavailable) == 0
         assert await expired(one) == 1
+
+
+YEAR_NS = 365 * DAY_NS
+
+
+async def keeps_house(one: Opened) -> dict[str, int]:
+    """What is left, by consumer, when what is unused has expired; groups with offset 0."""
+    one.broker.serve_checkpoints(one.checkpoints)
+    settings = one.broker.settings.checkpoints.model_copy(update={"expire_after_seconds": 3e7})
+    one.broker.settings = one.broker.settings.model_copy(update={"checkpoints": settings})
+    await expire_unused(one.broker)
+    groups = one.checkpoints.groups.keys()
+    return one.offsets() | {group: 0 for group, _ in groups}
+
+
+async def left_group(one: Opened, group: str) -> None:
+    key = (group, "orders")
+    joined = await one.checkpoints.groups.asked(Join(key, "m", "token", 10_000, 4, 5, ""))
+    assert joined is not None
+    await one.checkpoints.groups.asked(Leave(key, "m", joined.joined))
+
+
+async def test_what_a_slow_clock_has_stamped_does_not_expire_when_it_is_set(
+    tmp_path: Path,
+) -> None:
+    expires_ns = 400 * DAY_NS
+    async with opened(tmp_path, records=10) as one:
+        clock, guard = one.running.clock, one.broker.clock_guard
+        await one.commit("behind", 5)
+        await left_group(one, "crowd")
+        clock.jumped_ns = expires_ns  # until now it was slow
+        await one.running.publish("orders", b"new")
+        clock.ahead_ns = 3601 * 10**9
+        guard.believe("a test says so")
+        everyone = {"behind": 5, "crowd": 0}
+        assert await keeps_house(one) == everyone
+        clock.ahead_ns += DAY_NS
+        assert await keeps_house(one) == everyone
+        clock.ahead_ns += expires_ns
+        await one.running.publish("orders", b"newer")
+        assert await keeps_house(one) == {}
+
+
+async def test_what_a_clock_ahead_has_stamped_expires_after_all(tmp_path: Path) -> None:
+    async with opened(tmp_path, records=10) as one:
+        clock = one.running.clock
+        clock.jumped_ns = 20 * YEAR_NS
+        one.broker.clock_guard.believe("a test says so")
+        await one.commit("behind", 5)
+        await one.commit("busy", 5)
+        await left_group(one, "crowd")
+        clock.jumped_ns = 0
+        one.broker.now_ns()
+        clock.ahead_ns = 3601 * 10**9  # an hour later, the clock that was set back is trusted
+        assert await keeps_house(one) == {"behind": 5, "busy": 5, "crowd": 0}
+        stored = one.checkpoints.table.get(("behind", "orders"))
+        assert stored is not None
+        assert abs(one.running.clock.now_ns() - stored.time_ns) < 60 * 10**9
+        clock.ahead_ns += 400 * DAY_NS
+        await one.running.publish("orders", b"new")
+        await one.commit("busy", 5)
+        assert await keeps_house(one) == {"busy": 5}
+
+
+async def test_a_checkpoint_that_moves_meanwhile_is_not_stored_again(tmp_path: Path) -> None:
+    async with opened(tmp_path, records=10) as one:
+        one.running.clock.jumped_ns = YEAR_NS
+        await one.commit("a", 5)
+        one.running.clock.jumped_ns = 0
+        ahead_ns = one.running.clock.now_ns() + DAY_NS
+        restamping = asyncio.ensure_future(restamp_ahead(one.checkpoints, ahead_ns))
+        moved = asyncio.ensure_future(one.commit("a", 7))
+        await moved
+        await restamping
+        assert one.offsets() == {"a": 7}
+        assert await restamp_ahead(one.checkpoints, ahead_ns) == 0

@@ -1,5 +1,6 @@
 """Commits as plain messages: what is understood, what is answered, and to whom."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -170,3 +171,36 @@ def test_refusals_that_nobody_hears_of_do_not_fill_the_log(
     for _ in range(1000):
         nats.receive(run(b"liftlog.main.offsets.other.billing", b"42", b""))
     assert len(caplog.records) == 10
+
+
+async def test_thousands_of_commits_are_taken_in_slices() -> None:
+    _, nats, sent = intake()
+    count = 5000
+    many = [b"liftlog.main.offsets.other.billing"] * count
+    replies = [b"_INBOX.%d" % n for n in range(count)]
+    nats.receive(MessageRun(many, replies, [b"42"] * count, [b""] * count))
+    turns = 0
+    while (answered := b"".join(sent).count(b"STREAM_NOT_FOUND")) < count:
+        assert answered > turns, "each turn of the loop takes some"
+        turns += 1
+        await asyncio.sleep(0)
+    assert turns > 5
+    assert len(sent) == turns + 1, "the answers of a turn are sent together"
+
+
+async def test_no_more_commits_wait_than_there_is_room_for() -> None:
+    _, nats, sent = intake()
+    count = 3000
+    large = b'{"offset": 1, "metadata": "%b"}' % (b"x" * 20_000)  # refused: it is too long
+    subjects = [b"liftlog.main.offsets.orders.billing"] * count
+    nats.receive(MessageRun(subjects, [b"_INBOX.1"] * count, [large] * count, [b""] * count))
+    answered, now = 0, -1
+    while now != answered:
+        answered = now
+        for _ in range(100):
+            await asyncio.sleep(0)
+        now = b"".join(sent).count(b"INVALID_ARGUMENT")
+    assert 700 < answered < 900
+    sent.clear()
+    nats.receive(run(b"liftlog.main.offsets.other.billing", b"42"))
+    assert answer(sent)["error"]["name"] == "STREAM_NOT_FOUND"

@@ -256,14 +256,14 @@ async def test_what_waits_is_judged_some_at_a_time() -> None:
     bench = Bench()
     bench.commit("first", "c", 1)
     await turn()
-    for _ in range(12_000):
+    for _ in range(2_400):
         bench.commit("more", "c", 1)
     landed = []
     while bench.disk.flights:
         before = len(bench.told)
         bench.disk.land()
         landed.append(len(bench.told) - before)
-    assert landed == [1, 5000, 5000, 2000]
+    assert landed == [1, 1000, 1000, 400]
 
 
 async def test_what_waits_of_one_principal_leaves_room_for_others() -> None:
@@ -422,3 +422,37 @@ async def test_moved_is_worded_for_people() -> None:
     (_, error), = bench.told  # fmt: skip
     assert isinstance(error, CheckpointMoved)
     assert error.message == "the checkpoint of c in stream orders is not set, not 4"
+
+
+async def test_lags_are_those_of_the_page() -> None:
+    entries = {
+        ("ahead", "orders"): Stored(200, 1, "i1", 1),
+        ("at-the-end", "orders"): Stored(100, 1, "i1", 1),
+        ("behind", "orders"): Stored(7, 1, "i1", 1),
+        ("earlier", "orders"): Stored(7, 1, "i0", 1),
+        ("gone", "deleted"): Stored(7, 1, "i1", 1),
+        ("newer", "orders"): Stored(7, 2, "i1", 1),
+        ("unknown", "_offsets"): Stored(7, 1, "i1", 1),
+    }
+    bench = Bench(entries=entries)
+    bench.streams.logs["_offsets"].high_watermark = None
+    page, _ = bench.checkpoints.page(lambda _: True)
+    lags = bench.checkpoints.lags(None, 3)
+    lags += bench.checkpoints.lags(lags[-1][0], 100)
+    assert [(one.consumer, one.stream, one.lag) for one in page] == [(*k, lag) for k, lag in lags]
+    assert [lag for _, lag in lags] == [None, 0, 93, None, None, None, None]
+    assert bench.checkpoints.lags(lags[-1][0], 100) == []
+
+
+@pytest.mark.parametrize(("metadata", "flights"), [("", [1000, 500]), ("x" * 4000, [125] * 12)])
+async def test_a_flight_takes_only_so_much(metadata: str, flights: list[int]) -> None:
+    """It is judged, encoded and answered in one turn of the loop each."""
+    bench = Bench(max_count=2000, quota=2000)
+    for n in range(1500):
+        bench.commit(f"c{n}", f"c{n}", n % 100 + 1, metadata=metadata)
+    found = []
+    while len(bench.told) < 1500:
+        await turn()
+        found.append(len(bench.disk.land()))
+    assert found == flights
+    assert set(bench.outcomes().values()) == {"ok"}

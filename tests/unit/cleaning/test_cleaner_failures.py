@@ -339,3 +339,22 @@ async def test_a_clock_that_jumped_makes_no_record_old_on_demand(cleaning: Clean
     await cleaning.round()
     assert cleaning.read("a") == {b"x": 2}
     assert host.log.view.manifest.cleaned_below > 0
+
+
+async def test_without_a_trusted_clock_nothing_is_old_enough_on_demand(cleaning: Cleaning) -> None:
+    await cleaning.stream("a", 0, 1, compaction={"min_lag": "1h"})
+    running, cleaner = cleaning.running, cleaning.cleaner
+    for _ in range(2):
+        await running.put("a", [("x", b"1" * 3000)])
+    running.clock.ahead_ns = 3700 * 10**9
+    host = running.broker.hosts["a"]
+    running.broker.clock_guard.unread = "a test says so"
+    cleaner.request(host)
+    await cleaning.round()
+    assert host.log.view.manifest.cleaned_below == 0
+    assert "ages are not judged" in cleaner.describe(host)["reason"]
+    running.broker.clock_guard.unread = ""
+    cleaner.request(host)
+    await cleaning.round()
+    assert cleaning.read("a") == {b"x": 2}
+    assert host.log.view.manifest.cleaned_below > 0

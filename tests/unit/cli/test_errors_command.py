@@ -70,4 +70,4 @@ def test_what_is_none_is_guessed() -> None:
 def test_the_class_of_a_refusal_leads_to_its_err_code(refusal: RefusalReason) -> None:
     result = run("lookup", str(refusal.code))
     assert result.exit_code == ExitCode.NOT_FOUND
-    assert "look up the err_code beside it" in result.stderr
+    assert "look up the err_code next to it" in result.stderr

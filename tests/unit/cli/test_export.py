@@ -69,7 +69,7 @@ def test_for_people(streams: ExportedStreams, lake: str) -> None:
     assert run(streams, lake).output == f"{lake} is up to date: it ends at offset 4\n"
     streams.put("in", [Put("b", b"4")])
     told = run(streams, lake, "--dry-run")
-    assert told.output == "would export offsets [4, 5): what came since offset 4\n"
+    assert told.output == "would export offsets [4, 5): new records since offset 4\n"
 
 
 def test_what_is_lost_is_told(streams: ExportedStreams, lake: str) -> None:

@@ -10,7 +10,16 @@ from typing import Any
 
 import pytest
 
-from liftlog.client import Client, Consumer, GroupConsumer, ReadOptions, connect, connect_sync
+from liftlog.client import (
+    Client,
+    Consumer,
+    ConsumerOptions,
+    GroupConsumer,
+    ReadOptions,
+    Worker,
+    connect,
+    connect_sync,
+)
 from liftlog.client.reading.next_fetch import DEFAULT_FETCH_BYTES
 from liftlog.client.reading.read_ahead import DEFAULT_READ_AHEAD_BYTES
 
@@ -30,12 +39,16 @@ def rows(section: str) -> dict[str, str]:
         (connect_sync, "connect"),
         (Client.consumer, "consumer"),
         (Client.group, "group"),
+        (Client.worker, "worker"),
     ],
 )
 def test_every_parameter_with_its_default(function: Callable[..., Any], section: str) -> None:
     found = rows(section)
     for name, parameter in inspect.signature(function).parameters.items():
-        if name in ("self", "name", "stream") or parameter.kind is parameter.VAR_KEYWORD:
+        if (
+            name in ("self", "name", "stream", "consumer")
+            or parameter.kind is parameter.VAR_KEYWORD
+        ):
             continue
         default = parameter.default
         told = str(default)
@@ -52,8 +65,14 @@ def test_every_option_of_a_read() -> None:
     assert found["read_ahead_bytes"] == f"{DEFAULT_READ_AHEAD_BYTES >> 20} MiB"
 
 
+def test_every_setting_of_a_consumer() -> None:
+    for name in ConsumerOptions.__annotations__:
+        assert f"`{name}`" in SECTIONS["worker"], name
+
+
 @pytest.mark.parametrize(
-    ("kind", "section"), [(Client, "Methods"), (Consumer, "consumer"), (GroupConsumer, "group")]
+    ("kind", "section"),
+    [(Client, "Methods"), (Consumer, "consumer"), (GroupConsumer, "group"), (Worker, "worker")],
 )
 def test_every_method(kind: type, section: str) -> None:
     for name in vars(kind):

@@ -187,7 +187,7 @@ def test_a_taker_holds_so_much_and_no_more() -> None:
     taker.arrived("m", 1, [A], 1000, 0.1)
     assert not taker.problem
     taker.arrived("m", 1, [B], 1, 0.1)
-    assert "too much" in taker.problem
+    assert "too many messages" in taker.problem
     assert taker.is_over(0.1)
 
 

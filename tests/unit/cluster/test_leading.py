@@ -10,6 +10,7 @@ import pytest
 
 from liftlog.cluster import side_state
 from liftlog.cluster import transitions as t
+from liftlog.cluster.epochs import between
 from liftlog.cluster.followers import FetchRequest, Kind, Verdict
 from liftlog.cluster.leading import Leader
 from liftlog.cluster.record import StreamMetadata
@@ -320,7 +321,7 @@ def test_versions_of_a_later_leader_are_higher_and_the_empty_state_has_none() ->
 
 
 def test_what_a_gap_hides_of_the_epochs_goes_along() -> None:
-    assert leader().epochs_of_gap(4, 12) == ((2, 4), (4, 6), (5, 10))
+    assert between(leader().epochs, 4, 12) == ((2, 4), (4, 6), (5, 10))
 
 
 # --- the ISR ---------------------------------------------------------------------

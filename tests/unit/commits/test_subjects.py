@@ -386,6 +386,24 @@ async def test_a_snapshot_of_another_state_is_not_used(
     await last.broker.close()
 
 
+async def test_the_snapshot_of_a_neighbour_is_not_used(running: Running) -> None:
+    """A stream with as many records on other subjects: a valid file, in the wrong directory."""
+    hosts = []
+    for name, head in (("s", b"in"), ("other", b"out")):
+        await running.broker.create_stream(name, SETTINGS | {"subject": f"{head.decode()}.>"})
+        host = running.broker.hosts[name]
+        await store(host, [head + b".a", head + b".b"])
+        subjects_module.write_subject_snapshot(host.log, table_of(host))
+        hosts.append(host)
+    right, wrong = (one.log.directory / "subjects" for one in hosts)
+    assert hosts[0].log.log_end_offset == hosts[1].log.log_end_offset
+    table = table_of(hosts[0])
+    assert subjects_module.restore_subject_snapshot(hosts[0].log, table), "its own is used"
+    right.write_bytes(wrong.read_bytes())
+    assert not subjects_module.restore_subject_snapshot(hosts[0].log, table)
+    assert known(hosts[0], [b"in.a", b"in.b", b"out.a"]) == [1, 2, 0]
+
+
 def scan_of(host: StreamHost) -> asyncio.Task[None] | None:
     """The scan that is under way."""
     return host.subjects._task
@@ -468,7 +486,13 @@ class Replica:
             high_watermark=log.high_watermark,
             now=0.0,
         )
-        self.led = ServedStream(leader, log, pace=CatchUpPace(1e9), ended=lambda reason: None)
+        self.led = ServedStream(
+            leader,
+            log,
+            pace=CatchUpPace(1e9),
+            ended=lambda reason: None,
+            holder=self._running.broker.journal,
+        )
         return await self._host(self.led)
 
     async def follow(self) -> StreamHost:

@@ -11,22 +11,31 @@ import time
 import tracemalloc
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import repeat
+from typing import Any
 
 import numpy as np
 import pytest
 from support.rounds import is_torture
 from support.timing import is_cheap
-from support.worlds.deliveries import NOW, SECOND, Ints, Lead, acks_of
+from support.worlds.deliveries import NOW, SECOND, Ints, Lead, acks_of, records
 
 from liftlog.deliveries import changes
 from liftlog.deliveries.acks import MAX_ACKS, AckKind, Acks
 from liftlog.deliveries.block import Block
 from liftlog.deliveries.consumer import Consumer
-from liftlog.deliveries.settings import MAX_PENDING, Settings
+from liftlog.deliveries.instructions import Deliver
+from liftlog.deliveries.pull import NO_PRIORITY, Priority, PullRequest
+from liftlog.deliveries.records import Scan
+from liftlog.deliveries.settings import MAX_PENDING, PriorityPolicy, Settings
 from liftlog.deliveries.snapshot import decode_snapshot, encode_snapshot
 from liftlog.deliveries.state import ConsumerState
+from liftlog.protocol.limits import ANSWER_BODY_BYTES
+from liftlog.server.journal import Change, ConsumerKey, StateVersion
+from liftlog.server.journal.transfer import Sent, decode_changes, encode_change
 
 MANY = Settings(max_ack_pending=-1)
+KEY = ConsumerKey("a1", "one")
 _MB = 1_000_000
 
 
@@ -74,6 +83,31 @@ def test_a_million_pending_every_second_acked_all_delivered_twice(step: int) -> 
     assert peak - before < 80 * count
     copy = decode_snapshot(encode_snapshot(lead.state))
     assert copy.pending.total == count
+
+
+def test_the_largest_snapshot_travels_to_a_follower_in_one_answer() -> None:
+    """Each message has another gap before it, another count, and another delay of its nak. A
+    million of them need 18 MB at most."""
+    count = MAX_PENDING if is_torture() else 50_000
+    luck = np.random.default_rng(1)
+    state = ConsumerState(MANY, 0)
+    offsets = np.cumsum(luck.integers(1, 60_000, count)).astype(np.int64)
+    for some in pieces(offsets):
+        state.apply(changes.Delivered(some, NOW, NOW + int(some[0]), NOW + int(some[-1])))
+    shuffled = luck.permutation(offsets)
+    for number, some in enumerate(pieces(shuffled)):
+        for _ in range(number % 5):
+            state.apply(changes.Queued(some))
+            state.apply(changes.Redelivered(some, NOW))
+        state.apply(changes.Delayed(some, NOW + luck.integers(1, 2**50, len(some))))
+    began = time.process_time()
+    snapshot = encode_snapshot(state)
+    print(f"\n{len(snapshot) / count:.1f} bytes a message, {time.process_time() - began:.2f} s")
+    assert len(snapshot) <= 18 * count
+    assert 18 * MAX_PENDING < ANSWER_BODY_BYTES / 8
+    body = encode_change(Sent(Change.snapshot(KEY, StateVersion(1, 2), b"{}", snapshot)))
+    [sent] = decode_changes(KEY.incarnation, 1, body)
+    assert encode_snapshot(decode_snapshot(sent.change.state)) == snapshot
 
 
 @pytest.mark.parametrize("kept", [2, 3, 50, 4096, 5000])
@@ -219,3 +253,101 @@ def test_an_idle_consumer_is_small() -> None:
         tracemalloc.stop()
     assert each < 6000
     assert all(consumer.due_ns() is None for consumer in idle)
+
+
+CROWD = 512
+"""As many pulls of one consumer as may wait."""
+
+
+def crowded(
+    batch: int, policy: PriorityPolicy = PriorityPolicy.NONE, **asked: Iterator[Any]
+) -> Lead:
+    """A consumer that has as many waiting pulls as it may have."""
+    groups = () if policy is PriorityPolicy.NONE else ("g",)
+    settings = Settings(
+        max_ack_pending=-1,
+        max_waiting=CROWD,
+        priority_policy=policy,
+        priority_groups=groups,
+        pinned_ttl_ns=60 * SECOND,
+    )
+    lead = Lead(settings)
+    for number in range(CROWD):
+        priority = (
+            Priority(groups[0], **{key: next(one) for key, one in asked.items()})
+            if groups
+            else NO_PRIORITY
+        )
+        lead.consumer.pull(
+            PullRequest(
+                b"r%d" % number, batch, expires_ns=60 * SECOND, priority=priority, new_pin=b"pin"
+            ),
+            0,
+            lead.now,
+        )
+    lead.end_turn()
+    return lead
+
+
+def turn(lead: Lead) -> int:
+    """Deliver as many messages as the consumer wants in one turn, and return their number."""
+    wants = lead.consumer.wants(lead.now, 500)
+    before = lead.state.next_offset
+    offsets = np.arange(before, before + wants.first, dtype=np.int64)
+    scan = Scan(before, before + wants.first, records(offsets), False)
+    lead.consumer.deliver(scan, 100_000, lead.now)
+    lead.end_turn()
+    return lead.state.next_offset - before
+
+
+@pytest.mark.parametrize("batch", [1, 2, 100])
+def test_a_turn_with_many_waiting_pulls(batch: int) -> None:
+    leads = iter([crowded(batch) for _ in range(6)])
+    assert is_cheap(lambda: turn(next(leads)), 0.02)
+    assert turn(next(leads)) == 500
+
+
+@pytest.mark.parametrize("policy", [*PriorityPolicy][1:])
+def test_a_turn_with_many_waiting_pulls_of_a_priority_group(policy: PriorityPolicy) -> None:
+    """The pull that gets all messages is in the worst place: last, or before all others."""
+    asked: dict[PriorityPolicy, dict[str, Any]] = {
+        PriorityPolicy.OVERFLOW: {"min_pending": [*repeat(10**6, CROWD - 1), 0]},
+        PriorityPolicy.PINNED_CLIENT: {},
+        PriorityPolicy.PRIORITIZED: {"level": [*repeat(9, CROWD - 1), 0]},
+    }
+    leads = iter(
+        [crowded(1000, policy, **{k: iter(v) for k, v in asked[policy].items()}) for _ in range(6)]
+    )
+    assert is_cheap(lambda: turn(next(leads)), 0.015)
+    lead, got = next(leads), 0
+    while got < 500:
+        got += (now := turn(lead))
+        assert now > 0
+    served = {one.reply for one in lead.sent if isinstance(one, Deliver)}
+    assert len(served) == 1, "the other pulls have no claim"
+
+
+def test_pulls_beside_many_waiting_ones() -> None:
+    lead = crowded(100)
+    requests = [PullRequest(b"x%d" % n, 1, no_wait=True, expires_ns=SECOND) for n in range(500)]
+
+    def pull() -> None:
+        for one in requests:
+            lead.consumer.pull(one, 100_000, lead.now)
+        lead.end_turn()
+
+    assert is_cheap(pull, 0.006)
+
+
+def test_pulls_for_fewer_bytes_than_a_message_has() -> None:
+    """Each ends without a message."""
+    lead = crowded(10)
+
+    def with_bytes() -> None:
+        for number in range(CROWD - len(lead.consumer.waiting)):
+            request = PullRequest(b"b%d" % number, 10, max_bytes=1, expires_ns=SECOND)
+            lead.consumer.pull(request, 0, lead.now)
+        turn(lead)
+
+    lead.consumer.drop_pulls(list(lead.consumer.waiting))
+    assert is_cheap(with_bytes, 0.015)

@@ -230,6 +230,9 @@ class Doors:
     def __init__(self) -> None:
         self.tell, self.go_on = asyncio.Event(), asyncio.Event()
 
+    def recognized(self, request: web.Request) -> None:
+        return None
+
     def routes(self) -> list[web.RouteDef]:
         return [web.get("/known", self._known), web.get("/unknown", self._unknown)]
 

@@ -15,7 +15,7 @@ def test_one_caller_takes_no_place_from_others() -> None:
     with contextlib.ExitStack() as stack:
         for _ in range(6):
             stack.enter_context(shares.one("greedy"))
-        with pytest.raises(LimitExceeded, match="you have 6 such requests under way"):
+        with pytest.raises(LimitExceeded, match="you have 6 unanswered requests of this kind"):
             stack.enter_context(shares.one("greedy"))
         for _ in range(2):
             stack.enter_context(shares.one("modest"))

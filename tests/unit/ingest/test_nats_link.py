@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, cast
 
@@ -12,7 +13,9 @@ from liftlog.errors import NatsRefused, NatsUnavailable
 from liftlog.sequencing import MessageRun
 from liftlog.server.ingest import nats_link
 from liftlog.server.ingest.connection import NatsConnection
+from liftlog.server.ingest.dialing import Dialer
 from liftlog.server.ingest.nats_link import NatsLink
+from liftlog.server.ingest.servers import NatsServerAddress
 from liftlog.server.ingest.subscriptions import LinkSubscription
 from liftlog.settings import NatsSettings
 
@@ -542,3 +545,25 @@ async def test_a_silent_server_does_not_hold_up_the_end(
     async with asyncio.timeout(6):
         await harness.link.drain()
         await harness.link.close()
+
+
+async def test_a_swallowed_cancellation_does_not_keep_the_link(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`Client.close` and `Client.flush` of nats-py swallow it."""
+    attempts = 0
+
+    async def open_until_cancelled(dialer: Dialer, address: NatsServerAddress) -> None:
+        nonlocal attempts
+        attempts += 1
+        if attempts > 2:
+            await asyncio.sleep(3600)
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(3600)
+
+    monkeypatch.setattr(Dialer, "open", open_until_cancelled)
+    harness = await start(server=False)
+    await until(lambda: attempts)
+    async with asyncio.timeout(10):
+        await harness.link.close()
+    assert attempts > 1

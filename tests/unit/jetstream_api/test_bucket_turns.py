@@ -35,8 +35,8 @@ class Counted(NewestBytes):
         super().__init__(log)
         self._name, self._counts, self.news = name, counts, asyncio.Event()
 
-    def count(self, size_bytes: int | None, at_bytes: int = 0) -> None:
-        super().count(size_bytes, at_bytes)
+    def count(self, size_bytes: int | None, grown_bytes: int = 0) -> None:
+        super().count(size_bytes, grown_bytes)
         self._counts.append((self._name, size_bytes))
         self.news.set()
 

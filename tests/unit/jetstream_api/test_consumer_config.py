@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from liftlog.deliveries.settings import AckPolicy
 from liftlog.server.jetstream_api.answers import JetStreamError
-from liftlog.server.jetstream_api.consumers.config import parse_consumer, parse_time, without_acks
+from liftlog.server.jetstream_api.consumers.config import parse_consumer, parse_time, shown_config
 
 SECOND = 10**9
 
@@ -40,6 +40,12 @@ def test_an_ordered_consumer_of_a_client_is_taken() -> None:
     assert spec.config["deliver_subject"] == "_INBOX.a.b"
 
 
+@pytest.mark.parametrize("more", [{}, {"ack_policy": "explicit"}])
+def test_memory_storage_is_shown_only_if_it_was_requested(more: dict[str, Any]) -> None:
+    assert "mem_storage" not in parse_consumer({**more, "mem_storage": False}, "default").config
+    assert parse_consumer({**more, "mem_storage": True}, "default").config["mem_storage"] is True
+
+
 def test_a_wildcard_within_a_token_is_a_literal() -> None:
     config = {"ack_policy": "none", "filter_subjects": ["jt.a*", "jt.>b.c"]}
     assert parse_consumer(config, "default").filters == ("jt.a*", "jt.>b.c")
@@ -64,23 +70,6 @@ def test_a_worker_of_a_client_is_taken() -> None:
     assert (settings.max_ack_pending, settings.pause_until_ns) == (1000, 2 * SECOND)
 
 
-PAGER = {
-    "name": "stream_pager_1",
-    "durable_name": "stream_pager_1",
-    "ack_policy": "explicit",
-    "mem_storage": True,
-    "inactive_threshold": 3600 * SECOND,
-    "pause_until": "0001-01-01T00:00:00Z",
-}
-
-
-def test_the_pager_of_the_command_line_needs_no_acks() -> None:
-    spec = parse_consumer(without_acks(PAGER), "default")
-    assert (spec.name, spec.config["ack_policy"], spec.is_kept) == ("stream_pager_1", "none", False)
-    for other in ({"mem_storage": False}, {"inactive_threshold": 0}, {"durable_name": "pager"}):
-        assert parse_consumer(without_acks({**PAGER, "name": "", **other}), "default").is_kept
-
-
 def test_what_is_shown_means_the_same() -> None:
     """A restart reads it again, and clients send it back to change one field."""
     for more in (
@@ -88,10 +77,29 @@ def test_what_is_shown_means_the_same() -> None:
         {"deliver_subject": "_INBOX.a"},
         {"ack_policy": "none"},
         {"ack_policy": "all"},
+        {"priority_policy": "pinned_client", "priority_groups": ["g"], "sample_freq": "50%"},
+        {"replay_policy": "original"},
+        {"deliver_subject": "_INBOX.a", "rate_limit_bps": 8000},
     ):
         given = {"durable_name": "d", "ack_policy": "explicit", "filter_subject": "a.*", **more}
         spec = parse_consumer(given, "default")
         assert parse_consumer(spec.config, "other") == spec
+
+
+def test_answers_have_levels_and_comparisons_ignore_them() -> None:
+    given = {"durable_name": "d", "ack_policy": "explicit", "metadata": {"a": "b", "_nats.x": "1"}}
+    spec = parse_consumer(given, "default")
+    config = shown_config(spec)
+    levels = {key: config["metadata"].pop(key) for key in ("_nats.level", "_nats.req.level")}
+    assert levels == {"_nats.level": "2", "_nats.req.level": "0"}
+    assert config["metadata"].pop("_nats.ver")
+    assert config["metadata"] == given["metadata"]
+    assert parse_consumer(shown_config(spec), "default") == spec
+    grouped = {**given, "priority_policy": "overflow", "priority_groups": ["g"]}
+    paused = {**given, "pause_until": "2999-01-01T00:00:00Z"}
+    for more in (grouped, paused):
+        metadata = shown_config(parse_consumer(more, "default"))["metadata"]
+        assert metadata["_nats.req.level"] == "1"
 
 
 @pytest.mark.parametrize(
@@ -104,9 +112,17 @@ def test_what_is_shown_means_the_same() -> None:
         ({"backoff": [1, 2], "max_deliver": 1}, 10116),
         ({"pause_until": "tomorrow"}, 10025),
         ({"max_waiting": 1, "deliver_subject": "a"}, 10080),
-        ({"replay_policy": "original"}, 10012),
-        ({"rate_limit_bps": 1}, 10012),
-        ({"priority_groups": ["a"]}, 10012),
+        ({"replay_policy": "slow"}, 10025),
+        ({"rate_limit_bps": 1}, 10086),
+        ({"sample_freq": "x"}, 10095),
+        ({"sample_freq": "-5"}, 10095),
+        ({"priority_groups": ["a"]}, 10196),
+        ({"priority_policy": "overflow"}, 10159),
+        ({"priority_policy": "overflow", "priority_groups": "a"}, 10025),
+        ({"priority_policy": "overflow", "priority_groups": [""]}, 10161),
+        ({"priority_policy": "overflow", "priority_groups": ["a b"]}, 10162),
+        ({"priority_policy": "overflow", "priority_groups": ["a"] * 17}, 10012),
+        ({"priority_policy": "overflow", "deliver_subject": "a"}, 10178),
         ({"unheard_of": 1}, 10025),
         ({"deliver_policy": "soon"}, 10025),
         ({"deliver_policy": "by_start_sequence"}, 10094),
@@ -118,6 +134,8 @@ def test_what_is_shown_means_the_same() -> None:
         ({"deliver_subject": "a..b"}, 10112),
         ({"filter_subject": "a", "filter_subjects": ["b"]}, 10136),
         ({"filter_subjects": ["a", ""]}, 10139),
+        ({"filter_subjects": ["a.*", "b", "a.c"]}, 10138),
+        ({"filter_subjects": ["a", "a"]}, 10138),
         ({"deliver_subject": "a", "flow_control": True}, 10108),
         ({"idle_heartbeat": SECOND}, 10088),
         ({"flow_control": True}, 10089),
@@ -162,6 +180,12 @@ NAMES = st.sampled_from(
         "max_waiting",
         "backoff",
         "pause_until",
+        "priority_groups",
+        "priority_policy",
+        "priority_timeout",
+        "sample_freq",
+        "rate_limit_bps",
+        "replay_policy",
     ]
 )
 

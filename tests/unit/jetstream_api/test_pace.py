@@ -91,3 +91,43 @@ async def test_errors_and_cancellation_pass_through() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert ends == ["cancelled"]
+
+
+async def test_turns_are_in_the_order_of_the_calls(clock: Clock) -> None:
+    """Who asks at the moment at which there is time again is not served before those who wait."""
+    pace = Pace(lambda: 0)
+    served: list[str] = []
+
+    async def asks(name: str) -> None:
+        await pace.turn()
+        served.append(name)
+
+    async def computes() -> None:
+        clock.pass_(2 * TURN_SECONDS)
+
+    await pace.run(computes())
+    waiting = asyncio.create_task(asks("waits"))
+    late = asks("late")
+    # After the call with which the pace looks again, and in the same turn of the loop.
+    asyncio.get_running_loop().call_later(0, lambda: late.send(None))
+    async with asyncio.timeout(10):
+        await waiting
+    assert served == ["waits"]
+    late.close()
+
+
+async def test_a_turn_that_is_cancelled_goes_to_the_next(clock: Clock) -> None:
+    pace = Pace(lambda: 0)
+
+    async def computes() -> None:
+        clock.pass_(2 * TURN_SECONDS)
+
+    await pace.run(computes())
+    turns = [asyncio.create_task(pace.turn()) for _ in range(4)]
+    await asyncio.sleep(0)
+    turns[0].cancel()
+    await asyncio.sleep(0)
+    turns[1].cancel()
+    async with asyncio.timeout(10):
+        await asyncio.gather(*turns[2:])
+        await pace.turn()

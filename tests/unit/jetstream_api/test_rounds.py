@@ -41,7 +41,7 @@ async def running() -> AsyncIterator[Rounds]:
     try:
         yield rounds
     finally:
-        await rounds.close()
+        rounds.close()
 
 
 async def until(there: list[int], count: int) -> None:
@@ -93,3 +93,16 @@ async def test_a_defect_of_one_stops_no_other() -> None:
         assert [type(one) for one in bad.failures] == [LookupError]
         rounds.ready(good)
         await until(good.turns, 2)
+
+
+async def test_a_far_timer_is_not_kept_once_for_each_near_one() -> None:
+    """A message is delayed for an hour, and a pull ends each millisecond."""
+    async with running() as rounds:
+        hour = 3_600_000
+        someone = Someone(*[hour, 1] * 300)
+        for turn in range(1, 301):
+            rounds.ready(someone)
+            await until(someone.turns, 2 * turn - 1)
+            rounds.ready(someone)
+            await until(someone.turns, 2 * turn)
+        assert rounds.timer_count < 100

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -153,3 +154,53 @@ async def test_liftlog_is_not_taken_for_jetstream() -> None:
     theirs = b'{"streams": ["b"]}'
     look._receive(MessageRun([b"_INBOX.x.0", b"_INBOX.x.1"], [b"", b""], [ours, theirs]))
     assert look._answers == {0: [], 1: ["b"]}
+
+
+async def test_a_request_wakes_one_of_those_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twelve of them wait in each daemon; to wake all costs more than most requests."""
+    waiting, loop, scheduled = made(), asyncio.get_running_loop(), 0
+    original = loop.call_soon
+
+    def counted(*arguments: Any, **options: Any) -> asyncio.Handle:
+        nonlocal scheduled
+        scheduled += 1
+        return original(*arguments, **options)
+
+    takers = [asyncio.ensure_future(waiting.take()) for _ in range(12)]
+    await asyncio.sleep(0)
+    monkeypatch.setattr(loop, "call_soon", counted)
+    assert waiting.add(of("one", 0))
+    done, rest = await asyncio.wait(takers, return_when=asyncio.FIRST_COMPLETED)
+    waiting.done(done.pop().result())
+    await asyncio.sleep(0)
+    monkeypatch.undo()
+    assert scheduled < 8
+    for taker in rest:
+        taker.cancel()
+    await asyncio.gather(*rest, return_exceptions=True)
+
+
+async def test_a_cancelled_taker_wakes_another() -> None:
+    waiting = made()
+    first, second = [asyncio.ensure_future(waiting.take()) for _ in range(2)]
+    await asyncio.sleep(0)
+    assert waiting.add(of("one", 0))
+    first.cancel()  # after it was woken, and before its step
+    assert (await asyncio.wait_for(second, 10))[1] == b"_INBOX.one.0"
+    assert first.cancelled() or isinstance(first.exception(), asyncio.CancelledError)
+
+
+async def test_a_place_that_becomes_free_lets_all_go_on_that_have_waited_for_it() -> None:
+    waiting = made()
+    for number in range(5):
+        assert waiting.add(of("one", number))
+    takers = [asyncio.ensure_future(waiting.take()) for _ in range(6)]
+    await asyncio.wait(takers, timeout=0.05)
+    served = [one.result() for one in takers if one.done()]
+    assert len(served) == 2, "from a new inbox at the same time"
+    waiting.done(served[0])
+    await asyncio.wait(takers, timeout=0.05)
+    assert sum(one.done() for one in takers) == 3
+    for taker in takers:
+        taker.cancel()
+    await asyncio.gather(*takers, return_exceptions=True)

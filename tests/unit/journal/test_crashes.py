@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Sequence
 
 import pytest
 from support.disks.logs import flip
@@ -13,6 +14,7 @@ from support.worlds.journal_model import Actor, applied, create_store, read_all,
 from liftlog.errors import DiskFull, StorageError, SyncFailed
 from liftlog.server.journal import storing
 from liftlog.server.journal.records import Change, ConsumerKey, StateVersion
+from liftlog.server.journal.storing import JournalStore
 
 STEPS = 40
 ONE, TWO = ConsumerKey("a1", "one"), ConsumerKey("a1", "two")
@@ -165,6 +167,34 @@ def test_damage_costs_what_follows_it_in_one_consumer(number: int) -> None:
     assert store.ledger.is_uncertain(ONE)
     # The last records of the other consumer follow the damage, and so prove that it lacks nothing.
     assert not store.ledger.is_uncertain(TWO)
+
+
+@pytest.mark.parametrize("count", [1, 191, 255, 700])
+def test_damage_before_the_records_of_a_consumer_does_not_hide_them(count: int) -> None:
+    """A load also reads batches before the records, and may begin with those of another
+    consumer."""
+    fs = SimFileSystem()
+    store = create_store(fs)
+    settings = b"settings"
+    appended(store, [Change.snapshot(TWO, StateVersion(1, 0), settings, b"to-be-damaged")])
+    appended(store, [Change.snapshot(ONE, StateVersion(1, 0), settings, b"state")])
+    for number in range(1, 1 + count):
+        appended(store, [Change.delta(ONE, StateVersion(1, number), b"%d" % number)])
+    store.close()
+    flip_in(fs, b"to-be-damaged")
+    found = reopen_store(fs.kill(), boot="boot-2")
+    assert TWO not in found.ledger.entries
+    stored = found.read(ONE, found.ledger.entries[ONE])
+    assert [delta for _, delta in stored.deltas] == [b"%d" % n for n in range(1, 1 + count)]
+
+
+def appended(store: JournalStore, changes: Sequence[Change]) -> None:
+    prepared = store.prepare(changes)
+    store.write(prepared)
+    store.written(prepared)
+    store.sync_begins()
+    store.sync()
+    store.synced()
 
 
 def test_a_mark_of_uncertainty_stays_until_a_snapshot_settles_it() -> None:

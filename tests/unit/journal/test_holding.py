@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import shutil
 from pathlib import Path
 
 import pytest
@@ -98,6 +100,44 @@ async def test_one_of_a_newer_version_is_shown_and_left_alone(tmp_path: Path) ->
     assert {one.name: one.read_bytes() for one in directory.iterdir()} == before
 
 
+async def test_a_lost_directory_is_shown_and_not_made_again(tmp_path: Path) -> None:
+    broker = await Running(tmp_path, **STREAMS).start()
+    await with_consumers(broker, broker.hosts["orders"].log.incarnation)
+    await broker.close()
+    directory, aside = tmp_path / "streams" / JOURNAL, tmp_path / "aside"
+    directory.rename(aside)
+    broker = await Running(tmp_path, **STREAMS).start()
+    assert broker.failed_streams() == [JOURNAL]
+    assert f"its directory {directory} is missing" in broker.broken[JOURNAL]
+    with pytest.raises(StreamUnavailable, match="is missing"):
+        await broker.journal.get()
+    assert broker.stream("orders").is_accepting
+    await broker.close()
+    assert not directory.exists()
+    aside.rename(directory)
+    broker = await Running(tmp_path, **STREAMS).start()
+    assert broker.failed_streams() == []
+    assert len((await broker.journal.get()).ledger) == 1
+    await broker.close()
+    shutil.rmtree(directory)
+    (tmp_path / "records").unlink()  # as an operator who knows that it is gone for good
+    broker = await Running(tmp_path, **STREAMS).start()
+    assert broker.failed_streams() == []
+    await with_consumers(broker, broker.hosts["orders"].log.incarnation)
+    await broker.close()
+
+
+async def test_one_without_consumers_is_not_missed(tmp_path: Path) -> None:
+    broker = await Running(tmp_path).start()
+    await with_consumers(broker, await _created(broker, "orders"))
+    await broker.delete_stream("orders")
+    await broker.close()
+    assert not (tmp_path / "streams" / JOURNAL).exists()
+    broker = await Running(tmp_path).start()
+    assert broker.failed_streams() == []
+    await broker.close()
+
+
 async def test_what_is_wrong_with_it_is_a_condition(tmp_path: Path) -> None:
     broker = await Running(tmp_path, **STREAMS).start()
     await with_consumers(broker, broker.hosts["orders"].log.incarnation)
@@ -112,4 +152,23 @@ async def test_what_is_wrong_with_it_is_a_condition(tmp_path: Path) -> None:
     assert found.kind.name == "consumers_uncertain"
     assert "billing" in found.text
     assert found in [*await broker.conditions.now()]
+    await broker.close()
+
+
+async def test_the_first_request_may_be_cancelled_while_the_journal_is_created(
+    tmp_path: Path,
+) -> None:
+    broker = await Running(tmp_path, **STREAMS).start()
+    first = asyncio.ensure_future(broker.journal.get())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    await with_consumers(broker, broker.hosts["orders"].log.incarnation)
+    await broker.close()
+    broker = await Running(tmp_path, **STREAMS).start()
+    journal = broker.journal.opened
+    assert journal is not None
+    assert len(journal.ledger) == 1
     await broker.close()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import itertools
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from types import SimpleNamespace
 
 import pytest
 from support.disks.simfs import Fault, SimFile, SimFileSystem
@@ -16,6 +18,8 @@ from liftlog.server.commits.writing import WriterPool
 from liftlog.server.journal import Change, ConsumerKey, Journal, StateVersion
 from liftlog.server.journal import ledger as ledger_module
 from liftlog.server.journal import snapshots as snapshots_module
+from liftlog.server.journal.ledger import Entry
+from liftlog.server.journal.storing import JournalStore
 
 ONE, TWO, IDLE = (ConsumerKey("a1", name) for name in ("one", "two", "idle"))
 
@@ -287,8 +291,73 @@ async def test_the_largest_are_snapshotted_when_all_together_have_too_much(
     assert min(asked) > keys[30], "those with the most deltas"
 
 
+async def test_those_that_became_too_many_meanwhile_are_snapshotted_too(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slow machine asks for few snapshots in one turn, while further deltas are written."""
+    monkeypatch.setattr(snapshots_module, "MAX_ALL_DELTA_BYTES", 100_000)
+    monkeypatch.setattr(snapshots_module, "_KEPT_DELTA_BYTES", 80_000)
+    clock = itertools.count(step=0.001)
+    slow = SimpleNamespace(monotonic=lambda: next(clock))
+    monkeypatch.setattr(snapshots_module, "time", slow)
+    journal.set_owner(created)
+    keys = [ConsumerKey("a1", f"{n:03}") for n in range(100)]
+    journal.write(map(created, keys))
+    for _ in range(3):
+        await journal.written(
+            journal.write([Change.delta(key, version(2), b"x" * 490) for key in keys])
+        )
+    await until(lambda: journal.ledger.delta_bytes <= 100_000)
+
+
 async def test_without_consumers_the_log_is_cut_to_its_end(journal: Journal) -> None:
     for _ in range(100):
         journal.write([created(ONE, b"x" * 200)])
         await journal.synced(journal.write([Change.deleted(ONE)]))
     assert journal.size_bytes < 5000
+
+
+async def test_a_load_waits_until_the_journal_can_be_written_again(
+    fs: SimFileSystem, journal: Journal
+) -> None:
+    """A full disk does not make the consumer unreadable."""
+    await journal.synced(journal.write([created(ONE)]))
+    fs.faults.append(Fault("write", errno.ENOSPC, times=1000))
+    journal.write([Change.delta(ONE, version(2), b"d")])
+    await until(lambda: journal.problem is not None)
+    loads = [asyncio.ensure_future(one) for one in (journal.load(ONE), journal.records_of(ONE))]
+    await asyncio.sleep(0.05)
+    assert not any(one.done() for one in loads)
+    fs.faults.clear()
+    stored, records = await asyncio.gather(*loads)
+    assert stored.deltas == [(version(2), b"d")]
+    assert len(records) == 2
+
+
+@pytest.mark.parametrize("read", ["read", "read_changes"])
+async def test_a_load_succeeds_although_the_records_are_copied_and_cut_off_meanwhile(
+    small: None, journal: Journal, monkeypatch: pytest.MonkeyPatch, read: str
+) -> None:
+    """The load has looked up where the records are, and reads them late."""
+    journal.set_owner(lambda key: None)
+    await journal.synced(journal.write([created(IDLE, b"idle"), created(ONE)]))
+    real, may_read, entries = getattr(JournalStore, read), threading.Event(), []
+
+    def slow(store: JournalStore, key: ConsumerKey, entry: Entry) -> object:
+        if key == IDLE:
+            entries.append(entry)
+            assert may_read.wait(20)
+        return real(store, key, entry)
+
+    monkeypatch.setattr(JournalStore, read, slow)
+    load = asyncio.ensure_future(journal.load(IDLE) if read == "read" else journal.records_of(IDLE))
+    await until(lambda: len(entries) == 1)
+    monkeypatch.setattr(JournalStore, read, real)
+    journal.set_owner(lambda key: created(ONE) if key == ONE else None)
+    for _ in range(400):
+        await journal.synced(journal.write([Change.delta(ONE, version(9), b"x" * 100)]))
+    await until(lambda: journal.ledger.entries[IDLE].base > entries[0].base)
+    await until(lambda: journal.size_bytes < 12_000)
+    may_read.set()
+    found = await load
+    assert (found.state if read == "read" else found[0].state) == b"idle"

@@ -106,7 +106,7 @@ def test_a_newer_form_is_not_opened(data_dir: DataDir) -> None:
     newer = {**manifest.metadata, "settings": {"deliveries": 2}}
     manifest.with_changes(metadata=newer).write(OsFileSystem(), directory)
     before = {one.name: one.read_bytes() for one in directory.iterdir()}
-    with pytest.raises(NewerFormat, match="form 2"):
+    with pytest.raises(NewerFormat, match="format 2"):
         open_store(data_dir)
     assert {one.name: one.read_bytes() for one in directory.iterdir()} == before
 

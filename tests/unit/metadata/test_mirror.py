@@ -13,8 +13,7 @@ import pytest
 from support.disks.simfs import Fault, SimFileSystem
 
 from liftlog.cluster import transitions
-from liftlog.cluster.leading import Change
-from liftlog.cluster.record import StreamMetadata
+from liftlog.cluster.record import Change, StreamMetadata
 from liftlog.cluster.store import MAX_VALUE_BYTES, Entry
 from liftlog.errors import Conflict, CorruptMetadata, InvalidArgument, MetadataUnavailable
 from liftlog.log.data_dir import make_durable_directory

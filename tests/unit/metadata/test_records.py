@@ -246,7 +246,8 @@ async def test_a_file_that_cannot_be_read_now_is_not_replaced(tmp_path: Path, er
     running.fs.error_number = error
     await running.start()
     assert running.broker.hosts.keys() == {"configured"}
-    assert running.broker.broken.keys() == {"new"}
+    # It is not known whether there was a journal of consumers.
+    assert running.broker.broken.keys() == {"new", "_deliveries"}
     running.fs.failing.clear()
     await running.broker.close()
     assert (tmp_path / "records").read_bytes() == raw

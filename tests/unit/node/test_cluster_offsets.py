@@ -80,6 +80,7 @@ class Node:
 
     async def start(self) -> None:
         await asyncio.to_thread(own_offsets.set_aside, self.running.data_dir)
+        await self.broker.journal.open()
         await self.streams.opening.open_streams()
         own = own_offsets.OwnCheckpoints(self.running.data_dir)
         offsets = ReplicatedOffsets(self.broker, self.streams, self.running.clock.now_ns, own)

@@ -122,6 +122,8 @@ class Node:
             catch_up_bytes_per_second=1e9,
         )
         self.running.broker.catalog = ClusterCatalog(self.streams, self.running.broker.own)
+        # Each replica waits for it.
+        self.opening = asyncio.ensure_future(self.running.broker.journal.open())
 
     def link_to(self, node: str) -> PeerLink:
         return PeerLink(node, lambda: None, no_introduction, lambda: None, self.streams.hearing)
@@ -304,11 +306,11 @@ class Described:
     ("reason", "state"),
     [
         ("the copy of node b is damaged as well", {"quarantined": [{"first_offset": 7}]}),
-        ("node b does not say how its copy is", {"state": "failed"}),
-        ("node b does not say how its copy is", {"incarnation": "s-2"}),
-        ("node b does not say how its copy is", {"state": "elsewhere"}),
-        ("node b does not say how its copy is", {"state": "follower"}),
-        ("node b does not say how its copy is", {"leader_epoch": 2}),
+        ("node b does not report the state of its copy", {"state": "failed"}),
+        ("node b does not report the state of its copy", {"incarnation": "s-2"}),
+        ("node b does not report the state of its copy", {"state": "elsewhere"}),
+        ("node b does not report the state of its copy", {"state": "follower"}),
+        ("node b does not report the state of its copy", {"leader_epoch": 2}),
         ("", {}),
     ],
 )
@@ -1187,7 +1189,7 @@ async def test_the_status_tells_which_node_is_about_to_stop(tmp_path: Path, stor
     told = node.running.broker.catalog.describe_cluster(lambda name: True).members
     assert {one.node: _state(one) for one in told} == {"a": "live", "b": "stopping", "c": "live"}
     silent = replace(told[1], silent_seconds=4.2, draining=True)
-    assert _state(silent) == "stopping, drained, not heard for 4 s"
+    assert _state(silent) == "stopping, drained, silent for 4 s"
     assert _state(replace(silent, live=False)) == "down, drained"
     await node.close()
 

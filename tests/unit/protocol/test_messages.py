@@ -8,9 +8,11 @@ from liftlog.errors import BadRequest, InvalidArgument
 from liftlog.names import check_stream_name
 from liftlog.protocol import administration as a
 from liftlog.protocol import checkpoints as c
+from liftlog.protocol import consumer_states as n
 from liftlog.protocol import groups as g
 from liftlog.protocol import messages as m
 from liftlog.protocol import replication as r
+from liftlog.protocol import workers as w
 from liftlog.protocol.wire import Message, wire_fields
 
 NONCE = b"n" * 16
@@ -77,6 +79,10 @@ EXAMPLES: list[Message] = [
         "s", "abc", 7, 100, 6, 1 << 20, 2, corrupt=True, record=[9, 123], leader_record=[8, 9]
     ),
     r.Replicate("s", "abc", 7, 100, 6, 1 << 20, 2, full=True),
+    r.Replicate("s", "abc", 7, 100, 6, 1 << 20, 2, old_consumers=True),
+    n.FetchConsumers("s", "abc", 7, [3, 9, 8, 9]),
+    n.FetchConsumers("s", "abc", 7),
+    n.ConsumerChanges(7, 3, 9, 9, 8, 100),
     r.DescribeCluster(),
     r.Forward(b"\x80", "billing"),
     r.Forward(b"\x80"),
@@ -109,6 +115,20 @@ EXAMPLES: list[Message] = [
     r.Replica(7, 100, 6, 90, 120, 1, [5, 80]),
     r.Replica(7, 1, 0, 90, 120, 1, None, {"next": 4}, 3, 2, 5, 6, {"version": 1}, record=b"{}"),
     r.ClusterAnswer({"cluster_id": "c0ffee"}),
+    w.PullWork("s", "billing", 500, 1 << 20, 20_000, "0f1e"),
+    w.Rest("s", "billing", "0f1e"),
+    w.AckWork("s", "billing", "abc.5", "nak", w.encode_runs([(17, 3, 2)]), 10**9),
+    w.AckWork("s", "billing", "abc.5", "term", w.encode_runs([(17, 3, 2)]), 0, "no job"),
+    w.CreateConsumer("s", "billing", {"ack_wait": 10**9}),
+    w.UpdateConsumer("s", "billing", {"ack_wait": None}),
+    w.ResetConsumer("s", "billing", {"deliver_policy": "new"}),
+    w.DescribeConsumer("s", "billing"),
+    w.ListConsumers("s", "billing"),
+    w.PauseConsumer("s", "billing", 10**18),
+    w.DeleteConsumer("s", "billing"),
+    w.Delivered("abc.5", w.encode_runs([(17, 3, 1)]), 40, 800),
+    w.ConsumerAnswer({"name": "billing"}, True),
+    w.ConsumersAnswer([{"name": "billing"}], "billing"),
     m.Cancel(),
     a.Updated({"name": "s"}, [{"setting": "acks"}], {"records": 3}, True),
     a.LeaseAnswer({"lease_id": "1d"}),

@@ -142,7 +142,7 @@ def test_the_golden_frames_are_what_the_code_writes_and_reads(name: str) -> None
 
 
 def test_the_page_shows_what_an_nkey_signs() -> None:
-    shown = re.search(r"^The text that it has signed.*?```text\n(.*?)```", PAGE, re.S | re.M)
+    shown = re.search(r"^The text that the client has.*?```text\n(.*?)```", PAGE, re.S | re.M)
     assert shown
     digits = "".join(line.split("  ")[0] for line in shown[1].splitlines())
     assert bytes.fromhex(digits) == TO_SIGN

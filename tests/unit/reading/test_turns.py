@@ -13,8 +13,10 @@ from support.clients.raw_pull import RawPull
 from support.clients.request_examples import example_of
 from support.daemons.pull_broker import LogBroker, pull_server
 
+from liftlog.protocol.consumer_states import FetchConsumers
 from liftlog.protocol.messages import REQUESTS
 from liftlog.protocol.replication import Copies, Ends, Forward, Peer, Replicate, Resign, Suspect
+from liftlog.protocol.workers import AckWork, PullWork, Rest
 from liftlog.server.reading.turns import Asker, Turns
 from liftlog.server.requests.rights import HANDLERS, STARTERS
 
@@ -244,9 +246,13 @@ WITHOUT = {
     "fetch": "answered in pieces, within `read_share` and in the threads of all scans",
     **{
         kind.KIND: "of another node, which is trusted"
-        for kind in (Peer, Replicate, Suspect, Forward, Copies, Ends, Resign)
+        for kind in (Peer, Replicate, FetchConsumers, Suspect, Forward, Copies, Ends, Resign)
     },
     **{kind.KIND: "begun by the input, and judged many at a time" for kind in STARTERS},
+    **{
+        kind.KIND: "handed to a consumer with acks, and consumers take turns of their own"
+        for kind in (PullWork, Rest, AckWork)
+    },
 }
 
 

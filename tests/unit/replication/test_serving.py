@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from typing import Any, cast
 
 import pytest
 from support.disks.logs import SMALL, Promises, append, create, encode, flip
@@ -48,6 +49,12 @@ class Replies:
         self.refusals.append(error)
 
 
+class NoJournal:
+    """There are no consumers."""
+
+    opened = problem = None
+
+
 @pytest.fixture
 def log() -> Log:
     log = create(SimFileSystem(), config=replace(SMALL, replicated=True))
@@ -65,7 +72,13 @@ async def led(log: Log) -> Iterator[ServedStream]:
         log_end=log.log_end_offset, durable_end=log.durable_end_offset,
         high_watermark=log.high_watermark, now=0.0,
     )  # fmt: skip
-    led = ServedStream(leader, log, pace=CatchUpPace(PACE), ended=lambda reason: None)
+    led = ServedStream(
+        leader,
+        log,
+        pace=CatchUpPace(PACE),
+        ended=lambda reason: None,
+        holder=cast(Any, NoJournal()),
+    )
     yield led
     led.close()
 

@@ -18,6 +18,8 @@ from liftlog.client.aio.calls import Calls
 from liftlog.client.blocking.calls import SyncCalls
 from liftlog.errors import Conflict, Forbidden, InvalidArgument, LeaseGone, OffsetOutOfRange
 from liftlog.protocol import administration as messages
+from liftlog.protocol import workers
+from liftlog.protocol.consumer_states import FetchConsumers
 from liftlog.protocol.groups import BeatGroup, CommitGroup, JoinGroup, LeaveGroup
 from liftlog.protocol.messages import REQUESTS, Cancel, Fetch
 from liftlog.protocol.replication import (
@@ -143,11 +145,13 @@ def test_both_clients_have_the_same_methods() -> None:
         ]
 
     assert methods(Calls) == methods(SyncCalls)
-    # `fetch` is beside the reads; what cancels a request, what nodes ask each other, and what the
-    # members of a group ask, has none.
-    nodes = (Copies, Peer, Replicate, Suspect, Resign, Ends, Forward, HandOver, LookAgain)
+    # `fetch` is beside the reads, and requests for consumers with acks are calls of their own; what
+    # cancels a request, what nodes ask each other, and what the members of a group ask, has none.
+    nodes = (Copies, Peer, Replicate, FetchConsumers, Suspect, Resign, Ends, Forward, HandOver)
+    nodes += (LookAgain,)
     members = (JoinGroup, BeatGroup, CommitGroup, LeaveGroup)
-    elsewhere = {Fetch.KIND, Cancel.KIND, *[kind.KIND for kind in (*nodes, *members)]}
+    kinds = (*nodes, *members, *workers.REQUESTS)
+    elsewhere = {Fetch.KIND, Cancel.KIND, *[kind.KIND for kind in kinds]}
     assert len(methods(Calls)) == len(REQUESTS.keys() - elsewhere)
 
 

@@ -22,7 +22,9 @@ from support.daemons.pull_broker import LogBroker, pull_server
 
 from acl.policy import Policy
 from liftlog.cluster import transitions
+from liftlog.protocol.checkpoints import Checkpoint
 from liftlog.protocol.described import DaemonInfo
+from liftlog.protocol.groups import GroupInfo
 from liftlog.protocol.messages import REQUESTS, StreamInfo
 from liftlog.protocol.replication import ClusterInfo
 from liftlog.server.http.server import HttpServer
@@ -39,7 +41,11 @@ GUARDED_ELSEWHERE = {
     "suspect": "likewise",
     "copies": "likewise",
     "ends": "likewise",
+    "consumerstates": "likewise",
     "resign": "likewise",
+    "work": "likewise",
+    "rest": "likewise",
+    "ack": "likewise",
     "forward": "likewise; what it carries was judged by the node that forwards it",
 }
 SHOW_WHAT_MAY_BE_READ = {"list", "streamsfor", "metadata", "checkpoints", "groups", "cluster"}
@@ -125,9 +131,10 @@ class _Replicated(_Sensor):
 
 
 class _Checkpoints(_Sensor):
+    """The web page shares one listing of all readers among its viewers, and shows each his own."""
+
     def page(self, may_read: Any, **_: Any) -> tuple[list[Any], None]:
-        assert not may_read(SECRET)
-        return [], None
+        return [Checkpoint(consumer="c", stream=SECRET)] if may_read(SECRET) else [], None
 
     @property
     def groups(self) -> Any:
@@ -136,8 +143,7 @@ class _Checkpoints(_Sensor):
 
 class _Groups(_Sensor):
     def page(self, may_read: Any, **_: Any) -> tuple[list[Any], None]:
-        assert not may_read(SECRET)
-        return [], None
+        return [GroupInfo(group="g", stream=SECRET)] if may_read(SECRET) else [], None
 
 
 @pytest.fixture
@@ -194,7 +200,8 @@ async def every_route(server: HttpServer, base: str) -> None:
         for method, path in routes:
             where = path.replace("{stream}", SECRET).replace("{offset}", "1")
             where = where.replace("{file}", "live.js").replace("{consumer}", "c")
-            where = where.replace("{group}", "g").replace("{nowhere}", f"streams/{SECRET}/x")
+            where = where.replace("{group}", "g").replace("{worker}", "w")
+            where = where.replace("{nowhere}", f"streams/{SECRET}/x")
             assert "{" not in where, "say what stands for this part of the path"
             async with session.request(
                 method, base + where, params={"before": "1"}, json={"value": "x"}

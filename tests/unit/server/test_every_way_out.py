@@ -32,12 +32,23 @@ WAYS_OUT = {
     "liftlog/server/jetstream_api/answers.py: command: HPUB": TYPED,
     "liftlog/server/jetstream_api/consumers/leaf_frames.py: leaf_message: LMSG": TYPED,
     "liftlog/server/jetstream_api/consumers/leaf_frames.py: leaf_message: HMSG": TYPED,
-    "liftlog/server/jetstream_api/presence.py: Presence.rival: own_subject": OWN,
+    "liftlog/server/jetstream_api/consumers/leaf_frames.py: each_leaf_delivery: LMSG": TYPED,
+    "liftlog/server/jetstream_api/consumers/leaf_frames.py: each_leaf_delivery: HMSG": TYPED,
+    "liftlog/server/jetstream_api/consumers/leaf_frames.py: leaf_deliveries: LMSG": TYPED,
+    "liftlog/server/jetstream_api/own_requests.py: OwnRequests.ask: own_subject": (
+        "the daemon chooses the subject; a node that gets the request asks the ACL again"
+    ),
     "liftlog/server/jetstream_api/workers/advisories.py: Advisories._send: own_subject": (
         "below $JS.EVENT.ADVISORY; the client chooses the last token, the name of a consumer"
     ),
+    "liftlog/server/jetstream_api/passed_pulls.py: passed_pulls_of: own_subject": (
+        "below the own prefix of a known node: PULLS, or TAKEN and digits"
+    ),
     "liftlog/server/jetstream_api/service.py: JetStreamApi._pass_on: own_subject": (
         "a node of the cluster, which asks again before it answers"
+    ),
+    "liftlog/server/checkpoints/over_nats.py: CheckpointIntake._take_some: publish_commands": (
+        "`_answer` gives the targets, which it has from `for_answer`"
     ),
     "liftlog/server/checkpoints/over_nats.py: CheckpointIntake._answer: publish_commands": (
         "`for_answer` gives the target"

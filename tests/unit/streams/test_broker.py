@@ -28,7 +28,7 @@ from liftlog.protocol.described import StreamInfo
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.ingest.subscriptions import LinkSubscription
 from liftlog.server.streams import broker as broker_module
-from liftlog.server.streams import making
+from liftlog.server.streams import hosted, making
 from liftlog.server.vitals import slices
 
 # --- deletion ---
@@ -120,7 +120,7 @@ async def test_files_that_do_not_go_are_no_stream_any_more(running: Running) -> 
 async def test_a_stream_whose_disk_stalls_is_not_half_deleted(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(broker_module, "_DRAIN_SECONDS", 0.05)
+    monkeypatch.setattr(hosted, "_DRAIN_SECONDS", 0.05)
     await running.broker.create_stream("s", {"subject": "in"})
     host = running.broker.hosts["s"]
     host.turns.is_taken = True

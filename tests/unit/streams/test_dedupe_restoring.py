@@ -77,6 +77,27 @@ async def test_a_snapshot_that_cannot_be_used_is_passed_over(running: Running) -
     assert restored(running) == list(range(1, COUNT + 1))
 
 
+async def test_the_snapshot_of_a_neighbour_is_passed_over(running: Running) -> None:
+    """A stream with as many records and other ids: a valid file, in the wrong directory."""
+    await running.broker.create_stream("other", {"subject": "out"})
+    other, log = running.broker.hosts["other"], running.broker.hosts["s"].log
+    for number in range(1, COUNT + 1):
+        header = f"NATS/1.0\r\nNats-Msg-Id: other-{number}\r\n\r\n".encode()
+        other.receive(MessageRun([b"out"], [b""], [b"x" * 1000], [header], has_cookie=False))
+        other.kick()
+        await other.drained()
+    assert other.log.log_end_offset == log.log_end_offset
+    for one in (log, other.log):
+        dedupe = DedupeWindow(600 * 10**9, 1000)
+        restore_dedupe(one, dedupe, running.clock.now_ns())
+        write_dedupe_snapshot(one, dedupe)
+    (log.directory / "dedupe").write_bytes((other.log.directory / "dedupe").read_bytes())
+    dedupe = DedupeWindow(600 * 10**9, 1000)
+    restore_dedupe(log, dedupe, running.clock.now_ns())
+    assert not any(dedupe.lookup(dedupe.mark(b"other-%d" % n)) for n in range(1, COUNT + 1))
+    assert restored(running) == list(range(1, COUNT + 1))
+
+
 HOUR_NS = 3600 * 10**9
 
 

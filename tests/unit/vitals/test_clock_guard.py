@@ -18,6 +18,7 @@ from liftlog.server.streams.clock_keeping import ClockKeeper
 from liftlog.server.vitals.clock_guard import (
     CLOCK_NAME,
     ClockGuard,
+    ClockState,
     read_clock_state,
     write_clock_state,
 )
@@ -227,3 +228,28 @@ async def test_a_step_after_the_measurement_is_not_trusted_with_it(clock: HandSe
     keeper.is_confirmed = is_confirmed
     await keeper.look()
     assert guard.doubt_seconds > 30 * 86_400
+
+
+def test_when_a_jump_was_trusted_is_known_after_restarts(clock: HandSetClock) -> None:
+    guard = ClockGuard(clock, boot_id="one")
+    assert guard.believed_ns == 0
+    clock.wall += 86_400 * SECOND
+    guard.now_ns()
+    guard.believe("a test says so")
+    believed_ns = clock.wall
+    assert guard.believed_ns == believed_ns
+    clock.pass_seconds(7200)
+    guard.believe("there is no doubt any more")
+    guard = next_start(guard, clock, boot="two")
+    assert guard.believed_ns == believed_ns
+    clock.wall -= 2 * 86_400 * SECOND  # the jump was wrong after all
+    assert guard.believed_ns == 0
+    assert next_start(guard, clock).believed_ns == 0
+
+
+def test_when_a_jump_was_trusted_is_in_the_file() -> None:
+    fs = SimFileSystem()
+    make_durable_directory(fs, DATA_DIR)
+    state = ClockState(3, 2, "boot-1", believed_ns=7)
+    write_clock_state(fs, DATA_DIR, state)
+    assert read_clock_state(fs, DATA_DIR) == state

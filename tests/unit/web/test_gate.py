@@ -11,6 +11,7 @@ from urllib.parse import quote
 import pytest
 
 from acl.policy import Policy
+from liftlog.server.reading.turns import Asker, Turns
 from liftlog.server.web import entering
 
 # --- who may ---
@@ -257,3 +258,43 @@ async def test_a_slow_form_is_given_up(
         assert time.monotonic() - started < 5
         writer.close()
         await writer.wait_closed()
+
+
+# --- whose turn a request waits for ---
+
+
+async def test_known_callers_do_not_share_the_turns_of_their_address(
+    site: Any, orders: Any, policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind a proxy all have one address."""
+    began: list[Any] = []
+    run = Turns.run
+
+    async def noted(turns: Turns, asker: Asker, work: Any) -> Any:
+        began.append(asker.party)
+        return await run(turns, asker, work)
+
+    monkeypatch.setattr(Turns, "run", noted)
+
+    async def party_of(path: str, token: str = "") -> Any:
+        began.clear()
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        await browser.get(path, **headers)
+        return began[0]
+
+    async with site(policy) as browser:
+        for path in ("/ui/streams", "/api/v1/streams"):
+            ann, wrong = "ann.0123456789abcdefghijklmnop-ann", "ann.0123456789abcdefghijklmnop"
+            assert await party_of(path) == "loopback"
+            await party_of(path, ann)
+            assert await party_of(path, ann) == "ann"
+            for _ in range(2):
+                assert await party_of(path, wrong) == "loopback"
+            assert await party_of(path, "no token at all") == "loopback"
+        await browser.sign_in("eu")
+        assert await party_of("/ui/streams") == "eu"
+        assert await party_of("/ui/streams", ann) == "ann"  # the token counts, not the cookie
+        assert await party_of("/livez") == "(health)"
+        browser.pull.services.gate.set_policy(Policy.load("principals: {new: {unix_uid: 1}}"))
+        assert await party_of("/ui/streams", ann) == "loopback"
+        assert await party_of("/ui/streams") == "loopback"

@@ -11,6 +11,7 @@ from support.daemons.local_checkpoints import serve_checkpoints
 
 from liftlog.errors import ShuttingDown
 from liftlog.groups.requests import Commit, Join
+from liftlog.server.web.pages import consumers as page_of_consumers
 from liftlog.server.web.pages import groups as page_of_groups
 
 KEY = ("billing", "orders")
@@ -100,7 +101,7 @@ async def test_groups_among_the_consumers(
         assert (await browser.get("/ui/consumers.json?q=nothing"))[0] == 200
         _, text, _ = await browser.get("/ui/consumers?q=nothing")
         assert "No consumer, group or stream contains" in text
-        monkeypatch.setattr(page_of_groups, "MAX_GROUPS", 0)
+        monkeypatch.setattr(page_of_consumers, "MAX_GROUPS", 0)
         found = await twin(browser, "/ui/consumers")
         assert (found["groups"], found["group_count"]) == ([], 1)
 

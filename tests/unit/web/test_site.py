@@ -25,7 +25,8 @@ BAD = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{7*7}}"
 async def test_every_page_and_its_twin(site: Any, orders: Any) -> None:
     pages = ("/ui/streams", "/ui/streams/orders", "/ui/streams/orders/records",
              "/ui/streams/orders/records/1", "/ui/streams/orders/charts", "/ui/consumers",
-             "/ui/streams/orders/groups/billing", "/ui/charts", "/ui/access",
+             "/ui/streams/orders/groups/billing", "/ui/streams/orders/workers/billing",
+             "/ui/charts", "/ui/access",
              "/ui/health", "/ui/cluster")  # fmt: skip
     async with site() as browser:
         for page in pages:
@@ -382,4 +383,5 @@ def test_every_page_is_in_the_documentation() -> None:
         if page.template != "confirm.html":
             shown = page.path.replace("{stream}", "NAME").replace("{offset}", "OFFSET")
             shown = shown.replace("{consumer}", "CONSUMER").replace("{group}", "GROUP")
+            shown = shown.replace("{worker}", "CONSUMER")
             assert f"| `{shown}` |" in document

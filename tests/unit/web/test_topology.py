@@ -16,6 +16,7 @@ from liftlog.protocol.checkpoints import Checkpoint
 from liftlog.server.web.pages import topology
 from liftlog.server.web.pages.topology import why_not, why_recorded
 from liftlog.server.web.picture import BOX, WIDTH, drawn
+from liftlog.server.web.readers import MAX_SHOWN
 
 PATTERNS = ("a", "a.b", "a.*", "*.b", "a.>", ">", "*", "a.*.c", "a.b.>", "A.b", "b.>")
 SUBJECTS = ("a", "a.b", "a.b.c", "b", "b.c", "A.b", "a.x.c", "c.c.c")
@@ -61,7 +62,7 @@ def test_reasons() -> None:
         ("a.*.c", "a.b", "the subject has 2 tokens; `a.*.c` needs 3"),
         ("a.>", "a", "the subject has 1 token; `a.>` needs at least 2"),
         ("a.b", "a.c.d", "token 2 is `c`; `a.b` has `b` there"),
-        ("a.b", "A.b", "token 1 is `A`; `a.b` has `a` there, and NATS tells upper from lower case"),
+        ("a.b", "A.b", "token 1 is `A`; `a.b` has `a` there, and NATS subjects are case-sensitive"),
     ):
         assert why_not(pattern, subject) == why
 
@@ -100,7 +101,7 @@ async def test_what_is_no_subject_is_told_in_the_form(site: Any, orders: Any, wr
 async def test_readers_and_their_lag(
     site: Any, broker: Any, orders: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names = [f"c{number}" for number in range(topology.MAX_READERS + 2)]
+    names = [f"c{number}" for number in range(MAX_SHOWN + 2)]
     kept = [Checkpoint(name, "orders", 1, lag=number) for number, name in enumerate(names)]
     kept.append(Checkpoint("lost", "orders", 9, problem="OFFSET_OUT_OF_RANGE"))
     monkeypatch.setattr(broker, "checkpoints", Kept(*kept))

@@ -1,0 +1,100 @@
+"""Builds programs in other languages below `build/programs`, from their registries: the Go module
+proxy, npm, PyPI. What was built stays there for later runs."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from support.repository import REPOSITORY
+
+PLACE = REPOSITORY / "build/programs"
+_BUILD_SECONDS = 600.0
+
+
+class Missing(Exception):
+    """A program cannot be built here; the text names the missing part."""
+
+
+@contextmanager
+def one_at_a_time() -> Iterator[None]:
+    """No other process builds meanwhile."""
+    PLACE.mkdir(parents=True, exist_ok=True)
+    with (PLACE / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def built_with_go(source: Path, name: str, package: str = ".") -> Path:
+    """Returns the program. Raises Missing."""
+    program = PLACE / name
+    options = {"GOFLAGS": "-mod=readonly -buildvcs=false", "GOTOOLCHAIN": "local"}
+    with one_at_a_time():
+        _run(["go", "build", "-o", str(program), package], source, options)
+    return program
+
+
+def installed_with_npm(source: Path, name: str, *scripts: str) -> Path:
+    """Copies these scripts beside what `package.json` asks for. Returns their folder. Raises
+    Missing."""
+    place = PLACE / name
+    package = place / "package.json"
+    wanted = (source / "package.json").read_bytes()
+    with one_at_a_time():
+        is_installed = package.exists() and package.read_bytes() == wanted
+        place.mkdir(exist_ok=True)
+        for script in scripts:
+            shutil.copy(source / script, place)
+        if not is_installed:
+            staged = place / "staged"
+            shutil.rmtree(staged, ignore_errors=True)
+            staged.mkdir()
+            shutil.copy(source / "package.json", staged)
+            quiet = ["--no-package-lock", "--no-audit", "--no-fund", "--ignore-scripts"]
+            _run(["npm", "install", *quiet], staged)
+            shutil.rmtree(place / "node_modules", ignore_errors=True)
+            (staged / "node_modules").rename(place / "node_modules")
+            (staged / "package.json").rename(package)
+    if shutil.which("node") is None:
+        raise Missing("node is not installed")
+    return place
+
+
+def installed_with_pip(requirements: Path, name: str) -> Path:
+    """Returns the Python of an environment with what the file asks for. Raises Missing."""
+    place = PLACE / name
+    python, done = place / "bin/python", place / "requirements.txt"
+    wanted = requirements.read_bytes()
+    with one_at_a_time():
+        if not (done.exists() and done.read_bytes() == wanted):
+            shutil.rmtree(place, ignore_errors=True)
+            _run([sys.executable, "-m", "venv", str(place)], PLACE)
+            _run([str(python), "-m", "pip", "install", "-q", "-r", str(requirements)], PLACE)
+            done.write_bytes(wanted)
+    return python
+
+
+def _run(command: Sequence[str], place: Path, more: dict[str, str] | None = None) -> None:
+    try:
+        done = subprocess.run(
+            command,
+            cwd=place,
+            env={**os.environ, **(more or {})},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_BUILD_SECONDS,
+            check=False,
+        )
+    except FileNotFoundError:
+        raise Missing(f"{command[0]} is not installed") from None
+    except subprocess.TimeoutExpired:
+        raise Missing(f"{command[0]} takes longer than {_BUILD_SECONDS:.0f} s") from None
+    if done.returncode:
+        raise Missing(f"{' '.join(command[:2])} failed: {(done.stdout + done.stderr)[-300:]}")

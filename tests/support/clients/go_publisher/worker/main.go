@@ -1,0 +1,54 @@
+// Receives and acks messages of a durable consumer with nats.go's Consume.
+//
+// Arguments: URL of a server, stream, consumer, number of messages. Prints the seconds until the
+// last of them is acked.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strconv"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+const patience = 2 * time.Minute
+
+func check(err error) {
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "go worker:", err)
+		os.Exit(1)
+	}
+}
+
+func main() {
+	count, err := strconv.Atoi(os.Args[4])
+	check(err)
+	connection, err := nats.Connect(os.Args[1])
+	check(err)
+	stream, err := jetstream.New(connection)
+	check(err)
+	consumer, err := stream.Consumer(context.Background(), os.Args[2], os.Args[3])
+	check(err)
+	got, done := 0, make(chan struct{})
+	began := time.Now()
+	consuming, err := consumer.Consume(func(message jetstream.Msg) {
+		check(message.Ack())
+		if got++; got == count {
+			close(done)
+		}
+	})
+	check(err)
+	select {
+	case <-done:
+	case <-time.After(patience):
+		check(fmt.Errorf("%d of %d messages", got, count))
+	}
+	check(connection.Flush())
+	fmt.Println(time.Since(began).Seconds())
+	consuming.Stop()
+	connection.Close()
+}
