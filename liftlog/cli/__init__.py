@@ -26,6 +26,6 @@ completion          scripts for the shell
 `liftlog --help` and completion import no command: the table in `root` contains the short help of
 each. A command's module imports at its top only the modules that its help and its output need. The
 client, the settings, the log, the daemon and Spark take longer to import than everything else
-together. They are imported inside the functions that need them, so that `liftlog COMMAND --help`
-does not wait for them.
+together. Only the functions that need these packages import them, so that `liftlog COMMAND --help`
+is fast.
 """

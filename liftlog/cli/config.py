@@ -86,9 +86,9 @@ def check(config: Path | None, overrides: tuple[str, ...]) -> ExitCode:
     """Check file, environment and --set like `liftlog serve`.
 
     The check includes the ACL file and the certificate that the settings name. The command reports
-    all errors at once, each with its path and its source. Then the exit code is 3. For settings
-    that are valid but probably a mistake, it prints warnings. Examples are tokens on a network
-    without TLS, and an expired certificate.
+    all errors at once, each with its path and its source. If there are errors, the exit code is 3.
+    The command prints warnings for settings that are valid but probably a mistake, for example
+    tokens on a network without TLS, or an expired certificate.
 
     \b
     Examples:

@@ -1,8 +1,8 @@
 """`liftlog reload` and `liftlog drain`: signals to the daemon that runs on this machine.
 
 The lock of the data directory contains the process id of the daemon. Before a signal is sent, the
-open files of that process must show that it holds the lock. The id alone is not trusted: it may
-come from another container, or its process may have ended.
+open files of that process must show that it holds the lock. The process id alone does not prove
+this: it may come from another container, or the process that wrote it may have ended.
 """
 
 from __future__ import annotations

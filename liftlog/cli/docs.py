@@ -18,8 +18,8 @@ from liftlog.cli.lib.suggestions import closest
 
 _PARTS = ("tutorial", "how-to", "reference", "explanation")
 _ONE_THAT_IS_THERE = "reference/settings.md"
-"""File that identifies a folder `docs` as liftlog's, because another distribution may install a
-folder of that name."""
+"""A file that only liftlog's folder `docs` contains. Another distribution may also install a folder
+`docs`."""
 
 
 class Page(NamedTuple):

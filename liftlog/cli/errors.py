@@ -42,7 +42,7 @@ class ErrorFacts:
 
 
 def all_errors() -> list[ErrorFacts]:
-    """Return all errors. Errors with a number come first, in the order of their numbers."""
+    """Return all errors. Errors with a number come first, in the order of the numbers."""
     wire = [errors.WIRE_ERRORS[code] for code in sorted(errors.WIRE_ERRORS)]
     return [_facts(kind) for kind in [*wire, *local_errors()]]
 

@@ -1,4 +1,5 @@
-"""`liftlog stream lease`: holds the present records of a stream for a while."""
+"""`liftlog stream lease`: protects the present records of a stream from deletion for a limited
+time."""
 
 from __future__ import annotations
 
@@ -37,8 +38,8 @@ _TTL_HELP = "Duration of the lease, unless it is renewed: 90s, 10m, at most 1h."
 def lease_commands() -> None:
     """Keep the records that a long read needs.
 
-    Retention and compaction do not change records with a lease. A lease ends when it is released,
-    when its time has passed, or when the disk is full.
+    Retention and compaction do not remove records that a lease covers. A lease ends when it is
+    released, when its time has passed, or when the disk is full.
     """
 
 

@@ -45,7 +45,8 @@ def _open_standard_streams() -> None:
 
     Otherwise the next opened file would get the number of a standard stream. Output for the
     terminal would be written to data files, and the event loop aborts on a socket with number 0, 1
-    or 2. Closed input still cannot be read, because it must not be mistaken for empty input.
+    or 2. Reading from a closed standard input still fails, because a command must not treat it as
+    empty input.
     """
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:

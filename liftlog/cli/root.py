@@ -202,8 +202,8 @@ class Root(Commands):
 def _reported(
     error: click.ClickException, style: str
 ) -> click.ClickException | click.exceptions.Exit:
-    """Report an error of the command line. click prints it for people; for programs it is printed
-    here."""
+    """Report an error in the command line. click prints the error for people, and this function
+    prints it for programs."""
     if style == "table":
         return error
     problem = Problem(error.format_message(), ExitCode(error.exit_code))

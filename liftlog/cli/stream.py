@@ -364,7 +364,8 @@ _WAY_BACK = {
 
 
 def _show_recording(found: StreamInfo, done: str) -> None:
-    """Print `done`, which names the removed reason for refusals, and the reasons that remain."""
+    """Print `done`, a sentence that names the reason just removed, and the remaining reasons why
+    the stream refuses messages."""
     left = [way for switch, way in _WAY_BACK.items() if found.settings.get(switch)]
     _show(found, done if left else "records again")
     name = printable(found.name)

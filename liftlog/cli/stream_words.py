@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _HEADINGS = ("NAME", "SUBJECT", "STATE", "RECORDS", "START", "END", "SIZE", "SEGMENTS", "ACKS")
 _LEFT_OUT = (7, 4, 5, 8)
-"""Columns that are left out on a narrow terminal, in this order."""
+"""Columns to leave out on a narrow terminal, in this order."""
 _BETWEEN = 2
 _WIDE_HEADINGS = ("ORIGIN", "QUEUE GROUP", "EPOCH", "LOG END", "RETENTION", "COMPACTED", "WARNINGS")
 
@@ -178,8 +178,8 @@ def describe_compaction(found: Mapping[str, Any]) -> list[str]:
 
 
 def describe_pass(before: Mapping[str, Any], found: Mapping[str, Any]) -> str:
-    """Describe the result of a pass for which the command has waited. `before` is the state of the
-    compaction before the request."""
+    """Describe the result of a finished compaction pass. `before` is the state of the compaction
+    before the request."""
     if found.get("passes", 0) > before.get("passes", 0):
         return f"compacted: {describe_last_pass(found)}"
     reason = found.get("reason") or "no record that may be compacted is dirty"

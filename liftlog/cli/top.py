@@ -71,10 +71,10 @@ class Sample:
 def top(interval: float, sort: str, wanted: str, once: bool) -> None:
     """Watch rates, sizes and lags of the streams.
 
-    The keys r, n, s and l sort by rate, name, size and lag. The key / filters, arrows and page
-    keys scroll, and q or Ctrl-C ends the command. TREND shows the rate in the last updates. In a
-    pipe, with --once, or with an --output for programs, the command measures over one interval and
-    prints once. It counts offsets as records. Bytes are the size of the stream on disk.
+    The keys r, n, s and l sort by rate, name, size and lag. The key / filters, arrows and page keys
+    scroll, and q or Ctrl-C ends the command. TREND shows the rate in the last updates. In a pipe,
+    with --once, or with an --output for programs, the command measures over one interval and prints
+    once. It counts offsets as records. Sizes are sizes on disk.
 
     \b
     Examples:

@@ -31,8 +31,8 @@ _SCROLLS = {
 @dataclass(frozen=True, slots=True)
 class Row:
     """One stream in the display. `lag` and `slowest` describe the consumer with the largest lag;
-    None and "" if there is no consumer. `troubled` is True if the stream has warnings or damage,
-    which `stream info` shows."""
+    None and "" if there is no consumer. `troubled` is True if `stream info` would show warnings or
+    damage."""
 
     name: str
     state: str

@@ -23,10 +23,11 @@ LEFT_OUT = "Liftlog-Dead-Left-Out"
 """Header that names the parts of the record that are too large for the dead letter."""
 
 _NOT_KEPT = (b"nats-", b"liftlog-dead-")
-"""Prefixes of headers that are not copied: they were for the server that stored the record, or come
-from an earlier dead letter."""
+"""Prefixes of headers that are not copied: these headers were for the server that stored the
+record, or come from an earlier dead letter."""
 _TOO_LARGE = frozenset({10054, 10097})
-"""Codes of refusals: message larger than `max_message_bytes`; header block too large."""
+"""Codes of the refusals of a message that is larger than `max_message_bytes`, or has a header block
+that is too large."""
 _MAX_ERROR_CHARACTERS = 500
 _MAX_PAUSE_SECONDS = 30.0
 
@@ -68,10 +69,10 @@ class Lettering:
     def _letters(
         self, name: str, stream: str, record: Record, error: Exception, attempts: int
     ) -> Iterator[dict[str, Any]]:
-        """Yield forms of the dead letter: first the complete one, then forms with less and less of
-        the record, in case the stream refuses the letter as too large. Yields nothing if the record
-        is itself a dead letter on the same subject, because its letter would be read again and fail
-        again."""
+        """Yield forms of the dead letter: first the complete letter, then forms with less and less
+        of the record, in case the stream refuses the letter as too large. Yields nothing if the
+        record is itself a dead letter on the same subject, because its new letter would also be
+        read and fail."""
         reason = _one_line(f"{type(error).__name__}: {error}")
         logger.warning(
             "dead-letter group=%s stream=%s offset=%d attempts=%d error=%s",

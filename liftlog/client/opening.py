@@ -38,15 +38,15 @@ def connect(
     leader, also after a change of the leader.
 
     The client sends `token` only if the daemon asks for a token. Without TLS anyone on the network
-    path can read it. In this case the client logs a warning, unless the address is on this
+    path can read the token. In this case the client logs a warning, unless the address is on this
     machine. `nkey` is a file with the seed of a user's nkey: the seed alone, or a `.creds` file.
     The client signs a challenge of the daemon with the seed, and never sends the seed. For an
-    address `tls://host:port`, `tls` is a file of CA certificates or an `ssl.SSLContext`; by
-    default the client trusts the system's CAs.
+    address `tls://host:port`, `tls` is a file of CA certificates or an `ssl.SSLContext`; by default
+    the client trusts the system's CAs.
 
     Timeouts are in seconds. After a lost connection, reads and calls try to reconnect for
-    `reconnect_for` seconds, but calls at most for `request_timeout`. With None, reads try for
-    ever. With 0, reads and calls do not reconnect.
+    `reconnect_for` seconds, but calls at most for `request_timeout`. With None, reads try to
+    reconnect for ever. With 0, reads and calls do not reconnect.
 
     Raises ConnectionLost if the daemon cannot be reached, Unauthenticated, UnsupportedVersion,
     LimitExceeded (too many connections), and InvalidArgument if an argument is invalid.

@@ -396,8 +396,8 @@ class Publisher:
             future.set_exception(result)
 
     def _explain(self, failure: PublishUnknown, delivery: Delivery) -> None:
-        """Add the reason to the failure if NATS has reported one: it drops a message without
-        permission, and reports this only on the connection."""
+        """If NATS has reported a reason, add the reason to the failure. NATS drops a message that
+        the client may not publish, and reports this only as an error on the connection."""
         if delivery.first_sent is not None:
             error = self._link.error_since(delivery.first_sent)
             if error is not None:

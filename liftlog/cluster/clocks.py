@@ -1,9 +1,10 @@
 """Decides from the clocks of all nodes whether this node may delete records because of their age.
 
-A leader whose clock is ahead deletes records too early, and its followers delete them, too.
-Therefore a node deletes nothing because of its age while its clock differs from the clocks of most
-nodes. If no majority agrees, as with two nodes that differ, the wrong clock cannot be determined. A
-clock that is behind deletes late and never early, so only the node that is ahead stops deleting.
+A leader with a clock that is ahead deletes records too early, and its followers delete the same
+records. Therefore a node does not delete records because of their age while its clock differs from
+the clocks of most nodes. If no majority agrees (for example two nodes with different clocks), the
+nodes cannot determine which clock is wrong. In that case only the node that is ahead stops
+deleting, because a node with a clock that is behind deletes late, never early.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ compaction accepts timestamps that are ahead by less than this (`compaction.ages
 
 @dataclass(frozen=True, slots=True)
 class Offset:
-    """The clock of another node minus this node's, within `error` seconds.
+    """The clock of another node minus this node's clock, exact to `error` seconds.
 
     `is_doubted` is True if that node has detected that its own clock jumped ahead.
     """
@@ -39,9 +40,9 @@ OWN = Offset(0.0, 0.0)
 class Verdict:
     """Result of the comparison of this node's clock with the others.
 
-    `reason` says why this node must not delete records because of their age; it is empty if it may.
-    The clock is `confirmed` if it agrees with the clocks of most nodes. Nodes that doubt their own
-    clock do not count.
+    `reason` says why this node must not delete records because of their age; it is empty if the
+    node may delete them. The clock is `confirmed` if it agrees with the clocks of most nodes. Nodes
+    that doubt their own clock do not count.
     """
 
     reason: str = ""

@@ -1,4 +1,5 @@
-"""`liftlog cluster`: its metadata store, its nodes, and the replicas of its streams."""
+"""`liftlog cluster`: prepares the metadata store of a cluster, shows its nodes, and moves its
+replicas."""
 
 from __future__ import annotations
 
@@ -91,15 +92,15 @@ def init(
 
     FILE is the configuration of any node. Run this command once, before the first node starts. It
     does not change an existing store, so you can run it again. A daemon never creates the store
-    itself, because with an empty store in place of a lost one it would lose its streams. For the
+    itself: if the store was lost, an empty store would make the daemon lose its streams. For the
     same reason, the command refuses to create a store if the data directory of the node belongs to
     a cluster.
 
-    If the store was lost, and you have no backup of it, run the command with --again on the
-    machine of a node. Then start all nodes. They write the metadata that they have received
-    before. If a store was created by mistake in place of the lost one, --again assigns this store
-    to the cluster. If some nodes are also lost, `liftlog cluster restore-metadata` restores the
-    metadata without them.
+    If the store was lost, and you have no backup of it, run the command with --again on the machine
+    of a node. Then start all nodes. The nodes write the metadata that they have received before
+    into the new store. If a store was created by mistake in place of the lost one, --again assigns
+    this store to the cluster. If some nodes are also lost, `liftlog cluster restore-metadata`
+    restores the metadata without them.
 
     \b
     Examples:
@@ -178,7 +179,7 @@ def status() -> ExitCode:
     """Show the nodes, and the leader and replicas of each stream.
 
     The exit code is 1 if a stream has no leader, has a replica that is not in sync, or is being
-    moved. It is also 1 if the metadata store cannot be reached.
+    moved, or if the metadata store cannot be reached.
 
     \b
     Examples:
@@ -233,8 +234,8 @@ def status() -> ExitCode:
 
 
 def _missed(found: ClusterInfo, stream: ClusterStream) -> list[str]:
-    """Return the nodes that hold the complete copies of a stream without a leader. Returns an empty
-    result if one of these nodes runs."""
+    """Return the nodes that hold the complete copies of a stream without a leader; empty if one of
+    these nodes runs."""
     whole = [*stream.isr, *stream.eligible] if stream.leader is None else []
     live = {one.node for one in found.members if one.live}
     return [] if live & {*whole} else whole
@@ -263,8 +264,8 @@ def elect(stream: str, node: str | None, lost: list[str], assume_yes: bool) -> E
     If the disks of all nodes that had a complete copy are lost, no node takes over automatically.
     (The exception is a cluster with `cluster.unclean: balanced`, if all replicas are up and can be
     read.) In this case, name the lost nodes with --lost, and the node with the best remaining copy
-    with --node. The command is refused while a node leads the stream, or while another node has a
-    complete copy.
+    with --node. The cluster refuses --lost while a node leads the stream, or while a node that is
+    not named as lost has a complete copy.
 
     \b
     Examples:

@@ -173,7 +173,7 @@ def undrain(node: str) -> ExitCode:
 @server_options
 @debug_option
 def forget(node: str) -> ExitCode:
-    """Remove NODE, which is down and empty, from the cluster.
+    """Remove NODE from the cluster; the node must be down and without replicas.
 
     If the machine of a node is lost, first drain the node, and then use this command. If the node
     starts again with its data directory, it joins the cluster again, but does not use its old
@@ -203,10 +203,10 @@ def restore_metadata(dry_run: bool, assume_yes: bool) -> ExitCode:
     """Restore records that the metadata store has lost.
 
     The record of a stream in the store contains its metadata. If the store was restored from an
-    older copy, or has lost records, the nodes restore the newest records that they have. They do
-    so only if no missing node can have newer records. This command restores the records without
-    this condition. Newer records of the missing nodes are then lost, and possibly also messages
-    that only these nodes had acked. If you can, start the missing nodes instead.
+    older copy, or has lost records, the nodes restore the newest records that they have. They
+    restore records only if no missing node can have newer ones. This command restores the records
+    without this condition. Newer records of the missing nodes are then lost, and possibly also
+    messages that only these nodes had acked. If you can, start the missing nodes instead.
 
     \b
     Examples:
@@ -276,8 +276,8 @@ def _tell_node(found: ClusterNode, text: str) -> None:
 def _watch(
     client: SyncClient, look: Callable[[ClusterInfo], tuple[bool, str]], *, wait: bool
 ) -> ClusterInfo:
-    """Wait until `look` returns True for the cluster, and return the cluster. Each state on the way
-    is printed once."""
+    """Wait until `look` returns True for the cluster, and return the cluster. Prints each state in
+    between once."""
     told = ""
     try:
         while True:

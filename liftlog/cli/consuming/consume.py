@@ -403,7 +403,7 @@ def tail(context: click.Context, stream: str, count: int, follow: bool) -> ExitC
 
 
 class Reading:
-    """The progress of one `consume`."""
+    """The progress of one run of `liftlog consume`."""
 
     def __init__(
         self,

@@ -40,18 +40,18 @@ Bury = Callable[[str, str, "Record", Exception, int], object]
 
 
 class CommandFailed(Exception):
-    """The command reports that it cannot process this record."""
+    """Raised if the command reports that it cannot process this record."""
 
 
 class Stopping(Exception):
-    """The command failed and was not retried, because the worker is about to end."""
+    """Raised if the command failed and is not retried, because the worker is stopping."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exec:
     """Runs the command for the records. `dead_letter` is the subject for dead letters; without one,
     the worker ends at the first record whose command fails. With `as_json`, the command reads the
-    whole record as an object instead of its value."""
+    whole record as a JSON object instead of the value alone."""
 
     command: str
     as_json: bool
@@ -92,7 +92,8 @@ class Exec:
 
     @contextmanager
     def publishing(self, client: SyncClient) -> Iterator[Bury | None]:
-        """Return the function that publishes a dead letter; None without a subject for it."""
+        """Return the function that publishes a dead letter; None if there is no subject for dead
+        letters."""
         if self.dead_letter is None:
             yield None
             return

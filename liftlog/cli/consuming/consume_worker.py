@@ -36,7 +36,7 @@ _SHARE_OF_ACK_WAIT = 3
 
 
 class _Stopped(BaseException):
-    """A signal has arrived while the worker waited for messages."""
+    """Raised if a signal arrives while the worker waits for messages."""
 
 
 @dataclass(slots=True)

@@ -182,7 +182,7 @@ def _deliver(client: SyncClient, stream: str, start: str) -> Deliver:
 
 
 def deliver_of(start: Start) -> Deliver:
-    """Return the start of a consumer that begins at the same position as a reader."""
+    """Convert the start of a reader to the start of a new consumer at the same position."""
     if isinstance(start, datetime | int):
         return start
     return "new" if start == "latest" else "all"

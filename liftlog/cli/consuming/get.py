@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 
 def _one_offset(context: click.Context, parameter: click.Parameter, value: str) -> int:
-    """Parse an offset. Users of key-value stores may type a key instead; the error then explains
-    offsets."""
+    """Parse an offset. A user of a key-value store may type a key instead; the error for such text
+    explains offsets."""
     digits = plain_number(value)
     if digits.isascii() and digits.isdigit() and 0 < int(digits) <= MAX_OFFSET:
         return int(digits)

@@ -174,8 +174,8 @@ def _consumer_first(client: SyncClient, command: str, consumer: str, stream: str
 
 
 def _oldest_unread(client: SyncClient, found: Checkpoint) -> str:
-    """Return the time at which the consumer's next record arrived, as a measure of its delay. Empty
-    if there is no such record, or if it may not be read."""
+    """Return the time at which the consumer's next record arrived, as a measure of the consumer's
+    delay. Empty if there is no next record, or if the user may not read it."""
     if not found.lag or found.problem:
         return ""
     try:
@@ -333,8 +333,8 @@ def _told(preview: dict[str, Any], style: str, *, done: bool, dry_run: bool) -> 
 def table_of(
     found: Sequence[Checkpoint], *, wide: bool
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Return headings and rows. The column of owners is left out without an ACL, because
-    checkpoints then have no owner."""
+    """Return headings and rows. Without an ACL, checkpoints have no owner, and the table has no
+    column of owners."""
     owners = wide or any(one.owner for one in found)
     headings = (
         *_HEADINGS,

@@ -102,8 +102,8 @@ def _room(path: Path) -> Checkup:
 
 
 def check_sync(settings: Settings) -> Iterator[Checkup]:
-    """Measure the duration of an fdatasync. Every ack waits for one, so it limits a single
-    publisher."""
+    """Measure the duration of an fdatasync. Every ack waits for an fdatasync, so this duration
+    limits a publisher that waits for each ack."""
     try:
         seconds = measure_syncs(existing_part(settings.data_dir))
     except OSError as error:
@@ -138,8 +138,8 @@ def measure_syncs(directory: Path) -> list[float]:
 
 def check_file_descriptors(settings: Settings) -> Iterator[Checkup]:
     """Compare the limits in the settings with the number of files that this process may open. The
-    check counts two files for each stream, but at most 512 for all streams, because idle streams
-    keep no files open."""
+    check counts two files for each stream, but at most 512 for all streams together, because idle
+    streams keep no files open."""
     limit, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = (
         settings.log.max_open_files
@@ -161,8 +161,9 @@ def check_file_descriptors(settings: Settings) -> Iterator[Checkup]:
 
 
 def check_boot_id() -> Iterator[Checkup]:
-    """Check that the kernel provides a boot id. With it, a daemon that was killed detects at its
-    restart that the machine has not rebooted, so acked data is still in the page cache."""
+    """Check that the kernel provides a boot id. After a kill, the restarted daemon compares boot
+    ids: an equal id means that the machine has not rebooted, and that acked data is still in the
+    page cache."""
     if current_boot_id():
         yield Checkup("boot id", OK, "can be read")
     else:
@@ -170,7 +171,7 @@ def check_boot_id() -> Iterator[Checkup]:
 
 
 def check_clock() -> Iterator[Checkup]:
-    """Check the wall clock, from which timestamps and retention by age come."""
+    """Check the wall clock, which timestamps and retention by age depend on."""
     if time.time() < _YEAR_2024:
         yield Checkup(
             "clock",

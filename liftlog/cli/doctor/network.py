@@ -37,7 +37,7 @@ _MAX_ANSWER_BYTES = 1_000_000
 
 def check_daemon(settings: Settings) -> Iterator[Checkup]:
     """Check the daemon that --server names, or else the one at the first address of `pull.listen`.
-    It is no problem if no daemon runs there."""
+    An address without a daemon is no problem."""
     try:
         with connect_to_server(
             default=_pull_address(settings),

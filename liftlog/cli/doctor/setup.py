@@ -118,8 +118,8 @@ def check_access(settings: Settings) -> Iterator[Checkup]:
 
 
 def check_certificate(settings: Settings) -> Iterator[Checkup]:
-    """Check whether clients will accept the certificate, as far as that does not depend on the CAs
-    that they trust."""
+    """Check the parts of the certificate that every client checks. The check cannot know which CAs
+    the clients trust."""
     tls = settings.pull.tls
     if tls.cert is None:
         return

@@ -2,9 +2,9 @@
 
 Every copied record contains the name of its source and its number there (SOURCE, SEQUENCE). A run
 continues after the highest number of its source in the stream. A message is stored only at the
-offset after the previous copy (Publisher, order `sequence`), and only if the record before it has
-the message id of the previous copy; an offset alone may belong to a message of another publisher.
-So messages that were in flight when a run ended are neither missing nor stored twice.
+offset after the previous copy (Publisher, order `sequence`). The record at that previous offset
+must also have the message id of the previous copy, because another publisher may have stored a
+message there. So no message that was in flight at the end of a run is missing or stored twice.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 SOURCE, SEQUENCE = "Copied-From", "Copied-Sequence"
 _NOT_COPIED = (b"nats-", b"liftlog-", b"copied-")
-"""Headers that are not copied: headers that took effect at the source would take effect again in
-the stream, and headers of an earlier copy would be wrong."""
+"""Headers that are not copied. Headers that took effect at the source would take effect again in
+the stream. Headers that an earlier copy has added would name the wrong source."""
 _UNDER_WAY = 512
 _SOURCE_NAME = re.compile(r"[!-~]{1,128}", re.ASCII)
 
@@ -75,8 +75,8 @@ class Import:
         )
 
     def run(self, servers: list[str], creds: Path | None, *, use_envelope: bool) -> None:
-        """Copy the remaining messages. Raises LiftlogError; `copied` and `count` then show how far
-        the run got."""
+        """Copy the remaining messages. Raises LiftlogError; after an error, `copied` and `count`
+        show how many messages were copied."""
         load_nats(servers)
         try:
             asyncio.run(self._run(servers, creds, use_envelope=use_envelope))
@@ -171,8 +171,8 @@ class Import:
 
 
 def _last_copied(client: SyncClient, info: StreamInfo, name: str) -> int:
-    """Return the highest number of this source in the stream; 0 if there is none. It is nearly
-    always in the last record; otherwise the daemon searches the stream for it."""
+    """Return the highest number of this source in the stream; 0 if there is none. The last record
+    nearly always has it; otherwise the daemon searches the stream for the number."""
     if info.high_watermark == info.log_start_offset:
         return 0
     ours = Filter(header=f"{SOURCE}={name}")
@@ -190,7 +190,8 @@ def _last_copied(client: SyncClient, info: StreamInfo, name: str) -> int:
 
 
 async def _check_is_retired(source: JetStream, subjects: list[str]) -> None:
-    """Raise Problem if JetStream would record the copies again, which would be an endless loop."""
+    """Raise Problem if JetStream would record the copies again: the import would then copy its own
+    copies without end."""
     recorded = [one for one in await source.subjects() if overlap_any((one,), subjects)]
     if recorded:
         raise Problem(

@@ -49,8 +49,8 @@ Batches = AsyncIterator[list[Item]]
 @dataclass(frozen=True, slots=True)
 class Mapper:
     """Maps a row of a file to a message. `subject` and `key` create texts from the row. Without
-    `value`, the whole row is the value, as JSON. If the row is a record or a copy, each of the
-    three replaces the field in the row."""
+    `value`, the whole row is the value, as JSON. If the row is itself a record or a copy of one,
+    then `subject`, `key` and `value` replace the fields in the row."""
 
     subject: Callable[[Any], str] | None = None
     key: Callable[[Any], bytes] | None = None
@@ -175,8 +175,8 @@ class Lines:
 
 
 def _of_record(number: int, row: Mapping[str, Any]) -> Item:
-    """Return the item for a record as `liftlog consume --output jsonl` prints it. The value must be
-    present: null is a tombstone."""
+    """Return the item for a record as `liftlog consume --output jsonl` prints it. The object must
+    have a value; null stands for a tombstone."""
     return Item(
         number,
         str(row["subject"]),
@@ -265,8 +265,8 @@ class Parquet:
 
 @asynccontextmanager
 async def _connected(servers: list[str], creds: str | None) -> AsyncIterator[Any]:
-    """Connect to the NATS servers of JetStream. The connection does not reconnect, because an
-    interrupted copy is run again. Raises Problem."""
+    """Connect to the NATS servers of JetStream. The connection does not reconnect: after an
+    interruption the user runs the import again. Raises Problem."""
     from nats.errors import Error
 
     from liftlog.cli.imports.whole_headers import WholeHeaders

@@ -15,7 +15,7 @@ _STATUS_LINE = b"NATS/1.0 "
 
 
 class BlockHeaders(dict[str, str]):
-    """The header block, and the headers by name that nats-py itself reads."""
+    """The header block as bytes, and the mapping of headers that nats-py reads from it."""
 
     def __init__(self, block: bytes, found: dict[str, str]) -> None:
         super().__init__(found)

@@ -18,7 +18,7 @@ _OTHERS = "Commands"
 
 
 class SharedOption(click.Option):
-    """An option that every command has. Help shows these options last."""
+    """An option that every command has. The help of a command shows these options last."""
 
 
 class Listed(NamedTuple):
@@ -40,7 +40,8 @@ def _write_options(
     command: click.Command, ctx: click.Context, formatter: click.HelpFormatter
 ) -> None:
     """Write the options of the command itself, then the shared options. Only `liftlog --help`
-    explains the shared ones, because in other helps they would hide the command's own."""
+    explains the shared options. In the help of a command their number would hide the command's own
+    options."""
     own: list[tuple[str, str]] = []
     shared: list[tuple[str, str]] = []
     for parameter in command.get_params(ctx):

@@ -50,7 +50,8 @@ def shown(conditions: Iterable[Any]) -> list[Shown]:
 
 
 def conditions_of(info: DaemonInfo) -> list[Shown]:
-    """Return the conditions of a daemon; for an older one, its NATS state and its warnings."""
+    """Return the conditions of a daemon. A daemon that is too old to report conditions has its NATS
+    state and its warnings converted to conditions."""
     if info.conditions:
         return shown(info.conditions)
     found = []

@@ -16,12 +16,12 @@ from liftlog.names import NAME_HELP, is_stream_name
 
 FIELDS = ("server", "token", "nkey", "tls_ca", "tls_cert", "tls_key", "nats", "creds")
 PATHS = ("nkey", "tls_ca", "tls_cert", "tls_key", "creds")
-"""Fields whose value is a file; it is stored as an absolute path."""
+"""Fields with the path of a file as their value. The path is stored as an absolute path."""
 
 
 class Contexts(NamedTuple):
-    """The contents of the file. `found` maps the name of each context to its FIELDS, of which
-    `server` is always set. `current` is one of the names, or empty."""
+    """The contents of the file. `found` maps the name of each context to its FIELDS, and `server`
+    is always set. `current` is one of the names, or empty."""
 
     found: dict[str, dict[str, str]]
     current: str = ""

@@ -1,4 +1,4 @@
-"""Finds the NATS server to which a command publishes, from options, environment, context or
+"""Finds the NATS server for publishing: from the options, the environment, the context, or the
 daemon."""
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ def nats_servers(given: str | None) -> list[str]:
 
 def _told_by_the_daemon() -> str:
     """Return the server to which the daemon is connected; empty if the daemon does not report one.
-    A loopback address is replaced, because it refers to the daemon's machine."""
+    A loopback address is replaced by the host of the daemon, because it refers to the daemon's
+    machine."""
     try:
         with connect_to_server(
             connect_timeout=_ASK_SECONDS, request_timeout=_ASK_SECONDS, reconnect_for=0

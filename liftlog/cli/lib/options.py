@@ -34,8 +34,8 @@ def _shared(*names: str, **attributes: Any) -> Callable[[Decorated], Decorated]:
     """Create an option whose value applies to the whole command line. If it is given several times,
     the last value counts.
 
-    The environment is read where the value is used, because click would prefer the environment of
-    an inner command to an option of an outer one.
+    The code that uses the value reads the environment itself: click would prefer the environment
+    variable to an option that stands before the name of the subcommand.
     """
 
     def keep(context: click.Context, parameter: click.Parameter, value: Any) -> None:
@@ -173,8 +173,9 @@ def quiet() -> bool:
 
 
 def error_style_of(arguments: Sequence[str]) -> str:
-    """Return the format of errors, `table` for people or one of FOR_PROGRAMS. It is derived from
-    the words of the command line, which may contain any other error."""
+    """Return the format of errors, `table` for people or one of FOR_PROGRAMS. The function searches
+    the words of the command line for it, because the command line may have errors that prevent
+    parsing."""
     chosen = os.environ.get("LIFTLOG_OUTPUT", "")
     for word, following in zip(arguments, [*arguments[1:], ""], strict=False):
         if word == "--":
@@ -267,8 +268,9 @@ def connect_to_server(default: str = DEFAULT_SERVER, **options: Any) -> SyncClie
 
 
 def connect_at(address: str, **options: Any) -> SyncClient:
-    """Connect to the daemon at `address`, which no option has named. The login comes from the
-    command line or the environment; the login of a context is only for the context's own server."""
+    """Connect to the daemon at `address`, for an address that no option names. The login comes from
+    the command line or the environment. The login of a context is not used, because it belongs to
+    the context's own server."""
     from liftlog.client.opening import connect_sync
 
     token = given_value("token") or os.environ.get("LIFTLOG_TOKEN") or None
@@ -286,7 +288,7 @@ def full_address(text: str) -> str:
 
 
 def find_asked() -> str | None:
-    """Return the stream that the command line names, if a daemon was asked about it."""
+    """Return the stream that the command line names, if a daemon was asked about that stream."""
     context = click.get_current_context(silent=True)
     asked = context.meta.get(_ASKED) if context else None
     return asked if isinstance(asked, str) else None

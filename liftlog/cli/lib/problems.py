@@ -1,5 +1,6 @@
 """Output on stderr: errors, remarks, questions, and events of the client library. An error is
-reported in words, without a traceback: what happened and why, then what to do next."""
+reported without a traceback: its message gives the event and the cause, and its hint the next
+step."""
 
 from __future__ import annotations
 
@@ -170,7 +171,8 @@ def silence_closed_output() -> None:
 
 
 def confirmed(question: str) -> bool:
-    """Ask the user to confirm a loss of data. Raises UsageError without a terminal."""
+    """Ask the user to confirm a loss of data. Raises UsageError if there is no terminal to ask
+    on."""
     if not sys.stdin.isatty():
         raise click.UsageError(
             "There is no terminal to ask on: use --yes to proceed, or --dry-run to see what it "
@@ -187,8 +189,9 @@ _GROUP_EVENTS = {
     "dead-letter": "offset {2} of {1} becomes a dead letter after {3} attempt(s): {4}",
 }
 _BLIP_SECONDS = 0.15
-"""A loss that is repaired within this time is not reported. A member of a group has several
-connections, and detects the loss of an idle connection only when it needs the connection."""
+"""In seconds. If the client reconnects within this time, the lost connection is not reported. A
+member of a group has several connections, and detects the loss of an idle one only when it needs
+the connection."""
 _TELL_AGAIN_SECONDS = 30.0
 
 

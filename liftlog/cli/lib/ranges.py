@@ -30,8 +30,8 @@ HELP = (
 
 @dataclass(frozen=True, slots=True)
 class Relative:
-    """A position relative to the end, or to the start, of the stream's records, as a number of
-    offsets."""
+    """A position as a number of offsets after the start, or before the end, of the stream's
+    records."""
 
     count: int
     from_end: bool

@@ -37,8 +37,8 @@ _NARROWEST_LIMITS = (None, None, 12, 8, 12)
 _NARROW = 110
 _VERY_NARROW = 80
 _LEAST_VALUE_WIDTHS = {_HEADERS: 20, _TIME: 12, _KEY: 12}
-"""Columns, each with a width. They are left out one after the other while the value would get less
-than this width."""
+"""Columns to leave out, in this order, each with a width. A column is left out if the value would
+otherwise get less than this width."""
 _IN_OTHER_COLUMNS = frozenset((b"liftlog-key", b"liftlog-tombstone"))
 
 
@@ -46,9 +46,9 @@ class RecordLines:
     """Formats records as lines for people. Columns widen for longer subjects and keys. The first
     record with headers adds a column for them, and a new heading.
 
-    With `wide`, subjects, keys and headers are printed in full. Otherwise they and the time are
-    shortened on a narrow terminal, or left out if the value would have too little space. The text
-    in a value that `found` matches is emphasised.
+    With `wide`, subjects, keys and headers are printed in full. Otherwise a narrow terminal gets
+    shortened columns, and the columns that would leave too little space for the value are left out.
+    The text in a value that `found` matches is emphasised.
     """
 
     def __init__(

@@ -1,5 +1,5 @@
 """Handles options that are named like a setting, in commands with --set: the error explains how to
-set it. NATS's own commands have such options."""
+set the setting with --set. NATS's own commands have options with these names."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from liftlog.cli.lib.options import connect_to_server, find_asked
 from liftlog.errors import LiftlogError, StreamNotFound
 
 _SECONDS = 1.0
-"""Time limit, in seconds: a suggestion or a completion is not worth a longer wait."""
+"""Time limit in seconds. Users should not wait longer for a suggestion or a completion."""
 
 
 def stream_names() -> list[str]:
@@ -38,7 +38,7 @@ def consumer_names() -> list[str]:
 
 
 def suggest_stream(error: BaseException) -> None:
-    """Add the most similar name to the hint of `error`, if it is about an unknown stream."""
+    """If `error` reports an unknown stream, add the most similar name to its hint."""
     if not isinstance(error, StreamNotFound) or error.hint != StreamNotFound.default_hint:
         return
     asked = find_asked()

@@ -37,7 +37,7 @@ def needs_quotes(text: str) -> bool:
 
 def escaped_in_quotes(text: str) -> str:
     """Escape JSON, or YAML in which each scalar that `needs_quotes` is in double quotes. The values
-    stay the same, but nothing is left that a terminal would interpret."""
+    stay the same, but the text has no characters that a terminal would interpret."""
     return text.translate(_IN_QUOTES) if needs_quotes(text) else text
 
 

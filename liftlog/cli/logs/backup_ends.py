@@ -1,9 +1,9 @@
 """Asks the daemon of a node for the high watermarks of its replicas, for a backup.
 
-The files contain these high watermarks with a delay of up to half a minute. The daemon is found by
+The files of the node contain older values, up to half a minute old. The module finds the daemon by
 its data directory. The leader of each stream reports the stream's high watermark, and the backup
-waits until this node's replica has reached it. `_offsets` is queried first, so that no checkpoint
-in the backup is beyond the end of its stream in the backup.
+waits until this node's replica has reached it. `_offsets` is queried first, so that in the backup
+no checkpoint is beyond the end of its stream.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _LOOK_SECONDS = 0.05
 
 @dataclass(slots=True)
 class Ends:
-    """The answers of the daemon. `committed` contains the state of each replica. `elsewhere` maps
-    the streams of the cluster without a replica on this node to the nodes that have one."""
+    """The answers of the daemon. `committed` contains the state of each replica. `elsewhere` lists
+    the streams of the cluster without a replica on this node, each with the nodes that have one."""
 
     node: str = ""
     committed: dict[str, Committed] = field(default_factory=dict)
@@ -72,8 +72,8 @@ def ask_ends(data_dir: Path, names: Collection[str], wait_seconds: float) -> End
 
 
 def _is_replica(fs: FileSystem, data_dir: Path, name: str) -> bool:
-    """Return True if the stream is a replica. An unreadable manifest is reported by the backup, not
-    here."""
+    """Return True if the stream is a replica. Returns False for an unreadable manifest, which the
+    backup itself reports."""
     with suppress(LiftlogError):
         manifest = read_manifest(fs, data_dir / STREAMS_NAME / name)
         return manifest is not None and manifest.replicated
@@ -122,7 +122,7 @@ def _ask(client: SyncClient, info: ClusterInfo, names: list[str], deadline: floa
 
 
 class _Question:
-    """Asks for the high watermarks of some streams and of their replicas here. Used once."""
+    """One query for the high watermarks of some streams, and of their replicas on this node."""
 
     def __init__(self, client: SyncClient, names: list[str]) -> None:
         self._client = client
@@ -131,8 +131,9 @@ class _Question:
         self._hopeless: set[str] = set()
 
     def answered(self, deadline: float) -> dict[str, Committed]:
-        """Return the answers when each replica here has reached its stream's high watermark, or at
-        `deadline`, with the replicas that have not. Raises the errors of a connection."""
+        """Wait until each replica on this node has reached its stream's high watermark, and return
+        the answers. At `deadline`, return them with the replicas that are still behind. Raises the
+        errors of a connection."""
         while True:
             self._describe()
             streams = self._client.cluster().replicated if self._reasons else []

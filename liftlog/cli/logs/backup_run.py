@@ -108,8 +108,8 @@ def _check_room(target: Path, size_bytes: int) -> None:
 
 @contextmanager
 def _no_halves(backup: Path) -> Iterator[None]:
-    """Remove the files of a `create` that failed or was interrupted. A killed `create` leaves them
-    behind, but without the file `backup` they do not count as a backup."""
+    """Remove the files of a `create` that failed or was interrupted. A killed `create` leaves these
+    files behind. They do not count as a backup, because the file `backup` is missing."""
 
     existed = backup.exists()
     empty = not existed or not any(backup.iterdir())

@@ -146,9 +146,9 @@ def reindex(directory: Path, dry_run: bool, assume_yes: bool) -> ExitCode:
 
     The command compares the index of every sealed segment with the batch headers. It reports the
     indexes that are missing or different, and asks. An index contains only information from its
-    segment, so the command keeps no copy. A daemon itself rebuilds an index that is missing or has
-    a wrong checksum. This command also finds indexes that have a right checksum and wrong content.
-    It is refused while a daemon runs.
+    segment, so the command keeps no copy of the old index. A daemon itself rebuilds an index that
+    is missing or has a wrong checksum. This command also finds indexes that have a right checksum
+    and wrong content. It is refused while a daemon runs.
 
     \b
     Examples:

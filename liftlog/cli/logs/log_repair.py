@@ -93,7 +93,8 @@ def _recorded(stream: StreamFiles) -> dict[str, Any] | None:
 def _plan(
     streams: list[StreamFiles], metadata: dict[str, Any] | None
 ) -> tuple[list[PlannedRepair], bool]:
-    """Return the plans, and True if some streams cannot be repaired in their present state."""
+    """Return the plans, and a boolean: True if some streams cannot be repaired in their present
+    state."""
 
     planned, refused = [], False
     for stream in streams:

@@ -31,8 +31,8 @@ class Background(Generic[Result]):
 
     @property
     def ending(self) -> bool:
-        """True if the work has to end, because `stop` was called. Always False for a task, which
-        `stop` cancels instead."""
+        """True after `stop` was called: the work then has to end. Always False for a task, because
+        `stop` cancels the task."""
         return False
 
     async def pause(self, seconds: float) -> None:
@@ -40,8 +40,8 @@ class Background(Generic[Result]):
         await asyncio.sleep(seconds)
 
     async def result(self) -> Result:
-        """Wait until the work ends, and return its result. Raises the error that ended the work. If
-        this call is cancelled, the work continues."""
+        """Wait until the work ends, and return its result. If the work ended with an error, raises
+        this error. If this call is cancelled, the work continues."""
         assert self._task is not None
         await asyncio.wait([self._task])
         return self._task.result()

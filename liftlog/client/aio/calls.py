@@ -161,8 +161,8 @@ class Calls(ConsumerCalls):
 
     async def restore_metadata(self, *, dry_run: bool = False) -> RestoreAnswer:
         """Restore the cluster's metadata store from copies of the metadata on its nodes. The call
-        restores an entry if the store does not have it, or has an older version than a node. With
-        `dry_run` the call only reports the changes. Raises Forbidden, MetadataUnavailable."""
+        writes an entry if the store lacks the entry, or has an older version of it than a node.
+        With `dry_run` the call only reports the changes. Raises Forbidden, MetadataUnavailable."""
         return await self._call(RestoreMetadata(dry_run), RestoreAnswer)
 
     # --- streams ---
@@ -268,7 +268,7 @@ class Calls(ConsumerCalls):
         return.
 
         Raises StreamNotFound, OffsetOutOfRange if `offset` is above the high watermark, Conflict
-        while a lease holds records below `offset`, StaleIncarnation if `incarnation` is not the
+        while a lease covers records below `offset`, StaleIncarnation if `incarnation` is not the
         stream's incarnation, and InvalidArgument.
         """
         request = truncate_request(name, offset, incarnation)
@@ -301,8 +301,8 @@ class Calls(ConsumerCalls):
         for_export: bool = False,
     ) -> LeaseInfo:
         """Keep the records from `start` to the stream's present high watermark for `ttl` seconds.
-        During this time retention and compaction do not change the records [`low`, `high`), which
-        the answer names. The lease is durable on return.
+        During this time retention and compaction do not change the records at the offsets [`low`,
+        `high`); the answer has both offsets. The lease is durable on return.
 
         `start="earliest"` is the first offset that retention would keep if the stream had no
         leases. While another lease delays retention, this offset is above the log start.
@@ -329,15 +329,15 @@ class Calls(ConsumerCalls):
         stopped: bool = False,
     ) -> LeaseInfo:
         """Extend a lease so that it ends `ttl` seconds from now. `low` is the new start of the
-        lease. The lease then does not protect the records below `low` any more. So pass it only
-        after these records have been read.
+        lease, and the lease no longer protects records below `low`. So pass `low` only after all
+        records below it have been read.
 
-        Several readers can share a lease. Each reader reads one of n parts, which are numbered
-        from 0. `begun=i` reports that the reader of part i has started. `finished=(i, n)` reports
-        that part i has been read. The lease ends when all parts have been reported as finished.
-        `stopped=True` reports that the reader of a finished part needs no more records. If a new
-        reader needs a lease and the stream has no lease left, the daemon ends shared leases whose
-        readers have all stopped, or have not renewed for 15 seconds.
+        Several readers can share a lease. Each reader reads one of n parts, which are numbered from
+        0. `begun=i` reports that the reader of part i has started. `finished=(i, n)` reports that
+        part i has been read. The lease ends when all parts have been reported as finished.
+        `stopped=True` reports that the reader of a finished part needs no more records. When all
+        readers of a shared lease have stopped, or have not renewed for 15 seconds, the daemon may
+        end the lease to grant one to a new reader.
 
         Raises LeaseGone if the lease has ended (its records may have changed since then),
         StreamNotFound, and InvalidArgument.
@@ -372,9 +372,9 @@ class Calls(ConsumerCalls):
         durable on return.
 
         With `expected` the commit succeeds only if `expected` is the stored offset, or 0 if no
-        checkpoint is stored. If possible, pass `incarnation` and `epoch` of the stream from which
-        the records were read. The daemon then checks that the stream is still the same. `metadata`
-        is free text, which is stored with the checkpoint.
+        checkpoint is stored. If possible, pass the `incarnation` and `epoch` that the stream had
+        when the records were read. The daemon then checks that the stream is still the same.
+        `metadata` is free text, which is stored with the checkpoint.
 
         Raises CheckpointMoved (`details["offset"]` is the stored offset), StreamNotFound,
         OffsetOutOfRange beyond the log end, StaleIncarnation, Diverged, InvalidArgument, and

@@ -78,8 +78,8 @@ class Consumer(ConsumerState, ConsumingBlock[RecordBatch]):
         return batch
 
     async def _arrived_batch(self) -> RecordBatch:
-        """Return the next batch. The batch stays in `_arrived`, and does not count as returned
-        until the caller has removed it from there."""
+        """Return the next batch. The batch stays in `_arrived`, and counts as returned only when
+        the caller has removed it from `_arrived`."""
         if self._arrived is None:
             self._batch = None
             self._arrived = await self._next_batch()

@@ -25,7 +25,8 @@ from liftlog.protocol.messages import Done, Message
 from liftlog.records.decode import Record
 
 _OPENING_SECONDS = 0.005
-"""Interval of the checks for a connection that is being opened, while nothing else arrives."""
+"""Interval, in seconds, of the checks whether a connection in the background is open, while no
+records arrive."""
 
 
 class GroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
@@ -35,8 +36,8 @@ class GroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
     A record counts as processed when the next record is requested. The consumer commits after
     `commit_every` records or `commit_interval` seconds, when slots move, on request, and in
     `close`, which `async with` calls. It sends heartbeats in the background, while the caller
-    processes records. Its session can still end if the process hangs or has no connection. Then
-    the consumer joins again, and continues with the slots that are assigned to it.
+    processes records. The session can still end if the process hangs or has no connection. The
+    consumer then joins again, and continues with the slots that the group assigns to it.
 
     A group consumer belongs to one task. An iteration that was cancelled can be continued.
     """
@@ -86,8 +87,8 @@ class GroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
             await self._fill()
 
     async def _fill(self) -> None:
-        """Take the records that have arrived for the lanes. If none have arrived, wait for the
-        first."""
+        """Take the records that have arrived for the lanes. If no record has arrived, wait for the
+        first one."""
         self._join_lanes()
         lanes = self._state.lanes
         if not lanes:
@@ -130,10 +131,10 @@ class GroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
         return reader
 
     async def _way(self) -> Router | None:
-        """Return a connection for one lane. A daemon answers the fetches of one stream and
-        connection in their order. So a fetch that waits for new records would delay the fetches of
-        another lane. The iteration waits for the first connection; others are opened in the
-        background."""
+        """Return a connection for one lane. On one connection, a daemon answers the fetches of a
+        stream in the order in which they arrive. So a fetch that waits for new records would delay
+        the fetches of another lane. The iteration waits for the first connection; further
+        connections are opened in the background."""
         await self._close_unread()
         if self._idle_ways:
             return self._idle_ways.pop()
@@ -176,8 +177,7 @@ class GroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
             self._store_beside()
 
     async def _join_when_possible(self) -> None:
-        """Join the group. If this fails, retry for as long as a read waits for an unreachable
-        daemon."""
+        """Join the group. If the join fails, retry for `reconnect_for` seconds, as for a read."""
         patience = ReadPatience(self._session.target.reconnect_for)
         while True:
             try:
@@ -309,9 +309,9 @@ class GroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
         await self._end()
 
     async def close(self) -> None:
-        """Stop reading, and commit. A member with a chosen name stays a member until its session
-        ends. So a process that joins under this name gets the same slots. A member with a random
-        name leaves the group.
+        """Stop reading, and commit. A member with a chosen name keeps its slots until its session
+        ends. So a process that joins under this name before that gets the same slots. A member with
+        a random name leaves the group.
 
         The last returned record or batch does not count as processed, unless `commit` was called
         after it.

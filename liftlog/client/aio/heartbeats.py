@@ -15,7 +15,7 @@ _STOP_SECONDS = 1.0
 
 
 class Heartbeats(Heartbeat):
-    """Sends `beat` in the background, again and again: the next one as soon as the last one is
+    """Sends `beat` repeatedly in the background, each time as soon as the previous heartbeat is
     answered."""
 
     def __init__(self, session: Router, news: News) -> None:

@@ -1,5 +1,6 @@
-"""One connection of the asyncio client. It uses its socket directly: no transport, no stream
-reader, no copies. `session` replaces a lost connection by a new one."""
+"""One connection of the asyncio client. The connection uses its socket directly, without a
+transport or a stream reader, and does not copy bodies. `session` replaces a lost connection by a
+new one."""
 
 from __future__ import annotations
 
@@ -19,12 +20,11 @@ from liftlog.protocol.handshake import Credentials, State
 from liftlog.protocol.messages import Message
 
 WAKE_BYTES = 256 * 1024
-"""Number of bytes of a body after which the task wakes up. It is large, so that there are few
-wake-ups, and small enough that the bytes are still in the processor's cache when they are
-examined."""
+"""Number of bytes of a body after which the task wakes up. A larger number means fewer wake-ups.
+With this number the bytes are still in the processor's cache when the task examines them."""
 
 LOOK_SECONDS = 5.0
-"""Interval at which a connection is checked for silence."""
+"""Interval, in seconds, at which a connection is checked for silence."""
 
 
 class Link(BaseLink):
@@ -35,7 +35,7 @@ class Link(BaseLink):
     ) -> None:
         super().__init__(channel, address, silence_seconds, pool)
         self.on_lost: Callable[[], None] | None = None
-        """A callback that runs once when the connection is lost, before its requests end."""
+        """A callback that runs once when the connection is lost, before the requests on it end."""
         self.on_heard: Callable[[], None] | None = None
         """A callback that runs when bytes have arrived, before they are examined."""
         self._loop = asyncio.get_running_loop()
@@ -88,8 +88,8 @@ class Link(BaseLink):
 
         The waiting task receives the bytes itself, instead of the event loop. So with many
         connections each task examines its bytes right after it has received them, while they are in
-        the processor's cache. If the task is cancelled before that, nothing is lost: the loop
-        reports the socket as readable again.
+        the processor's cache. If the task is cancelled before it receives, no bytes are lost: the
+        loop reports the socket as readable again.
         """
         if deadline is not None and time.monotonic() >= deadline:
             return False
@@ -175,8 +175,7 @@ class Link(BaseLink):
             self._loop.remove_writer(self._fd)
 
     def _look(self) -> None:
-        """Close the connection if the daemon has to send an answer and has been silent for too
-        long."""
+        """Close the connection if an answer is due and the daemon has been silent for too long."""
         now = self._loop.time()
         late = now - self._looked_at > 2 * LOOK_SECONDS
         self._looked_at = now

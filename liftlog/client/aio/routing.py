@@ -87,9 +87,9 @@ class Router:
             other.close(reason)
 
     async def another(self) -> Router:
-        """Return a router with connections of its own. Closing this router closes them, too. If no
-        daemon can be reached, retries for as long as a read does, and then raises the errors of
-        `open`."""
+        """Return a router with connections of its own. Closing this router also closes these
+        connections. If no daemon can be reached, retries for `reconnect_for` seconds, and then
+        raises the errors of `open`."""
         other = Router(self.targets)
         self._others = [one for one in self._others if not one._is_closed]
         self._others.append(other)
@@ -113,10 +113,10 @@ class Router:
         return ReadRoute(self, key, self._session_at(self._routes.address_of(key)))
 
     async def ask(self, message: Message, timeout: float) -> Exchange:
-        """Send one request to the node that answers it, and return the answer. The request is
-        repeated if a second execution does no harm; all attempts together last at most `timeout`
-        seconds. Raises RequestTimeout, and ConnectionLost if there is no connection (with
-        `undecided` if the request may have taken effect).
+        """Send one request to the node that answers it, and return the answer. A request that may
+        safely be executed twice is repeated; all attempts together last at most `timeout` seconds.
+        Raises RequestTimeout, and ConnectionLost if there is no connection (with `undecided` if the
+        request may have taken effect).
         """
         started = time.monotonic()
         ends = started + timeout
@@ -169,8 +169,8 @@ class Router:
     # --- reads ---
 
     def is_alone(self, interruption: LiftlogError) -> bool:
-        """True if no other node can serve the interrupted read, so its own session has to
-        reconnect."""
+        """True if no other node can serve the interrupted read, so that the session of the read has
+        to reconnect."""
         return not self._routes.has_choice and not isinstance(interruption, NotLeader)
 
     async def move(
@@ -231,8 +231,8 @@ class ReadRoute:
         self._session.give_up(exchange)
 
     async def bound(self, ahead: ReadAhead) -> None:
-        """Ask the leader for its high watermark: a copy must have reached this offset to answer
-        this read. Raises the errors that every call can raise."""
+        """Request the leader's high watermark. A copy must have reached this offset to answer this
+        read. Raises the errors that every call can raise."""
         timeout = self.target.request_timeout
         exchange = await self._router.ask(DescribeStream(ahead.stream), timeout)
         if exchange.error is not None:

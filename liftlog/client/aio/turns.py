@@ -1,5 +1,4 @@
-"""Coordinates calls that need a new connection: one of them opens it, and the others wait for the
-connection."""
+"""Coordinates calls that need a new connection: one call opens it, and the other calls wait."""
 
 from __future__ import annotations
 

@@ -46,9 +46,9 @@ class SyncBackgroundRequests:
         return answered
 
     def answered(self) -> list[Answered]:
-        """Wait for the end of the sequence, and return the answers. After an error no further
-        request is sent, so the error is the last answer. If this call is cancelled, the sequence
-        continues."""
+        """Wait for the end of the sequence, and return the answers. If a request failed, its error
+        is the last answer, because no request was sent after it. If this call is cancelled, the
+        sequence continues."""
         assert self._background is not None
         return self._background.result()
 

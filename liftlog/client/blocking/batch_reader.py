@@ -39,9 +39,9 @@ class SyncBatchReader(BaseReader):
         return batch
 
     def next_within(self, seconds: float | None) -> RecordBatch | None:
-        """Return the next batch, or None if no batch arrives within `seconds`. The time of
-        reconnects does not count. With 0 the call does not wait, and returns only a batch that has
-        already arrived. Raises StopAsyncIteration at the end."""
+        """Return the next batch, or None if no batch arrives within `seconds`. The time for
+        reconnecting does not count. With 0 the call does not wait: it returns a batch only if one
+        has already arrived. Raises StopAsyncIteration at the end."""
         ahead = self._ahead
         deadline = None if seconds is None else time.monotonic() + seconds
         while True:
@@ -75,8 +75,8 @@ def first_of(readers: Sequence[SyncBatchReader], seconds: float) -> None:
 
 
 def together(reader: SyncBatchReader) -> Iterator[Batches]:
-    """Make the reader return adjacent small batches together from now on, for callers that convert
-    them to records or rows. Returns the same reader."""
+    """Make the reader join adjacent small batches from now on, for callers that convert batches to
+    records or rows. Returns the same reader."""
     merging: Any = reader
     merging._take = reader._ahead.next_some
     merged: Iterator[Batches] = merging

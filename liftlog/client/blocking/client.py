@@ -45,8 +45,8 @@ class SyncClient(SyncCalls):
     handler raises ends the call in progress. The client stays usable.
 
     After a lost connection the next call or read reconnects. A read continues after the last batch
-    that it returned. If the answer to a call was lost, the client repeats the call if a second
-    execution does no harm.
+    that it returned. If the answer to a call was lost, the client repeats the calls that may safely
+    be executed twice.
 
     Methods raise the typed errors of `liftlog.errors`. Every call can raise:
 
@@ -85,8 +85,8 @@ class SyncClient(SyncCalls):
           towards `request_timeout`.
         - `incarnation`, `epoch`: the stream's incarnation and leader epoch, which the application
           has stored together with the offset `start`. With them the call detects that the stream
-          was deleted and created again, or has lost records at its end. Then it raises
-          StaleIncarnation or Diverged, and does not return other records.
+          was deleted and created again, or has lost records at its end. In these cases the call
+          raises StaleIncarnation or Diverged.
         - `filter` selects records, `columns` selects their columns. With a filter the daemon scans
           only a limited part of the stream for each request. So the answer may contain no record
           although later records match. In this case continue at the answer's `next_offset`.
@@ -121,10 +121,10 @@ class SyncClient(SyncCalls):
         """Return an iterator over the record batches from `start` to `until` (exclusive). If
         `until` is None, the iterator never ends. It verifies the checksums of the batches.
 
-        `ReadOptions` describes the `options`. They include `filter`, `columns`, and the handling
-        of damaged records and of a position that cannot be read any more. Raises InvalidArgument.
-        The iteration raises the errors of `fetch`, and ConnectionLost after `reconnect_for`
-        seconds without a connection.
+        `ReadOptions` describes the `options`. Among them are `filter`, `columns`, and options for
+        damaged records and for a start that cannot be read any more. Raises InvalidArgument. The
+        iteration raises the errors of `fetch`, and ConnectionLost after `reconnect_for` seconds
+        without a connection.
         """
         replica = ANY_REPLICA if options.get("prefer") == "nearest" else options.get("replica")
         route = self._session.route(stream, replica)
@@ -156,11 +156,11 @@ class SyncClient(SyncCalls):
         """Return an iterator over the records of `stream` that begins at the checkpoint of the
         consumer `name`, with at-least-once delivery.
 
-        If the consumer has no checkpoint, it begins at `start`. It stores a checkpoint after
-        `checkpoint_every` records or `checkpoint_interval` seconds, in each call of `checkpoint`,
-        and at the end. None switches a limit off. `metadata` is stored with each checkpoint. With
-        `exclusive` the iteration raises CheckpointMoved if another process has stored a checkpoint
-        under this name.
+        If the consumer has no checkpoint, it begins at `start`. The consumer stores a checkpoint
+        after `checkpoint_every` records or `checkpoint_interval` seconds, in each call of
+        `checkpoint`, and at the end. A limit of None is switched off. `metadata` is stored with
+        each checkpoint. With `exclusive` the iteration raises CheckpointMoved if another process
+        has stored a checkpoint under this name.
 
         `ReadOptions` describes the `options`. `on_reset` also applies if the stream cannot be read
         from the checkpoint any more. Raises InvalidArgument. The iteration raises the errors of
@@ -207,7 +207,7 @@ class SyncClient(SyncCalls):
         - `slots`: number of slots into which a new group divides the keys, 1 to 1,024 (default 64).
           At most this number of members can read at the same time.
         - `commit_every`, `commit_interval`: the member commits after this number of records, or
-          this number of seconds. None switches that limit off.
+          this number of seconds. A limit of None is switched off.
         - `on_assigned` and `on_revoked` are called with the ids of the assigned and the revoked
           slots. After `on_revoked` has returned, the member commits the revoked slots, unless its
           session has ended.
@@ -249,13 +249,13 @@ class SyncClient(SyncCalls):
 
         - `batch`, `max_bytes`: largest number of messages, and approximate number of bytes, that
           are delivered together.
-        - `prefetch`: ask for the next batch while the caller processes a batch. The messages of
-          both batches count as delivered, so their ack wait runs.
+        - `prefetch`: request the next batch while the caller processes a batch. The messages of
+          both batches count as delivered, so the ack wait of both runs.
         - `create`: create the consumer, with the settings in `options`, if it does not exist; see
           `create_consumer`. With False, a missing consumer is an error.
 
         Raises InvalidArgument. The iteration raises ConsumerNotFound when the consumer is deleted,
-        and Conflict if it exists with other settings than `options`.
+        and Conflict if the consumer exists with other settings than `options`.
         """
         settings = WorkerSettings(stream, consumer, batch, max_bytes, prefetch, create, options)
         return SyncWorker(self._session, settings)

@@ -81,8 +81,8 @@ class SyncConsumer(ConsumerState, ConsumingBlock[RecordBatch]):
         return batch
 
     def _arrived_batch(self) -> RecordBatch:
-        """Return the next batch. The batch stays in `_arrived`, and does not count as returned
-        until the caller has removed it from there."""
+        """Return the next batch. The batch stays in `_arrived`, and counts as returned only when
+        the caller has removed it from `_arrived`."""
         if self._arrived is None:
             self._batch = None
             self._arrived = self._next_batch()

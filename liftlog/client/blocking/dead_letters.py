@@ -20,11 +20,11 @@ class SyncDeadLetters(Lettering):
     not stop the others.
 
     - `publisher` is an open publisher, which the caller closes. It publishes the dead letters on
-      `subject`. `expect` is the name of the stream that records this subject. It must not be the
-      stream from which the records are read.
+      `subject`. `expect` is the name of the stream that records this subject. This stream must be
+      another one than the stream from which the records are read.
     - `retries`: number of further attempts after the first one. The first pause lasts `pause`
-      seconds, and each following pause is twice as long, up to 30 s. Meanwhile the member processes
-      no other record, so the records of a key stay in order.
+      seconds, and each following pause is twice as long, up to 30 s. During a pause the member
+      processes no other record, so the records of a key stay in order.
     - `errors`: errors that a bad record can cause. Any other error ends the run, and the record is
       read again later. So do not include errors that the record did not cause, such as the errors
       of a database that is down.
@@ -91,8 +91,8 @@ class SyncDeadLetters(Lettering):
         self, name: str, stream: str, record: Record, error: Exception, attempts: int
     ) -> Published | None:
         """Publish a dead letter, and return its acks; None if the record is itself a dead letter on
-        this subject. The consumer `name` has tried `attempts` times to process the record, the
-        last time with `error`. Raises PublishFailed."""
+        this subject. `name` is the consumer, `attempts` is the number of its attempts to process
+        the record, and `error` is the error of the last attempt. Raises PublishFailed."""
         misfit: LiftlogError | None = None
         for letter in self._letters(name, stream, record, error, attempts):
             try:

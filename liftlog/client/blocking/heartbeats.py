@@ -16,7 +16,7 @@ _STOP_SECONDS = 1.0
 
 
 class SyncHeartbeats(Heartbeat):
-    """Sends `beat` in the background, again and again: the next one as soon as the last one is
+    """Sends `beat` repeatedly in the background, each time as soon as the previous heartbeat is
     answered."""
 
     def __init__(self, session: SyncRouter, news: News) -> None:

@@ -89,8 +89,8 @@ class SyncSession:
             self._link.give_up(exchange)
 
     def ask(self, message: Message, timeout: float) -> Exchange:
-        """Send one request, and return the answer. After a lost connection the request is repeated
-        on a new one if a second execution does no harm; all attempts together last at most
+        """Send one request, and return the answer. After a lost connection, a request that may
+        safely be executed twice is repeated on a new connection; all attempts together last at most
         `timeout` seconds. Raises RequestTimeout, and ConnectionLost if there is no connection (with
         `undecided` if the request may have taken effect).
         """
@@ -168,11 +168,11 @@ class SyncSession:
             raise self._closed or gave_up(self.target.address.text, None) from None
 
     def _reconnect(self, deadline: float | None) -> SyncLink:
-        """Try to connect until an attempt succeeds. Only one call does this at a time; others wait
-        for its result. Raises TimeoutError at the deadline.
+        """Try to connect until an attempt succeeds. Only one call reconnects at a time; other calls
+        wait for its result. Raises TimeoutError at the deadline.
 
-        Pauses are measured between any two attempts of the session, even if different calls make
-        them: many calls with short timeouts must not cause more attempts.
+        The pause applies between any two attempts of the session, also between attempts of
+        different calls, so that many calls with short timeouts do not cause more attempts.
         """
         lost = self.link
         if lost.usable:

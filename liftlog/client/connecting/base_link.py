@@ -13,14 +13,14 @@ from liftlog.protocol.messages import NONCE_BYTES, Message
 
 
 class BaseLink:
-    """A connection over an open socket. Once it is lost, `error` is the reason; before that,
-    None."""
+    """A connection over an open socket. `error` is the reason for the loss; None while the
+    connection is not lost."""
 
     def __init__(
         self, channel: Channel, address: str, silence_seconds: float, pool: BufferPool
     ) -> None:
-        """If the daemon has to send an answer and is silent for longer than the longest wait of a
-        fetch plus `silence_seconds`, the connection counts as lost."""
+        """While an answer is due, the connection counts as lost if the daemon sends nothing for the
+        longest wait of a fetch plus `silence_seconds`."""
         self.address = address
         self.error: LiftlogError | None = None
         self.connection = ClientConnection(

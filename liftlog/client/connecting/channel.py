@@ -17,8 +17,8 @@ SOFTWARE = f"liftlog-python/{liftlog.__version__}"
 """The name of the client's software, sent in its hello."""
 
 RECEIVE_BYTES = 2 * 1024 * 1024
-"""Maximum number of bytes to receive before the batches in them are examined. Larger steps overflow
-the processor's cache. With smaller steps there are more calls in Python."""
+"""Maximum number of bytes to receive before the batches in them are examined. With more bytes, the
+processor's cache overflows. With fewer bytes, there are more calls in Python."""
 
 
 _UNKNOWN_CA = (
@@ -43,8 +43,8 @@ class Channel(Protocol):
 
     @property
     def has_input(self) -> bool:
-        """True if `recv_into` can return more bytes even if the socket is not readable: TLS has
-        decrypted them already."""
+        """True if `recv_into` can return bytes that TLS has already decrypted, even if the socket
+        is not readable."""
         ...
 
     @property

@@ -1,9 +1,9 @@
 """Decides when to reconnect and which requests to repeat, and makes the errors of connections. Does
 no I/O; both clients use it.
 
-A request is repeated only if one of these is true: its kind may be repeated (`REPEATABLE`), it was
-never sent, or the daemon refused it. Any other request may have taken effect, and ends with a
-ConnectionLost whose `undecided` is true.
+A request is repeated only if its kind may be repeated (`REPEATABLE`), if it was never sent, or if
+the daemon refused it. Any other request may have taken effect, and ends with a ConnectionLost whose
+`undecided` is true.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LONGEST_PAUSE_SECONDS = 5.0
 
 def is_interruption(error: LiftlogError) -> bool:
     """Return True if the failed request may be repeated at the same node: the connection was lost,
-    the daemon is stopping, or it is just taking over the stream."""
+    the daemon is stopping, or the node is just taking over the stream."""
     return isinstance(error, ConnectionLost | ShuttingDown | NotReady)
 
 
@@ -135,8 +135,8 @@ def lost(address: str, reason: object) -> LiftlogError:
 
 
 def unanswered(address: str, message: Message, seconds: float) -> RequestTimeout:
-    """Return the error of a request that got no answer within `seconds`. This is less than the time
-    limit of the call if earlier attempts have used a part of the limit."""
+    """Return the error of a request that got no answer within `seconds`. `seconds` is less than the
+    call's time limit if earlier attempts have used a part of it."""
     return RequestTimeout(f"{address} has not answered {message.KIND!r} in {seconds:.1f} s")
 
 

@@ -33,8 +33,8 @@ _CHECKPOINTS = (
 
 
 def key_of(message: Message) -> str:
-    """Return the key of a request: the same node answers all requests with the same key. Empty if
-    any node can answer the request."""
+    """Return the key of a request, for example its stream. The same node answers all requests with
+    the same key. Empty if any node can answer the request."""
     if isinstance(message, _CHECKPOINTS):
         return ""
     return stream_key(getattr(message, "stream", ""), getattr(message, "replica", None))
@@ -46,15 +46,16 @@ def stream_key(stream: str, replica: str | None) -> str:
 
 
 class Routes:
-    """The addresses of a cluster's nodes and of the leaders. `targets` are tried in turn."""
+    """The addresses of a cluster's nodes and of the leaders. `targets` are the addresses to try, in
+    turn."""
 
     def __init__(self, targets: Sequence[Target]) -> None:
         self.targets = {target.address.text: target for target in targets}
         self._order = list(self.targets)
         self._leaders: dict[str, str] = {}
         self._declined: dict[str, set[str]] = {}
-        """Nodes that have refused reads because they are not in sync, since the last answer. Keyed
-        by read; used only for reads that any node in sync may answer."""
+        """By read: the nodes that have refused the read since its last answer, because they are not
+        in sync. Used only for reads that any node in sync may answer."""
 
     @property
     def has_choice(self) -> bool:
@@ -102,8 +103,8 @@ class Routes:
         return True
 
     def learn(self, text: str) -> bool:
-        """Add an address of the cluster, as another node has reported it. Returns True if the
-        client can use it: a client that uses TLS never connects without TLS."""
+        """Add an address of the cluster that a node has reported. Returns True if the client can
+        use the address: a client that uses TLS never connects without TLS."""
         if text in self.targets:
             return True
         first = next(iter(self.targets.values()))
@@ -132,8 +133,8 @@ class Wandering:
 
     def pause_before(self, address: str, *, is_named: bool) -> float:
         """Return the pause before `address` is tried, in seconds. `is_named` means that a node has
-        named this address as the responsible node. In that case there is no pause the first
-        time."""
+        reported this address as the responsible node. There is no pause before the first attempt at
+        such an address."""
         if is_named and address not in self._followed:
             self._followed.add(address)
             return 0.0

@@ -129,8 +129,8 @@ class Target:
 def context_for(address: Address, tls: ClientTls) -> ssl.SSLContext | None:
     """Return the TLS context for connections to `address`; None if the address does not use TLS.
 
-    Reads certificate files, so the context is made once, and used for every attempt to connect.
-    Raises InvalidArgument, also if `tls` is given for an address that does not use TLS.
+    The function reads certificate files. So call it once, and use the context for every attempt to
+    connect. Raises InvalidArgument, also if `tls` is given for an address that does not use TLS.
     """
     if address.tls:
         return client_context(tls)

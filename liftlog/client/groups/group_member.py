@@ -2,12 +2,14 @@
 commits and heartbeats. Does no I/O.
 
 A member reads its slots in *lanes*. A lane is a read of the stream for some slots, from one offset
-on. Slots that are assigned later may be far behind the others. They get their own lane, so that the
-first lane can continue. Once the new lane has caught up with the first one, the two are merged.
+on. Slots that are assigned later may be far behind the other slots. So they get a lane of their
+own, and the first lane can continue. When the new lane has caught up with the first one, the two
+lanes are merged.
 
 The member returns no more records of a slot that it has to release. When the caller has finished
-the records that were already returned, the member commits the slot's offset. Only then does it
-leave the slot out of its heartbeats. So the slot's next owner begins after these records.
+the records that were already returned, the member commits the slot's offset. Only after this commit
+does the member leave the slot out of its heartbeats. So the slot's next owner begins after these
+records.
 """
 
 from __future__ import annotations
@@ -17,13 +19,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 UNKNOWN = -1
-"""The offset of a slot that is being released while the caller still processes its records."""
+"""Stands for the offset of a slot that is being released while the caller still processes records
+of the slot."""
 
 
 class Lane:
     """A read of the stream for some slots. `slots` maps each slot to the offset of its first record
-    to return. All records below `done` are processed. The caller may be processing records of the
-    slots `in_hand` from `done` to `end`.
+    to return. All records below `done` are processed. The caller may currently process records of
+    the slots `in_hand`, at offsets from `done` to `end`.
     """
 
     def __init__(self, slots: dict[int, int]) -> None:
@@ -31,7 +34,7 @@ class Lane:
         self.done = self.end = min(slots.values(), default=0)
         self.in_hand: frozenset[int] = frozenset()
         self.epoch = 0
-        """The stream's leader epoch up to `done`; 0 if it is not known."""
+        """The stream's leader epoch at `done`; 0 if the epoch is not known."""
 
     def returns(self, slot: int, offset: int) -> bool:
         """Return True if the lane returns records of this slot at this offset to the caller."""
@@ -66,7 +69,8 @@ class GroupMember:
         self.joined = 0
         self.generation = 0
         self.deadline = -math.inf
-        """The time at which the member's session ends, unless it is extended."""
+        """The time at which the member's session ends, unless an answer of the coordinator extends
+        it."""
         self._since: dict[int, int] = {}  # owned slot -> `since` of the ownership
         self._left: dict[int, int] = {}  # slot -> `since` when it was last released
         self._leaving: dict[int, _Leaving] = {}
@@ -96,7 +100,8 @@ class GroupMember:
         return now < self.deadline
 
     def heard(self, sent: float) -> None:
-        """Extend the session: the coordinator has answered a request that was sent at `sent`."""
+        """Extend the session, because the coordinator has answered a request that was sent at
+        `sent`."""
         self.deadline = max(self.deadline, sent + self._session)
 
     def lost(self) -> list[int]:
@@ -155,8 +160,8 @@ class GroupMember:
         self._drop_empty()
 
     def passed(self, lane: Lane, offset: int) -> None:
-        """Note that the lane has nothing to return below this offset. Has no effect while the
-        caller processes records of the lane."""
+        """Note that all remaining records of the lane are at or above this offset. Has no effect
+        while the caller processes records of the lane."""
         if not lane.in_hand:
             lane.done = lane.end = max(lane.done, offset)
 
@@ -186,9 +191,9 @@ class GroupMember:
         self.lanes = [lane for lane in self.lanes if lane.slots or lane.in_hand]
 
     def finished(self, offsets: Mapping[int, int] = MappingProxyType({})) -> list[int]:
-        """Return the finished slots among those that are being released. A slot is finished when
-        the caller has processed its records, and its offset is committed once `offsets` are
-        stored."""
+        """Return the finished slots among those that are being released. A slot is finished if the
+        caller has processed all returned records of the slot, and the slot's offset is committed or
+        is one of `offsets`, which are about to be stored."""
         return [
             slot
             for slot, leaving in self._leaving.items()

@@ -18,10 +18,10 @@ SESSION_SECONDS = 10.0
 COMMIT_EVERY = 10_000
 COMMIT_INTERVAL_SECONDS = 1.0
 LOOK_SECONDS = 0.1
-"""A member without records checks at this interval for news of its group."""
+"""Interval, in seconds, at which a member without records checks for news of its group."""
 POLL_MS = 1000
-"""While a fetch finds no records of the member's slots, the daemon reports at this interval how far
-it has searched the stream."""
+"""While a fetch finds no records of the member's slots, the daemon reports at this interval, in
+milliseconds, how far it has searched the stream."""
 
 SlotsCallback = Callable[[Sequence[int]], None]
 

@@ -41,7 +41,8 @@ logger = logging.getLogger("liftlog.client")
 
 
 class _Storing(NamedTuple):
-    """Offsets that are being stored in the background, and the slots to release after that."""
+    """Offsets that are being stored in the background, and the slots to release when the offsets
+    are stored."""
 
     joined: int
     offsets: dict[int, int]
@@ -49,8 +50,8 @@ class _Storing(NamedTuple):
 
 
 class GroupReading:
-    """Decides which record a member of a group returns next. The two consumers add the loops that
-    wait. The `reader` of a lane is the read that fetches its records."""
+    """Decides which record a member of a group returns next. The asyncio and the blocking consumer
+    add the loops that wait. The `reader` of a lane is the read that fetches the lane's records."""
 
     def __init__(self, settings: GroupSettings) -> None:
         settings.check()
@@ -106,8 +107,9 @@ class GroupReading:
     # --- its requests ---
 
     def _join_request(self, start: int) -> JoinGroup:
-        """Return the request to join, with the same token until a join is answered. If an answer
-        was lost, the token shows that this client owns the membership."""
+        """Return the request to join. All requests until the first answer have the same token. If
+        an answer was lost, the token in the next request proves that this client owns the
+        membership."""
         one = self._settings
         token = self._token = self._token or secrets.token_hex(16)
         session_ms = round(one.session * 1000)
@@ -272,7 +274,7 @@ class GroupReading:
 
     def _know(self, lane: Lane, reader: Any) -> None:
         """Note the incarnation and epoch that the lane reads. A commit covers the progress of all
-        lanes, so it contains the newest epoch of them."""
+        lanes, so it contains the newest of their epochs."""
         lane.epoch = reader.epoch
         is_same = reader.incarnation == self._incarnation
         self._epoch = max(self._epoch, reader.epoch) if is_same else reader.epoch
@@ -317,15 +319,15 @@ class GroupReading:
         run.counted = run.index
 
     def _pass(self, lane: Lane, reader: Any) -> None:
-        """Note that the stream has no record for this lane below the position of its reader, and
-        note the stream's incarnation: a commit of that position contains it."""
+        """Note that the stream has no more records for this lane below the position of its reader.
+        Also note the stream's incarnation, which the commit of that position has to contain."""
         if reader.position is not None and reader.incarnation is not None:
             self._know(lane, reader)
             self._state.passed(lane, reader.position)
 
     def _next_record(self) -> Record | None:
-        """Return the next record that has arrived; None if there is none, or the session has
-        ended."""
+        """Return the next record that has arrived; None if no record has arrived, or if the session
+        has ended."""
         while (lane := self._lane_in_turn()) is not None:
             arrived = self._arrived[lane]
             place = arrived.index
@@ -365,8 +367,8 @@ class GroupReading:
         self._turn = None
 
     def _lane_in_turn(self) -> Lane | None:
-        """Return the lane whose records are returned next, if any. A lane keeps its turn until its
-        batch is used up, so the records that the caller has are from one lane."""
+        """Return the lane whose records are returned next, if any. A lane keeps its turn until all
+        records of its batch are returned, so the caller only ever has records of one lane."""
         self._join_if_many()
         lanes = [lane for lane in self._state.lanes if lane in self._arrived]
         if not lanes or not self._state.may_return(time.monotonic()):
@@ -404,8 +406,9 @@ class GroupReading:
         return max(one[0], other[0]) <= min(one[1], other[1])
 
     def _join_lanes(self) -> None:
-        """Merge lanes that have caught up with the first one into it. The first lane's read also
-        requests their slots, from an offset that they have reached; then their own reads end."""
+        """Merge lanes that have caught up with the first one into it. The read of the first lane
+        also requests the slots of these lanes, from an offset that these lanes have reached. After
+        that, the reads of these lanes end."""
         if len(self._state.lanes) < 2:
             return
         self._join_unread()
@@ -472,8 +475,9 @@ class GroupReading:
         return self._state.uncommitted()
 
     def _begin_storing(self) -> list[Message]:
-        """Return the requests that store the processed offsets and release finished slots. Send
-        them one after the other. A slot is finished if the caller processes none of its records."""
+        """Return the requests that store the processed offsets and release finished slots. The
+        caller sends the requests one after the other. A slot is finished if the caller processes
+        none of its records."""
         offsets = self._begin_commit()
         finished = self._state.finished(offsets)
         messages: list[Message] = []

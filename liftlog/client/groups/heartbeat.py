@@ -10,15 +10,15 @@ from liftlog.protocol.client_connection import Exchange
 from liftlog.protocol.groups import AssignmentAnswer, BeatGroup
 
 News: TypeAlias = deque[tuple[AssignmentAnswer | LiftlogError, int, float]]
-"""Answers of the coordinator, each with `joined` of its heartbeat and the time at which the
-heartbeat was sent (monotonic seconds)."""
+"""Answers of the coordinator, each with the `joined` that its heartbeat contained and the time at
+which the heartbeat was sent (monotonic seconds)."""
 
 IDLE_SECONDS = 0.05
 """Pause between two checks of `beat` while it is None."""
 
 _UNHEARD_SECONDS = 0.2
-"""Pause after an answer with changes that the member has not handled yet. Without the pause, the
-coordinator would repeat the answer at once."""
+"""Pause, in seconds, after an answer with changes that the member has not handled yet. Without the
+pause, the coordinator would repeat the answer at once."""
 
 
 class Heartbeat:

@@ -1,4 +1,4 @@
-"""One message: its attempts, their answers, and the result that follows from them.
+"""One message: its attempts, the answers to them, and its result.
 
 Pure. A refusal proves only that one attempt was not stored: the attempt that it answers. An attempt
 without an answer may have been stored. So a message counts as refused only if no attempt can have
@@ -42,8 +42,8 @@ _ANY = ""
 _DEPENDS_ON_THE_MOMENT = frozenset({10077, 10109, 10167})
 """Codes of refusals that depend on the time of the attempt: paused, disk full, read-only,
 overloaded. After such a refusal an earlier attempt may still have been stored. All other refusals
-also prove that no earlier attempt was stored. Either the message itself is their reason, or the
-stream has checked for duplicates before (10070, 10071)."""
+also prove that no earlier attempt was stored. For most of these codes, the reason is the message
+itself. For 10070 and 10071, the stream has first checked that the message is no duplicate."""
 
 
 class Delivery:
@@ -120,11 +120,11 @@ class Delivery:
         self.in_flight = False
 
     def take(self, attempt: int, answer: Outcome, *, passing: bool = False) -> None:
-        """Note an answer to an attempt. Sets `result` once every stream has acked or finally
-        refused the message.
+        """Note an answer to an attempt. Sets `result` when every expected stream has acked or
+        finally refused the message.
 
         `passing` means that the refusal is due to an earlier message, and proves nothing about this
-        one.
+        message.
         """
         if not self.expect and self.result is None and isinstance(answer, Ack):
             self._acks[_ANY] = answer  # the usual case
@@ -185,8 +185,8 @@ class Delivery:
 
     def give_up(self, reason: str = "", *, broken: PublishFailed | None = None) -> None:
         """Make no further attempt, and set `result` from the answers so far. `broken` is the
-        failure of an earlier message. After it this message must not be sent, because the order
-        would change."""
+        failure of an earlier message. After this failure the message must not be sent, because the
+        order would change."""
         if self.result is None:
             self._settle(self._failure(reason, broken=broken))
 

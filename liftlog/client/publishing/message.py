@@ -46,8 +46,8 @@ class OutgoingMessage(NamedTuple):
         """Return the payload and the header block of one attempt. The block is b"" if there are no
         headers.
 
-        `stream` and `last_sequence` are preconditions: only that stream stores the message, and
-        only if `last_sequence` is its last offset.
+        `stream` and `last_sequence` are preconditions: only the stream `stream` stores the message,
+        and only if `last_sequence` is its last offset.
         """
         own: list[HeaderLine] = []
         if stream is not None:
@@ -68,7 +68,7 @@ class OutgoingMessage(NamedTuple):
         self, reply: str, lines: Sequence[HeaderLine], last: int | None
     ) -> tuple[bytes, bytes]:
         """Return the message as an envelope, and the header block. If an envelope cannot hold the
-        headers, all of them stay in the header block, so that their lines keep their order."""
+        headers, all headers stay in the header block, so that the lines keep their order."""
         fitting = _enveloped_headers(lines)
         payload = envelope.encode(
             self.value,
@@ -143,8 +143,8 @@ def checked(
 
 @lru_cache(maxsize=256)
 def _is_subject(text: str) -> bool:
-    """Return True if the text is a subject without wildcards. The text contains bytes that are not
-    UTF-8 as `surrogateescape` decodes them."""
+    """Return True if the text is a subject without wildcards. In the text, bytes that are not UTF-8
+    are decoded with `surrogateescape`."""
     try:
         text.encode(errors="surrogateescape")
     except UnicodeEncodeError:

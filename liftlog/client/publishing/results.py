@@ -64,7 +64,7 @@ class Published(NamedTuple):
 
 
 class PublishFailed(LiftlogError):
-    """Not every expected stream has acked the message.
+    """Raised if not every expected stream has acked the message.
 
     `acks` has the acks that arrived, `refusals` the last refusal of each stream that refused, and
     `missing` the names of the expected streams that may or may not have stored the message.
@@ -111,8 +111,8 @@ class PublishRefused(PublishFailed):
 
 
 class PublishUnknown(PublishFailed):
-    """The outcome is unknown: the message may be stored or not, because no answer arrived that
-    decides it.
+    """The outcome is unknown: the message may be stored or not, because no arrived answer decides
+    this.
 
     Publish the message again with the same `message_id` while the stream's dedupe window lasts. Or
     search for the message in the stream: records keep their message id in the header `Nats-Msg-Id`.
@@ -132,8 +132,8 @@ class NotPublished(PublishFailed):
 
 
 class OrderBroken(NotPublished):
-    """The message was not stored, because the outcome of an earlier message is unknown. The
-    publisher did not send the message, or all streams refused it.
+    """The message was not stored, because the outcome of an earlier message is unknown. Either the
+    publisher did not send this message, or all streams refused it.
 
     Decide how to handle the earlier message, then call `publisher.resume()`.
     """

@@ -31,13 +31,13 @@ WRONG_LAST_SEQUENCE = 10071
 WRONG_STREAM = 10060
 
 _GRACE_SECONDS = 1.0
-"""Longest wait for the first ack of the expected stream, after another stream has answered that it
-is not the expected stream. The expected stream may belong to another, slower daemon."""
+"""Longest wait, in seconds, for the first ack of the expected stream, after a refusal from a stream
+with another name. The expected stream may belong to another, slower daemon."""
 
 
 class RetryPolicy(NamedTuple):
-    """The rules for repeating a message. It is not repeated any more when `retry_for` seconds have
-    passed since its first attempt.
+    """The rules for repeating a message. The publisher stops repeating a message `retry_for`
+    seconds after its first attempt.
 
     After a temporary refusal the pause doubles from `first_pause` to `longest_pause`.
     """
@@ -106,13 +106,13 @@ class Unordered:
         heapq.heappush(self._later, (at, next(self._tickets), delivery))
 
     def wake_at(self) -> float | None:
-        """Return the time at which `next` may return a message that it does not return now. Returns
-        None if only an event can make it return one."""
+        """Return the time at which to call `next` again, if no event comes first. Returns None if
+        only an event can make `next` return a message."""
         return self._later[0][0] if self._later else None
 
     def resume(self, last_sequence: int | None) -> None:
-        """Continue after a failure that broke the order. Does nothing here, because no message
-        waits for another."""
+        """Continue after a failure that broke the order. Does nothing in this class, because no
+        message waits for another one."""
 
 
 class Sequenced:
@@ -120,9 +120,9 @@ class Sequenced:
     others, except for refused ones.
 
     `last_sequence` is the stream's last offset. None means that the offset is unknown: then the
-    first message is sent alone, and its ack contains its offset. `on_broken` is called when no
-    further message may be sent: the stream has another writer, or it is unknown whether a message
-    was stored. All waiting messages then fail.
+    first message is sent alone, and the ack of this message contains the offset. `on_broken` is
+    called when no further message may be sent: the stream has another writer, or it is unknown
+    whether a message was stored. All waiting messages then fail.
     """
 
     def __init__(
@@ -234,15 +234,15 @@ class Sequenced:
                 self._absent_at = now + _GRACE_SECONDS
 
     def _is_unheard(self) -> bool:
-        """Return True if for `retry_for` seconds no message has reached a subscriber. Then each of
-        the following messages is sent once, without retries."""
+        """Return True if for `retry_for` seconds no message has reached a subscriber. In this case
+        each of the following messages is sent once, without retries."""
         since = self._unheard_since
         return since is not None and self._not_before - since >= self._retry.retry_for
 
     def _is_chained(self, delivery: Delivery, refusal: Refusal, is_newest: bool) -> bool:
         """Return True if the refusal may be due to earlier messages. A refusal proves that the
-        stream has another writer only if two conditions hold: it answers the first unsettled
-        message, and that message was sent with an offset that is certain."""
+        stream has another writer only if two conditions hold: the refusal answers the first
+        unsettled message, and the offset in that message was certain."""
         if not _is_wrong_sequence(refusal) or delivery.last_sequence is None:
             return False
         is_first = delivery is self._queue[0] and delivery.last_sequence == self._last

@@ -37,8 +37,8 @@ class BaseReader:
 
     @property
     def divided_by(self) -> frozenset[int] | None:
-        """The slots to which the records of the newest batch are limited, if the daemon has
-        selected records by slots of a group; otherwise None."""
+        """The slots of a group by which the daemon has selected the records of the newest batch;
+        None if the daemon has not selected by slots."""
         return self._ahead.divided_by
 
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 _LENGTH = struct.Struct("<I")
 
 _LOOK_BYTES = 8 * 1024
-"""Minimum number of bytes for decoding small batches together. With fewer bytes, it costs more than
-it saves."""
+"""Minimum number of bytes for decoding small batches together. With fewer bytes, decoding together
+costs more time than it saves."""
 
 _RARELY_BYTES = 64 * 1024
 """The longest distance in bytes between two searches for small batches, after searches that found
@@ -147,8 +147,8 @@ class ArrivingBatches:
         return None
 
     def _take_small_batches(self, arrived_bytes: int) -> SmallBatches | None:
-        """Return the next small batches, up to the first damaged one, or None if the next batch
-        must be decoded alone."""
+        """Return the next small batches, up to the first damaged batch; None if the next batch must
+        be decoded alone."""
         position = self._position
         if position < self._look_at or arrived_bytes - position < _LOOK_BYTES:
             return None
@@ -172,8 +172,9 @@ class ArrivingBatches:
             raise DamagedHeader(reached, len(self._body), end)
 
     def _is_whole(self, position: int, arrived_bytes: int) -> bool:
-        """Return True if the batch at `position` has arrived completely. Its length field is not
-        checked yet: a wrong length can at worst cause a wait for the rest of the body."""
+        """Return True if the batch at `position` has arrived completely. The length field of the
+        batch is not verified yet: at worst, a wrong length makes the reader wait for the rest of
+        the body."""
         needed = position + HEADER_SIZE
         if needed <= arrived_bytes:
             (length,) = _LENGTH.unpack_from(self._body, position + LENGTH_POSITION)
@@ -275,9 +276,9 @@ def find_good_batch(body: memoryview, position: int, offset: int, end_offset: in
 
     `end_offset` is the end of the answer according to its header; it is returned if no good batch
     follows. A batch counts as good if a chain of headers leads from it to the end of the answer and
-    to `end_offset`, each header beginning where the previous batch ends. If no chain leads from a
-    header to the end, the header may belong to a batch with more damage after it, or may be part of
-    the value of a record. Then the result is None, and the caller must ask the daemon.
+    to `end_offset`, each header beginning where the previous batch ends. Without such a chain, a
+    header may belong to a batch before more damage, or may be part of the value of a record. In
+    this case the result is None, and the caller must ask the daemon.
     """
     raw = body.tobytes()
     at = raw.find(MAGIC, position + ALIGNMENT)

@@ -5,9 +5,10 @@ A record counts as processed when the next record is requested. A checkpoint is 
 last processed record. So if the consumer ends while it processes a record, this record is read
 again.
 
-With `exclusive` every commit contains the offset that it expects to be stored. A commit whose
-answer was lost may have taken effect, so the consumer keeps its offset. If the daemon refuses the
-next commit because exactly this offset is stored, the earlier commit has taken effect.
+With `exclusive` every commit contains the offset that it expects to be stored. If the answer to a
+commit was lost, the commit may have taken effect, so the consumer remembers its offset. If the
+daemon then refuses the next commit because exactly this offset is stored, the earlier commit has
+taken effect.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ FIRST_OFFSET = 1
 
 class Progress:
     """The progress of a consumer. A checkpoint is due after `every` records or `interval` seconds;
-    None switches that limit off."""
+    A limit of None is switched off."""
 
     def __init__(self, every: int | None, interval: float | None, *, exclusive: bool) -> None:
         if every is not None and every < 1:
@@ -50,7 +51,8 @@ class Progress:
         if interval is not None and interval <= 0:
             raise InvalidArgument(f"checkpoint_interval={interval!r} is not a time in seconds")
         self.position: int | None = None
-        """All records below it count as processed; None until one does."""
+        """All records below this offset count as processed; None until the first record counts as
+        processed."""
         self.committed = 0
         """The stored offset according to the last answer; 0 if no checkpoint is stored."""
         self.incarnation: str | None = None
@@ -74,13 +76,15 @@ class Progress:
 
     @property
     def expected(self) -> int | None:
-        """The offset that a commit expects to be stored; None if it does not check that."""
+        """The offset that the daemon must have stored to accept the next commit; None if commits
+        are unconditional."""
         return self.committed if self._exclusive else None
 
     # --- what counts as processed ---
 
     def advance(self, position: int | None, count: int) -> None:
-        """Count all records below `position` as processed. They are `count` more than before."""
+        """Count all records below `position` as processed. `count` is the number of records that
+        did not count before."""
         if position is not None:
             self.position = position
             self._uncounted += count
@@ -96,7 +100,8 @@ class Progress:
 
     def hear(self, incarnation: str | None, epoch: int | None) -> None:
         """Note the incarnation and the epoch of the following records. A checkpoint between these
-        records has to contain this epoch, because the previous epoch may have ended below them."""
+        records has to contain their epoch, because the previous epoch may have ended below these
+        records."""
         self.incarnation, self.epoch = incarnation, epoch
 
     def move(self, position: int, incarnation: str) -> None:
@@ -196,9 +201,9 @@ def reads_from(settings: ConsumerSettings, found: Checkpoint | None) -> tuple[St
     the name belongs to another stream.
 
     Damage may have destroyed checkpoints. If an older checkpoint is left, the read begins there,
-    and some records are read again. If none is left, a start after the first record could skip
-    records that were never read: then the function raises CheckpointUncertain, unless `on_reset`
-    defines where to continue.
+    and some records are read again. If no checkpoint is left, and the read would start after the
+    first record, the read could skip records that were never read. In this case the function raises
+    CheckpointUncertain, unless `on_reset` defines where to continue.
     """
     options = settings.options.copy()
     if found is None:
@@ -244,7 +249,8 @@ class ConsumerState:
     """The records that a consumer has received, how many of them are returned and processed, and
     its position.
 
-    The two consumers add the loops that wait for records and for the daemon to store a checkpoint.
+    The asyncio and the blocking consumer add the loops that wait for records and for stored
+    checkpoints.
     """
 
     def __init__(self, settings: ConsumerSettings) -> None:
@@ -264,7 +270,8 @@ class ConsumerState:
 
     @property
     def position(self) -> int | None:
-        """All records below it count as processed; None until one does."""
+        """All records below this offset count as processed; None until the first record counts as
+        processed."""
         return self._progress.position
 
     @property
@@ -283,7 +290,7 @@ class ConsumerState:
     # --- records in hand ---
 
     def _begin_batch(self, batch: RecordBatch) -> None:
-        """Make this the batch whose records are returned."""
+        """Make this batch the current one: the iteration returns its records next."""
         # The batch stays in `_arrived` until its records are made, so an interruption loses
         # nothing.
         records = batch.records()
@@ -291,7 +298,7 @@ class ConsumerState:
 
     def _rest_of_batch(self) -> RecordBatch | None:
         """Return the rest of the current batch: the records that the iteration has not returned.
-        The iteration does not return them any more."""
+        The iteration then does not return these records."""
         batch, records, index = self._batch, self._records, self._index
         if batch is None or index == len(records):
             return None

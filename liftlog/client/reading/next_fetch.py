@@ -20,13 +20,13 @@ class NextFetch:
 
     Invariants:
 
-    - The start is an offset, an end of the log, or a time. After the first answer it is an offset
-      (None if the read has lost its position).
+    - The start is an offset, an end of the log, or a time. After the first answer it is an offset,
+      or None if the read has lost its position.
     - The start belongs to `incarnation` and `epoch`. Each fetch contains them, so a daemon with
       another history reports an error and sends no records.
     - No fetch requests records from `stop_offset` on.
     - Fetches grow: each requests twice as many bytes as the previous one, up to `fetch_bytes`.
-    - The bound, which a copy must have reached to answer, never falls.
+    - The bound never decreases. (A copy must have reached the bound to answer.)
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class NextFetch:
 
     def _bound(self) -> int | None:
         """Return the offset that a copy must have reached to answer this fetch. Without this bound,
-        the fetch could go to a copy that ends before the present position."""
+        a copy that ends before the present position could answer."""
         offset = self.offset
         if self._at_least is not None and offset is not None:
             self._at_least = max(self._at_least, offset)

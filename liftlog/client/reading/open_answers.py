@@ -15,7 +15,7 @@ from liftlog.protocol.messages import FetchHeader
 
 
 class Answer(NamedTuple):
-    """An answer with records whose header has arrived."""
+    """An answer with records. Its header has arrived."""
 
     header: FetchHeader
     exchange: Exchange
@@ -36,7 +36,8 @@ class OpenAnswers:
     - `waiting` holds errors and resets between the answers, each at the place where the reader must
       get it.
     - `bytes` is the sum of the bodies of `current` and of the answers in `waiting`.
-    - Only `current` refers to a body, so its memory is free as soon as its batches are freed.
+    - Only `current` refers to a body, so the memory of a body is free as soon as its batches are
+      freed.
     """
 
     def __init__(self) -> None:
@@ -71,8 +72,8 @@ class OpenAnswers:
         return arriving.arrived_bytes >= current.needed_bytes
 
     def first_unread(self) -> int | Reset | None:
-        """Return the offset of the first record that was not returned. Return a `Reset` instead if
-        one precedes this record; None if nothing has arrived."""
+        """Return the offset of the first record that was not returned yet. If a `Reset` precedes
+        this record, return the `Reset`. None if nothing has arrived."""
         if self.current is not None:
             return self.current.next_offset
         for item in self.waiting:
@@ -103,7 +104,7 @@ class OpenAnswers:
         self.requests.add(exchange)
 
     def header_arrived(self) -> Exchange | None:
-        """Return the request to which the header belongs, which is the newest one."""
+        """Return the request to which the header belongs: the newest request."""
         asked, self._asked = self._asked, None
         return asked
 
@@ -138,7 +139,7 @@ class OpenAnswers:
 
     def drop(self) -> set[Exchange]:
         """Drop everything that has arrived. Return the open requests, which the caller must cancel.
-        They make no further callbacks."""
+        These requests make no further callbacks."""
         dropped, self.requests = self.requests, set()
         for exchange in dropped:
             exchange.on_header = exchange.on_done = exchange.on_progress = None

@@ -11,12 +11,12 @@ network delays. A read begins with small answers, because the caller may want on
 and doubles their size each time. The data that is read ahead is limited to `read_ahead_bytes` plus
 one answer.
 
-The daemon is asked about damage before the damage is reported. If the header of a batch is damaged,
-its bytes do not show where the batch ends; the daemon's index does. If the body is damaged, the
-daemon may not have found the damage yet, because it sends batches unchecked. At the client's
-request, it examines the records, and quarantines the damaged ones or repairs them from another
-replica. Then the read starts again at that offset. The answer is either the exact range of the
-damage, or good records, if the range was repaired or only the transfer failed.
+Before damage is reported, the client asks the daemon about it. If the header of a batch is damaged,
+only the daemon's index shows where the batch ends. If the body is damaged, the daemon may not have
+found the damage yet, because it sends batches without checking them. At the client's request, the
+daemon examines the records, and quarantines damaged records or repairs them from another replica.
+Then the read starts again at that offset. The daemon answers with the exact range of the damage, or
+with good records if the range was repaired or only the transfer failed.
 
 A lost connection interrupts a read and does not end it. The caller reconnects and calls `resume`;
 the read then continues after the last batch that it returned. The fetches contain the incarnation
@@ -103,8 +103,8 @@ class ReadAhead:
         slots: tuple[list[int], int] | None = None,
         poll_ms: int = POLL_MS,
     ) -> None:
-        """`slots` are the wanted slots, with the number of slots of the group. The daemon may leave
-        out the records of all other slots."""
+        """`slots` are the wanted slots of a group, and the group's number of slots. The daemon may
+        leave out the records of all other slots."""
         check_options(until, prefer, replica, on_corrupt, on_reset, reset_callback)
         self.stream = stream
         self.on_ready: Callable[[], None] | None = None
@@ -143,8 +143,8 @@ class ReadAhead:
             self.ask_for(slots[0], slots[1], read_ahead_bytes)
 
     def ask_for(self, slots: list[int], slot_count: int, read_ahead_bytes: int) -> None:
-        """Request the records of these slots, from the next fetch on. A fetch in flight
-        continues."""
+        """Request the records of these slots, from the next fetch on. A fetch in flight is not
+        changed."""
         self._next.ask_for(slots, slot_count)
         self._read_ahead_bytes = read_ahead_bytes
 
@@ -181,7 +181,7 @@ class ReadAhead:
 
     @property
     def high_watermark(self) -> int | None:
-        """The high watermark in the newest answer; None before the first."""
+        """The high watermark in the newest answer; None before the first answer."""
         return None if self._last is None else self._last.high_watermark
 
     @property
@@ -283,7 +283,7 @@ class ReadAhead:
             raise item
 
     def abandon(self, error: LiftlogError) -> None:
-        """Record that the connection was lost, if this read was not notified because an exception
+        """Note that the connection was lost. The read may not have been notified, if an exception
         from a signal handler interrupted its caller."""
         if self.position is not None:
             self._next.move_to(self.position)
@@ -313,8 +313,8 @@ class ReadAhead:
             raise
 
     def _have_looked_at(self, offset: int) -> None:
-        """Make the daemon check the damaged records, by a fetch for which it has to examine them.
-        Then continue at `offset`, regardless of the result."""
+        """Send a fetch for which the daemon has to examine the damaged records. Then continue at
+        `offset`, regardless of the result."""
         self._looked_at = offset
         self._drop()
         self._next.move_to(offset)
@@ -405,8 +405,8 @@ class ReadAhead:
             raise
 
     def stop(self) -> None:
-        """End the read: it returns no more batches, and `position` stays where it is. A waiting
-        caller is woken. Calling it again does nothing."""
+        """End the read: it returns no more batches, and `position` does not change. A waiting
+        caller wakes up. A second call does nothing."""
         self._stop_at(self.position)
         if self.on_ready is not None:
             self.on_ready()
@@ -468,8 +468,8 @@ class ReadAhead:
 
     def _compare_with_suspicion(self, header: FetchHeader) -> None:
         """Handle an answer for the batch that failed its check. If the daemon has quarantined the
-        batch meanwhile, the answer has only the records that follow; then the batch is reported as
-        damaged."""
+        batch in the meantime, the answer has only the records after it, and the batch is reported
+        as damaged."""
         suspect = self._suspect
         if suspect is None or header.offset != suspect:
             return
@@ -479,7 +479,7 @@ class ReadAhead:
             self._answers.waiting.append(corrupt_range(self.stream, suspect, following))
 
     def _on_progress(self) -> None:
-        """Note that more bytes have arrived, which belong to the oldest incomplete answer."""
+        """Note that more bytes have arrived for the oldest incomplete answer."""
         if self.on_ready is not None and self._answers.may_continue:
             self.on_ready()
 

@@ -64,8 +64,8 @@ def selection_fields(selected: Filter | None, columns: Sequence[Column] | None) 
 
 
 def not_selected(asked: bool, header: FetchHeader) -> LiftlogError | None:
-    """Return an error if filters were requested and the daemon, which is too old for them, has
-    answered with all records; otherwise None."""
+    """Return an error if the read has filters but the daemon is too old for them, and has answered
+    with all records; otherwise return None."""
     if not asked or header.selected:
         return None
     return UnsupportedVersion(
@@ -88,7 +88,8 @@ Start: TypeAlias = int | Literal["earliest", "latest"] | datetime
 """An offset, one of the two ends, or the first record stamped at or after a time."""
 
 Until: TypeAlias = int | Literal["end"] | None
-"""Exclusive: an offset, the high watermark at the call, or never."""
+"""The end of a read, exclusive: an offset, or the high watermark at the time of the call. Without
+an end, the read never ends."""
 
 END = "end"
 
@@ -152,8 +153,9 @@ class ReadOptions(TypedDict, total=False):
       continues at the log start ("earliest") or at the high watermark ("latest").
 
     `incarnation` and `epoch` are the stream's incarnation and leader epoch, which the application
-    has stored together with the position. With them the read detects that the stream was deleted
-    and created again (StaleIncarnation), or has lost records that were already read (Diverged).
+    has stored together with the position. With these values the read detects that the stream was
+    deleted and created again (StaleIncarnation), or has lost records that were already read
+    (Diverged).
 
     `replica` is the name of the node to which the client is connected. The read then uses this
     node's copy of the stream, even if another node leads. The copy may be slightly behind the
@@ -161,9 +163,9 @@ class ReadOptions(TypedDict, total=False):
 
     With `prefer="nearest"` the client reads a replicated stream from the first of its addresses
     whose node is reachable and in sync. If no such node exists, it reads from the leader. List the
-    nearest node first. The read returns every record that was committed before it began. To ensure
-    this, the client asks the leader once for its high watermark, and waits until the copy has
-    reached it. Later records may arrive slightly later than from the leader. A daemon without a
+    nearest node first. The read returns every record that was committed before the read began. To
+    ensure this, the client asks the leader once for its high watermark, and waits until the copy
+    has reached it. Later records may arrive slightly later than from the leader. A daemon without a
     cluster ignores the option.
     """
 

@@ -21,8 +21,8 @@ class Reports:
         self._reset_callback = reset_callback
 
     def damage(self, error: CorruptRange) -> None:
-        """Report damaged records. Raises `error`, or the error of the callable, if the read must
-        not continue after them."""
+        """Report damaged records. If the read must not continue after these records, raises
+        `error`, or the error of the callable."""
         on_corrupt = self._on_corrupt
         if on_corrupt == "raise":
             raise error

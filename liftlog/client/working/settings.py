@@ -33,7 +33,7 @@ class ConsumerOptions(TypedDict, total=False):
     - `ack_wait`: seconds after which a message that is not acked is delivered again; default 30.
     - `max_deliver`: largest number of deliveries of a message; -1, the default, is no limit.
     - `backoff`: the waits in seconds after the first delivery, the second delivery, and so on,
-      instead of `ack_wait`. The last number applies to all later deliveries.
+      instead of `ack_wait`. The last wait also applies after all later deliveries.
     - `max_ack_pending`: maximum number of delivered messages that are not done. At this number, no
       message is delivered for the first time. Default 1,000; with -1 only the limit of the daemon
       applies.
