@@ -15,8 +15,8 @@ def commit() -> str:
     """The first 12 hexadecimal digits of the commit, with `-dirty` if the build contained other
     changes; "" if it is not known.
 
-    A built distribution contains the commit. In a clone, this reads the commit that is checked out
-    from the files of the repository, and does not detect changes to files.
+    A built distribution contains the commit. In a clone of the repository, the function reads the
+    checked-out commit from the files of git, and does not detect changed files.
     """
     package = Path(__file__).parent
     try:

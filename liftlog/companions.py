@@ -1,8 +1,8 @@
 """Checks that `envelope`, `compaction` and `acl` are the packages that were installed with liftlog.
 
-Packages with the same short names exist on the public index, and a distribution that is installed
-later overwrites them silently. The client distribution contains neither these packages nor this
-module.
+Packages with the same short names exist on the public index. If such a package is installed later,
+it overwrites liftlog's package silently. The client distribution contains neither these packages
+nor this module.
 """
 
 from __future__ import annotations

@@ -1,22 +1,23 @@
 """The rules by which a leader sends the states of a stream's consumers with acks to the followers.
 
-Every change of a consumer has a number in the leader's epoch. A follower that is at number n has
-every change up to n of every consumer. It may have later changes of some consumers. `LeaderStates`
+Every change of a consumer has a number in the leader's epoch. A follower at number n has every
+change up to n of every consumer, and possibly later changes of some consumers. `LeaderStates`
 decides which data a follower receives: the changes after its number if they are still in memory,
-and otherwise the whole state of each consumer that has changed since. `FollowerStates` decides
-which of the received changes a follower writes.
+and otherwise the whole state of each consumer that has changed after this number. `FollowerStates`
+decides which of the received changes a follower writes.
 
-At the start of its epoch, a leader gives a number to each consumer that it has. A follower whose
-states are from another epoch receives all consumers, and drops consumers that the leader does not
-have. Its `base` is the number that the leader had when it began to send them. Until the follower
-has received all consumers, it is below `base`, and has confirmed nothing.
+At the start of its epoch, a leader gives a number to each of its consumers. A follower with states
+from another epoch receives all consumers, and drops consumers that the leader does not have. The
+follower's `base` is the leader's newest number at the beginning of this transfer. Until the
+follower has received all consumers, its number is below `base`, and it has confirmed nothing.
 
 Consumers are sent as a whole in the order of their newest changes, in several answers. Between two
 answers, the `cursor` is the newest change of the consumer that was sent last. If a consumer changes
-meanwhile, its newest change is after the cursor, so the consumer is sent again.
+between two answers, its newest change is after the cursor, so the consumer is sent again.
 
-A delivery is sent when all nodes for which the high watermark waits have written its change. An ack
-is confirmed when these nodes have synced its change. So every later leader has both changes.
+The leader sends a delivery when all nodes for which the high watermark waits have written the
+change of the delivery. It confirms an ack when these nodes have synced the change of the ack. So
+every later leader has these changes.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from typing import Generic, NamedTuple, TypeVar
 MAX_KEPT_BYTES = 1024 * 1024
 """Maximum size of the changes of one stream that the leader keeps in memory for its followers."""
 MAX_KEPT_DELETIONS = 10_000
-"""Maximum number of deleted consumers whose names the leader keeps. A follower that lags further
-receives all consumers again."""
+"""Maximum number of deleted consumers whose names the leader keeps. A follower that has missed more
+deletions receives all consumers again."""
 _NOTHING = -1
 
 
@@ -45,23 +46,23 @@ class Position(NamedTuple):
     synced: int
     """Each change up to this number is synced, and survives a power cut."""
     cursor: int
-    """All consumers whose newest change is at most this number are written, too. It is the same as
-    `written` unless consumers are being sent as a whole."""
+    """All consumers with a newest change up to this number are written, too. While consumers are
+    sent as a whole, the cursor is ahead of `written`; otherwise both are equal."""
 
 
 T = TypeVar("T")
 
 
 class Changes(NamedTuple, Generic[T]):
-    """The follower receives these changes. After them it is at `number`."""
+    """The follower receives these changes, and is then at `number`."""
 
     changes: list[T]
     number: int
 
 
 class Snapshots(NamedTuple):
-    """The follower receives the whole states of these consumers, in this order. When it has all of
-    them, and has dropped those in `deleted`, it is at `number`."""
+    """The follower receives the whole states of these consumers, in this order. When the follower
+    has all these states, and has dropped the consumers in `deleted`, it is at `number`."""
 
     base: int
     written: int
@@ -80,11 +81,11 @@ class Snapshots(NamedTuple):
 
 @dataclass(slots=True)
 class _Copy:
-    """The states in one process run of a follower."""
+    """A leader's view of the states that a follower has, in one process run of the follower."""
 
     start: int
     caught_up: float | None
-    """Time at which the follower last had all changes; None if it is not known yet."""
+    """Time at which the follower last had all changes; None if this is not known yet."""
     written: int = _NOTHING
     synced: int = _NOTHING
     heard: float = -math.inf
@@ -95,8 +96,9 @@ class _Copy:
 
 
 class LeaderStates(Generic[T]):
-    """The states of a stream's consumers, as its leader sees them in one epoch. Times are monotonic
-    seconds. `T` is a change, whose content does not matter here."""
+    """The leader's part: numbers the changes of a stream's consumers in one epoch, and chooses the
+    data for each follower. Times are monotonic seconds. `T` is the type of a change; this class
+    does not examine the content of changes."""
 
     def __init__(self, names: Iterable[str] = ()) -> None:
         """Begin the epoch with the consumers of these names."""
@@ -105,8 +107,8 @@ class LeaderStates(Generic[T]):
         self.number = self.begin_number = len(self._numbers)
         """Number of the newest change."""
         self.written = self.synced = 0
-        """The high watermark waits for some nodes: all of these have written, or synced, the
-        changes up to these numbers."""
+        """All nodes for which the high watermark waits have written the changes up to `written`,
+        and have synced the changes up to `synced`."""
         self._wants_sync = 0
         self._kept: deque[tuple[T, int]] = deque()
         self._kept_bytes = 0
@@ -131,7 +133,8 @@ class LeaderStates(Generic[T]):
     # --- changes ---
 
     def changed(self, name: str, *, is_deletion: bool = False) -> int:
-        """Record a change of a consumer, and return its number. `keep` takes its content."""
+        """Record a change of a consumer, and return the number of the change. `keep` stores the
+        content of the change."""
         self.number += 1
         self._numbers.pop(name, None)
         self._deleted.pop(name, None)
@@ -153,15 +156,15 @@ class LeaderStates(Generic[T]):
 
     def want_sync(self, number: int) -> None:
         """Make the followers sync the changes up to `number` at once, because an answer waits for
-        it."""
+        this sync."""
         self._wants_sync = max(self._wants_sync, number)
 
     # --- followers ---
 
     def fetched(self, node: str, start: int, has: Position | None, now: float) -> bool:
-        """Record a follower's request. Returns True if it must be answered now, and False if it
-        waits until `woken` names the follower. `has` is None if the follower has no state of this
-        epoch."""
+        """Record a follower's request. Returns True if the request must be answered now, and False
+        if it waits until `woken` returns the follower. `has` is the follower's position; None if
+        the follower has no states of this epoch."""
         copy = self._copies.get(node)
         if copy is None or copy.start != start:
             copy = self._copies[node] = _Copy(start, now)
@@ -213,8 +216,8 @@ class LeaderStates(Generic[T]):
         )
 
     def _is_known(self, has: Position) -> bool:
-        """Return True if the leader can determine which changes a follower at this position
-        lacks."""
+        """Return True if the leader can determine which changes are missing at this position of a
+        follower."""
         most = max(has.base, has.written)
         return self._forgotten <= most <= self.number
 
@@ -236,7 +239,7 @@ class LeaderStates(Generic[T]):
 
     def confirm(self, nodes: Iterable[str]) -> bool:
         """Advance `written` and `synced` to the changes that all of these nodes have. Returns True
-        if one of the two has changed. They never decrease."""
+        if one of the two has changed. Neither ever decreases."""
         written = synced = self.number
         for node in nodes:
             copy = self._copies.get(node)
@@ -257,8 +260,8 @@ class LeaderStates(Generic[T]):
         return copy is not None and copy.synced >= least and copy.written >= self.written
 
     def waits_idly(self, nodes: Iterable[str]) -> bool:
-        """Return True if each of these nodes has all changes and waits for more. Then none of them
-        can begin to lag before the next change."""
+        """Return True if each of these nodes has all changes and waits for more. In this case no
+        node can begin to lag before the next change."""
         copies = [self._copies.get(node) for node in nodes]
         return not self.is_used or all(
             one is not None and one.parked and one.written >= self.number for one in copies
@@ -297,13 +300,14 @@ class Received(NamedTuple):
 
 
 class FollowerStates:
-    """The states of a stream's consumers, as a follower has them in one epoch."""
+    """The follower's part: decides in one epoch which of the received changes the follower
+    writes."""
 
     def __init__(self) -> None:
         self.position: Position | None = None
-        """The position here; None before the first answer of this epoch."""
+        """The position of this follower; None before the first answer of this epoch."""
         self.is_complete = False
-        """True once all states here are the same as the leader's, and are being written."""
+        """True if all states on this node are the same as the leader's, and are being written."""
         self._seen: set[str] = set()
         self._ahead: dict[str, int] = {}  # snapshots of a higher number than the position
 
@@ -347,8 +351,7 @@ class FollowerStates:
         self.position = self.position._replace(written=number, cursor=cursor)
 
     def synced(self, base: int, number: int) -> bool:
-        """Record that the changes up to `number` are synced. Returns True if this was not known
-        before."""
+        """Record that the changes up to `number` are synced. Returns True if this is news."""
         has = self.position
         if has is None or has.base != base or number <= has.synced:
             return False

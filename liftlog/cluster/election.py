@@ -1,7 +1,8 @@
-"""Decides when this node takes over the leadership of a stream, and when it resigns its own.
+"""Decides when this node takes over the leadership of a stream, and when it resigns the leadership
+of a stream that it leads.
 
-Each run of a node's process has one `Elections`. Events report what this node observes of the
-others. About ten times a second, the caller asks for the actions that follow from them:
+Each run of a node's process has one `Elections`. Events report this node's observations of the
+other nodes. About ten times a second, the caller asks for the resulting actions:
 
     heard(node)   lost(node)   told(peer, about, opinion)        events of the other nodes
     renewed(deadline)   sessions(live)                             events of the metadata store
@@ -11,8 +12,8 @@ others. About ten times a second, the caller asks for the actions that follow fr
 
 Safety does not depend on this module. A leader that is deposed by mistake commits nothing more, and
 every replica that can be elected has all records that this leader committed
-(`transitions.failover`). The rules here decide how soon a dead leader is replaced, and they protect
-a live one from being replaced.
+(`transitions.failover`). The rules in this module decide how soon a dead leader is replaced, and
+prevent the replacement of a live leader.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ class Patience:
     reconnect: float = 0.5
     """A node whose connection was lost is suspected if it has not reconnected within this time."""
     refused: float = 0.2
-    """The same limit for a node whose machine refuses connections, because its process has
-    ended."""
+    """Like `reconnect`, for a node whose machine refuses connections because the process of the
+    node has ended."""
     veto: float = 2.0
     """A node that received a heartbeat within this time votes against electing a new leader."""
     rank: float = 0.3
@@ -49,13 +50,13 @@ class Patience:
     question: float = 0.2
     """Time between two questions to the same node."""
     answer: float = 1.0
-    """Time for which an answer counts."""
+    """Time for which an answer to a question counts."""
     stall: float = 1.0
     """If `look` was not called for this time, this process was paused. The silence of other nodes
     in that time does not count."""
     detached: float = 5.0
-    """A leader hands over its streams if it has had no connection to NATS, and so no messages, for
-    this time. It usually reconnects to another NATS server sooner."""
+    """A leader hands over its streams if it has had no connection to NATS, and so has received no
+    messages, for this time. Usually the leader reconnects to another NATS server sooner."""
     unserving: float = 2.0
     """A node without a connection to NATS waits this long before it stands for election, so that
     nodes with a connection are elected first."""
@@ -64,8 +65,8 @@ class Patience:
 
 
 class LogEnd(NamedTuple):
-    """The end of a log. A log with a greater end has every committed record that a log with a
-    smaller end has."""
+    """The end of a log. Of two logs, the log with the greater end has every committed record of the
+    other log."""
 
     last_epoch: int
     end: int
@@ -96,7 +97,7 @@ class Elect:
 
 
 class Lack(enum.Enum):
-    """The resource whose absence keeps a leader from serving its streams."""
+    """The resource that a leader lacks, so that it cannot serve its streams."""
 
     NATS = "no connection to NATS"
     STORE = "the metadata store is out of reach"
@@ -113,19 +114,19 @@ class Yield:
 
     @property
     def detached(self) -> bool:
-        """True if the streams get no messages here. Then `peer` must take over even if it cannot
-        ack anything until more replicas are in sync."""
+        """True if this node receives no messages for the streams. In this case `peer` must take
+        over even if it cannot ack anything until more replicas are in sync."""
         return self.lack is Lack.NATS
 
 
 @dataclass(slots=True)
 class _Sight:
-    """Observations of another node, by this node and by the others."""
+    """The observations of another node, made by this node and by its peers."""
 
     heard: float
     lost: float | None = None
     """Time at which the last connection ended. None while there is a connection, and before the
-    first one."""
+    first connection."""
     is_refused: bool = False
     """True if the node's machine refuses connections, because no process listens there."""
     asked: dict[str, float] = field(default_factory=dict)
@@ -159,14 +160,15 @@ class Elections:
     # --- events --------------------------------------------------------------------
 
     def heard(self, node: str, now: float) -> None:
-        """Record that a byte from `node` has arrived, over a connection in either direction."""
+        """Record that data from `node` has arrived, over a connection that either node has
+        opened."""
         sight = self._sight(node)
         sight.heard = max(sight.heard, now)
         sight.lost = None
 
     def lost(self, node: str, now: float, *, is_refused: bool = False) -> None:
-        """Record that the connection to `node` has ended. If it had ended before, the earlier time
-        stays.
+        """Record that the connection to `node` has ended. If the connection had already ended, the
+        earlier time stays.
 
         `is_refused` is True if the machine of the node refused the connection, so no process
         listens there.
@@ -183,9 +185,9 @@ class Elections:
     def renewed(self, deadline: float, now: float) -> None:
         """Record the new `deadline` of this node's session after a renewal.
 
-        If the renewal took long, the store was unreachable, and other sessions may have ended for
-        that reason alone. No session counts as ended until every node has had time to renew its
-        own.
+        A renewal that took long means that the store was unreachable, and that other sessions may
+        have ended only because of that. In this case no session counts as ended until every node
+        has had time to renew its session.
         """
         if deadline > self._deadline:
             if deadline - self._deadline > self._patience.session / 2:
@@ -200,7 +202,7 @@ class Elections:
         """Detect pauses of this process. Called before each round of the questions below.
 
         A process that was paused, or whose machine was suspended, has received nothing for a while.
-        This is no evidence about the other nodes, which may have been suspended, too.
+        So the silence is no evidence that other nodes are down; they may have been suspended, too.
         """
         if now - self._looked > self._patience.stall:
             for sight in self._sights.values():
@@ -221,7 +223,7 @@ class Elections:
         return now - sight.heard >= self._patience.silence
 
     def has_session(self, now: float) -> bool:
-        """Return True if this node's session cannot have ended in the view of any other node."""
+        """Return True if no other node can have observed the end of this node's session."""
         return now < self._deadline
 
     def session_ends_soon(self, now: float) -> bool:
@@ -233,15 +235,16 @@ class Elections:
         return now >= self._deadline - 2 * self._patience.veto
 
     def in_doubt(self, nodes: Iterable[str], now: float) -> set[str]:
-        """Return the `nodes` from which this node receives no heartbeats, or that have no session.
+        """Return the nodes among `nodes` that have no session, or that send this node no
+        heartbeats.
 
         Questions and decisions are needed only for streams whose leader is one of these nodes.
         """
         return {node for node in nodes if node not in self._live or self.suspects(node, now)}
 
     def questions(self, records: Iterable[StreamMetadata], now: float) -> list[Question]:
-        """Return the questions to send. For each suspected leader of a stream that has a copy here,
-        the other nodes with a copy are asked."""
+        """Return the questions to send. If this node suspects the leader of a stream, and has a
+        copy of the stream, it asks the other nodes with a copy."""
         peers: dict[str, set[str]] = {}
         for record in records:
             leader = record.leader
@@ -296,16 +299,16 @@ class Elections:
         is_attached: bool,
         stalled: Iterable[tuple[StreamMetadata, float]] = (),
     ) -> list[Yield]:
-        """Return the streams that this node leads but cannot serve, and the peers to ask to take
-        them over.
+        """Return the streams that this node leads but cannot serve, each group with the peer to ask
+        for a takeover.
 
         A node cannot serve its streams in three cases: it has had no connection to NATS for a while
         (`is_attached`); it cannot reach the store, and acks of a stream wait for a change of its
         ISR; or the disk has blocked one of its streams for as long as a session lasts.
 
-        `stalled` contains the records of streams that this node leads, each with the number of
-        seconds for which the stream has been blocked on the disk. The peers in sync are asked in
-        turn, until the record of the stream changes.
+        `stalled` contains the records of streams that this node leads, each with the seconds for
+        which the disk has blocked the stream. The node asks the peers in sync in turn, until the
+        record of the stream changes.
         """
         if is_attached:
             self._detached_since = None
@@ -343,8 +346,8 @@ class Elections:
         """Return an election to commit if this node should take over the stream that `asker` leads
         and hands over; None otherwise.
 
-        The request of the leader itself is sufficient to depose it. But this node must be able to
-        serve the stream better than the leader.
+        The leader's own request is sufficient to depose it. But this node must be able to serve the
+        stream better than the leader.
         """
         if record.leader != asker or asker == self.node or self.node not in record.isr:
             return None
@@ -379,7 +382,7 @@ class Elections:
     def _is_deserted(self, node: str, record: StreamMetadata, now: float) -> bool:
         """Return True if most replicas receive nothing from `node`; `node` itself does not count.
 
-        So neither one broken connection nor one isolated node deposes a leader.
+        Because of this rule, one broken connection or one isolated node cannot depose a leader.
         """
         if not self.suspects(node, now):
             return False
@@ -393,8 +396,8 @@ class Elections:
         return 2 * silent > len(record.replicas)
 
     def _is_absent(self, node: str, now: float) -> bool:
-        """Return True if the session of `node` has ended and the end is evidence that the node is
-        down."""
+        """Return True if the session of `node` has ended, unless the store's own outage explains
+        the end."""
         return (
             node not in self._live
             and now >= self._absence_counts_from
@@ -405,7 +408,8 @@ class Elections:
         """Return the number of other nodes that are better candidates.
 
         The node with the longest log goes first, because its election loses the fewest uncommitted
-        records. Among equal logs, or if nothing is known about them, the first replica goes first.
+        records. Among equal logs, or if the ends of the logs are not known, the first replica goes
+        first.
         """
         standing = [node for node in record.isr if node not in dead] or record.eligible
         order = {node: -index for index, node in enumerate(record.replicas)}

@@ -1,9 +1,9 @@
-"""The epoch table of a log: which leader epoch begins at which offset.
+"""The epoch table of a log: the offset at which each leader epoch begins.
 
-A table is a tuple of (epoch, first offset), both ascending, as the manifest of a log stores it. Two
-logs agree up to the end of the newest epoch that both have, because an epoch has one leader, and a
-leader assigns each offset once. A follower uses this to find where its log diverges from the
-leader's.
+A table is a tuple of pairs (epoch, first offset), both ascending. The manifest of a log stores the
+table. Two logs agree up to the end of the newest epoch that both have, because an epoch has one
+leader, and a leader assigns each offset once. So a follower finds the offset where its log diverges
+from the leader's by comparing tables.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 EpochTable = tuple[tuple[int, int], ...]
 
 NO_EPOCH = 0
-"""Lower than any epoch; stands for a log without records."""
+"""A number below every epoch, which stands for a log without records."""
 
 
 def last_epoch(epochs: EpochTable, log_end: int) -> int:
@@ -23,7 +23,8 @@ def last_epoch(epochs: EpochTable, log_end: int) -> int:
 
 
 def end_of_epoch(epochs: EpochTable, epoch: int, log_end: int) -> tuple[int, int]:
-    """Return the newest epoch up to `epoch` in the table, and the exclusive end of its records.
+    """Return the newest epoch in the table that is at most `epoch`, and the exclusive end of its
+    records.
 
     Returns NO_EPOCH and the first offset of the table if all its epochs are newer.
     """
@@ -55,8 +56,8 @@ def between(epochs: EpochTable, first: int, end: int) -> EpochTable:
 def extend(epochs: EpochTable, more: EpochTable) -> EpochTable:
     """Return the table of a log after the offsets that `more` describes have been appended to it.
 
-    An epoch that began at the same offset and has no record is dropped, because its leader appended
-    nothing. Records that come from another leader may belong to an older epoch.
+    Drops an epoch that has no record and would begin at the same offset as the next one, because
+    its leader appended nothing. Records from another leader may belong to an older epoch.
     """
     if not more:
         return epochs
@@ -77,8 +78,8 @@ def divergence(
     whole other log agrees.
 
     The other log ends at `offset`, and its last record has the epoch `last`, or NO_EPOCH if it is
-    empty. An empty log cannot diverge. `has_all` is True if the other log has all records that are
-    committed here.
+    empty. An empty log cannot diverge. `has_all` is True if the other log has all committed records
+    of this log.
     """
     if last == NO_EPOCH:
         return (NO_EPOCH, log_end) if offset > log_end else None

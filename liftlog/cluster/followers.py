@@ -1,5 +1,5 @@
-"""A leader's view of its followers: their requests, the verdicts on the requests, and the state of
-each follower."""
+"""Followers as their leader sees them: requests, the verdicts on requests, and the state of each
+follower."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from liftlog.cluster.record import Mark
 
 @dataclass(frozen=True, slots=True)
 class FetchRequest:
-    """A follower's request for the records from `offset` on. Everything below `offset` is durable
+    """A follower's request for the records from `offset` on. All records below `offset` are durable
     in the follower's log."""
 
     node: str
@@ -29,8 +29,8 @@ class FetchRequest:
     """Mark of the record that the follower has stored durably. None if the node's version does not
     send a mark; its confirmations count in this case, too."""
     leader_mark: Mark | None = None
-    """The version of the record that this leader sent last, and the checksum that the follower's
-    own history has for this version; 0 if it has none. None if the node does not send this
+    """The version of the record that this leader sent last, and the checksum of this version in the
+    follower's history (0 if the history lacks the version). None if the node does not send this
     field."""
     is_full: bool = False
     """True if the follower's disk was too full for the last answer."""
@@ -46,7 +46,8 @@ class Kind(enum.Enum):
     DIVERGING = "diverging"
     """Answer with `epoch` and `end`: the logs agree at most up to there."""
     FENCED_EPOCH = "fenced epoch"
-    """The follower has an older epoch than the leader, or has started again since the request."""
+    """The follower has an older epoch than the leader, or has restarted since it sent the
+    request."""
     UNKNOWN_EPOCH = "unknown epoch"
     """The follower has a newer record than the leader. The leader's node then reads the record
     again."""
@@ -77,13 +78,13 @@ class FollowerState:
     node: str
     start: int
     offset: int = -1
-    """Everything below is durable at the follower; -1 before it has confirmed anything in this
-    epoch."""
+    """All records below this offset are durable at the follower; -1 before its first confirmation
+    in this epoch."""
     side_version: int = 0
     mark: Mark | None = None
     leader_mark: Mark | None = None
     agrees: bool = True
-    """True if the follower has received the in-sync set for which acks wait."""
+    """True if the follower has received the in-sync set that acks wait for."""
     heard: float = -math.inf
     """Time of the follower's last request; -inf before the first."""
     caught_up: float = 0.0
@@ -94,10 +95,10 @@ class FollowerState:
     """High watermark in the last answer to the follower."""
     parked: bool = False
     lost: bool = False
-    """True if the follower's connection is gone and it has sent no request since."""
+    """True if the follower's connection has ended, and the follower has sent no request since."""
     is_full: bool = False
-    """True if the follower had no space for the last answer. Only its operator can change that, so
-    no ack waits for it."""
+    """True if the follower had no disk space for the last answer. Only an operator can change that,
+    so no ack waits for this follower."""
     has_old_states: bool = False
 
 
@@ -107,9 +108,9 @@ def confirmed_by(
     """Return the end up to which this replica, and the replicas that were counted before it, have
     durable records. `end` is the result for the replicas before it.
 
-    A replica that sent no request for `within` seconds does not count. `known` is the last such end
-    of all replicas; it limits the result while the replica has sent no request since its restart.
-    `heard` is the time of its last request before the restart.
+    A replica that sent no request for `within` seconds does not count. `known` is the last known
+    end of all replicas; it limits the result while the replica has sent no request since its
+    restart. `heard` is the time of the replica's last request before the restart.
     """
     if follower is not None and now - follower.heard <= within:
         return min(end, max(follower.offset, 0))

@@ -1,15 +1,15 @@
 """Decides what a follower does next: fetch, append, truncate its log, or start again.
 
-One `Follower` exists per stream and process run of the node. Each event returns at most one effect,
-and the caller reports the outcome of that effect before it does anything else to the log:
+One `Follower` exists per stream and process run of the node. Each event returns at most one effect.
+The caller reports the outcome of this effect before it changes the log in any other way:
 
     assigned(record), resumed()          -> Fetch
     answered(answer)                     -> Append, Truncate, Gap, Resync, Fetch or Fail
     stored(...)  (an effect is durable)  -> Fetch
     failed(...)  (it is not), lost()     nothing: pause, then `resumed`
 
-A `Fetch` confirms that everything below its offset is durable here. The leader relies on this
-confirmation. Therefore the log never drops records that it has confirmed.
+A `Fetch` confirms that all records below its offset are durable on this node. The leader relies on
+this confirmation. Therefore the follower never drops records that it has confirmed.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Fetch:
     mark: Mark
     """Mark of the record that this node has."""
     leader_mark: Mark
-    """Version of the metadata record that the leader sent last, and the checksum that this node's
-    own history has for this version; 0 if it has none."""
+    """Version of the metadata record that the leader sent last, and the checksum of this version in
+    this node's history (0 if the history lacks the version)."""
     damaged: bool = False
     """True if the last answer failed its checks. The leader should then verify its records at this
     offset."""
@@ -47,12 +47,12 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class Truncate:
-    """Durably truncate the log at `end`, or where the batch that holds `end` begins; then call
-    `stored`."""
+    """Durably truncate the log at `end`, or at the beginning of the batch that contains `end`; then
+    call `stored`."""
 
     end: int
     below_high_watermark: bool = False
-    """True if committed records are also dropped, after an unclean recovery."""
+    """True if the truncation also drops committed records, after an unclean recovery."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +60,8 @@ class Gap:
     """Durably note that the leader has no records from the log's end to `next_offset`, and continue
     there; then call `stored`.
 
-    `epochs` are the entries of the leader's epoch table for these offsets. They are added to the
-    table here. Without them the next request would contain an epoch that had ended before.
+    `epochs` are the entries of the leader's epoch table for these offsets. The follower adds them
+    to its own table. Otherwise the next request would contain an epoch that had already ended.
     """
 
     next_offset: int
@@ -72,8 +72,8 @@ class Gap:
 class Resync:
     """Delete the whole log and begin an empty one at `offset`; then call `stored`.
 
-    The records that are copied from then on lack tombstones below `tombstones_removed_below`. The
-    log must store this limit, because other nodes may copy from it in turn.
+    The new copy lacks tombstones below `tombstones_removed_below`. The log must store this limit,
+    because other nodes may later copy from this log.
     """
 
     offset: int
@@ -100,7 +100,7 @@ class Answer:
     last_epoch: int
     """Repeats a field of the request. The next two fields also repeat fields of the request."""
     version: int
-    """Version of the record on which the leader acts."""
+    """Version of the record that the leader currently obeys."""
     high_watermark: int = 0
     first_stored: int = 0
     """First offset that the leader still has."""
@@ -119,14 +119,16 @@ class Answer:
     brings_record: bool = False
     """True if the answer contains the leader's record."""
     checksum: int = 0
-    """Checksum of the record of `version`; 0 from a leader whose version does not send it."""
+    """Checksum of the record of `version`; 0 if the leader's version of liftlog does not send
+    it."""
 
 
 class Follower:
     """One node's copy of a stream that another node leads.
 
-    `log_end`, `epochs`, `high_watermark` and `tombstones_removed_below` describe the log as it was
-    opened; everything in it is durable. The side state of `side_version` is durable, too.
+    `log_end`, `epochs`, `high_watermark` and `tombstones_removed_below` describe the log at the
+    time when it was opened; all its records are durable. The side state of `side_version` is
+    durable, too.
     """
 
     def __init__(
@@ -150,12 +152,12 @@ class Follower:
         self.side_version = side_version
         self._tombstones_removed_below = tombstones_removed_below
         self.outstanding: Fetch | None = None
-        """The request that waits for its answer; there is never a second one."""
+        """The open request. At most one request is open."""
         self.working: Effect | None = None
-        """The effect that is being applied to the log; there is never a second one."""
+        """The effect that is being applied to the log. At most one effect is applied at a time."""
         self.failure = ""
         self.waits_for_version = 0
-        """No request is sent before a record of this version has arrived."""
+        """The follower sends no request until a record of this version has arrived."""
         self._told = 0  # the high watermark in the answer that is being appended
         self._first_stored = 0
 
@@ -169,7 +171,7 @@ class Follower:
     def assigned(self, record: StreamMetadata) -> Effect | None:
         """Adopt a newer record; an older one changes nothing.
 
-        Drops the open request together with its answer, and sends it again: the leader may have
+        Ignores the answer to the open request, and sends the request again: the leader may have
         changed, or may wait for the confirmation that this node has the record.
         """
         if record.version <= self.record.version:
@@ -182,7 +184,8 @@ class Follower:
         return self.resumed()
 
     def resumed(self, *, damaged: bool = False) -> Effect | None:
-        """Return the next request; None if one is open already or the log is being changed."""
+        """Return the next request; None if a request is already open, or the log is being
+        changed."""
         leader = self.record.leader
         if leader is None or leader == self.node or self.failure:
             return None
@@ -235,7 +238,8 @@ class Follower:
         """Record that the effect is complete and durable, and return the next one. The log now ends
         at `log_end`.
 
-        `side_version` is the version of the side state that was stored with it, if there was one.
+        `side_version` is the version of the side state that was stored together with the effect, if
+        there was one.
         """
         appended = isinstance(self.working, (Append, Gap))
         if isinstance(self.working, Resync):
@@ -254,13 +258,14 @@ class Follower:
         self._has(log_end, epochs)
 
     def damaged(self) -> Effect | None:
-        """Return one more request, because the body of an answer failed its checks and nothing was
-        appended."""
+        """Return the request to send again, because the body of the answer failed its checks and
+        was not appended."""
         self.working = None
         return self.resumed(damaged=True)
 
     def lost(self) -> None:
-        """Drop the open request, because its connection is gone or it was refused."""
+        """Drop the open request, because the connection has ended or the leader refused the
+        request."""
         self.outstanding = None
 
     # --- rules -------------------------------------------------------------------
@@ -269,8 +274,8 @@ class Follower:
         """Return True if this is an answer to the open request, in the present epoch, for the
         present end of the log.
 
-        A late copy of an older answer could truncate records that were confirmed since, or restore
-        an older side state.
+        Without this check, a late copy of an older answer could truncate records that were
+        confirmed later, or restore an older side state.
         """
         asked = self.outstanding
         return (
@@ -293,10 +298,10 @@ class Follower:
         """Return True if this log may hold keys that were deleted: it may lack a tombstone that
         this leader has removed, or that the leader at the beginning of the copy had removed.
 
-        A copy that was made completely from one leader, beginning with its first record, needs no
-        tombstone that this leader had already removed, because the leader had removed the values of
-        the key, too. Another leader that has removed fewer tombstones may still have such values,
-        so the copy must not continue with its records.
+        A copy that comes completely from one leader, beginning with the leader's first record,
+        needs no tombstone that this leader had already removed, because the leader had also removed
+        the older values of the key. A leader that has removed fewer tombstones may still have such
+        values. So the copy must not continue with records of that leader.
         """
         removed, known = answer.tombstones_removed_below, self._tombstones_removed_below
         return removed != known and self.log_end < max(removed, known)
@@ -305,9 +310,9 @@ class Follower:
         """Truncate the log where the two logs diverge: at the lower of the two ends of the newest
         epoch that both have.
 
-        The high watermark would be the wrong place, because a record above it may be committed.
-        Truncating below it is wrong, too, unless an operator has accepted the loss of acked
-        records.
+        A truncation at the high watermark would be wrong, because a record above the high watermark
+        that this node knows may be committed. A truncation below the high watermark is wrong, too,
+        unless an operator has accepted the loss of acked records.
         """
         if epoch == NO_EPOCH:
             return self._resync(answer)
@@ -329,10 +334,10 @@ class Follower:
         """Start the copy again, unless it may be the last one with an acked record; such a copy is
         never dropped.
 
-        If the leader has a newer record, wait for it, because according to that record this copy
+        If the leader has a newer record, wait for that record, because according to it this copy
         may not be needed. If the leader has another history of the record, the metadata store was
-        restored to an older state. Then wait until one of the two histories has been discarded, by
-        a new version of the record.
+        restored to an older state. In this case, wait until a new version of the record has
+        discarded one of the two histories.
         """
         if self.record.must_keep(self.node):
             if answer.version > self.record.version:
@@ -358,5 +363,5 @@ class Follower:
         self.high_watermark = min(self.high_watermark, log_end)
 
     def _see(self, high_watermark: int) -> None:
-        """Advance the high watermark to `high_watermark`, or to the log's end if that is lower."""
+        """Advance the high watermark to `high_watermark`, but not beyond the log's end."""
         self.high_watermark = max(self.high_watermark, min(high_watermark, self.log_end))

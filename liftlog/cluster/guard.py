@@ -1,18 +1,19 @@
 """Detects that the metadata store has lost changes, and decides which record to restore.
 
-A store can be lost, or restored from an older copy. Then a record in it is missing, or is older
-than the record that nodes have acted on. A node that detects this neither leads nor elects on the
-basis of the old record. The newest record that any node still has is stored again, in a new epoch
-and without a leader.
+A store can be lost, or restored from an older copy. A record in the store is then missing, or is
+older than the record that nodes have acted on. A node that detects the loss does not lead, and
+elects no leader, on the basis of the old record. The nodes store the newest record that any of them
+still has again, in a new epoch and without a leader.
 
-If nodes that do not detect it continue from the older copy, the record has two histories, and one
-of them must be discarded. No acked message may be lost with it. Two rules ensure this:
+If other nodes do not detect the loss, and continue from the older copy, the record has two
+histories, and one history must be discarded. Two rules ensure that no acked message is lost in this
+way:
 
-- At least `min_isr` nodes confirm each ack, and all of them have the version of the record since
-  which no node has left the in-sync set (`Leader`). So if fewer than `min_isr` nodes can have a
-  version, nothing was acked on the basis of that version.
+- At least `min_isr` nodes confirm each ack, and all these nodes have the version of the record
+  since which no node has left the in-sync set (`Leader`). So if fewer than `min_isr` nodes can have
+  a version, nothing was acked on the basis of that version.
 - A node that has a version acts only on that version and its successors. So a node that rejects the
-  stored record does not switch to it while it is being replaced.
+  stored record does not switch to that record while it is being replaced.
 
 Both rules need a `min_isr` above half of the replicas. With a lower `min_isr`, nodes that did not
 confirm one message can ack another message. So every node that could have acked such a message must
@@ -38,7 +39,7 @@ class Known:
 
 
 def is_regressed(known: StreamMetadata, stored: StreamMetadata | None) -> bool:
-    """Return True if the store, which holds `stored` now, once held `known` and has lost it."""
+    """Return True if the store has lost `known`: it now holds `stored`, but once held `known`."""
     if stored is None:
         return not known.deleted  # the records of deleted streams are removed at last
     if stored.incarnation == known.incarnation:
@@ -95,10 +96,10 @@ def is_given_up(
 ) -> bool:
     """Return True if `node`, which has `known` and rejects `stored`, may switch to `stored`.
 
-    The node may switch in two cases: an operator has decided it, or no message was or will be acked
-    on the basis of the history that would be discarded. It is not sufficient that few nodes have
-    that history now, because a leader sends its record to its followers. So no other node may lead
-    on the basis of that history, either. `heard` includes this node.
+    The node may switch in two cases: an operator has decided this, or no message was or will be
+    acked on the basis of the history that would be discarded. It is not sufficient that few nodes
+    have that history now, because a leader sends its record to its followers. So it is also
+    necessary that no other node can lead on the basis of that history. `heard` includes this node.
     """
     if stored is None or stored.deleted or stored.incarnation != known.incarnation:
         return False
@@ -121,10 +122,10 @@ def restored_by_operator(
 ) -> StreamMetadata | None:
     """Like `restored`, but ignore nodes that did not answer, and drop their changes.
 
-    If records contradict each other, this prefers a record that follows every version that may have
-    led to acks, and then the record that follows the records of most nodes. If `stored` follows the
-    chosen record, `stored` is chosen. Nodes that have acted on another record must drop their
-    record.
+    If records contradict each other, the function prefers a record that follows every version that
+    may have led to acks. Among such records it prefers the record that follows the records of most
+    nodes. If `stored` follows the chosen record, the function returns `stored`. Nodes that have
+    acted on another record must drop their record.
     """
     records = [one.record for one in heard.values() if one is not None]
     if not any(is_regressed(one, stored) for one in records):
@@ -142,8 +143,8 @@ def restored_by_operator(
 
 
 def _has_all_acked(record: StreamMetadata, known: Collection[StreamMetadata], unsure: int) -> bool:
-    """Return True if `record` follows every version that `min_isr` nodes may have, because only
-    such versions can have led to acks. `unsure` nodes may have any version."""
+    """Return True if `record` follows every version that may have led to acks: a version that at
+    least `min_isr` nodes may have. `unsure` nodes may have any version."""
     same = [one for one in known if one.incarnation == record.incarnation]
     wanted = min((one.min_isr for one in same), default=0) - unsure
     if wanted <= 0:
@@ -158,8 +159,8 @@ def _has_all_acked(record: StreamMetadata, known: Collection[StreamMetadata], un
 def _again(
     record: StreamMetadata, stored: StreamMetadata | None, heard: Mapping[str, Known | None]
 ) -> StreamMetadata:
-    """Return the record with a version and an epoch above all that any node has received, because
-    nodes may have acted on `stored` meanwhile."""
+    """Return the record with a higher version and epoch than any node has received, because nodes
+    may have acted on `stored` in the meantime."""
     known = [one for one in heard.values() if one is not None]
     same = [one for one in known if one.record.incarnation == record.incarnation]
     seen = [one.record for one in same]

@@ -1,19 +1,20 @@
 """Moves the leadership of a stream to another node while messages keep arriving. No message is
 lost, stored twice or refused.
 
-The leader (`Giver`) and the node that takes over (`Taker`) are both subscribed for a moment:
+The leader (`Giver`) and the node that takes over (`Taker`) are both subscribed for a short time:
 
     giver   --a--b--c--d|           unsubscribed; commits, reports, changes the record
     taker         b--c--d--e--f-->  held; drops b, c and d; stores e and f when it leads
                   ^ subscribed    ^ gets the report, and leads
 
 NATS does not number messages, so the giver reports each message that it has received by a digest of
-its content. The same digest is reported twice for two equal messages, and both are stored. In a
-queue group each message reaches only one of the two nodes, so nothing needs to be reported.
+its content. For two equal messages the giver reports the same digest twice, and both messages are
+stored. In a queue group each message reaches only one of the two nodes, so the giver reports
+nothing.
 
-Safety does not depend on this module: the taker has all acked messages because it is in the ISR
-(`transitions.transfer`). A handover that fails is undone: the taker drops the messages that it
-holds, the giver subscribes again, and a possible loss is reported.
+Safety does not depend on this module: the taker has all acked messages, because it is in the ISR
+(in-sync replicas) (`transitions.transfer`). A handover that fails is undone: the taker drops the
+messages that it holds, the giver subscribes again, and a possible loss is reported.
 """
 
 from __future__ import annotations
@@ -33,24 +34,24 @@ KEY_BYTES = 16
 SPREAD_SECONDS = 0.2
 """NATS servers pass a new subscription on to each other within this time, in seconds."""
 PREPARE_SECONDS = 60.0
-"""Time limit for the taker to read message ids. Meanwhile the giver continues as before."""
+"""Time limit for the taker to read message ids. During this time the giver continues as before."""
 HAND_OVER_SECONDS = 5.0
 """Time limit for all steps after PREPARE. A handover that takes longer is undone."""
 HOLD_SECONDS = 2 * HAND_OVER_SECONDS
-"""Time for which the taker holds messages. It is longer than the giver's time limit, so the taker
-never drops messages that it still needs."""
+"""Time for which the taker holds messages. It is longer than the giver's time limit, so that the
+taker never drops messages that it still needs."""
 LATE_SECONDS = 1.0
 """Time after the change of the leader in which the taker may still receive copies of messages that
 the giver reported."""
 MAX_HELD_BYTES = 64 * 1024 * 1024
 MAX_TOLD = 1_000_000
-"""Maximum number of messages that a giver may receive between SUBSCRIBE and TELL, because their
-digests are kept in memory."""
+"""Maximum number of messages that a giver may receive between SUBSCRIBE and TELL. The limit exists
+because the giver keeps their digests in memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """One handover. `key` identifies it, and makes its digests unforgeable."""
+    """One handover. `key` identifies the handover, and makes its digests unforgeable."""
 
     stream: str
     incarnation: str
@@ -104,9 +105,10 @@ class Undo:
     drop: bool
     """True if the taker must unsubscribe and drop the messages that it holds."""
     subscribe: bool
-    """True if the giver must subscribe again, provided that it still leads."""
+    """True if the giver must subscribe again if it still leads."""
     loss: str
-    """Reason why messages without a reply subject may be missing; empty if none can be missing."""
+    """Reason why messages without a reply subject may be missing; empty if no message can be
+    missing."""
 
 
 class Giver:
@@ -145,8 +147,9 @@ class Giver:
 
     @property
     def is_noting(self) -> bool:
-        """True if `received` must be called for each message. This may begin a little early. The
-        giver must record every message that the taker gets; additional messages do no harm."""
+        """True if `received` must be called for each message. The giver must record every message
+        that the taker gets. It may begin a little too early, because additional messages do no
+        harm."""
         return not self.offer.is_shared and self.step in (
             Step.SUBSCRIBE,
             Step.SPREAD,
@@ -171,8 +174,8 @@ class Giver:
         return [told[start : start + piece] for start in range(0, len(told), piece)]
 
     def failed(self, *, is_declined: bool = False, is_ending: bool = False) -> Undo:
-        """End the handover, because the present step has failed or took too long. Return how to
-        undo it.
+        """End the handover, because the present step has failed or took too long. Return the steps
+        that undo the handover.
 
         `is_declined` is True if the taker has done nothing for the handover. `is_ending` is True if
         the giver is about to stop.
@@ -194,8 +197,8 @@ class Giver:
         return Undo(at <= _STEPS.index(Step.TRANSFER), stopped, loss)
 
     def saw(self, record: StreamMetadata) -> bool:
-        """Return True if a newer record says that this epoch is over. The handover has then ended,
-        and nothing is undone because another node leads."""
+        """Return True if a newer record shows that this epoch has ended. The handover has then
+        ended, too, and is not undone, because another node leads."""
         moved = (record.incarnation, record.leader_epoch) != (
             self.offer.incarnation,
             self.offer.epoch,
@@ -216,8 +219,7 @@ class _Held(Generic[T]):
 
 
 class Taker(Generic[T]):
-    """The taker's side of one handover: a node in the ISR that is about to lead. Times are
-    monotonic seconds.
+    """The side of the node that takes over, which is in the ISR. Times are monotonic seconds.
 
     `T` is a batch of messages with one digest per message.
     """
@@ -228,8 +230,8 @@ class Taker(Generic[T]):
         self.problem = ""
         """Reason why this node cannot take over; empty if it can."""
         self.is_relied_on = False
-        """True once the giver may stop receiving messages. From then on a stopping node first
-        completes the handover. Before that, a stopping node declines the handover."""
+        """True once the giver may stop receiving messages. If this node is stopping, it first
+        completes the handover while this is True. Otherwise it declines the handover."""
         self._since: float | None = None
         self._held: list[_Held[T]] = []
         self._held_bytes = 0
@@ -257,7 +259,7 @@ class Taker(Generic[T]):
 
     def broken(self, problem: str) -> None:
         """Mark the handover as failed, because messages since the subscription may be missing, or
-        memory is used up."""
+        too many messages are held."""
         if not self.leads:
             self.problem = self.problem or problem
             self._held.clear()
@@ -266,8 +268,8 @@ class Taker(Generic[T]):
     def arrived(
         self, item: T, count: int, digests: Sequence[bytes], size_bytes: int, now: float
     ) -> Sequence[int]:
-        """Record the arrival of `count` messages, and return the rows to store now. The other
-        messages are held, or are copies of messages that the giver has stored."""
+        """Record the arrival of `count` messages, and return the rows to store now. All other rows
+        are held, or are copies of messages that the giver has stored."""
         if self._leads_since is not None:
             return self._without_copies(digests) if self.wants_digests(now) else range(count)
         if self.problem:
@@ -311,16 +313,16 @@ class Taker(Generic[T]):
         return self.is_relied_on and not self.problem and not self._is_late(now)
 
     def is_over(self, now: float) -> bool:
-        """Return True if nothing is left to do, because the handover has failed or has lasted too
-        long."""
+        """Return True if the handover has failed or has lasted too long, so that nothing is left to
+        do."""
         return not self.leads and (bool(self.problem) or self._is_late(now))
 
     def take(self, log_end: int, now: float) -> list[tuple[T, Sequence[int]]] | None:
         """Record that this node leads, with a log that ends at `log_end`, and end the handover.
 
-        Returns the messages that it held, with the rows to store, in the order of their arrival.
-        Returns None if it cannot determine which of them are stored already, because the giver
-        reported nothing, or stored more messages after its report.
+        Returns the held messages, with the rows to store, in the order of their arrival. Returns
+        None if this node cannot determine which of the held messages are already stored, because
+        the giver reported nothing, or stored more messages after its report.
         """
         if self._told is None:
             self.broken("the old leader has not reported what it received")

@@ -2,7 +2,7 @@
 
 One `Leader` exists per stream and epoch. The code around it (the shell) appends to the log, syncs
 it, serves the followers, changes the record, and reports each of these events to the `Leader`. The
-shell contains no rules itself.
+shell itself contains no rules.
 
     log:        written(end, now) -> followers to wake     local(end) -> high watermark
     followers:  fetched(request, now) -> verdict           expired(node, now)   lost(node)
@@ -59,8 +59,8 @@ class Leader:
         consumers: Collection[str] = (),
         stirred: Callable[[], None] = lambda: None,
     ) -> None:
-        """Begin the epoch, with these consumers with acks. `stirred` is called whenever
-        `is_settled` becomes False."""
+        """Begin the epoch. `consumers` are the names of the stream's consumers with acks. `stirred`
+        is called whenever `is_settled` becomes False."""
         if record.leader != node:
             raise ValueError(f"the record of {record.name!r} has the leader {record.leader!r}")
         self.node = node
@@ -96,8 +96,9 @@ class Leader:
     @property
     def is_ready(self) -> bool:
         """True if the high watermark has reached the end that the log had when the epoch began.
-        Before that it may be lower than the previous leader's. So the answer to requests for the
-        newest offset, times, leases and checkpoints is "not ready", and clients retry them."""
+        Before that, the high watermark may be lower than the previous leader's. So until then the
+        answer to requests about the newest offset, times, leases and checkpoints is "not ready",
+        and clients retry such requests."""
         return self.high_watermark >= self.begin_offset
 
     @property
@@ -117,23 +118,23 @@ class Leader:
         return self._wake(now, lambda follower: follower.offset < log_end)
 
     def local(self, durable_end: int) -> int:
-        """Record that everything below `durable_end` is durable here. Returns the high
+        """Record that all records below `durable_end` are durable on this node. Returns the high
         watermark."""
         self.durable_end = durable_end
         return self._advance()
 
     def side_changed(self, version: int, now: float) -> list[str]:
-        """Record that version `version` of the side state is durable here and must be copied.
-        Returns the followers whose parked requests must be answered now. `side_confirmed` reaches
-        this version when all nodes for which the high watermark waits have stored it."""
+        """Record that version `version` of the side state is durable on this node and must be
+        copied. Returns the followers whose parked requests must be answered now. `side_confirmed`
+        reaches this version when all nodes for which the high watermark waits have stored it."""
         self.side_version = version
         self._advance()
         return self._wake(now, lambda follower: follower.side_version != version)
 
     def resign(self) -> None:
-        """Commit nothing more in this epoch, even if the record still names this leader. This is
-        needed after a failed fdatasync: followers may have records that this log has dropped, and
-        an offset must never get a second record in the same epoch."""
+        """Commit nothing more in this epoch, even if the record still names this leader. The leader
+        must resign after a failed fdatasync: followers may have records that this log has dropped,
+        and no offset may get a second record in the same epoch."""
         self.resigned = True
 
     # --- followers ---------------------------------------------------------------
@@ -197,8 +198,8 @@ class Leader:
 
     def confirm_states(self) -> bool:
         """Advance the confirmed position of the states of consumers to the position that all nodes
-        for which the high watermark waits have reached. Returns True if it has moved. This obeys
-        the rules of `_advance`."""
+        for which the high watermark waits have reached. Returns True if it has moved. The rules are
+        those of `_advance`."""
         followers = [self._followers.get(node) for node in self._waits_for]
         can_confirm = self._can_commit and not self.resigned
         if not can_confirm or any(one is None or not one.agrees for one in followers):
@@ -219,13 +220,14 @@ class Leader:
 
     def tells_record(self, mark: Mark | None, leader_mark: Mark | None) -> bool:
         """Return True if the answer to a request with these marks must contain the record: acks
-        wait for it, and the follower may be unable to reach the metadata store."""
+        wait until the follower has the record, and the follower may be unable to reach the metadata
+        store."""
         is_old = mark is not None and mark[0] < self.record.version
         return is_old and self._is_uninformed(mark, leader_mark)
 
     def expired(self, node: str, now: float) -> list[str]:
-        """Record that the request of `node` has been parked for long. If it still is parked, it is
-        answered without news, and the follower sends the next one."""
+        """Record that the request of `node` has been parked for a long time. If the request is
+        still parked, it gets an answer without records, and the follower sends the next request."""
         return self._wake(now, lambda follower: follower.node == node)
 
     def lost(self, node: str) -> None:
@@ -239,13 +241,13 @@ class Leader:
 
     def heard_by_majority(self, now: float, within: float) -> bool:
         """Return True if most replicas, including this one, sent a request within the last `within`
-        seconds. If so, no other node can have been elected before that time, even if the metadata
-        store is unreachable."""
+        seconds. In this case no other node can have been elected before those requests, even if the
+        metadata store is unreachable."""
         return is_majority(self._followers.values(), self.record.replicas, now - within)
 
     def lags(self) -> dict[str, int]:
-        """Return, for each other member that sent a request in this epoch, the number of records
-        that it lacks."""
+        """Return the number of missing records by node, for each other member that sent a request
+        in this epoch."""
         return {
             one.node: max(0, self.log_end - one.offset)
             for one in self._followers.values()
@@ -257,9 +259,10 @@ class Leader:
         deleted.
 
         Replicas that sent no request for `forget_after` seconds do not count. `known` is the last
-        such end. If a replica has lost its disk, the end moves back. Otherwise compaction could
-        remove tombstones that it has not copied yet, and its copy would have to start again. If a
-        replica has restarted, the end does not move until that replica has sent a request.
+        result. If a replica has lost its disk, the end moves back. Otherwise compaction could
+        remove tombstones that this replica has not copied yet, and the copy would have to start
+        again. If a replica has restarted, the end does not move until the replica has sent a
+        request.
         """
         end = self.high_watermark
         for node in self.record.members:
@@ -277,9 +280,10 @@ class Leader:
         the ISR, or the end of a reassignment. None if nothing is due. Nodes that are `stopping` are
         not added, because acks would wait for a node that is about to leave.
 
-        From now on the high watermark waits for the nodes of both records, until `adopt` brings a
-        newer version: the change was then either made or can no longer be made. Until then this
-        method returns the same change, because repeating it settles an unknown outcome.
+        From now on the high watermark waits for the nodes of both records. This ends when `adopt`
+        receives a newer version, because the change was then made, or can no longer be made. Until
+        then the method returns the same change, because a second attempt settles an unknown
+        outcome.
         """
         if self.resigned or self.is_settled:
             return None
@@ -295,15 +299,15 @@ class Leader:
     def needs_change(self, now: float) -> bool:
         """Return True if acks wait for a pending change that removes a lagging node.
 
-        If that node has caught up meanwhile, acks wait for its confirmations as before and do not
-        need the change.
+        If the node has caught up in the meantime, acks wait for its confirmations as before, and do
+        not need the change.
         """
         return self.pending is not None and any(self._lags(one, now) for one in self._waits_for)
 
     def adopt(self, record: StreamMetadata) -> int:
         """Adopt a newer record; an older one changes nothing. Returns the high watermark.
 
-        If the record says that this epoch has ended, the leader has resigned.
+        If this epoch has ended according to the record, the leader resigns.
         """
         if record.version > self.record.version:
             self.pending = None
@@ -319,9 +323,9 @@ class Leader:
     def _refusal(self, node: str, start: int, epoch: int) -> Verdict | None:
         """Return the verdict that fences a request; None if the request is valid.
 
-        A request of another epoch has no meaning in this one. When a newer process run of a
-        follower is known, requests of the previous run are fenced, because records that it
-        confirmed may have been lost since.
+        A request of another epoch has no meaning in this epoch. When a newer process run of a
+        follower is known, requests of the previous run are fenced, because records that the
+        previous run confirmed may be lost.
         """
         if self.resigned or node not in self._others:
             return NOT_LEADER
@@ -337,8 +341,8 @@ class Leader:
         return max(self.record.starts.get(node, 0), here)
 
     def _diverging(self, request: FetchRequest) -> Verdict | None:
-        """Return a verdict if the follower's log diverges from this one before its end; None
-        otherwise. The offset of a diverging log confirms nothing."""
+        """Return a verdict if the follower's log contains records that differ from the leader's
+        log; None otherwise. The offset of a diverging log confirms nothing."""
         found = divergence(
             self.epochs,
             self.log_end,
@@ -351,8 +355,8 @@ class Leader:
     def _advance(self) -> int:
         """Advance the high watermark to the lowest durable end of the nodes for which it waits.
 
-        The high watermark never falls. It does not move while the ISR is too small, because
-        replicas that leave the ISR then stay eligible.
+        The high watermark never falls. It does not move while the ISR is too small: replicas that
+        leave the ISR during this time stay eligible, so they must have every acked record.
         """
         if self._can_commit and not self.resigned:
             end, side = self.durable_end, self.side_version
@@ -367,10 +371,10 @@ class Leader:
         return self.high_watermark
 
     def _see(self, record: StreamMetadata) -> None:
-        """Read from `record` which nodes the high watermark waits for.
+        """Determine from `record` the nodes that the high watermark waits for.
 
-        These are the ISR and all nodes that a pending change may add or may not have removed yet:
-        another leader may be elected from either set.
+        These nodes are the ISR, and all nodes that a pending change may have added or may not have
+        removed yet. The next leader may be elected from the set before or after the change.
         """
         self.record = record
         self.stir()
@@ -388,9 +392,9 @@ class Leader:
                 follower.agrees = self._has_agreed(follower)
 
     def _has_agreed(self, follower: FollowerState) -> bool:
-        """Return True if the follower has received the in-sync set. If its record is newer than
-        this leader's, its own mark cannot show this. Then `leader_mark` names the version of this
-        leader's record from which its record was made."""
+        """Return True if the follower has received the in-sync set. If the follower's record is
+        newer than the leader's, the follower's own mark cannot show this. In this case
+        `leader_mark` shows whether the newer record follows the leader's record."""
         told = follower.leader_mark
         return self._agrees(follower.mark) or (told is not None and self._agrees(told))
 
@@ -405,9 +409,9 @@ class Leader:
         in-sync set.
 
         Messages that are acked without the removed nodes must survive a loss of changes in the
-        metadata store. If every node that acks has received the removals, none of them acts on an
-        older record again. Then only nodes that have not acked could continue from an older record,
-        and they are too few to ack anything.
+        metadata store. If every node that confirms acks has received the removals, no such node
+        acts on an older record again. Only the other nodes could continue from an older record, and
+        they are too few to ack anything.
         """
         return mark is None or (mark[0] >= self._agreed_from and self.record.has(mark))
 
@@ -432,8 +436,9 @@ class Leader:
         return is_stuck or now - follower.caught_up > self._lag_max
 
     def _waits_idly(self) -> bool:
-        """Return True if each in-sync follower has everything and waits for more, so none begins to
-        lag before the next event. Other replicas can join the ISR only by a request."""
+        """Return True if each in-sync follower has all records and waits for more, so that no
+        follower begins to lag before the next event. Other replicas can join the ISR only by a
+        request."""
         followers = (self._followers.get(node) for node in self._waits_for)
         is_moving = self.record.adding or self.record.removing
         is_idle = not is_moving and self.states.waits_idly(self._waits_for)
@@ -451,7 +456,8 @@ class Leader:
 
     def _moved(self) -> StreamMetadata | None:
         """Return the record that completes the pending reassignment; None if it cannot be completed
-        now. A leader that keeps its replica may have been elected after all were in sync."""
+        now. The leader may have been elected after all replicas were in sync, and may keep its
+        replica."""
         moves = self.record.adding or self.record.removing
         return transitions.complete(self.record) if moves else None
 
@@ -459,9 +465,9 @@ class Leader:
         """Return True if the follower has everything that is committed, and everything that former
         leaders may have committed.
 
-        So it must have reached both this high watermark and the end that the log had when the epoch
-        began, and the same for the side state and the states of consumers. It must have confirmed
-        this in the present epoch, in the process run that the record names.
+        So the follower must have reached the high watermark, and the end that the log had when the
+        epoch began. The same holds for the side state and the states of consumers. The follower
+        must have confirmed all this in the present epoch, in the process run that the record names.
         """
         return (
             not follower.lost
@@ -496,5 +502,5 @@ class Leader:
 
 
 def _whole(record: StreamMetadata) -> set[str]:
-    """Return the nodes that have everything that was acked under this record or an earlier one."""
+    """Return the nodes that have all data that was acked under this record or an earlier record."""
     return {*record.isr, *record.eligible}

@@ -10,7 +10,7 @@ from liftlog.errors import Conflict
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A node that could hold a replica, according to the node that chooses."""
+    """A node that could hold a replica, as the choosing node sees it."""
 
     node: str
     zone: str = ""
@@ -30,9 +30,9 @@ def place(
     """Return `count` nodes, the preferred leader first.
 
     The replicas are spread over as many zones as possible, and within a zone over the nodes with
-    the fewest replicas. Nodes of `keep` hold a replica already. The available ones among these
-    nodes come first, in this order, up to `count` nodes. The same arguments give the same result on
-    every node. Raises Conflict if too few nodes are available.
+    the fewest replicas. Nodes of `keep` hold a replica already. The available nodes of `keep` come
+    first, in this order, up to `count` nodes. The same arguments give the same result on every
+    node. Raises Conflict if too few nodes are available.
     """
     available = {one.node: one for one in candidates if one.available}
     if len(available) < count:
@@ -58,7 +58,7 @@ def place(
 def replace_nodes(
     candidates: Collection[Candidate], present: Sequence[str], leaving: Collection[str]
 ) -> tuple[str, ...]:
-    """Return as many nodes as `present`, with other nodes in place of the nodes that are `leaving`.
+    """Return the nodes of `present`, with other nodes in place of the nodes that are `leaving`.
 
     The remaining nodes stay, whether they are available or not. Raises the same errors as `place`.
     """

@@ -1,5 +1,5 @@
-"""The record of one stream: the nodes that hold it, the node that leads it, and the copies that
-have everything that was acked.
+"""The record of one stream: the nodes with a copy, the leader, and the copies that have all acked
+data.
 
 Records are JSON objects in the metadata store. A node that rewrites a record keeps keys that are
 unknown to it, so nodes of two versions can work on the same record.
@@ -25,14 +25,14 @@ from liftlog.errors import CorruptMetadata, NewerFormat
 FORMAT_VERSION = 1
 _TRAIL = 64
 Mark = tuple[int, int]
-"""The version of a record, and its checksum."""
+"""The version and the checksum of a record."""
 
 _to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 def default_min_isr(replicas: int) -> int:
-    """Return the smallest ISR that may ack if no setting says otherwise: half of the replicas,
-    rounded up."""
+    """Return the default of `min_isr`, the smallest ISR that may ack: half of the replicas, rounded
+    up."""
     return (replicas + 1) // 2
 
 
@@ -47,7 +47,7 @@ class StreamMetadata:
     """The settings as in the configuration file. This module reads only `min_isr`; other modules
     read the rest."""
     replicas: tuple[str, ...]
-    """The nodes that hold a copy. The first is preferred as leader."""
+    """The nodes that hold a copy. The first node is preferred as leader."""
     leader: str | None
     leader_epoch: int
     """Increases by one with every change of the leader, and with every completed reassignment."""
@@ -55,37 +55,39 @@ class StreamMetadata:
     eligible: tuple[str, ...] = ()
     last_eligible: tuple[str, ...] = ()
     starts: Mapping[str, int] = field(default_factory=dict)
-    """The number of the start with which each node registered last; it grows with each start of the
-    node. A node whose copy is no longer needed stays in this map until it has removed the copy."""
+    """By node: the number of the start that the node registered last. The number grows with each
+    start of the node. A node whose copy is no longer needed stays in this map until it has removed
+    the copy."""
     adding: tuple[str, ...] = ()
     """Replicas that a pending reassignment adds; they are among `replicas`."""
     removing: tuple[str, ...] = ()
     """Replicas that leave when the reassignment completes; they are among `replicas` until then."""
     observers: tuple[str, ...] = ()
-    """Nodes with a copy for which no ack waits, and that never lead."""
+    """Nodes with a copy that never lead. No ack waits for these copies."""
     log_start: int = 0
-    """Administrative truncation: every replica deletes the offsets below this one."""
+    """Administrative truncation: every replica deletes the records below this offset."""
     unclean_epoch: int = 0
     """The leader epoch that the last unclean recovery began; 0 if there was none. A log without a
     record of that epoch or a later one may have to drop offsets below its high watermark."""
     decided: int = 0
-    """The version with which an operator last restored the record; 0 if never. A node with an older
-    version that is not a predecessor of this one drops its copy."""
+    """The version with which an operator last restored the record; 0 if never. A node drops its
+    copy if its version of the record is older than this version, and is not a predecessor of it."""
     deleted: bool = False
     former: tuple[str, ...] = ()
-    """Incarnations of deleted streams of this name, the newest ones, because nodes may still have
-    copies of them."""
+    """The newest incarnations of deleted streams with this name. Nodes may still have copies of
+    these streams."""
     system: bool = False
     version: int = 1
     """Increases by one with every change."""
     trail: tuple[int, ...] = ()
     """The last versions before this one, each followed by the checksum of the record of that
-    version. A node uses them to determine whether the version that it has is a predecessor."""
+    version. A node uses the trail to determine whether its own version is a predecessor of this
+    one."""
     unknown: Mapping[str, Any] = field(default_factory=dict)
     """Keys that a newer version of liftlog added."""
     _json: bytes = field(default=b"", init=False, repr=False, compare=False)
-    """Cache of the JSON text, filled at the first use; a change of the record needs the text
-    several times."""
+    """Cache of the JSON text, filled at the first use, because a change of the record needs the
+    text several times."""
 
     @property
     def min_isr(self) -> int:
@@ -115,7 +117,7 @@ class StreamMetadata:
         return self.leader == node and self.starts.get(node) == start
 
     def must_keep(self, node: str) -> bool:
-        """Return True if the copy of `node` may be the last one with something that was acked."""
+        """Return True if the copy of `node` may be the last copy of some acked data."""
         return node in self.isr or node in self.eligible
 
     def concerns(self, node: str) -> bool:
@@ -129,12 +131,13 @@ class StreamMetadata:
 
     @property
     def mark(self) -> Mark:
-        """The mark of this version, which no other version has, not even one of another history."""
+        """The mark of this version. No other version has the same mark, even in another history of
+        the record."""
         return self.version, self.checksum
 
     @property
     def marks(self) -> list[Mark]:
-        """The marks of this version and of its predecessors, as far as the trail goes back."""
+        """The marks of this version and of its predecessors in the trail."""
         return [*zip(self.trail[::2], self.trail[1::2], strict=True), self.mark]
 
     def has(self, mark: Mark) -> bool:
@@ -146,8 +149,8 @@ class StreamMetadata:
         return version in versions and self.trail[2 * versions.index(version) + 1] == checksum
 
     def may_come_from(self, mark: Mark) -> bool:
-        """Return True if this record belongs to the history of `mark`, or its trail does not go
-        back that far."""
+        """Return True if this record belongs to the history of `mark`, or if its trail is too short
+        to decide."""
         return self.has(mark) or bool(self.trail and mark[0] < self.trail[0])
 
     def checksum_of(self, version: int) -> int:
@@ -161,10 +164,11 @@ class StreamMetadata:
         return crc32(self.to_json())
 
     def follows(self, earlier: StreamMetadata) -> bool:
-        """Return True if this is `earlier` or a successor of it, as far as the trail goes back.
+        """Return True if this record is `earlier`, or a successor of `earlier` according to the
+        trail.
 
-        Two different records of the same version exist if the store was restored to an older state
-        between them.
+        Two different records can have the same version, if the store was restored to an older state
+        after the first one was written.
         """
         if self.version <= earlier.version:
             return self == earlier
@@ -195,8 +199,8 @@ class StreamMetadata:
     def from_json(data: bytes) -> StreamMetadata:
         """Parse a value of the store.
 
-        Raises CorruptMetadata if this is not a valid record, UnsupportedFormat if a newer liftlog
-        wrote it in a form that this one cannot read.
+        Raises CorruptMetadata if the value is not a valid record. Raises UnsupportedFormat if a
+        newer version of liftlog wrote the value in a form that this version cannot read.
         """
         try:
             value = json.loads(data)
@@ -335,7 +339,7 @@ class Lead:
 
 @dataclass(frozen=True, slots=True)
 class Follow:
-    """Copy from `leader`, which leads in this epoch."""
+    """Copy from `leader`, the leader of the epoch `epoch`."""
 
     leader: str
     epoch: int
@@ -343,13 +347,13 @@ class Follow:
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """Register the present start in the record; the node must do this before it fetches or
+    """Register the present start in the record. The node must register before it fetches or
     serves."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Keep the copy and wait: there is no known leader to copy from."""
+    """Keep the copy and wait, because no leader to copy from is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,8 +367,8 @@ Role = Lead | Follow | Register | Wait | Leave
 def role_of(record: StreamMetadata, node: str, start: int, *, resigned_epoch: int = 0) -> Role:
     """Return the role of `node` according to `record`, in the process run with the number `start`.
 
-    `resigned_epoch` is the newest epoch in which this process has resigned. It does not lead again
-    in that epoch, although the record may still name it as the leader for a while.
+    `resigned_epoch` is the newest epoch in which this process has resigned. The node does not lead
+    again in that epoch, although the record may still name it as the leader.
     """
     if record.deleted or node not in record.members:
         return Leave()

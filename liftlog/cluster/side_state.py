@@ -1,16 +1,17 @@
-"""The side state of a stream: small state, such as leases, that is stored beside the log and copied
-by followers, too.
+"""The side state of a stream: small state, such as leases, that a node stores beside the log, and
+that followers also copy.
 
-The leader changes it. It answers a request for a lease or another change when all nodes for which
-the high watermark waits have stored the new state. So the state survives the loss of the leader, as
-records do. It is small and always copied as a whole.
+Only the leader changes the side state. The leader answers a request for a lease or another change
+when all nodes for which the high watermark waits have stored the new state. So the state survives
+the loss of the leader, as records do. Followers always copy the whole state, because it is small.
 
 A version is one number made of the leader epoch of the change and a counter within that epoch. So
-two leaders that changed the same state differently gave it different versions. Version 0 is the
-empty state, which most streams have: there is nothing to copy, and nothing to store.
+if two leaders change the same state in different ways, the results have different versions. Version
+0 is the empty state, which most streams have: there is nothing to copy, and nothing to store.
 
-A replica may have a version of a higher epoch than its leader's, if an operator has restored the
-metadata without the nodes that had received that epoch. Such a state was discarded with its epoch.
+A replica may have a version of a higher epoch than the leader's epoch, if an operator has restored
+the metadata without the nodes that knew that epoch. The side state of that epoch was then
+discarded, like the epoch itself.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ def is_outdated(epoch: int, stored: int, told: int | None) -> bool:
 
 
 def confirmed(epoch: int, stored: int) -> int:
-    """Return the version to which the follower's version `stored` corresponds for the leader of
-    `epoch`: EMPTY if it belongs to a discarded epoch."""
+    """Return the version that the follower's version `stored` means to the leader of `epoch`: EMPTY
+    if `stored` belongs to a discarded epoch, otherwise `stored`."""
     return EMPTY if stored >> _CHANGES_BITS > epoch else stored
 
 

@@ -1,9 +1,9 @@
 """Interface of the metadata store: seven calls on keys and values.
 
-Compare-and-set (CAS) is the only operation that decides anything. The result of a read may be
-outdated when it arrives, and the next CAS shows whether it was. Revisions are valid within one
-store only: they begin again when the store is created again. Therefore leaders are fenced by the
-version and the epoch inside the record, never by a revision.
+Only compare-and-set (CAS) decides between writers. The result of a read may be outdated when it
+arrives; the next CAS detects this. Revisions are valid only within one store: they begin again when
+the store is created again. Therefore leaders are fenced by the version and the epoch inside the
+record, never by a revision.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ CLUSTER_KEY = "cluster"
 """Key that holds the id of the cluster to which the store belongs."""
 MAX_VALUE_BYTES = 64 * 1024
 MAX_GIVEN_BYTES = 48 * 1024
-"""Size limit of a record that an operator or a client creates. It leaves space for the decisions
-that nodes add later. If the record were full, the leader of its stream could not change."""
+"""Size limit of a record that an operator or a client creates. The limit leaves space for the
+decisions that nodes add later. If the record were full, no other node could become the leader of
+its stream."""
 
 
 class MetaStoreError(Exception):
-    """A call to the store failed. Only the subclasses below are raised. The message contains the
+    """A call to the store failed. Stores raise only the subclasses below. The message contains the
     next step for the operator."""
 
 
 class CasLost(MetaStoreError):
-    """The key is not at the expected revision. The change was not made and never will be: read the
-    key again, and decide again."""
+    """The key is not at the expected revision. The change was not made, and will not be made later.
+    The caller must read the key again, and decide again."""
 
 
 class CasUnknown(MetaStoreError):
@@ -87,8 +88,8 @@ class NodeSession(Protocol):
         """Time before which the key cannot expire for any other process, as `time.monotonic()` in
         seconds.
 
-        It is `renewed_at` plus 0.8 of the TTL. If the key was taken over or cannot be renewed, the
-        session keeps its last deadline, which then passes.
+        The deadline is `renewed_at` plus 0.8 of the TTL. If the key was taken over or cannot be
+        renewed, the deadline does not change, and passes.
         """
         ...
 
@@ -117,8 +118,8 @@ class MetaStore(Protocol):
     async def get_newest(self, key: str) -> Entry | None:
         """Like `get`, but the entry was the newest one at some moment during the call.
 
-        Used for decisions that no CAS of this key confirms. The call may need a write. Raises
-        StoreUnavailable.
+        Use it for decisions that are not confirmed by a CAS of the same key. The call may need a
+        write. Raises StoreUnavailable.
         """
         ...
 
@@ -139,8 +140,8 @@ class MetaStore(Protocol):
         ...
 
     async def watch(self, prefix: str, on_change: OnChange) -> None:
-        """Report the keys that begin with `prefix`: first all of them, then changes. Runs until
-        cancelled.
+        """Report the keys that begin with `prefix`: first all existing keys, then changes. Runs
+        until cancelled.
 
         Reports are hints: they may come late, and of several changes of a key only the last may be
         reported. If the store is unavailable meanwhile, this is logged and the watch continues.

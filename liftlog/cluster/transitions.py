@@ -2,18 +2,19 @@
 
 Each function returns the record to commit by compare-and-set, one version higher, or None if the
 record already has the requested form. So a change whose outcome is unknown can simply be requested
-again. A change that the record does not permit raises Conflict. The functions get no times,
-sessions or logs: the caller has decided before whether a node is dead or has caught up.
+again. A function raises Conflict if the record does not permit the change. The functions get no
+times, sessions or logs: the caller decides beforehand whether a node is dead or has caught up.
 
 Every record that these functions return obeys three rules. Because of them, no acked record is lost
 when nodes fail:
 
 - All members of `isr` hold everything that was acked, because the high watermark waits for each of
   them.
-- While `isr` is smaller than `min_isr`, nothing is acked. Replicas that leave it then go to
-  `eligible`, because they also hold everything that was acked.
+- While `isr` is smaller than `min_isr`, nothing is acked. Replicas that leave `isr` during this
+  time go to `eligible`, because they also hold everything that was acked.
 - Only members of `isr` or `eligible` are elected. Both sets become empty only if all their members
-  started again with damaged disks; then `recover` elects a node and accepts a possible loss.
+  started again with damaged disks; in this case `recover` elects a node and accepts a possible
+  loss.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ def create(
     sync.
 
     `starts` has the present start of each node. A stream that existed before its record continues
-    at the `leader_epoch` of its manifest. Raises InvalidArgument if `replicas` and `min_isr` do not
-    fit.
+    at the `leader_epoch` of its manifest. Raises InvalidArgument if `min_isr` does not fit the
+    number of `replicas`.
     """
     chosen = dict(settings)
     if chosen.get("min_isr") is None:
@@ -85,14 +86,15 @@ def register(
 ) -> StreamMetadata | None:
     """Register the new start of `node`. The node does this before it fetches or serves the stream.
 
-    `clean` is True if its log has everything that this node ever confirmed; the node then stays in
-    `isr` and `eligible`. Otherwise it leaves both until it has caught up. In both cases it does not
-    lead until it is elected again. A leader may be about to add the previous process run of the
-    node to the ISR. The new version makes this change fail.
+    `clean` is True if the log of the node has all records that the node ever confirmed; the node
+    then stays in `isr` and `eligible`. Otherwise it leaves both sets until it has caught up. In
+    both cases the node does not lead until it is elected again. A leader may be about to add the
+    previous process run of the node to the ISR. The new version of the record makes this change
+    fail.
 
-    The only replica of a stream stays the leader if it has everything. Its epoch is raised unless
-    the last stop `closed` the log. After such a stop no client or node can have read a record past
-    the end of the log.
+    The only replica of a stream stays the leader if its log is `clean`. A new epoch begins unless
+    the last stop `closed` the log. After a stop that closed the log, no client or node can have
+    read a record beyond the end of the log.
     """
     if record.deleted or node not in record.members:
         return None
@@ -138,9 +140,9 @@ def resign(record: StreamMetadata, node: str) -> StreamMetadata | None:
 def failover(record: StreamMetadata, dead: Collection[str], node: str) -> StreamMetadata | None:
     """Make `node` the leader, because the leader is among `dead` or there is none.
 
-    Returns None if there is another leader, or if `node` may lack something that was acked. It does
-    no harm if `dead` is wrong: a leader that still runs can commit nothing more without the nodes
-    that no longer follow it.
+    Returns None if there is another leader, or if `node` may lack something that was acked. A wrong
+    `dead` does no harm: a leader that still runs can commit nothing more without the nodes that no
+    longer follow it.
     """
     _check_exists(record)
     if node in dead:
@@ -221,8 +223,8 @@ def discard(record: StreamMetadata, node: str) -> StreamMetadata | None:
     """Remove `node` from the ISR, so that it may drop its copy and fetch all of it again.
 
     Raises Conflict while the node leads, or while the other nodes alone could not ack: in both
-    cases its copy may be needed. The record gets a new epoch, so that confirmations for the dropped
-    copy do not count for the next one.
+    cases the copy may be needed. The record gets a new epoch, so that confirmations for the dropped
+    copy do not count for the new copy.
     """
     _check_led(record)
     if node == record.leader:
@@ -243,8 +245,9 @@ def give_up(record: StreamMetadata, node: str) -> StreamMetadata | None:
     """Remove `node` from all sets, because it has acted on versions that are no predecessors of
     this record.
 
-    It then drops its copy. Returns None if it has no replica. Raises Conflict if no other node
-    could lead after that. The record gets a new epoch for the same reason as in `discard`.
+    The node then drops its copy. Returns None if the node has no replica. Raises Conflict if no
+    other node could lead after the removal. The record gets a new epoch for the same reason as in
+    `discard`.
     """
     _check_exists(record)
     if node not in record.members:
@@ -276,7 +279,7 @@ def transfer(record: StreamMetadata, node: str) -> StreamMetadata | None:
 
 def successor(record: StreamMetadata) -> str | None:
     """Return the node to which the leader must hand over, because the pending reassignment removes
-    the leader's replica and all else is done. None otherwise."""
+    the leader's replica, and this is the last remaining step. None otherwise."""
     if record.leader is None or record.leader not in record.removing or not _can_complete(record):
         return None
     return record.in_order(_without(record.isr, record.removing))[0]
@@ -294,9 +297,9 @@ def complete(record: StreamMetadata) -> StreamMetadata | None:
 def reassign(record: StreamMetadata, target: Sequence[str]) -> StreamMetadata | None:
     """Move the stream to the replicas `target`; the first one is preferred as leader.
 
-    New replicas are added at once, and the others leave when all new ones are in sync. The record
-    holds the whole state of the move, so that any later leader can continue it. Returns None if the
-    replicas are as requested already.
+    New replicas are added at once, and the replicas outside `target` leave when all new replicas
+    are in sync. The record holds the whole state of the move, so that any later leader can continue
+    it. Returns None if the replicas are as requested already.
     """
     _check_exists(record)
     wanted = tuple(target)
@@ -334,8 +337,8 @@ def reassign(record: StreamMetadata, target: Sequence[str]) -> StreamMetadata | 
 
 
 def cancel(record: StreamMetadata) -> StreamMetadata | None:
-    """Cancel the pending reassignment and return to the replicas from before; None if there is
-    none.
+    """Cancel the pending reassignment and return to the previous replicas; None if no reassignment
+    is pending.
 
     Raises Conflict while the earlier replicas alone could not ack, because the copies of the new
     replicas may be needed.
@@ -392,8 +395,8 @@ def delete(record: StreamMetadata) -> StreamMetadata | None:
 def in_place_of(record: StreamMetadata, deleted: StreamMetadata) -> StreamMetadata:
     """Return the first record of a new stream with the name of a `deleted` one.
 
-    This record shows a node that was away which copy it may remove. If the store is later restored
-    to a state with the deleted stream, a node that has read this record detects that.
+    From this record, a node that was down learns which copy to remove. If the store is later
+    restored to a state with the deleted stream, a node that has read this record detects the loss.
     """
     former = (*deleted.former, deleted.incarnation)
     return replace(record, former=former[-_MAX_FORMER:])
@@ -402,10 +405,10 @@ def in_place_of(record: StreamMetadata, deleted: StreamMetadata) -> StreamMetada
 def continued(record: StreamMetadata, copy: StreamMetadata) -> StreamMetadata | None:
     """Continue a stream with a copy that was restored from a backup.
 
-    Call it if the stream was deleted, or if no other node has a replica of it. `copy` is the record
-    that a new stream would get. Returns None if this was already done. The result is the next
-    version of the same record, in a later epoch. So readers that were ahead of the backup get an
-    error, and nodes remove copies from before a deletion.
+    Call this function if the stream was deleted, or if no other node has a replica of it. `copy` is
+    the record that a new stream would get. Returns None if the stream was already continued with
+    this copy. The result is the next version of the same record, in a later epoch. So readers that
+    were ahead of the backup get an error, and nodes remove copies from before a deletion.
     """
     if not record.deleted and record.leader_epoch == copy.leader_epoch:
         return None
@@ -423,7 +426,7 @@ def continued(record: StreamMetadata, copy: StreamMetadata) -> StreamMetadata | 
 
 
 def removed(record: StreamMetadata, node: str) -> StreamMetadata | None:
-    """Remove the start of `node`, which has no copy any more: the stream was deleted or has moved,
+    """Remove the start of `node`, which no longer has a copy: the stream was deleted or has moved,
     or the node will not return.
 
     When the record of a deleted stream has no starts left, no copy is left, and the record can be
@@ -440,7 +443,7 @@ def removed(record: StreamMetadata, node: str) -> StreamMetadata | None:
 
 
 def _next(before: StreamMetadata, after: StreamMetadata) -> StreamMetadata | None:
-    """Return `after` as the version that follows `before`; None if they are the same."""
+    """Return `after` as the version that follows `before`; None if both are the same."""
     after = settle(after)
     return None if after == before else _after(before, after)
 
@@ -505,7 +508,7 @@ def _moved(record: StreamMetadata, replicas: tuple[str, ...]) -> StreamMetadata:
 
 
 def _for_replicas(settings: Mapping[str, Any], count: int) -> Mapping[str, Any]:
-    """Return `settings` with their number of replicas changed to `count`, if they have one."""
+    """Return `settings`. If they contain a number of replicas, it is changed to `count`."""
     return {**settings, "replicas": count} if "replicas" in settings else settings
 
 

@@ -22,9 +22,10 @@ def best_copy(record: StreamMetadata, told: Mapping[str, Known | None]) -> str |
     """Return the replica whose election loses the fewest records: the replica with the longest log
     of the newest epoch. Among equal logs, return the first replica.
 
-    Returns None while a complete copy may still return, and until every replica has reported the
-    end of its log and that it acts on exactly this record. So no replica's records are overlooked.
-    Call it twice: on a slow disk a log may still grow by earlier decisions.
+    Returns None while a complete copy may still return. Also returns None until every replica has
+    reported the end of its log, and that it acts on exactly this record, so that no replica's
+    records are overlooked. Call the function twice: on a slow disk, a log may still grow because of
+    earlier decisions.
     """
     if not has_no_complete_copy(record) or not record.last_eligible:
         return None

@@ -1,5 +1,5 @@
-"""Decides which client of a consumer gets which message, and what each ack changes. This package
-performs no I/O and reads no clock.
+"""Decides which client of a consumer gets which message, and which changes an ack makes. This
+package performs no I/O and reads no clock.
 
 Events go in, instructions and deltas come out. A leader drives a `Consumer`:
 

@@ -31,11 +31,12 @@ class AckKind(IntEnum):
 
 
 class Verdict(IntEnum):
-    """The effect of an ack. A sender that asks for an answer gets it after the turn's delta is
-    synced. An IGNORED ack gets no answer."""
+    """The effect of an ack. If the sender asks for an answer, it gets the answer after the turn's
+    delta is synced. An IGNORED ack gets no answer."""
 
     IGNORED = 0
-    """The message was never delivered, or belongs to an earlier stream of this name."""
+    """The ack belongs to a message that was never delivered, or to an earlier stream of this
+    name."""
     COUNTED = 1
     AGAIN = 2
     """An earlier ack has completed the message."""
@@ -85,8 +86,8 @@ class Acks:
         has the first ack of every message, the second part the second ack, and so on. Each part
         keeps the order of the chunk.
 
-        Also returns the acks that have no effect: all acks of a message after its first MAX_ROUNDS
-        ones. The first ACK or TERM among these still has an effect, and is put into a last part.
+        Also returns the acks that have no effect: all but the first MAX_ROUNDS acks of a message.
+        The first ACK or TERM among these acks still has an effect, and is put into a last part.
         """
         order = np.argsort(self.offsets, kind="stable")
         offsets = self.offsets[order]
@@ -107,7 +108,7 @@ class Acks:
 
     @property
     def is_end(self) -> Bools:
-        """True for acks that complete their message."""
+        """A mask that is True for acks that complete their message."""
         return np.equal(self.kinds, _ACK) | np.equal(self.kinds, _TERM)
 
 

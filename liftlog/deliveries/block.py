@@ -22,8 +22,8 @@ class Phase:
     """The state of a pending message. It decides what the block's column `times` contains, as
     described below.
 
-    This is not an Enum, because looking up an Enum member would take longer than the code that uses
-    it.
+    The class is no Enum, because looking up an Enum member would take longer than the code that
+    uses the member.
     """
 
     OUT: Final = 0
@@ -49,7 +49,7 @@ class Found:
     tickets: Ints
     """Ticket in the queue of redeliveries, for messages that are in it."""
     is_foreign: Bools
-    """True if a block has the offset (pending or not), but no record with this timestamp."""
+    """True if a block contains the offset (pending or not), but with another timestamp."""
 
     @property
     def is_queued(self) -> Bools:
@@ -62,7 +62,7 @@ class Found:
 
 class Block:
     """The first deliveries of one block, with one column per property. `is_pending` is a mask of
-    the pending messages; it is None while all of them are pending."""
+    the pending messages; None while all messages are pending."""
 
     __slots__ = (
         "counts",
@@ -85,7 +85,7 @@ class Block:
         """Consumer sequences of the first deliveries."""
         self.oldest_ns = oldest_ns
         self.newest_ns = newest_ns
-        """Lowest and highest timestamp of the records."""
+        """Lowest (`oldest_ns`) and highest (`newest_ns`) timestamp of the records."""
         self.is_pending: Bools | None = None
         self.pending = offsets.count
         self.counts = Values(np.uint32, 1)
@@ -148,7 +148,8 @@ class Block:
 
     def places_of_run(self, offsets: Ints) -> Index | None:
         """Return the places of contiguous offsets. Returns None for other offsets, and if the block
-        has gaps or does not have all of them. Most workers ack the messages of a pull in order."""
+        has gaps or lacks some of the offsets. This is the usual case, because most workers ack the
+        messages of a pull in order."""
         count, place = len(offsets), int(offsets[0]) - self.offsets.base
         is_here = self.offsets.is_contiguous and 0 <= place <= self.size - count
         if not is_here or int(offsets[-1]) - int(offsets[0]) != count - 1:
@@ -173,8 +174,8 @@ class Block:
         self.newest_ns = max(self.newest_ns, stamps[1])
 
     def taken(self, index: Index) -> Block:
-        """Return a block of the messages at the places `index`, which ascend. All of these messages
-        are pending."""
+        """Return a block of the messages at the places `index`. The places ascend, and all messages
+        at these places are pending."""
         found = Block(
             self.offsets.take(index), self.sequences.take(index), self.oldest_ns, self.newest_ns
         )
@@ -201,8 +202,8 @@ class Block:
 
     def deadlines(self, places: Index, waits_ns: Ints) -> Ints:
         """Return the time at which each of these messages falls due; NEVER for messages in the
-        queue. `waits_ns` has the wait after the first, second ... delivery; its last item applies
-        to all later deliveries.
+        queue. `waits_ns` contains the wait after the first delivery, after the second, and so on;
+        the last wait applies to all later deliveries.
         """
         same = self.counts.same
         if same is not None:

@@ -21,7 +21,7 @@ class Delivered:
     now_ns: int
     oldest_ns: int
     newest_ns: int
-    """Lowest and highest timestamp of the records."""
+    """Lowest (`oldest_ns`) and highest (`newest_ns`) timestamp of the records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Redelivered:
 @dataclass(frozen=True, slots=True)
 class Advanced:
     """All records below `next_offset` have been examined. `epoch` is the leader epoch of the record
-    before it."""
+    before `next_offset`."""
 
     next_offset: int
     epoch: int
@@ -43,8 +43,8 @@ class Advanced:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """These messages were acked or terminated, or their records were removed. They are in offset
-    order."""
+    """These messages were acked or terminated, or their records were removed. The messages are in
+    offset order."""
 
     offsets: Ints
 
@@ -95,7 +95,7 @@ class LogStarted:
 
 @dataclass(frozen=True, slots=True)
 class LogTruncated:
-    """The log was truncated at `end`. New records may get the offsets from there on."""
+    """The log was truncated at `end`. New records may get the offsets from `end` on."""
 
     end: int
 

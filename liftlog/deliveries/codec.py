@@ -1,7 +1,8 @@
 """Deltas as bytes: the changes of one turn of one consumer.
 
-A delta is a version and changes in order, each a tag and its fields (see `wire` for numbers and
-columns). The journal adds a checksum, the consumer's name and the state version.
+A delta consists of a version and the changes in order. Each change is a tag and its fields (see
+`wire` for numbers and columns). The journal adds a checksum, the consumer's name and the state
+version.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def decode_delta(delta: bytes) -> list[changes.Change]:
 
 def apply_delta(state: ConsumerState, delta: bytes) -> None:
     """Apply the changes of a turn to a state. Raises the errors of `decode_delta`, and CorruptState
-    if the changes do not fit the state, which is then unusable.
+    if the changes do not fit the state; the state is then unusable.
     """
     for change in decode_delta(delta):
         state.apply(change)
@@ -138,7 +139,7 @@ def read_pull(reader: Reader) -> changes.StoredPull:
 
 
 def read_offsets(reader: Reader) -> Ints:
-    """Read a column of offsets: not empty, and without repeats."""
+    """Read a column of offsets. Raises CorruptState if the column is empty or repeats an offset."""
     offsets = reader.column()
     if not len(offsets):
         raise CorruptState("a change without offsets")

@@ -25,7 +25,7 @@ def is_run(numbers: Ints | Index) -> bool:
 
 class Rising:
     """Numbers in ascending order without repeats. The column stores contiguous numbers as `base`
-    and `count`, and all others as an array of their differences to `base`, 4 bytes each."""
+    and `count`, and other numbers as an array of their differences to `base`, 4 bytes each."""
 
     __slots__ = ("_steps", "base", "count")
 
@@ -124,8 +124,8 @@ class Rising:
 
 
 class Values:
-    """One value per message. The column stores a single value while all are equal, and an array of
-    `dtype` otherwise."""
+    """One value per message. The column stores a single value while all values are equal, and an
+    array of `dtype` otherwise."""
 
     __slots__ = ("_array", "_dtype", "_same")
 

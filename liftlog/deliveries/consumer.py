@@ -69,8 +69,8 @@ class Wants:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Figures for JetStream's INFO. `delivered_*` describe the last delivered message, `floor_*`
-    the ack floor. An offset is -1 if there is no such message."""
+    """Figures for JetStream's INFO. The fields `delivered_*` describe the last delivered message,
+    the fields `floor_*` the ack floor. If there is no such message, the offset is -1."""
 
     delivered_sequence: int
     delivered_offset: int
@@ -83,9 +83,9 @@ class Figures:
 
 
 class Consumer:
-    """Leads one consumer. `now_ns` is the time in ns since 1970 by a clock that does not step while
-    this object exists. For example, read the wall clock once, and add the time that a monotonic
-    clock has counted since.
+    """Leads one consumer. `now_ns` is the time in ns since 1970 by a clock that does not jump while
+    this object exists. For example, read the wall clock once, and add the time that has passed
+    since then on a monotonic clock.
     """
 
     def __init__(self, state: ConsumerState) -> None:
@@ -107,7 +107,7 @@ class Consumer:
         self._instructions += self._pulls.add(request, available, self.state.settings, now_ns)
 
     def drop_pulls(self, replies: Iterable[bytes]) -> None:
-        """Drop the pulls with these reply subjects, which have no subscriber."""
+        """Drop the pulls with these reply subjects, because the subjects have no subscriber."""
         self._pulls.drop(replies)
 
     def prefer(self, reply: bytes) -> None:
@@ -115,13 +115,13 @@ class Consumer:
         self._pulls.prefer(reply)
 
     def nothing_to_deliver(self) -> None:
-        """End the pulls that do not wait, although there are messages: no pull can take the next
-        one."""
+        """End the pulls that do not wait for messages. Called if no pull can take the next
+        message."""
         self._instructions += self._pulls.end_of_data()
 
     @property
     def waiting(self) -> list[bytes]:
-        """The replies of the waiting pulls, including pulls that came in this turn."""
+        """The replies of the waiting pulls, including pulls that arrived in this turn."""
         return self._pulls.replies
 
     def end_pulls(self, why: Ending) -> None:
@@ -129,8 +129,8 @@ class Consumer:
         self._instructions += self._pulls.end_all(why)
 
     def open_push(self, subject: bytes, messages: int, size_bytes: int) -> None:
-        """Set the window of a push consumer, in messages and bytes. The last message may exceed the
-        bytes. 0 messages close the window."""
+        """Set the window of a push consumer, in messages and bytes. The last message of a window
+        may exceed the number of bytes. A window of 0 messages is closed."""
         self._push = PushWindow(subject, messages, size_bytes)
 
     def wants(self, now_ns: int, most: int, room: int = MAX_PENDING) -> Wants:
@@ -226,7 +226,7 @@ class Consumer:
 
     def tick(self, now_ns: int) -> None:
         """Handle the timers: queue due messages, end expired pulls, send heartbeats, end a pause.
-        If it leaves work for another call, `due_ns` returns at most `now_ns`."""
+        If work is left for another call, `due_ns` then returns at most `now_ns`."""
         state = self.state
         offsets, counts = state.pending.take_due(now_ns, _MOST_BLOCKS)
         self._fall_due(offsets, counts)
@@ -262,7 +262,7 @@ class Consumer:
             self._do(changes.LogStarted(offset))
 
     def records_gone(self, offsets: Ints) -> None:
-        """Drop the messages at these offsets, at which a read has found no records."""
+        """Drop the messages at these offsets, because a read has found no records there."""
         found = self.state.pending.find(offsets)
         if found.is_pending.any():
             self._do(changes.Done(np.unique(offsets[found.is_pending])))
@@ -273,8 +273,8 @@ class Consumer:
             self._do(changes.LogTruncated(end))
 
     def update(self, settings: Settings, now_ns: int) -> None:
-        """Adopt new settings, which the caller has checked. Raises ValueError if they change the
-        ack policy, or change between pull and push."""
+        """Adopt new settings, which the caller has checked. Raises ValueError if the new settings
+        change the ack policy, or change from pull to push or back."""
         old = self.state.settings
         if (old.ack_policy, old.is_push) != (settings.ack_policy, settings.is_push):
             raise ValueError("ack policy and kind of demand of a consumer cannot change")
@@ -365,7 +365,7 @@ class Consumer:
         held: Callable[[], Ints],
     ) -> int:
         """Divide messages among the waiting clients, and return the number of messages that were
-        assigned. `held` returns the number of pending messages at the delivery of each of them."""
+        assigned. `held` returns the number of pending messages at the delivery of each message."""
         state, settings = self.state, self.state.settings
         first = state.sequence + 1
         sequences = np.arange(first, first + len(offsets), dtype=np.int64)
@@ -482,8 +482,8 @@ def _bounds(numbers: Ints) -> tuple[int, int]:
 
 
 def _places(asked: Ints, offsets: Ints) -> tuple[Bools, Index]:
-    """Return a mask of the asked offsets that occur in `offsets`, and their indices there.
-    `offsets` ascend."""
+    """Return a mask of the offsets in `asked` that occur in `offsets`, and their indices in
+    `offsets`. `offsets` ascend."""
     places = np.searchsorted(offsets, asked)
     is_there = places < len(offsets)
     is_there[is_there] = offsets[places[is_there]] == asked[is_there]

@@ -30,7 +30,7 @@ _ENDINGS = {
     Ending.LEADERSHIP_CHANGE: (b"409 Leadership Change", False),
     Ending.SERVER_SHUTDOWN: (b"409 Server Shutdown", True),
 }
-"""The status of each ending, and True if it also has the remaining counts of the pull."""
+"""By ending: its status, and True if the status also has the remaining counts of the pull."""
 
 
 Share = tuple[bytes, Index]
@@ -38,14 +38,14 @@ Share = tuple[bytes, Index]
 
 
 class Pulls:
-    """The waiting pulls. As in JetStream, they take turns at messages: a pull that got a message
-    goes to the end of the queue. Methods return the statuses to send."""
+    """The waiting pulls. As in JetStream, the pulls receive messages in turn: a pull that got a
+    message goes to the end of the queue. Methods return the statuses to send."""
 
     def __init__(self) -> None:
         self.priorities = Priorities()
         self._waiting: deque[Pull] = deque()
         self._wanted: int | None = 0
-        """See `wanted`; None if it must be computed again."""
+        """Cache of `wanted`; None if `wanted` must be computed again."""
         self._expires_ns = NEVER
         """Time before which no pull expires."""
         self._next_number = 0
@@ -67,8 +67,8 @@ class Pulls:
         return self._wanted
 
     def wanted_in_turn(self, settings: Settings) -> int:
-        """Return the number of messages to deliver in one turn. With priority groups, each message
-        may have to examine all waiting pulls."""
+        """Return the number of messages to deliver in one turn. With priority groups, the choice of
+        the pull for one message may have to examine all waiting pulls."""
         if settings.priority_policy is PriorityPolicy.NONE:
             return self.wanted
         return min(self.wanted, max(_MOST_EXAMINED // max(len(self._waiting), 1), 1))
@@ -219,9 +219,9 @@ class Pulls:
     def share_by_priority(
         self, sizes: Ints, pendings: Ints, held: Ints, settings: Settings, now_ns: int
     ) -> tuple[list[Share], int, list[Status]]:
-        """Like `share`, by the rules of priority groups. For the moment at which each message is
-        delivered, `pendings` has the number of matching records for first deliveries, and `held`
-        has the number of unacked messages."""
+        """Like `share`, by the rules of priority groups. Both `pendings` and `held` have one number
+        per message, for the moment of its delivery: the number of matching records that are not
+        delivered yet, and the number of unacked messages."""
         statuses = self.expire(now_ns)
         self._wanted = None
         shares: dict[int, tuple[Pull, list[Index]]] = {}
@@ -285,8 +285,8 @@ class Pulls:
         return None
 
     def _whole_rounds(self, sizes: Ints) -> int:
-        """Return the number of rounds, of one message for each pull, that can be assigned before a
-        pull ends."""
+        """Return the number of rounds that can be assigned before a pull ends. A round is one
+        message for each pull."""
         count = len(self._waiting)
         rounds = min(len(sizes) // count, min(pull.left for pull in self._waiting) - 1)
         for place, pull in enumerate(self._waiting):
@@ -320,7 +320,7 @@ class Pulls:
         shares: dict[int, tuple[Pull, list[Index]]],
         statuses: list[Status],
     ) -> None:
-        """Assign a message to the first pull, and end the pull if it is then complete."""
+        """Assign a message to the first pull. End the pull if it is complete after that."""
         shares.setdefault(pull.number, (pull, []))[1].append(np.array([at], np.intp))
         if pull.left_bytes:
             pull.left_bytes -= size

@@ -1,4 +1,4 @@
-"""Instructions to the daemon: messages to send once the delta of their turn is written."""
+"""Instructions to the daemon: messages to send when the delta of their turn is written."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Deliver:
     counts: Ints
     """Number of deliveries of the message, including this one."""
     pendings: Ints
-    """Matching records that are still to be delivered for the first time."""
+    """Number of matching records that are still to be delivered for the first time."""
     pin: bytes = b""
     """Id of the pinned client, which is sent in the header `Nats-Pin-Id`. If it is empty, there is
     no header."""
@@ -97,7 +97,7 @@ class Ending(IntEnum):
 class Turn:
     """The outcome of the events since the last turn. The daemon writes the delta first, and then
     carries out the instructions in order. `is_lazy` is true if the delta only changes waiting
-    pulls: the daemon may then write it later, together with the next delta and before it.
+    pulls: the daemon may then delay it, and write it immediately before the next delta.
     """
 
     instructions: tuple[Instruction, ...]

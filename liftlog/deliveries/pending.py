@@ -16,12 +16,13 @@ FEW = 24
 """Up to this number of messages, a Python loop is faster than numpy."""
 
 Group = tuple[Block, Index, Index]
-"""A block, indices of looked-up offsets, and the indices of the same offsets in the block."""
+"""A block, the indices of some offsets in a list of offsets to look up, and the indices of the same
+offsets in the block."""
 
 
 class PendingMessages:
-    """Blocks in offset order. Methods that change messages raise CorruptState if one of them is not
-    pending."""
+    """Blocks in offset order. Methods that change messages raise CorruptState if one of the
+    messages is not pending."""
 
     def __init__(self, waits_ns: tuple[int, ...]) -> None:
         self.blocks: list[Block] = []
@@ -85,8 +86,8 @@ class PendingMessages:
         return self._joined([block.offsets.at(block.places()) for block in self.blocks])
 
     def has(self, offset: int, stamp_ns: int) -> bool | None:
-        """Return True if a message is pending, False if it is not, and None if a block has its
-        offset with another timestamp."""
+        """Return True if the message is pending, and False if it is not. Return None if a block
+        contains the offset of the message with another timestamp."""
         number = bisect_right(self._bases(), offset) - 1
         block = self.blocks[number] if number >= 0 else None
         place = -1 if block is None else block.offsets.place(offset)
@@ -97,8 +98,8 @@ class PendingMessages:
         return block.is_pending is None or bool(block.is_pending[place])
 
     def stamps_of(self, offsets: Ints) -> Ints:
-        """Return for each offset the timestamp that identifies its message. Used for acks whose
-        sender has shown in another way that they are meant for this consumer."""
+        """Return for each offset the timestamp that identifies its message. Used for acks that
+        contain no timestamp, but certainly belong to this consumer."""
         if not self.blocks:
             return np.zeros(len(offsets), np.int64)
         oldest = np.array([block.oldest_ns for block in self.blocks], np.int64)
@@ -305,7 +306,8 @@ class PendingMessages:
     def take_due(self, now_ns: int, most_blocks: int) -> tuple[Ints, Ints]:
         """Return offsets and delivery counts of messages that are due, in offset order.
 
-        The caller must then queue or remove each of them. Examines at most `most_blocks` blocks.
+        The caller must then queue or remove each of these messages. Examines at most `most_blocks`
+        blocks.
         """
         found: list[tuple[Ints, Ints]] = []
         for _ in range(most_blocks):
@@ -355,7 +357,7 @@ class PendingMessages:
 
     @staticmethod
     def _is_scattered(numbers: Index) -> bool:
-        """Return True if a loop over the offsets is faster than one over the blocks."""
+        """Return True if a loop over the offsets is faster than a loop over the blocks."""
         changes = int(np.count_nonzero(numbers[1:] != numbers[:-1])) + 1
         if 4 * changes <= len(numbers):
             return False
@@ -459,7 +461,7 @@ class PendingMessages:
             self._watch(one, one.earliest_ns)
 
     def _merge(self, number: int) -> None:
-        """Merge a block with the next one if they are small."""
+        """Merge a block with the next block if both are small."""
         first, second = self.blocks[number : number + 2]
         is_near = first.offsets.fits(second.offsets.last) and first.sequences.fits(
             second.sequences.last
@@ -471,7 +473,7 @@ class PendingMessages:
             del self.blocks[number + 1]
 
     def _watch(self, block: Block, time_ns: int) -> None:
-        """Record that a message of the block may fall due at this time."""
+        """Note that a message of the block may fall due at this time."""
         block.earliest_ns = min(block.earliest_ns, time_ns)
         if block.earliest_ns < block.watched_ns:
             self._unwatch(block)

@@ -64,7 +64,7 @@ class Priorities:
             waiting.append(pull)
 
     def sort(self, waiting: deque[Pull], policy: PriorityPolicy) -> None:
-        """Put the waiting pulls into the order of this policy, which is new."""
+        """Put the waiting pulls into the order of the new policy."""
         if policy == _PRIORITIZED:
             in_order = sorted(waiting, key=_level)
             waiting.clear()

@@ -9,7 +9,7 @@ from liftlog.deliveries.settings import MAX_WAIT_NS
 from liftlog.deliveries.statuses import left_over
 
 _MOST = 2**62
-"""Larger numbers in a request are reduced to this one. No client can receive so many messages or
+"""Larger numbers in a request are reduced to this number. No client can receive more messages or
 bytes in one pull."""
 
 
@@ -34,9 +34,8 @@ NO_PRIORITY = Priority()
 
 @dataclass(frozen=True, slots=True)
 class PullRequest:
-    """A request for messages. A duration of 0 means that there is no such limit. `reply` is not
-    empty. The caller has parsed the request, and has refused a heartbeat of more than half of
-    `expires_ns`.
+    """A request for messages. A duration of 0 means no limit. `reply` is not empty. The caller has
+    parsed the request, and has refused a heartbeat of more than half of `expires_ns`.
     """
 
     reply: bytes

@@ -10,7 +10,8 @@ import numpy as np
 from liftlog.deliveries.columns import NO_INTS, Bools, Ints
 
 _SLACK = 4096
-"""The queue is compacted if its stale entries outnumber all others by more than this number."""
+"""The queue is compacted if it has more stale entries than other entries, by more than this
+number."""
 
 _SLICE = 1024
 """Number of entries that are examined at once."""
@@ -22,8 +23,8 @@ is not stale."""
 
 class RedeliveryQueue:
     """The queue. Each entry is an offset with a ticket. A pending message in the queue has the
-    ticket of its entry. An entry whose message no longer has this ticket is stale, and is skipped.
-    So an ack need not change the queue."""
+    ticket of its entry. An entry is stale, and is skipped, if its message no longer has this
+    ticket. So an ack does not have to change the queue."""
 
     def __init__(self, is_live: IsLive) -> None:
         self._is_live = is_live

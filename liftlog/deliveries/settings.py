@@ -13,8 +13,8 @@ MAX_WAITING = 512
 MAX_BACKOFFS = 1_000
 
 MAX_WAIT_NS = 50 * 365 * 86_400 * 1_000_000_000
-"""Maximum of an ack wait, of a nak's delay and of a pull's expiry. With it, the sum with a time
-does not overflow."""
+"""Maximum of an ack wait, of a nak's delay and of a pull's expiry. With this limit, the sum of a
+time and a duration does not overflow."""
 
 _SECOND = 1_000_000_000
 
@@ -45,7 +45,7 @@ class Settings:
     """Time until a delivered message without an ack falls due again; above 0."""
     backoff_ns: tuple[int, ...] = ()
     """Waits that replace `ack_wait_ns`: after the first delivery, after the second, and so on. The
-    last one applies to all later deliveries."""
+    last wait applies to all later deliveries."""
     max_deliver: int = -1
     max_ack_pending: int = 1000
     max_waiting: int = MAX_WAITING
@@ -56,7 +56,7 @@ class Settings:
     """No message is delivered before this time; 0 if the consumer is not paused."""
     is_push: bool = False
     ack_prefix_bytes: int = 0
-    """Length of `$JS.ACK.<stream>.<consumer>.`, which counts for `max_bytes` of a pull."""
+    """Length of `$JS.ACK.<stream>.<consumer>.`, which counts toward the `max_bytes` of a pull."""
     priority_policy: PriorityPolicy = PriorityPolicy.NONE
     priority_groups: tuple[str, ...] = ()
     pinned_ttl_ns: int = 120 * _SECOND

@@ -1,6 +1,6 @@
 """Snapshots: the whole state of a consumer as bytes.
 
-Equal states have equal snapshots. A decoded state has the same blocks as the encoded one, so both
+Equal states have equal snapshots. A decoded state has the same blocks as the encoded state, so both
 behave in the same way. Layout: version, settings, the numbers in the order of `_NUMBERS`, exhausted
 offsets, waiting pulls, blocks, the queue of redeliveries. A block has offsets, consumer sequences
 and stamps of all its messages, a bitmap of its pending messages (empty if all are pending), and
@@ -157,8 +157,8 @@ def _rising(numbers: Ints) -> Rising:
 
 
 def _of(places: Index, numbers: Ints, least: int, most: int) -> Ints:
-    """Return `numbers`. Raises CorruptState unless it has one number for each of `places`, and all
-    numbers are between `least` and `most`, inclusive."""
+    """Check `numbers`, and return them. Raises CorruptState unless there is one number for each of
+    `places`, and all numbers are between `least` and `most`, inclusive."""
     if len(numbers) != len(places) or int(numbers.min()) < least or int(numbers.max()) > most:
         raise CorruptState("a column of a block is out of bounds")
     return numbers

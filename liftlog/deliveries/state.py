@@ -1,4 +1,4 @@
-"""The state of one consumer, which a new leader needs. Only changes (`changes`) modify it."""
+"""The part of a consumer's state that a new leader needs. Only changes (`changes`) modify it."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class ConsumerState:
     unusable.
 
     All records below `next_offset` have been examined. `sequence` is the number of deliveries so
-    far, which is the consumer sequence of the newest one. `delivered_end` is the offset after the
-    last first delivery. `floor_offset` and `floor_sequence` are the ack floor: all messages below
-    this offset are done, and so are all messages whose first delivery has at most this consumer
-    sequence.
+    far, which is the consumer sequence of the newest delivery. `delivered_end` is the offset after
+    the last first delivery. `floor_offset` and `floor_sequence` are the ack floor: all messages
+    below `floor_offset` are done, and so are all messages with a first delivery up to
+    `floor_sequence`.
     """
 
     def __init__(self, settings: Settings, next_offset: int) -> None:
@@ -128,7 +128,7 @@ class ConsumerState:
         self._keep_exhausted(lambda offset: offset < end)
 
     def _raise_floor(self) -> None:
-        """Advance the ack floor after messages were removed from the pending ones."""
+        """Advance the ack floor after pending messages were removed."""
         first = self.pending.first()
         if first is None:
             self.floor_offset = max(self.floor_offset, self.delivered_end)

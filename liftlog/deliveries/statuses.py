@@ -12,7 +12,7 @@ _FRACTIONS = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "\N{MICRO SIGN}s"
 
 
 def left_over(reply: bytes, words: bytes, left: int, left_bytes: int) -> Status:
-    """Return a status with the remaining counts of a pull, which clients evaluate."""
+    """Return a status with the remaining counts of a pull. Clients evaluate these counts."""
     return Status(reply, words, ((_MESSAGES, left), (_BYTES, left_bytes)))
 
 

@@ -26,8 +26,8 @@ length or a wait to it does not overflow."""
 EVEN, WHOLE = 0, 8
 _MAX = 2**63 - 1
 _SAFE = 2**61
-"""Columns of numbers up to this number are stored as differences, because the sums of such
-differences do not overflow."""
+"""Columns of numbers up to this limit are stored as differences. The sums of such differences do
+not overflow."""
 _FORMS = {1: "<u1", 2: "<u2", 4: "<u4", 255: "<i1", 254: "<i2", 252: "<i4"}
 _RISING = ((2**8, 1), (2**16, 2), (2**32, 4))
 _MIXED = ((2**7, 255), (2**15, 254), (2**31, 252))

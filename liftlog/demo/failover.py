@@ -270,7 +270,7 @@ async def _liftlog(*arguments: str, server: str = "") -> tuple[int, str]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return free ports of the loopback interface. Another process may take them before they are
+    """Return free ports of the loopback interface. Another process may take a port before it is
     used."""
     probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [int(probe.getsockname()[1]) for probe in probes]
@@ -290,8 +290,8 @@ def _quoted(servers: list[str]) -> str:
 
 
 def find_lost(node: str, acked: Mapping[int, int], records: Sequence[Record]) -> list[str]:
-    """List the acked messages that a replica lacks, and those that it has twice. `acked` maps the
-    number of each message to its offset."""
+    """List the acked messages that a replica lacks, and the messages that it has twice. `acked`
+    maps the number of each message to its offset."""
     stored = {record.offset: record.value for record in records}
     wrong = [
         f"node {node}: offset {offset:,} does not hold message {number:,}"

@@ -164,7 +164,8 @@ async def _refused(js: JetStreamContext, story: Introduction) -> None:
 
 
 async def _unacked(nc: NatsClient, story: Introduction) -> None:
-    """Publish without acks, as most core NATS publishers do; one acked message ends the series."""
+    """Publish without acks, as most core NATS publishers do; the last message of the series is
+    acked."""
     for number in range(UNACKED):
         await nc.publish("orders.log", b"event %d" % number)
     closing = b"the last one"
