@@ -1,11 +1,11 @@
 """Every error of liftlog, one class per wire code.
 
-The first paragraph of a class's docstring says what the error means, the second what to do;
-docs/reference/errors.md is made from them.
+The first paragraph of a class's docstring explains the error, and the second paragraph gives the
+remedy; docs/reference/errors.md is made from these docstrings.
 
 Errors that cross the pull socket carry a number (`code`), a name, a message, a `hint` for the next
-step, and `retriable`: true if the same request may succeed later. Errors that stay inside one
-process have code 0.
+step, and `retriable`: true if the same request may succeed later. Errors that never cross the
+socket have code 0.
 """
 
 from __future__ import annotations
@@ -212,7 +212,8 @@ class CorruptRange(LiftlogError):
 
 
 class Diverged(LiftlogError):
-    """The reader has read records that the stream has lost at its end since then.
+    """The reader has read records that the stream has lost since then: the end of the stream was
+    cut off.
 
     Continue at the end of the common history (`details["epoch_end_offset"]`, if present), or read
     the stream again from its start.
@@ -281,7 +282,7 @@ class NatsUnavailable(LiftlogError):
 
 class LeaseGone(LiftlogError):
     """A lease has expired, was released, or became invalid when the disk was full. The records that
-    it protected may have changed since then.
+    the lease protected may have changed since then.
 
     Acquire a new lease, and check again where the stream begins.
     """
@@ -304,8 +305,8 @@ class CheckpointMoved(LiftlogError):
 
 
 class CheckpointUncertain(LiftlogError):
-    """The daemon has no checkpoint of the consumer. But damage has destroyed checkpoints of the
-    daemon, so a checkpoint of this consumer may be lost.
+    """The daemon has no checkpoint of the consumer. But damage has destroyed some checkpoints of
+    the daemon, and a checkpoint of this consumer may be among them.
 
     Determine which records the consumer has processed, and set its checkpoint with
     `liftlog offsets seek`.
@@ -318,12 +319,12 @@ class CheckpointUncertain(LiftlogError):
 
 class NatsRefused(LiftlogError):
     """NATS refuses the daemon's subscription to the stream's subject, usually because the daemon's
-    user has no permission. Or NATS refuses a message that a publisher sent without requesting an
+    user has no permission; or NATS refuses a message that a publisher sent without requesting an
     ack. The message quotes NATS.
 
     Give the user in the daemon's `nats` settings the permission, see `liftlog docs how-to/nats`. If
-    the request was to create a stream, the daemon has removed the new stream again, unless the
-    stream has already received messages on other subjects.
+    the request was to create a stream, the daemon has removed the new stream, unless the stream has
+    already received messages on other subjects.
     """
 
     code = 24
@@ -383,7 +384,7 @@ class NotEnoughReplicas(LiftlogError):
 class NotReady(LiftlogError):
     """The node has just become leader of the stream, and has not yet determined the high watermark.
 
-    Try again. The leader determines it with the next requests of the followers.
+    Try again. The leader determines the high watermark with the next requests of the followers.
     """
 
     code = 29
@@ -404,8 +405,8 @@ class MetadataUnavailable(LiftlogError):
 
 
 class GroupFenced(LiftlogError):
-    """The caller is not a member of the consumer group any more: its session has ended, or another
-    client has joined under the same name. Or the slot belongs to another member.
+    """The caller is no longer a member of the consumer group, because its session has ended, or
+    because another client has joined under the same name; or the slot belongs to another member.
 
     The client joins again automatically. The new owner of each slot reads the records after the
     last commit again. If the error is frequent, the session is too short for the work between two
@@ -420,7 +421,7 @@ class ConsumerNotFound(LiftlogError):
     """The stream has no consumer with acks of this name.
 
     The consumer was never created, was deleted, or was ephemeral and had no worker for too long.
-    Create it again. `Client.worker` creates it, unless its parameter `create` is False.
+    Create it again. `Client.worker` creates the consumer, unless its parameter `create` is False.
     """
 
     code = 32
@@ -461,8 +462,7 @@ class SyncFailed(StorageError):
 
 
 class SegmentsChanged(LiftlogError):
-    """A job cannot replace segments, because they were already replaced or deleted. The log is
-    unchanged.
+    """A job cannot replace segments that were already replaced or deleted. The log is unchanged.
 
     No action is needed: the next pass starts again. A reader of files reads the manifest again.
     """
@@ -513,7 +513,7 @@ class CorruptBatch(LiftlogError):
 class CorruptMetadata(LiftlogError):
     """A manifest or checkpoint file is missing or fails its check, although data exists.
 
-    Stop the daemon and run `liftlog log repair`. The files are unchanged.
+    Stop the daemon and run `liftlog log repair`. liftlog has not changed the files.
     """
 
     name = "CORRUPT_METADATA"
@@ -568,5 +568,4 @@ def _wire_classes() -> dict[int, type[LiftlogError]]:
 
 
 WIRE_ERRORS: dict[int, type[LiftlogError]] = _wire_classes()
-"""Maps each wire code to its class. For a code that is missing here, clients raise a plain
-LiftlogError."""
+"""Maps each wire code to its class. For any other code, clients raise a plain LiftlogError."""

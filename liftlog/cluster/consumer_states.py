@@ -315,8 +315,8 @@ class FollowerStates:
         self, base: int, written: int, received: Iterable[Received], here: Collection[str]
     ) -> tuple[list[int], list[str]]:
         """Handle the answer to the open request. Returns the received changes to write, and the
-        consumers to delete after them. `here` are all consumers that are written at present. Call
-        `written` when this is done."""
+        consumers to delete after that. `here` are all consumers that are written at present. The
+        caller calls `written` after the writes and deletions."""
         before = self.position
         if before is None or before.base != base:
             self.is_complete, self._seen, self._ahead = False, set(), {}

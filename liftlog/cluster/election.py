@@ -343,8 +343,8 @@ class Elections:
     def takes_over(
         self, record: StreamMetadata, asker: str, now: float, *, is_attached: bool, detached: bool
     ) -> Elect | None:
-        """Return an election to commit if this node should take over the stream that `asker` leads
-        and hands over; None otherwise.
+        """Return an election to commit if this node should take over the stream from its leader
+        `asker`, which has requested this; None otherwise.
 
         The leader's own request is sufficient to depose it. But this node must be able to serve the
         stream better than the leader.

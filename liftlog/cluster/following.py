@@ -105,8 +105,8 @@ class Answer:
     first_stored: int = 0
     """First offset that the leader still has."""
     tombstones_removed_below: int = 0
-    """Offset below which tombstones of a compacted stream were removed. A log that ends below it
-    may hold keys that were deleted later."""
+    """Offset below which tombstones of a compacted stream were removed. A log that ends below this
+    offset may hold keys that were deleted later."""
     diverging: tuple[int, int] | None = None
     """Epoch and end up to which the logs may agree."""
     gap: Gap | None = None

@@ -84,8 +84,8 @@ class Leader:
         # Times of the last requests of followers that have restarted since and sent no request yet.
         self._heard_before: dict[str, float] = {}
         self.is_settled = False
-        """True if there is nothing to propose before a follower or the record causes an event. Most
-        streams are idle most of the time, and `propose` is called ten times a second."""
+        """True if `propose` has no result until the next event of a follower or of the record. With
+        this flag the shell skips idle streams."""
         # Parts of the record that each request needs.
         self._agreed_from = record.version
         self._can_commit = False
@@ -96,9 +96,8 @@ class Leader:
     @property
     def is_ready(self) -> bool:
         """True if the high watermark has reached the end that the log had when the epoch began.
-        Before that, the high watermark may be lower than the previous leader's. So until then the
-        answer to requests about the newest offset, times, leases and checkpoints is "not ready",
-        and clients retry such requests."""
+        Before that, the high watermark may be lower than the previous leader's. So requests about
+        the newest offset, times, leases and checkpoints get "not ready", and clients retry them."""
         return self.high_watermark >= self.begin_offset
 
     @property
@@ -220,8 +219,7 @@ class Leader:
 
     def tells_record(self, mark: Mark | None, leader_mark: Mark | None) -> bool:
         """Return True if the answer to a request with these marks must contain the record: acks
-        wait until the follower has the record, and the follower may be unable to reach the metadata
-        store."""
+        wait for it, and the follower may be unable to reach the metadata store."""
         is_old = mark is not None and mark[0] < self.record.version
         return is_old and self._is_uninformed(mark, leader_mark)
 
@@ -261,8 +259,7 @@ class Leader:
         Replicas that sent no request for `forget_after` seconds do not count. `known` is the last
         result. If a replica has lost its disk, the end moves back. Otherwise compaction could
         remove tombstones that this replica has not copied yet, and the copy would have to start
-        again. If a replica has restarted, the end does not move until the replica has sent a
-        request.
+        again. If a replica has restarted, the end does not move before its first request.
         """
         end = self.high_watermark
         for node in self.record.members:
@@ -281,9 +278,8 @@ class Leader:
         not added, because acks would wait for a node that is about to leave.
 
         From now on the high watermark waits for the nodes of both records. This ends when `adopt`
-        receives a newer version, because the change was then made, or can no longer be made. Until
-        then the method returns the same change, because a second attempt settles an unknown
-        outcome.
+        receives a newer version: the change was made, or can no longer be made. Until then the
+        method returns the same change, because a second attempt settles an unknown outcome.
         """
         if self.resigned or self.is_settled:
             return None
@@ -436,9 +432,8 @@ class Leader:
         return is_stuck or now - follower.caught_up > self._lag_max
 
     def _waits_idly(self) -> bool:
-        """Return True if each in-sync follower has all records and waits for more, so that no
-        follower begins to lag before the next event. Other replicas can join the ISR only by a
-        request."""
+        """Return True if each in-sync follower has all records and waits for more, so that none
+        begins to lag before the next event. Other replicas can join the ISR only by a request."""
         followers = (self._followers.get(node) for node in self._waits_for)
         is_moving = self.record.adding or self.record.removing
         is_idle = not is_moving and self.states.waits_idly(self._waits_for)
@@ -456,8 +451,7 @@ class Leader:
 
     def _moved(self) -> StreamMetadata | None:
         """Return the record that completes the pending reassignment; None if it cannot be completed
-        now. The leader may have been elected after all replicas were in sync, and may keep its
-        replica."""
+        now. A leader that keeps its replica may be elected after all are in sync."""
         moves = self.record.adding or self.record.removing
         return transitions.complete(self.record) if moves else None
 

@@ -1,5 +1,5 @@
-"""Runs a demo: prints its text (chapters, paragraphs, small tables), ends it, and starts, kills and
-restarts its daemon, which is a separate process."""
+"""Runs a demo: prints its text (chapters, paragraphs, small tables), starts, kills and restarts its
+daemon, which is a separate process, and ends the demo."""
 
 from __future__ import annotations
 
@@ -116,7 +116,8 @@ def run_in_directory(
 
 
 async def until_signal(run: Callable[[contextlib.AsyncExitStack], Awaitable[ExitCode]]) -> ExitCode:
-    """Run a demo. SIGTERM and a closed terminal end it like Ctrl-C: its stack is unwound."""
+    """Run a demo. SIGTERM and a closed terminal end the demo like Ctrl-C, so that all `finally`
+    blocks run."""
     task = asyncio.current_task()
     assert task is not None
     loop = asyncio.get_running_loop()

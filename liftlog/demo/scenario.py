@@ -222,7 +222,7 @@ class _Demo:
             )
 
     async def _measure(self, nc: NatsClient) -> None:
-        """Measure in a stream of its own, so that the numbers counted before stay unchanged."""
+        """Measure in a separate stream, so that the numbers of the other streams stay unchanged."""
         async with connect(self._daemon.pull_address) as client:
             await client.create_stream(_SPEED, subject=_SPEED)
             seconds = await acked_seconds(nc, _SPEED, _MANY, bytes(_MANY_BYTES))

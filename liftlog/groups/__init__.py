@@ -1,5 +1,5 @@
-"""Decides for consumer groups who owns each slot of a stream, and which commits are accepted. No
-I/O, no clock.
+"""Decides about consumer groups: the owner of each slot of a stream, and the validity of commits.
+Does no I/O, and reads no clock.
 
 state        the stored state of one group: members, owners and offsets of its slots
 assignment   decides the number of slots of each member, the slots that move, and their new owners

@@ -19,8 +19,8 @@ def shares(state: GroupState) -> dict[str, int]:
     """Return the share of each member: the number of slots that it should have.
 
     If the slots cannot be divided equally, members that already have more slots get the larger
-    shares. It does not matter how many more they have, because shares must not change while such
-    members release their surplus one by one.
+    shares. The size of their surplus does not matter, because shares must not change while such
+    members release their surplus slot by slot.
     """
     if not state.members:
         return {}
@@ -31,8 +31,8 @@ def shares(state: GroupState) -> dict[str, int]:
 
 
 def excess(state: GroupState) -> set[int]:
-    """Return the slots that their owners must release: the newest slots of members with too
-    many."""
+    """Return the slots that their owners must release: the most recently assigned slots of members
+    with too many slots."""
     found: set[int] = set()
     by_owner: dict[str, list[int]] = {}
     for slot, owner in enumerate(state.owners):
@@ -56,7 +56,7 @@ def staying(state: GroupState) -> dict[str, list[int]]:
 
 
 def settled(state: GroupState, before: GroupState | None) -> GroupState:
-    """Assign the free slots to members that have too few. Begins a new generation if members or
+    """Assign the free slots to members with too few slots. Begins a new generation if members or
     owners differ from `before`."""
     if before is not None and FREE not in state.owners and keeps_owners(state, before):
         return state  # a commit
@@ -112,7 +112,8 @@ def without(state: GroupState, members: Iterable[str]) -> GroupState:
 
 def joined(state: GroupState, name: str, member: Member) -> GroupState:
     """Return the state with this member added in the next generation. The new member replaces a
-    member of the same name: it gets the slots of the old one, which fences the old one.
+    member of the same name: it gets the slots of the old member, and requests of the old member are
+    fenced.
 
     A member of a group that was removed and created again is fenced, too. The generations of such a
     group begin again, so the number `joined` of a member also contains a checksum of its token.

@@ -8,9 +8,9 @@ commits of all members of a group share a record and an fsync.
 
 Only this coordinator tracks the sessions of members. A session begins again with every heartbeat
 and every commit of the member, and for all members when another coordinator takes over. A member
-loses its slots if no request from it arrives for the length of its session. The member measures its
-session from the time at which it sent the last answered request. So it detects the end by its own
-clock, no later than the coordinator.
+loses its slots if it sends no request for the length of its session. The member measures the
+session from the time at which it sent the last answered request. So the member detects the end of
+its session by its own clock, no later than the coordinator.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ logger = logging.getLogger("liftlog.groups")
 
 _MAX_WAITING = 50_000
 _LOOK_SECONDS = 2e-6
-"""Minimum time between two scans of all sessions, per member. A scan takes a tenth of this time, so
+"""Minimum time between two scans of all sessions, per member. A scan takes a tenth of this time. So
 scans never use more than a tenth of the processor, even with many members."""
 
 
 @dataclass(slots=True)
 class Flight:
     """Requests that are applied and stored together. `drafts` are the new states of groups, one
-    record each; None deletes a group."""
+    record for each group; None deletes the group."""
 
     quota: Quota
     drafts: dict[GroupKey, GroupState | None] = field(default_factory=dict)
@@ -120,7 +120,7 @@ class Coordinator:
         self._waiting.add(asked, told)
 
     def _hear(self, asked: Join | Beat | Commit, now: float) -> None:
-        """Renew the session of the member that sent the request. The member itself renews its
+        """Renew the session of the member that sent the request. The member itself extends its
         session only when it gets the answer."""
         state = self.groups.get(asked.key)
         member = None if state is None else state.members.get(asked.member)
@@ -443,8 +443,8 @@ def _is_by(asked: Join | Beat | Commit | Leave, member: Member) -> bool:
 def _member_of(state: GroupState | None, asked: Join | Beat | Commit | Leave) -> GroupState:
     """Return the state if it contains the member that sent the request. Raises GroupFenced.
 
-    A request with a generation that this coordinator has not reached belongs to a state that was
-    lost to damage, so it must not be compared with the current state.
+    A request with a generation that this coordinator has not reached belongs to a state that damage
+    has destroyed. Such a request must not be compared with the current state.
     """
     group, stream = asked.key
     member = None if state is None else state.members.get(asked.member)

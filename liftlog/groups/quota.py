@@ -16,8 +16,8 @@ from liftlog.groups.state import DEFAULT_SLOTS, GroupState, Member
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Maximum numbers of groups and members. A group with more slots than the default counts as
-    several groups, because its state is larger by the same factor."""
+    """Maximum numbers of groups and members. A group with n times the default number of slots
+    counts as n groups, because its state is n times as large."""
 
     groups: int = 10_000
     groups_per_principal: int = 10_000
@@ -84,7 +84,7 @@ class Quota:
         """Count a new member. Raises LimitExceeded if it would exceed a limit.
 
         `replaced` is the member of the same name that the new one replaces, or None. A member that
-        has restarted is not counted as an additional one.
+        has restarted is not counted twice.
         """
         if replaced is not None and replaced.principal == principal:
             return

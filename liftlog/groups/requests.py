@@ -21,7 +21,7 @@ class OwnedSlot(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """The slots that a member should own from now on. It must release any other slot that it has:
+    """The slots that a member should own from now on. The member must release every other slot:
     finish the records of the slot, commit them, and then omit the slot from its heartbeats."""
 
     joined: int
@@ -37,7 +37,7 @@ class Join:
     """A request to join a group.
 
     If `slots` is None, the group keeps its number of slots; a new group, which begins at `start`,
-    gets the default. A join that is repeated with the same token is the same join. `joined` is the
+    gets the default. A second request with the same token repeats the same join. `joined` is the
     number of the client's former membership, or None for a client that has just started. Only a
     client that has just started replaces another member. `start_error` is the reason why no group
     may begin at `start`; it applies only if the request creates a group.
@@ -72,7 +72,7 @@ class Beat:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """A commit: in each of the given slots, all records below its offset are processed."""
+    """A commit: for each given slot, all records below the given offset are processed."""
 
     key: GroupKey
     member: str

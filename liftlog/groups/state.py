@@ -19,8 +19,8 @@ VERSION = 1
 DEFAULT_SLOTS = 64
 MAX_SLOTS = 1024
 MAX_MEMBERS = 1024
-"""Maximum number of members of one group. Members without a slot, if there are more members than
-slots, only wait until others leave."""
+"""Maximum number of members of one group. If there are more members than slots, members without a
+slot wait until other members leave."""
 MIN_SESSION_MS, MAX_SESSION_MS = 200, 3_600_000
 FREE = ""
 """The owner of a slot that no member owns."""
@@ -37,9 +37,9 @@ GroupKey = tuple[str, str]
 class Member:
     """A member of a group.
 
-    `joined` distinguishes the member from other members of the same name. It grows with each such
-    member while the group exists. The client chose `token` for this join; a request with the same
-    token is the same join.
+    `joined` distinguishes the member from other members of the same name. Each new member of the
+    same name gets a greater number, as long as the group exists. The client chose `token` for this
+    join; a request with the same token repeats the same join.
     """
 
     joined: int
@@ -94,7 +94,7 @@ def encode_key(key: GroupKey) -> bytes:
 
 
 def decode_key(raw: bytes) -> GroupKey:
-    """Decode the key of a record. Raises CorruptBatch if it is not the key of a group."""
+    """Decode the key of a record. Raises CorruptBatch if the key is not that of a group."""
     try:
         group, stream = raw.removeprefix(KEY_PREFIX).decode("ascii").split(_SEPARATOR)
         check_consumer_name(group)
@@ -132,8 +132,8 @@ _encoder = json.JSONEncoder(separators=(",", ":"), check_circular=False)
 
 
 def decode_value(raw: bytes) -> GroupState:
-    """Decode the value of a record. Ignores unknown JSON keys. Raises CorruptBatch if it is not a
-    group of this version."""
+    """Decode the value of a record. Ignores unknown JSON keys. Raises CorruptBatch if the value is
+    not a group in this version's format."""
     try:
         content = json.loads(raw)
         if not isinstance(content, dict) or content["v"] != VERSION:

@@ -1,7 +1,7 @@
 """The queue of requests to the coordinator. Pure.
 
-Groups take turns, with one request each. So even if one client has thousands of open requests, a
-single request of another group is next. Requests of one group keep their order.
+Groups take turns, with one request each. So a single request of another group is next even if one
+client has thousands of open requests. Requests of one group keep their order.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from liftlog.groups.requests import Asked, Join, Seek, Told
 from liftlog.groups.state import DEFAULT_SLOTS, MAX_SLOTS, GroupKey, GroupState
 
 _REQUEST_WORK = 64
-"""The work of a request itself, in addition to the slots and members of its group."""
+"""The work of a request itself, which is added to the number of slots and members of its group."""
 
 Waiter = tuple[Asked, Told]
 
@@ -76,8 +76,8 @@ class Waiting:
 def _size_after(asked: Asked, counted: int | None, state: GroupState | None) -> int:
     """Return the maximum number of slots and members that the group can have after this request.
 
-    `counted` is the number after the earlier requests of the group that are decided together with
-    this one, and None for its first request.
+    `counted` is the result for the group's previous request in the same flight; None for its first
+    request.
     """
     if counted is None:
         counted = 0 if state is None else state.slots + len(state.members)

@@ -2,8 +2,8 @@
 
 This module does not depend on the manifest, on other segments or on the high watermark. Only one
 thread at a time, the current writer, uses an `ActiveSegment`. Readers in other threads use only its
-`segment` and `index`, which grow except when a sync fails, and read only up to the high watermark
-of their view.
+`segment` and `index`, and read only up to the high watermark of their view. Segment and index only
+grow, except when a sync fails.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MAX_ALLOCATION = 16 * 1024 * 1024
 _MAX_BUFFERS = 1000  # Linux takes at most 1024 buffers a call
 _SMALL_APPEND = 256 * 1024
 """Size in bytes of an append that counts as small. A disk writes about this number of bytes in the
-time that the file system needs for a journal commit."""
+time of one journal commit of the file system."""
 _ZEROED_APPENDS = 64
 _MIN_ZEROS = 64 * 1024
 _ZEROS = memoryview(bytes(1024 * 1024))
@@ -58,10 +58,10 @@ class LogEnd(NamedTuple):
 class ActiveSegment:
     """The one writer of a segment file.
 
-    `end` is the end of the written batches, `durable` the end of the fdatasynced ones.
+    `end` is the end of the written batches, `durable` the end of the fdatasynced batches.
     `has_leftovers` means that bytes of a failed append follow the end. `must_be_left` means that
-    nothing may be appended to the file, because the page at its end is unreadable or because a sync
-    failed.
+    the next append must go to a new segment, because the page at the end of this file is unreadable
+    or because a sync failed.
     """
 
     __slots__ = (
@@ -188,7 +188,8 @@ class ActiveSegment:
         self.has_leftovers = False
 
     def remove_leftovers(self) -> None:
-        """Truncate the bytes of a failed append. Raises OSError; then nothing may be appended."""
+        """Truncate the bytes of a failed append. Raises OSError; after that, no append is
+        allowed."""
         if not self.has_leftovers:
             return
         try:
@@ -201,8 +202,8 @@ class ActiveSegment:
             self.must_be_left = True
 
     def sync(self) -> None:
-        """Make all written batches durable. After an OSError, bytes past `durable` cannot be
-        trusted, even if a read of the file or another sync succeeds."""
+        """Make all written batches durable. After an OSError, bytes beyond `durable` may be missing
+        on the disk, even if a read of the file or another sync succeeds."""
         end = self.end
         if self._sync_failed:
             raise OSError(errno.EIO, "an earlier sync of this file has failed")
@@ -215,8 +216,8 @@ class ActiveSegment:
 
     def give_up_tail(self) -> None:
         """Move `end` back to `durable`, in memory only. The caller must not write to this file
-        again: the bytes behind `durable` stay in it, and after a shorter append they could look
-        like batches that continue the log."""
+        again: the bytes after `durable` stay in the file, and after a shorter append they could
+        look like batches that continue the log."""
         self.must_be_left = True
         end, segment = self.durable, self.segment
         segment.next_offset, segment.record_count = end.offset, end.record_count
@@ -232,10 +233,11 @@ class ActiveSegment:
     ) -> Segment:
         """Return the part up to `at` as a sealed segment.
 
-        Puts the index of the sealed segment into the cache and, if the disk is able to store it, on
-        disk. Does not change the state that readers and the writer use: if a later step of the
-        caller fails, the active segment stays in use, and the index on disk is as valid as one from
-        a checkpoint. Without `trim` the file keeps the bytes after `at`. Raises OSError.
+        Puts the index of the sealed segment into the cache, and stores it on disk if the disk has
+        space. Does not change the state that readers and the writer use: if a later step of the
+        caller fails, the active segment stays in use, and the index on disk is as valid as an index
+        that `store_index` has written. Without `trim` the file keeps the bytes after `at`. Raises
+        OSError.
         """
         if trim:
             try:

@@ -14,7 +14,7 @@ def continuing_batches(
 ) -> tuple[list[EncodedBatch], int]:
     """Parse the batches in `view` and check that they continue a log that ends at `offset`.
 
-    Returns the batches and the commit group of the last one; adds new epochs to `epochs`.
+    Returns the batches, and the commit group of the last batch. Adds new epochs to `epochs`.
     """
     batches: list[EncodedBatch] = []
     position = group = 0

@@ -67,8 +67,8 @@ def _states(content: dict[str, Any] | None, file_name: str) -> dict[str, ActiveS
 
 
 def _state(content: dict[str, Any]) -> ActiveState:
-    """Parse one state. Ignores keys of newer versions of liftlog, as all readers of checkpoint
-    files do."""
+    """Parse one state. Like all readers of checkpoint files, ignores keys that newer versions of
+    liftlog have added."""
     known = ActiveState.__slots__
     return ActiveState(**{name: value for name, value in content.items() if name in known})
 
@@ -182,16 +182,16 @@ class DataDir:
         self.start = 0
         """Number of this start of the node; 0 until the metadata store contains it."""
         self._closed_start = 0
-        """Number of the start of the node that closed the directory cleanly; 0 if none did."""
+        """Number of the start of the node that closed the directory cleanly; 0 if no start did."""
         self._clean: dict[str, ActiveState] = {}
         self._recovery_points: dict[str, ActiveState] = {}
 
     def open(self) -> None:
         """Take the lock and read the shared checkpoint files.
 
-        The clean marker is removed, durably, before this returns: every stop counts as unclean
-        unless `close` writes the marker again. Raises DataDirLocked, ConfigError for a directory
-        that cannot be created or written, CorruptMetadata for a directory that holds a backup or an
+        Before the return, the clean marker is removed durably: every stop counts as unclean unless
+        `close` writes the marker again. Raises DataDirLocked, ConfigError for a directory that
+        cannot be created or written, CorruptMetadata for a directory that holds a backup or an
         unfinished restore, and StorageError. On an error the lock is released.
         """
         fs = self.environment.fs
@@ -239,7 +239,7 @@ class DataDir:
 
     def stream_names(self) -> list[str]:
         """Return the names of the streams on disk. Removes the files of creations and deletions
-        that did not finish. The next start removes files that cannot be removed now."""
+        that did not finish. Files that cannot be removed now are removed at the next start."""
         fs = self.environment.fs
         names = []
         with storage_errors("listing the streams"):
@@ -261,8 +261,8 @@ class DataDir:
             logger.warning("leftover-not-removed name=%r error=%s", name, error)
 
     def remove_unfinished(self, name: str) -> None:
-        """Remove the files of a failed creation. No other creation of this name may be running.
-        Raises StorageError."""
+        """Remove the files of a failed creation. The caller ensures that no other creation of this
+        name is running. Raises StorageError."""
         with storage_errors(f"removing what was left of {name}"):
             if self.environment.fs.exists(self.stream_path(name)) and self._is_unfinished(name):
                 self._remove_directory(name)
@@ -328,8 +328,8 @@ class DataDir:
 
     def keep_clean(self, name: str, state: ActiveState | None) -> None:
         """Record that a log was opened and closed again before any client used it. `state` is the
-        end of the log; with it, the next start treats the log as cleanly closed. None if closing
-        failed."""
+        end of the log; with it, the next start treats the log as cleanly closed. `state` is None if
+        closing failed."""
         if state is not None:
             self._clean[name] = state
 
@@ -382,7 +382,7 @@ class DataDir:
 
     def mark_clean(self, states: dict[str, ActiveState]) -> None:
         """Write the clean marker with the `states` of the streams that were opened. A stream that
-        was not opened keeps its earlier state. The only call allowed after it is `close`."""
+        was not opened keeps its earlier state. After this call, only `close` may be called."""
         if self._lock is None:
             return
         try:

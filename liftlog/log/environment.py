@@ -33,15 +33,15 @@ class Clock(Protocol):
         ...
 
     def monotonic_ns(self) -> int:
-        """Return the time of a clock that never steps and also advances while the machine sleeps.
-        Only differences between two readings have a meaning."""
+        """Return the time of a clock that never jumps, and that also advances while the machine
+        sleeps. Only differences between two readings have a meaning."""
         ...
 
 
 class SystemClock:
     def now_ns(self) -> int:
-        """Return the wall clock in whole microseconds. Batches store this unit, so joining batches
-        changes no timestamp."""
+        """Return the wall clock in whole microseconds. Batches store microseconds, so no timestamp
+        changes when batches are joined."""
         now = time.time_ns()
         return now - now % 1000
 
@@ -61,8 +61,8 @@ class PooledFile:
 
 
 class FilePool:
-    """A pool of open files. It keeps at most `limit` open, unless more are in use at once, and
-    closes the least recently used one first. Thread-safe."""
+    """A pool of open files. The pool keeps at most `limit` files open, unless more files are in use
+    at the same time, and closes the least recently used file first. Thread-safe."""
 
     def __init__(self, fs: FileSystem, limit: int) -> None:
         self._fs = fs
@@ -210,9 +210,9 @@ class IndexCache:
 class LogConfig:
     """The settings of a stream that the log itself needs; sizes in bytes.
 
-    A `replicated` log is one of several copies. The copies decide together which records are
-    committed. A replica cuts off a damaged end and fetches it again, while a single log keeps as
-    much of it as it can.
+    A `replicated` log is one of several copies. A record is committed only when enough copies have
+    it. A replica cuts off a damaged end and fetches the records again, while a single log keeps as
+    many records as it can.
     """
 
     segment_max_bytes: int = 256 * 1024 * 1024

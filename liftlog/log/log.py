@@ -1,7 +1,7 @@
 """The log of one stream: append, sync, read. Blocking; the daemon calls it from threads.
 
-Only one thread at a time, the current writer, appends, syncs and truncates. As an exception, an
-append may run during a sync in another thread, unless the append begins another segment
+Only one thread at a time, the current writer, appends, syncs and truncates. As an exception, one
+thread may append while another thread syncs, unless the append begins another segment
 (`must_roll`). Any thread may read, and may change the structure by retention, swaps and quarantine.
 """
 
@@ -66,8 +66,8 @@ class Log:
         boot_id: str | None = None,
         appended: Sequence[LogEnd] = (),
     ) -> None:
-        """Make a log from its `state`. `appended` are the batch ends past the high watermark, up to
-        the log end."""
+        """Make a log from its `state`. `appended` are the ends of the batches between the high
+        watermark and the log end."""
         self.directory = state.directory
         self.name = state.name
         self.environment = environment = state.environment
@@ -121,8 +121,8 @@ class Log:
 
     @property
     def config(self) -> LogConfig:
-        """The settings of the log. May be replaced at any time; the next append uses the new
-        ones."""
+        """The settings of the log. They may be replaced at any time; the next append uses the new
+        settings."""
         return self._state.config
 
     @config.setter
@@ -146,12 +146,13 @@ class Log:
 
     @property
     def high_watermark(self) -> int:
-        """The offset below which everything is committed; readers never see more."""
+        """The offset below which all records are committed. Readers get no records from this offset
+        on."""
         return self._state.view.committed.offset
 
     @property
     def durable_end_offset(self) -> int:
-        """The offset below which everything was fsynced."""
+        """The offset below which all records were fsynced."""
         return self._state.active.durable.offset
 
     @property
@@ -180,7 +181,7 @@ class Log:
 
     def arrived_now(self, offset: int, stamp_ns: int) -> None:
         """Record that all records from `offset` (the former log end) on have just arrived, the
-        first of them with the timestamp `stamp_ns`. Call it after `append_raw`, which cannot
+        first record with the timestamp `stamp_ns`. Call it after `append_raw`, which cannot
         distinguish new records from old ones."""
         now_ns = self.environment.clock.monotonic_ns()
         self.arrivals.note(offset, stamp_ns, now_ns)
@@ -189,17 +190,18 @@ class Log:
     def truncate_suffix(self, offset: int, *, below_high_watermark: bool = False) -> int:
         """Cut off everything from `offset` on; returns the new log end. Durable on return.
 
-        Cuts at the batch boundary at or below `offset`, so a batch that holds it is removed as a
-        whole. Does nothing if `offset` is at or past the log end. The next append assigns the
-        removed offsets again, in a new segment and under a new `lineage`: recovery points, acks and
-        checkpoints of readers that refer to the old tail do not apply to the new one. The high
-        watermark and the log start move down to the cut if they are past it. Leader epochs that
-        began past the cut are dropped: call `begin_epoch` before the next `append`. (`append_raw`
-        stores the epochs of its batches itself.)
+        Cuts at the batch boundary at or below `offset`, so a batch that contains `offset` is
+        removed as a whole. Does nothing if `offset` is at or past the log end. The next append
+        assigns the removed offsets again, in a new segment and under a new `lineage`: recovery
+        points, acks and checkpoints that refer to the old tail do not apply to the new tail. The
+        high watermark and the log start move down to the cut if they are beyond it. Leader epochs
+        that began past the cut are dropped: call `begin_epoch` before the next `append`.
+        (`append_raw` stores the epochs of its batches itself.)
 
         Raises ValueError for a cut below the high watermark of a replicated log, because the leader
-        has the same committed records; `below_high_watermark` allows it, after an unclean recovery.
-        Raises OffsetOutOfRange below the first stored offset, SyncFailed, StorageError, DiskFull.
+        has the same committed records. After an unclean recovery, `below_high_watermark` allows
+        such a cut. Raises OffsetOutOfRange below the first stored offset, SyncFailed, StorageError,
+        DiskFull.
         """
         state = self._state
         if offset < self.high_watermark and state.config.replicated and not below_high_watermark:
@@ -212,8 +214,8 @@ class Log:
     def leave_active_segment(self) -> None:
         """Begin a new segment and lineage at the log end.
 
-        Call it if bytes after the log end are damaged, or if the log lacks records that it had
-        confirmed. With the new lineage, recovery points and acks that refer to these records no
+        Call this method if bytes after the log end are damaged, or if the log lacks records that it
+        had confirmed. With the new lineage, recovery points and acks that refer to these records no
         longer apply. Durable on return; a stop before that changes nothing. Raises StorageError,
         DiskFull.
         """
@@ -241,16 +243,17 @@ class Log:
         compares its own last epoch with `epoch_before`. The other replica may have removed
         tombstones below `tombstones_removed_below`.
 
-        Durable on return; a stop before that leaves the log as it was. The log gets a new lineage,
-        because its offsets are assigned again. Raises StorageError, DiskFull; then nothing changed.
+        Durable on return; a stop before that leaves the log unchanged. The log gets a new lineage,
+        because its offsets are assigned again. Raises StorageError, DiskFull; after an error the
+        log is unchanged.
         """
         start_over(self.writer, offset, epoch_before, tombstones_removed_below)
 
     # --- reading: by any thread ---
 
     def read(self, offset: int, max_bytes: int, max_records: int | None = None) -> LogSlice | None:
-        """Return one or more whole batches below the HW, beginning with the one that holds
-        `offset`.
+        """Return one or more whole batches below the HW (high watermark), beginning with the batch
+        that holds `offset`.
 
         Returns None if `offset` lies between HW and the log end, because no committed record is
         there yet. If `offset` lies in a hole, the slice begins after the hole. The caller must
@@ -263,8 +266,8 @@ class Log:
     def read_stored(self, offset: int, max_bytes: int) -> LogSlice | None:
         """Like `read`, but also return records below the log start whose files still exist.
 
-        It is for rebuilding state, because message ids outlive retention. Consumers never get these
-        records.
+        Used to rebuild the dedupe state, because message ids outlive retention. Consumers never get
+        these records.
         """
         return reading.read_from(
             self._state, offset, max_bytes, None, self.quarantine_damage, stored=True
@@ -273,9 +276,10 @@ class Log:
     def read_replica(self, offset: int, max_bytes: int) -> LogSlice | Gap | None:
         """Return whole batches from `offset` on, for another replica to append.
 
-        Returns at least one batch, beginning with the one that holds `offset`, and includes batches
-        without records. `offset` lies between the first stored offset and the log end. The first
-        stored offset may be below the log start. The log end may not be committed or durable yet.
+        Returns at least one batch, beginning with the batch that holds `offset`. Also returns
+        batches without records. `offset` lies between the first stored offset and the log end. The
+        first stored offset may be below the log start. The log end may not be committed or durable
+        yet.
 
         Returns a `Gap` if `offset` was lost or skipped, so that no batch will ever hold it, and
         None at the log end. The caller must release the slice. Raises OffsetOutOfRange;
@@ -285,8 +289,8 @@ class Log:
         return reading.read_replica(self._state, offset, max_bytes, self.quarantine_damage)
 
     def offset_for_timestamp(self, timestamp_ns: int) -> int:
-        """Return the offset of the first record stamped at or after `timestamp_ns`; the HW if there
-        is no such record."""
+        """Return the offset of the first record stamped at or after `timestamp_ns`; the high
+        watermark if there is no such record."""
         return reading.offset_for_timestamp(self._state, timestamp_ns)
 
     def is_quarantined(self, first_offset: int, next_offset: int) -> bool:
@@ -296,15 +300,17 @@ class Log:
     def quarantine_damage(self, first_offset: int, next_offset: int) -> None:
         """Verify the stored bytes of [first_offset, next_offset) and quarantine the damaged parts.
 
-        Verifies up to the high watermark, in a replica up to the log end. Unreadable bytes count as
-        damaged. Durable on return. Takes as long as reading the range; any thread may call it. Logs
-        each range that it finds as an ERROR. Raises StorageError, DiskFull, UnsupportedFormat.
+        The end of the range is limited to the high watermark, or in a replica to the log end.
+        Unreadable bytes count as damaged. Durable on return. Takes as long as reading the range;
+        any thread may call it. Logs each range that it finds as an ERROR. Raises StorageError,
+        DiskFull, UnsupportedFormat.
         """
         reading.quarantine_damage(self._state, first_offset, next_offset)
 
     def offset_of_record(self, segment: Segment, number: int) -> int:
-        """Return the offset of record `number` (from 0) of a segment. Holes count no records. If
-        damage prevents counting, the result is lower. Reads batch headers. Raises StorageError."""
+        """Return the offset of record `number` (from 0) of a segment. Holes count as no records. If
+        damage prevents an exact count, the result is a lower offset. Reads batch headers. Raises
+        StorageError."""
         return self._counts.offset_of(segment, number, self._state.view.damaged(segment))
 
     def load_index(self, segment: Segment) -> None:
@@ -389,12 +395,12 @@ class Log:
         return read_by_subject(self._state, index, piece, wanted, within, max_bytes, values=values)
 
     def read_sparsely(self, piece: LogSlice, *, values: bool) -> SparsePiece | None:
-        """Return the heads of the batches of a slice, for a reader that needs few of its records,
-        or (with `values` False) no values.
+        """Return the heads of the batches of a slice, for a reader that needs only few records of
+        the slice or, with `values` False, no values.
 
         Returns None if the sketch is missing or lacks checksums that such a reader needs, or if the
-        heads contain anything unusual. Keep the slice while the result is in use. Raises
-        StorageError.
+        heads contain a batch that only a complete read can handle. Keep the slice while the result
+        is in use. Raises StorageError.
         """
         return read_sparsely(self._state, piece, values=values)
 
@@ -409,9 +415,9 @@ class Log:
     def end_of_epoch(self, epoch: int) -> tuple[int, int]:
         """Return the newest recorded leader epoch up to `epoch`, and the first offset after it.
 
-        If two logs of a stream return the same epoch, they are equal up to the lower of the two
+        If two logs of a stream return the same epoch, the logs are equal up to the lower of the two
         ends. If the log has no epoch up to `epoch`, returns 0 and the first offset of the oldest
-        recorded one.
+        recorded epoch.
         """
         return end_of_epoch(self._state.view.manifest, epoch, self.log_end_offset)
 
@@ -470,8 +476,8 @@ class Log:
         self._state.active.file.close()
 
     def _forget_early_acks(self) -> None:
-        """Clear the mark of early acks, because all records are durable. The next process may set
-        the mark again."""
+        """Clear the mark that acks may have been sent before the sync, because all records are now
+        durable. The next process may set the mark again."""
         manifest = self._state.view.manifest
         if not manifest.acks_before_sync:
             return

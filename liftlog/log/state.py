@@ -6,12 +6,12 @@ reader in any thread takes one reference to the view and uses only that.
 
 Three rules keep the view correct:
 
-1. The manifest on disk changes first, the view second. A stop in between leaves the new state on
-   disk, which no reader or publisher has used yet.
-2. Segments and manifest change under `lock`, so two changes never start from the same view.
-3. The high watermark moves without `lock`: a commit must not wait for the manifest write of another
-   thread. `_swapping` is a lock for only the replacement of the view, so that neither change undoes
-   the other.
+1. The manifest on disk changes first, the view second. If the process stops in between, the new
+   state is on disk, but no reader or publisher has used it. 2. Segments and manifest change under
+   `lock`, so two changes never start from the same view. 3. The high watermark moves without
+   `lock`: a commit must not wait for the manifest write of another thread. The lock `_swapping`
+   protects only the replacement of the view, so that such a move and a change under `lock` never
+   undo each other.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ logger = logging.getLogger("liftlog.log")
 class ReadView(NamedTuple):
     """A consistent state of a log; never changed, only replaced.
 
-    The last segment is the active one. It and its index grow while readers use them; `committed`
-    limits how far readers read in both.
+    The last segment is the active one. This segment and its index grow while readers use them;
+    readers do not read beyond `committed` in either.
     """
 
     committed: LogEnd
@@ -66,7 +66,7 @@ class ReadView(NamedTuple):
         return IndexEntry(segment.base_offset, 0)  # the segment begins at or after the HW
 
     def sealed_segment_at(self, offset: int) -> Segment | None:
-        """Return the sealed segment that holds `offset`, if no damage in it is recorded."""
+        """Return the sealed segment that holds `offset`; None if it has recorded damage."""
         at = bisect_right(self.segments, offset, key=lambda one: one.base_offset) - 1
         segment = self.segments[at]
         if at < 0 or not segment.sealed or segment.next_offset <= offset or self.damaged(segment):
@@ -78,7 +78,7 @@ class ReadView(NamedTuple):
 
     def index_of(self, segment: Segment, file: File, cache: IndexCache) -> SparseIndex:
         """Return the index of one of the segments. May read or rebuild the index of a sealed
-        one."""
+        segment."""
         if not segment.sealed:
             return self.active_index
         return cache.get(segment, file, self.manifest.incarnation, self.damaged(segment))
@@ -178,7 +178,7 @@ class LogState:
         incarnation: str | None = None,
     ) -> LogState:
         """Create a new log on disk and return its state. Durable on return. The manifest is written
-        last: without it the directory counts as an unfinished creation. Raises StorageError,
+        last: a directory without a manifest counts as an unfinished creation. Raises StorageError,
         DiskFull.
         """
         fs = environment.fs
@@ -211,7 +211,8 @@ class LogState:
     @property
     def written_view(self) -> ReadView:
         """Return the newest view, extended from the high watermark to the end of the written bytes.
-        Other replicas and maintenance jobs use it, consumers never do. Any thread may call it."""
+        Other replicas and maintenance jobs use this view; consumers never do. Any thread may call
+        it."""
         while True:
             view, active = self.view, self.active
             if active.segment is view.segments[-1]:  # else `begin_segment` is replacing both
@@ -222,10 +223,11 @@ class LogState:
     def write_manifest(self, manifest: Manifest) -> None:
         """Write the manifest to disk, without changing the view. Raises OSError.
 
-        The write may fail after the rename, so the disk may already contain the new manifest. Then
-        nothing may be appended before `confirm_manifest` has written the manifest of the view
-        again: the one on disk may list the active segment as sealed, and the next start ignores
-        bytes past the end of a sealed segment.
+        The write may fail after the rename, so the disk may already contain the new manifest. In
+        this case no append is allowed before `confirm_manifest` has written the manifest of the
+        view again. Otherwise appended records could be lost: the manifest on disk may list the
+        active segment as sealed, and the next start ignores bytes beyond the end of a sealed
+        segment.
         """
         if self.closed:
             # Another process may use the directory by now.
@@ -238,16 +240,16 @@ class LogState:
         self.manifest_in_doubt = False
 
     def confirm_manifest(self) -> None:
-        """Write the manifest of the view again if the disk may contain another one. Raises
+        """Write the manifest of the view again if the disk may contain another manifest. Raises
         OSError."""
         if self.manifest_in_doubt:
             with self.lock:
                 self.write_manifest(self.view.manifest)
 
     def store(self, manifest: Manifest, segments: tuple[Segment, ...] | None = None) -> None:
-        """Write `manifest` and put it into the view. If its segments change, `segments` are the new
-        ones. The active segment stays. The caller holds `lock`. Raises OSError; then the view is
-        unchanged.
+        """Write `manifest` and put it into the view. If the segments change, `segments` are the new
+        segments; the active segment stays the same. The caller holds `lock`. Raises OSError; after
+        an error the view is unchanged.
         """
         self.write_manifest(manifest)
         with self._swapping:
@@ -273,16 +275,17 @@ class LogState:
     ) -> None:
         """Replace the segments of the log by the sealed ones in `kept` and a new, empty active one.
 
-        With `is_committed` the high watermark moves to `base_offset`, because no record below it
-        can still become committed. `changes` are new values of other manifest fields. Only the
-        current writer calls it, and holds `lock`. Raises OSError; then the view and the active
-        segment are unchanged.
+        With `is_committed` the high watermark moves to `base_offset`, because the remaining records
+        below `base_offset` all count as committed. `changes` are new values of other manifest
+        fields. Only the current writer calls it, and holds `lock`. Raises OSError; after an error
+        the view and the active segment are unchanged.
 
         If the process stops before the manifest is renamed, the next start finds the old manifest,
         which lists the old segments, and removes the new file. If it stops later, all files that
         the new manifest lists are on disk: the caller has synced the segments that it seals, and
-        the directory is fsynced before the manifest is written, because a power cut may keep the
-        rename and lose the name of the new file. Files that are no longer listed are removed last.
+        the directory is fsynced before the manifest is written. Otherwise a power cut could keep
+        the new manifest and lose the name of the new file. Files that are no longer listed are
+        removed last.
         """
         view, old = self.view, self.active
         manifest = view.manifest
@@ -340,6 +343,6 @@ def _index_from(segments: Sequence[Segment], offset: int) -> int:
 
 
 def lies_behind(bad: QuarantinedRange, segment: Segment) -> bool:
-    """Return True if the range only contains offsets after the segment, and no damaged bytes of
-    it."""
+    """Return True if the range contains only offsets after the segment, and none of the segment's
+    bytes."""
     return bad.first_offset >= segment.next_offset and bad.end_position == bad.position

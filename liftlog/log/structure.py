@@ -1,9 +1,9 @@
 """Changes the segments and metadata of a log: retention, swaps, quarantine.
 
 Every change is one write of the manifest. All files that the new manifest lists are on disk before
-it is written. Files that it no longer lists are removed afterwards; if the process stops before
-that, the next start removes them. Another thread may append meanwhile, because no change concerns
-the active segment.
+it is written. Files that the new manifest no longer lists are removed afterwards; if the process
+stops before that, the next start removes them. Another thread may append at the same time, because
+these changes never concern the active segment.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ logger = logging.getLogger("liftlog.log")
 
 
 class LogStructure:
-    """Changes the segments and metadata of one log. Any thread may call it, also while another one
-    appends."""
+    """Changes the segments and metadata of one log. Any thread may call its methods, also while
+    another thread appends."""
 
     def __init__(self, state: LogState) -> None:
         self._state = state
@@ -45,8 +45,9 @@ class LogStructure:
             state.store(state.view.manifest.with_changes(incomplete=reason))
 
     def note_complete(self) -> None:
-        """Clear the `incomplete` mark. Call it when the other replicas no longer rely on records
-        that this replica had confirmed. Durable on return. Raises StorageError, DiskFull."""
+        """Clear the `incomplete` mark. Call this method when the other replicas no longer rely on
+        records that this replica had confirmed. Durable on return. Raises StorageError,
+        DiskFull."""
         state = self._state
         with state.lock, storage_errors(f"updating {state.name}"):
             if state.view.manifest.incomplete:
@@ -57,10 +58,10 @@ class LogStructure:
     ) -> int:
         """Move the log start and drop the oldest sealed segments; returns the bytes freed.
 
-        Removes at most `delete_segments` segments, and only segments that end at or below the new
-        log start and `delete_below`, because segments may have been merged since the caller counted
-        them. A reader of a removed file keeps the file open until its answer is sent. Raises
-        StorageError, DiskFull.
+        Removes at most `delete_segments` segments. A removed segment must also end at or below both
+        the new log start and `delete_below`, because segments may have been merged after the caller
+        counted them. A reader of a removed file keeps the file open until its answer is sent.
+        Raises StorageError, DiskFull.
         """
         state = self._state
         with state.lock, storage_errors(f"retention of {state.name}"):
@@ -113,16 +114,17 @@ class LogStructure:
 
         `old_files` are consecutive sealed segments. `new` covers the same offsets without a gap, in
         files of a higher generation, which are on disk and fsynced with their indexes and the
-        directory. Raises SegmentsChanged if the log's lineage is no longer `lineage`, because the
-        log was then truncated after the job began. `horizons` sets or clears the delete horizon of
-        sealed segments that stay; names that are no longer listed are ignored. `cleaned_below` and
-        `tombstones_removed_below` only ever rise. If `old_files` is empty, only these three values
-        are stored. The whole change is one write of the manifest.
+        directory. Raises SegmentsChanged if the log's lineage is no longer `lineage`, which means
+        that the log was truncated after the job began. `horizons` sets or clears the delete horizon
+        of sealed segments that stay; file names that are no longer listed are ignored.
+        `cleaned_below` and `tombstones_removed_below` only ever rise. If `old_files` is empty, only
+        these three values are stored. The whole change is one write of the manifest.
 
-        Raises SegmentsChanged if the manifest does not list the files in this order (any more), or
-        if they contain quarantined bytes or uncommitted records: then nothing changed. After it,
-        and also after StorageError or DiskFull, call `discard_files` for the new files: it removes
-        only files that are safe to remove. Raises ValueError if `new` cannot replace the old ones.
+        Raises SegmentsChanged if the manifest does not list the files in this order, or if they
+        contain quarantined bytes or uncommitted records; the log is then unchanged. After
+        SegmentsChanged, StorageError or DiskFull, call `discard_files` for the new files, which
+        removes only files that are safe to remove. Raises ValueError if `new` cannot replace the
+        old files.
         """
         state, horizons = self._state, horizons or {}
         with state.lock, storage_errors(f"replacing segments of {state.name}"):
@@ -168,11 +170,11 @@ class LogStructure:
 
         Returns the number of damaged ranges that are repaired. Durable on return. `new` is as for
         `replace_segments`, and was verified to its end: all offsets that were quarantined in the
-        old file are readable. Compaction processes the offsets from the first repaired one on
-        again, because the other replica may have kept records that this one had removed.
+        old file are readable. Compaction processes the offsets from the first repaired offset on
+        again, because the other replica may have kept records that this replica had removed.
 
         Raises SegmentsChanged if the file is no longer listed or holds uncommitted records; the
-        caller then discards the new files. Raises ValueError if `new` cannot replace it,
+        caller then discards the new files. Raises ValueError if `new` cannot replace the file,
         StorageError, DiskFull.
         """
         state = self._state
@@ -211,8 +213,8 @@ class LogStructure:
         """Unlink segment files, and their indexes, that a job wrote and the manifest does not list.
 
         After a failed `replace_segments` the manifest on disk may list the files although the view
-        does not. Then the manifest is written again first, and if that fails, no file is removed.
-        Raises StorageError, DiskFull; the next start removes the files that stay.
+        does not. In this case the manifest is first written again, and if this write fails, no file
+        is removed. Raises StorageError, DiskFull; the next start removes the files that stay.
         """
         state = self._state
         with state.lock, storage_errors(f"discarding files of {state.name}"):
@@ -230,9 +232,9 @@ class LogStructure:
     def quarantine(self, file_name: str, ranges: Sequence[QuarantinedRange]) -> None:
         """Record damaged ranges of a segment; readers skip them from now on. Durable on return.
 
-        In the active segment the ranges lie below the high watermark. Ranges that are already
-        recorded change nothing; a range that overlaps a recorded one widens it. Raises
-        SegmentsChanged if the segment is gone, StorageError, DiskFull.
+        Ranges in the active segment must be below the high watermark. A range that is already
+        recorded changes nothing. A range that overlaps a recorded range widens the recorded range.
+        Raises SegmentsChanged if the segment is gone, StorageError, DiskFull.
         """
         state = self._state
         with state.lock, storage_errors(f"quarantining in {state.name}"):
@@ -268,9 +270,9 @@ class LogStructure:
     ) -> int:
         """End the quarantine of ranges of a segment that are readable again.
 
-        A walk over the whole segment has shown that they are readable (`readable_again`); `still`
-        are the parts of these ranges that are damaged. Returns the number of lifted ranges. Durable
-        on return. Raises StorageError, DiskFull.
+        A walk over the whole segment has shown that these ranges are readable (`readable_again`);
+        `still` are the parts of these ranges that are damaged. Returns the number of lifted ranges.
+        Durable on return. Raises StorageError, DiskFull.
         """
         state = self._state
         with state.lock, storage_errors(f"lifting a quarantine in {state.name}"):
@@ -366,7 +368,7 @@ def _overlap(one: QuarantinedRange, other: QuarantinedRange) -> bool:
 def _moved(
     ranges: Sequence[QuarantinedRange], old: Sequence[Segment], new: Sequence[SegmentEntry]
 ) -> tuple[QuarantinedRange, ...]:
-    """Move ranges that lie after the last old segment to the last new one."""
+    """Assign ranges that lie after the last old segment to the last new segment."""
     if not old:
         return tuple(ranges)
     last, end = old[-1], new[-1].size_bytes

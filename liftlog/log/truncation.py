@@ -81,7 +81,7 @@ def leave_active_segment(writer: LogWriter) -> None:
 
 
 def _shortened(state: LogState, segment: Segment, offset: int) -> Segment | None:
-    """Return the part of `segment` before `offset`, sealed; None if nothing of it remains."""
+    """Return the part of `segment` before `offset`, sealed; None if nothing remains."""
     quarantined = state.view.damaged(segment)
     if segment.sealed and offset >= segment.next_offset:  # `offset` is in a hole after the segment
         return segment if segment.size_bytes else None
@@ -117,7 +117,7 @@ def _shortened(state: LogState, segment: Segment, offset: int) -> Segment | None
 
 
 def _cut_file(state: LogState, segment: Segment) -> None:
-    """Drop the bytes and index entries past the segment's end. They are not used any more, so a
+    """Drop the bytes and index entries past the segment's end. The log no longer uses them, so a
     failure only costs disk space."""
     environment = state.environment
     try:

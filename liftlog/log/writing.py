@@ -28,16 +28,17 @@ from liftlog.records.encode import EncodedBatch
 from liftlog.records.place import Epochs
 
 MAX_NOTED_ENDS = 4096
-"""Maximum number of noted ends of uncommitted appends. Beyond it, every second end is dropped."""
+"""Maximum number of noted ends of uncommitted appends. Above it, every second end is dropped."""
 
 _RESERVED_NS = 60_000_000_000
-"""If acks are sent before the sync, reserved offsets should last for one to ten minutes."""
+"""In a mode that acks before the sync, reserved offsets should last 1 to 10 times this long
+(ns)."""
 
 
 class LogWriter:
     """The writer of one log. One thread at a time calls it: the current writer. But `append` may
-    run during `sync` while `must_roll` is False. `commit_group` is the number that batches encoded
-    for the next append must carry.
+    run during `sync` while `must_roll` is False. `commit_group` is the group number for the batches
+    of the next append.
     """
 
     def __init__(
@@ -118,7 +119,7 @@ class LogWriter:
             state.store(manifest.with_changes(reserved_offset=next_offset + step))
 
     def _next_step(self) -> int:
-        """Return how many offsets to reserve, given the time that the previous ones lasted."""
+        """Return how many offsets to reserve, given how long the previous ones lasted."""
         now = self.state.environment.clock.monotonic_ns()
         elapsed, self._reserved_ns = now - self._reserved_ns, now
         if elapsed < _RESERVED_NS:
@@ -131,18 +132,18 @@ class LogWriter:
         """Append whole batches of another log without changing their bytes.
 
         Only the first batch may begin below the log end, because the other log may have joined
-        batches. Its records from the log end on are then appended as a batch of their own.
+        batches. In this case only its records from the log end on are appended, as a new batch.
 
         First checks that each batch is complete, has correct checksums and continues the offsets,
-        and that no leader epoch is older than the one before. Appends all or none; durable after
+        and that no leader epoch is older than the previous one. Appends all or none; durable after
         `sync`. An epoch that is new to this log is stored durably before its first batch is
         written.
 
-        The commit groups show which batches were committed together in the other log, not in this
-        one. So after a power cut a torn tail that was never synced may be quarantined;
-        `truncate_suffix` removes it, and the replica can fetch it again.
+        The commit groups in the batches are those of the other log. So after a power cut, recovery
+        may quarantine a torn tail that was never synced; `truncate_suffix` removes this tail, and
+        the replica can fetch it again.
 
-        Raises CorruptBatch, UnsupportedFormat, ValueError when they do not continue the log,
+        Raises CorruptBatch, UnsupportedFormat, ValueError if the batches do not continue the log,
         DiskFull, StorageError.
         """
         manifest, end = self.state.view.manifest, self.state.active.end.offset
@@ -158,7 +159,7 @@ class LogWriter:
         self.commit_group = (group + 1) & 0xFFFF
 
     def note_epochs(self, epochs: Epochs) -> None:
-        """Store `epochs` as the epochs of the log, durably, if they differ. The newest one becomes
+        """If `epochs` differ from the epochs of the log, store them durably. The newest one becomes
         the leader epoch if it is higher. Raises StorageError, DiskFull."""
         state = self.state
         with state.lock, storage_errors(f"noting an epoch of {state.name}"):
@@ -187,9 +188,9 @@ class LogWriter:
     def sync(self) -> int:
         """Make all appended records durable; returns the durable end offset.
 
-        After a failed fdatasync, no byte past the last successful one can be trusted: the caller
-        must nack the messages that waited for it and call `abandon_tail`. If a replica starts with
-        an end below the returned offset, it is `incomplete`. Raises SyncFailed.
+        After a failed fdatasync, all bytes after the last successful fdatasync are uncertain: the
+        caller must nack the waiting messages and call `abandon_tail`. A replica that later starts
+        with a log end below the returned offset is `incomplete`. Raises SyncFailed.
         """
         active = self.state.active
         end = active.end.offset
@@ -213,15 +214,15 @@ class LogWriter:
     # --- commits and acks ---
 
     def commit_up_to(self, offset: int) -> int:
-        """Mark everything below `offset` as committed and readable. Returns the new HW.
+        """Mark all records below `offset` as committed and readable. Returns the new HW.
 
         `offset` may be any offset: the high watermark moves to the last end of an append at or
         below it, and never moves back. The caller decides which records are committed. On a single
         node these are the fsynced records; with replicas, the records that all replicas in sync
-        have, up to the durable end of this log. With more than 4,096 uncommitted appends some ends
-        are dropped, and the high watermark may be a little lower than `offset`; the log end is
-        never dropped. One thread at a time may call it, also during an append or sync in another
-        thread. Raises StorageError, DiskFull if `admit_early_acks` fails; then nothing changed.
+        have, up to the durable end of this log. With more than 4,096 uncommitted appends, some ends
+        are dropped, but never the log end. The high watermark may then be slightly lower than
+        `offset`. One thread at a time may call it, also during an append or sync in another thread.
+        Raises StorageError, DiskFull if `admit_early_acks` fails, without a change.
         """
         state = self.state
         committed = state.view.committed
@@ -246,11 +247,11 @@ class LogWriter:
         return reached
 
     def note_acked(self, offset: int) -> None:
-        """Store `offset` as the acked end in the slot, which a killed process does not lose.
+        """Store `offset` as the acked end in the slot. The slot survives a kill of the process.
 
         With a durability below fsync, acks are sent before their records are durable. The manifest
         records this before the first such ack, because after a power cut the acked end is unknown.
-        As long as that write fails, no ack may be sent. Raises StorageError, DiskFull.
+        As long as this write fails, no ack may be sent. Raises StorageError, DiskFull.
         """
         if offset > self.state.active.durable.offset:
             self.admit_early_acks()
@@ -261,8 +262,8 @@ class LogWriter:
     def admit_early_acks(self) -> None:
         """Record, durably, that acks may be sent before their records are durable.
 
-        With a durability below fsync, call it before an append, so that nothing is written if it
-        fails. Does nothing if it is already recorded. Raises StorageError, DiskFull.
+        With a durability below fsync, call this method before each append. Does nothing if the
+        manifest already contains this. Raises StorageError, DiskFull.
         """
         state = self.state
         if state.view.manifest.acks_before_sync:
@@ -282,7 +283,7 @@ class LogWriter:
     # --- the next segment ---
 
     def must_roll(self, size_bytes: int, next_offset: int) -> bool:
-        """Return True if an append of that size, up to that offset, needs a new segment."""
+        """Return True if an append of this size, up to this offset, needs a new segment."""
         active = self.state.active
         if active.must_be_left:  # even if empty: bytes of a failed append may follow
             return True
@@ -326,7 +327,7 @@ class LogWriter:
         return self.is_roll_due() and self.roll()
 
     def _roll(self) -> None:
-        """Seal the active segment and begin the next one. Raises OSError; then nothing changed."""
+        """Seal the active segment and begin the next one. Raises OSError without a change."""
         with self.state.lock:
             group = self.commit_group
             self.sync()  # the next start trusts sealed segments
@@ -349,8 +350,8 @@ class LogWriter:
 
         With `keep_offsets` the abandoned offsets were acked (durability below fsync); they are
         recorded as lost and never assigned again. Raises StorageError, DiskFull if the new segment
-        cannot be created. In that case, with `keep_offsets`, nothing has changed and the caller may
-        retry; without it, the log ends at the last durable position, and the next append retries.
+        cannot be created. With `keep_offsets`, such an error changes nothing, and the caller may
+        retry. Without it, the log ends at the last durable position, and the next append retries.
         """
         state, active = self.state, self.state.active
         durable, end = active.durable, active.end
@@ -377,8 +378,8 @@ class LogWriter:
                 self.note_acked(base_offset)
 
     def _give_up_tail(self) -> None:
-        """Drop the tail in memory. So even if the new segment cannot be created, the log ends at
-        the last durable position and reports only that; the next append retries."""
+        """Drop the tail in memory. So the log ends at the last durable position, even if the new
+        segment cannot be created; the next append then retries."""
         state, durable = self.state, self.state.active.durable
         state.active.give_up_tail()
         # Records that an earlier sync made durable can still become committed.
@@ -395,8 +396,8 @@ class LogWriter:
         quarantined: tuple[QuarantinedRange, ...] | None = None,
         is_committed: bool = False,
     ) -> None:
-        """Seal the active segment at `at` and begin one at `base_offset`. Raises OSError; then
-        nothing changed."""
+        """Seal the active segment at `at`, and begin a new one at `base_offset`. Raises OSError
+        without a change."""
         state = self.state
         view, active = state.view, state.active
         if quarantined is None:
@@ -447,9 +448,9 @@ class LogWriter:
         return QuarantinedRange(at.offset, next_offset, name, at.position, at.position, reason)
 
     def begin_lineage(self, place: LogEnd, kept: tuple[Segment, ...], **changes: Any) -> None:
-        """Continue at `place`, the end of `kept`, under a new lineage: the offsets after it are
-        assigned again. All of `kept` is durable. `changes` are further changes of the manifest. The
-        caller holds `lock`. Raises OSError; then nothing changed."""
+        """Continue at `place`, the end of `kept`, under a new lineage: the offsets after `place`
+        are assigned again. All of `kept` is durable. `changes` are further changes of the manifest.
+        The caller holds `lock`. Raises OSError without a change."""
         state = self.state
         view, end = state.view, place.offset
         manifest = view.manifest
@@ -485,7 +486,7 @@ class LogWriter:
 
     def begin_at(self, offset: int, epochs: Epochs) -> None:
         """Drop all records and continue at `offset`, at or past the log end. The caller holds
-        `lock`. Raises OSError; then nothing changed."""
+        `lock`. Raises OSError without a change."""
         self.state.begin_segment(
             (),
             offset,

@@ -32,8 +32,8 @@ class UpdateStream(Message):
 
     @property
     def is_repeatable(self) -> bool:
-        """True for a dry run. Repeating a real update is not safe: the second answer would not
-        contain the changes of the first."""
+        """True for a dry run. A real update must not be repeated: the second answer would not
+        contain the changes that the first update made."""
         return self.dry_run
 
 
@@ -70,8 +70,8 @@ class TruncateStream(Message):
 
     @property
     def is_repeatable(self) -> bool:
-        """True if the incarnation is given. Without it, the name might belong to another stream
-        when the request is repeated."""
+        """True if the incarnation is given. Without an incarnation, the name might belong to
+        another stream at the time of the repetition."""
         return self.incarnation is not None
 
 
@@ -131,8 +131,8 @@ class ListExtents(Message):
     """Asks for the sizes of consecutive ranges of offsets from `start` on, each of about
     `step_bytes`.
 
-    The other fields are for a reader that wants only records of these times, of this subject and
-    with this key: pieces without such records may be reported with the size 0.
+    The other fields describe a reader that wants only records of these times, on this subject and
+    with this key. The answer may give the size 0 to pieces without such records.
     """
 
     KIND: ClassVar[str] = "extents"

@@ -26,8 +26,8 @@ class Checkpoint(Described):
     OFFSET_OUT_OF_RANGE, DIVERGED, STREAM_UNAVAILABLE, CHECKPOINT_UNCERTAIN.
 
     `uncertain` is True if damage has destroyed checkpoints in the daemon, possibly a newer
-    checkpoint of this consumer. If the consumer continues here, it may read some records again. If
-    `offset` is 0, no checkpoint is stored, but damage may have destroyed one.
+    checkpoint of this consumer. If the consumer continues at `offset`, it may read some records
+    again. If `offset` is 0, no checkpoint is stored, but damage may have destroyed one.
 
     `owner` is the principal that committed the checkpoint. The checkpoint counts towards the quota
     of this principal. `owner` is empty if the daemon has no ACL or is too old.
@@ -51,8 +51,8 @@ class Checkpoint(Described):
 
 @dataclass(frozen=True, slots=True)
 class CommitCheckpoint(Message):
-    """Stores a checkpoint; it is durable when the answer arrives. With an `expected` of 0, there
-    must be no checkpoint yet."""
+    """Stores a checkpoint; it is durable when the answer arrives. An `expected` of 0 means that no
+    checkpoint may exist yet."""
 
     KIND: ClassVar[str] = "commit"
     stream: str = key("s", NAME)
@@ -71,8 +71,8 @@ class CommitCheckpoint(Message):
 
 @dataclass(frozen=True, slots=True)
 class FetchCheckpoint(Message):
-    """Asks for a checkpoint. With `unchecked`, a checkpoint from which the stream cannot be read is
-    returned instead of an error."""
+    """Asks for a checkpoint. With `unchecked`, the answer contains the checkpoint even if the
+    stream cannot be read from it; otherwise such a checkpoint is an error."""
 
     KIND: ClassVar[str] = "checkpoint"
     REPEATABLE: ClassVar[bool] = True
@@ -111,7 +111,7 @@ class DeleteCheckpoint(Message):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointAnswer(Message):
-    """Answer to checkpoint; empty if there is no checkpoint."""
+    """Answer to checkpoint; its fields are empty if there is no checkpoint."""
 
     KIND: ClassVar[str] = "position"
     checkpoint: dict[str, Any] = key("d", MAP, default_factory=dict)
@@ -123,7 +123,7 @@ class CheckpointAnswer(Message):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointsAnswer(Message):
-    """Answer to checkpoints. `after` is set if there may be more."""
+    """Answer to checkpoints. `after` is set if there may be more checkpoints."""
 
     KIND: ClassVar[str] = "positions"
     checkpoints: list[dict[str, Any]] = key("d", array_of(MAP, PAGE_CHECKPOINTS))

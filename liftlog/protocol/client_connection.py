@@ -64,10 +64,9 @@ class Exchange:
     """One request of a client and its answer.
 
     `on_header` runs when the header of a fetch arrives, before its body: `body` is then set, and
-    its first `arrived_bytes` are valid. `on_progress` runs when more bytes of it have arrived.
-    `on_done` runs once, when the answer is complete or the connection is lost; exactly one of
-    `answer` and `error` is then set. While `sent` is false, the daemon cannot have received the
-    request.
+    its first `arrived_bytes` are valid. `on_progress` runs when more bytes of the body have
+    arrived. `on_done` runs once, when the answer is complete or the connection is lost; then either
+    `answer` or `error` is set. While `sent` is false, the daemon cannot have received the request.
     """
 
     __slots__ = (
@@ -206,7 +205,7 @@ class ClientConnection:
     def request(self, message: Message, exchange: Exchange) -> None:
         """Send `message` as soon as the server's limit allows; `exchange` gets the answer.
 
-        Raises LimitExceeded if it is longer than the server accepts.
+        Raises LimitExceeded if the message is longer than the server accepts.
         """
         if self.state is not State.READY:
             raise LocalProtocolError(f"a request cannot be sent while {self.state.value}")

@@ -17,10 +17,10 @@ class FetchConsumers(Message):
 
     `position` has four numbers of changes in the leader's epoch: the change at which the leader
     began to send all consumers, the change up to which the node has written all changes, the change
-    up to which it has synced all changes, and the newest change of the consumer that it received
-    last. The fourth number is used while consumers are sent as a whole. Without `position`, the
-    node has no state of this epoch. A node has one open request per stream; a second one replaces
-    it.
+    up to which it has synced all changes, and the newest change of the consumer that the node
+    received last. The fourth number is used while consumers are sent as a whole. Without
+    `position`, the node has no state of this epoch. A node has one open request per stream; a
+    second request replaces the first.
     """
 
     KIND: ClassVar[str] = "consumerstates"
@@ -34,10 +34,10 @@ class FetchConsumers(Message):
 class ConsumerChanges(Message):
     """Answer to consumerstates; `body_length` bytes of changes follow the frame.
 
-    `base`, `written` and `cursor` are the node's position after these changes. If `base` differs
-    from the previous one, the leader begins to send all consumers; the node drops the consumers
-    that it has not received when it reaches `base`. If `sync` is above 0, an answer to a client
-    waits until the node has synced the changes up to this number.
+    `base`, `written` and `cursor` are the node's position after these changes. If `base` has
+    changed, the leader begins to send all consumers. When the node reaches `base`, it drops the
+    consumers that it has not received. If `sync` is above 0, an answer to a client waits until the
+    node has synced the changes up to this number.
     """
 
     KIND: ClassVar[str] = "statechanges"

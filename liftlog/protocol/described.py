@@ -1,4 +1,4 @@
-"""Values that travel as maps whose keys are their attribute names."""
+"""Values that are sent as maps. The keys of a map are the names of the value's attributes."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ class StreamInfo(Described):
     subject: str = ""
     """All subjects in one line. With several subjects, this text is not a pattern."""
     subjects: list[str] = field(default_factory=list)
-    """The list is empty in the answer of an older daemon, whose streams have one subject; see
-    `recorded_subjects`."""
+    """The subject patterns of the stream. Empty in the answer of an older daemon, which supports
+    one subject per stream; see `recorded_subjects`."""
     queue_group: str | None = None
     state: str = "unknown"
     origin: str = "api"
@@ -71,8 +71,8 @@ class StreamInfo(Described):
     record_count: int | None = None
     """Records between the log start and the high watermark; None from an older daemon.
 
-    It is an upper bound if records are damaged. It is also an upper bound after compaction, because
-    records of the first segment below the log start are then counted, too."""
+    The number is an upper bound if records are damaged, and after compaction, when it also counts
+    records of the first segment below the log start."""
     size_bytes: int = 0
     segment_count: int = 0
     leader_epoch: int = 0
@@ -92,7 +92,7 @@ class StreamInfo(Described):
 
     @property
     def recorded_subjects(self) -> list[str]:
-        """The subject patterns of the stream, of which no two overlap; empty if they are not
+        """The subject patterns of the stream, no two of which overlap; empty if they are not
         known."""
         return self.subjects or ([self.subject] if self.subject else [])
 

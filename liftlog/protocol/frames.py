@@ -7,7 +7,8 @@
 The reader's memory is filled in place. `get_buffer()` returns the memory for the next bytes, and
 the caller reports their arrival by `buffer_updated(n)`. Both `socket.recv_into` and
 `asyncio.BufferedProtocol` work in this way. A body is received directly into the memory that the
-caller gets. Only bytes that arrived in one read with the map (at most one small buffer) are copied.
+caller gets. Only bytes of the body that arrived in the same read as the map are copied (at most one
+small buffer).
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def encode_frame(message: dict[str, Any]) -> bytes:
 def decode_map(data: bytes | memoryview, max_values: int = MAX_ANSWER_VALUES) -> dict[str, Any]:
     """Decode the msgpack map of a frame, within limits. Raises BadRequest.
 
-    `max_values` limits the number of values in all its maps and arrays together.
+    `max_values` limits the number of values in all maps and arrays of the frame together.
     """
     data = bytes(data)
     # The decoder allocates memory by a declared length only for arrays of 16 entries or more. Most
@@ -102,8 +103,8 @@ _FIXED_SIZES = _fixed_sizes()
 
 
 def _check_shape(data: bytes, max_values: int) -> None:
-    """Raise BadRequest for a map that must not reach the decoder. The decoder allocates an array by
-    its declared length before it has read an entry, down to a depth of its own.
+    """Raise BadRequest for a map that must not reach the decoder, because the decoder allocates an
+    array of the declared length before it has read an entry, at any depth.
 
     Examines only the first bytes of each value, and at most `max_values` values. For a map that
     passes, the decoder needs at most a small multiple of the frame's bytes.
@@ -155,11 +156,11 @@ def _check_shape(data: bytes, max_values: int) -> None:
 
 
 class Foreign(NamedTuple):
-    """Another protocol, which a peer speaks by mistake."""
+    """Another protocol that a peer uses by mistake."""
 
     name: str
     hint: str
-    """The advice to the caller."""
+    """The next step for the user, as a sentence."""
 
 
 _HTTP = Foreign(
@@ -180,9 +181,8 @@ _TLS_RECORDS = (b"\x15\x03", b"\x16\x03")  # an alert, a handshake
 
 
 def foreign_protocol(first: bytes) -> Foreign | None:
-    """Return the protocol of a peer that does not speak liftlog's protocol, by its first four
-    bytes. Read as the length of a frame, these bytes exceed every limit that applies before the
-    login."""
+    """Return the protocol of a peer that does not use liftlog's protocol, by its first four bytes.
+    As the length of a frame, these bytes would exceed every limit that applies before the login."""
     if first[:2] in _TLS_RECORDS and first[2] <= 4:
         return _TLS
     return _KNOWN.get(first)
@@ -196,8 +196,9 @@ class FrameReader:
     """Splits a byte stream into maps and bodies. Not thread-safe; does no I/O.
 
     `next_event()` returns a dict, which is a whole map. If the map announced a body, the next call
-    returns a memoryview: the whole body, in memory of its own. It returns None if more bytes are
-    needed. A map is returned before its body has arrived. After an error the reader stays failed.
+    returns a memoryview: the whole body, in memory of its own. If more bytes are needed,
+    `next_event()` returns None. It returns a map before the body of the map has arrived. After an
+    error the reader stays failed.
     """
 
     __slots__ = (
@@ -245,12 +246,12 @@ class FrameReader:
 
     @property
     def mid_frame(self) -> bool:
-        """True if part of a frame has arrived."""
+        """True if a part of a frame has arrived."""
         return self._body is not None or self._end > self._start
 
     @property
     def arriving_body(self) -> memoryview | None:
-        """The memory of the body that is arriving, of which `arrived_bytes` are valid; None if no
+        """The memory of the body that is arriving; its first `arrived_bytes` are valid; None if no
         body is arriving."""
         return self._body
 

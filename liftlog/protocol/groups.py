@@ -59,7 +59,7 @@ class JoinGroup(Message):
     `start` (0: at the log start).
 
     A join with the token of an earlier join only repeats that join. `joined` identifies the
-    client's former membership. It prevents the join from replacing another member of the same name.
+    client's former membership; with it, the join does not replace another member of the same name.
     """
 
     KIND: ClassVar[str] = "groupjoin"
@@ -92,8 +92,8 @@ class BeatGroup(Message):
 
 @dataclass(frozen=True, slots=True)
 class CommitGroup(Message):
-    """Reports, for each slot, that everything below its entry of `offsets` has been processed.
-    Durable when it is answered."""
+    """Reports, for each slot, that all records below the slot's entry in `offsets` have been
+    processed. The commit is durable when the answer arrives."""
 
     KIND: ClassVar[str] = "groupcommit"
     REPEATABLE: ClassVar[bool] = True
@@ -150,7 +150,7 @@ class SeekGroup(Message):
 
 @dataclass(frozen=True, slots=True)
 class RemoveGroup(Message):
-    """Deletes a group without members. A group that does not exist is no error."""
+    """Deletes a group without members. If the group does not exist, the request succeeds."""
 
     KIND: ClassVar[str] = "groupremove"
     REPEATABLE: ClassVar[bool] = True
@@ -190,7 +190,7 @@ class GroupAnswer(Message):
 
 @dataclass(frozen=True, slots=True)
 class GroupsAnswer(Message):
-    """Answer to groups. `after` is set if there may be more."""
+    """Answer to groups. `after` is set if there may be more groups."""
 
     KIND: ClassVar[str] = "grouplist"
     groups: list[dict[str, Any]] = key("d", array_of(MAP, PAGE_GROUPS))

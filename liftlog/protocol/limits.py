@@ -19,7 +19,7 @@ login."""
 
 MAX_REQUEST_VALUES = 2304
 """Maximum number of values in a frame after the login. A commit of all slots of a group has about
-2,100, a fetch with every filter full about 2,250."""
+2,100 values, a fetch with the maximum of filters about 2,250."""
 
 MAX_ANSWER_VALUES = 8_000_000
 """Maximum number of values in an answer to a client: a list of 65,536 streams is the longest
@@ -29,8 +29,8 @@ HELLO_FRAME_BYTES = 4 * KIB
 """Longest frame of a client that is not authenticated yet."""
 
 OPENING_FRAME_BYTES = 64 * KIB
-"""Longest map that a client accepts before the welcome. It detects a client that connects to a
-wrong port: the first bytes of the other protocol, read as a length, exceed this limit."""
+"""Longest map that a client accepts before the welcome. The limit detects a connection to a wrong
+port: the first bytes of another protocol, as a length, exceed it."""
 
 ANSWER_FRAME_BYTES = 16 * MIB
 """Longest map that a client accepts: a list of many streams."""

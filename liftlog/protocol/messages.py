@@ -48,7 +48,7 @@ NKEY = "nkey"
 CERTIFICATE = "certificate"
 UNIX = "unix"
 METHODS = (NKEY, TOKEN, CERTIFICATE, UNIX, ANONYMOUS)
-"""Ways to authenticate, in the order of preference. A client uses the first one for which it has
+"""Ways to authenticate, in the order of preference. A client uses the first method for which it has
 credentials."""
 
 NONCE_BYTES = 16
@@ -87,8 +87,8 @@ class Challenge(Message):
 class Auth(Message):
     """The client's proof of its identity.
 
-    `method` is one of the methods in the challenge. `token` belongs to the method of that name, the
-    other two fields belong to `nkey` (`handshake.text_to_sign`).
+    `method` is one of the methods in the challenge. `token` belongs to the method `token`, the
+    other two fields belong to the method `nkey` (`handshake.text_to_sign`).
     """
 
     KIND: ClassVar[str] = "auth"
@@ -126,9 +126,9 @@ class Fetch(Message):
 
     Exactly one of `start` (an offset, "earliest" or "latest") and `timestamp_ns` is set. With a
     filter or columns the server encodes new batches for the answer. For `filter_slots` (the slots
-    of a member of a group with `slot_count` slots) and for `optional_subjects` it does so only if
-    the answer then becomes much smaller. A copy whose high watermark is below `at_least` does not
-    answer.
+    of a member of a group with `slot_count` slots) and for `optional_subjects`, the server encodes
+    new batches only if this makes the answer much smaller. A copy whose high watermark is below
+    `at_least` does not answer.
     """
 
     KIND: ClassVar[str] = "fetch"
@@ -154,8 +154,8 @@ class Fetch(Message):
 
     @property
     def filter_values(self) -> int:
-        """Number of values in the filters. While the fetch waits, each value takes memory in
-        addition to its bytes."""
+        """Number of values in the filters. While the fetch waits, each value takes memory beyond
+        its bytes."""
         filters = (
             self.filter_subjects,
             self.filter_keys,
@@ -181,7 +181,8 @@ class Fetch(Message):
         """True if the fetch is for a member of a group whose share is so small that the server
         selects its records.
 
-        A member with a larger share gets all records as they are stored, and selects its own.
+        A member with a larger share gets all records as they are stored, and selects its own
+        records.
         """
         if self.filter_slots is None:
             return False
@@ -230,7 +231,7 @@ class CompactStream(Message):
 
 @dataclass(frozen=True, slots=True)
 class Cancel(Message):
-    """Cancels the request whose id is in this frame. It has no answer of its own."""
+    """Cancels the request with the id of this frame. A cancel itself gets no answer."""
 
     KIND: ClassVar[str] = "cancel"
 
@@ -254,8 +255,8 @@ class FetchHeader(Message):
 
     `offset` is the requested position as an offset. The first batch begins at `first_offset`, and
     may begin with records below `offset`, which a reader drops. The next fetch asks for
-    `next_offset`. `record_count` is an upper bound. A node that answers from its own copy reports
-    the offset below which it has removed tombstones.
+    `next_offset`. `record_count` is an upper bound. A node that answers from its own copy also
+    reports the offset below which it has removed tombstones.
     """
 
     KIND: ClassVar[str] = "data"
@@ -306,8 +307,8 @@ class Done(Message):
 
 @dataclass(frozen=True, slots=True)
 class ErrorAnswer(Message):
-    """Answer to a request that failed. With the id 0 the error concerns the connection, which then
-    ends."""
+    """Answer to a request that failed. With the id 0 the error concerns the connection, and the
+    connection ends."""
 
     KIND: ClassVar[str] = "error"
     code: int = key("c", uint(MAX_UINT))
@@ -396,7 +397,7 @@ _RESERVED = frozenset({"self", "message", "hint"})
 
 
 def _plain(value: Any, depth: int) -> Any:
-    """Return `value` reduced to types that msgpack can carry, with limits on size and depth."""
+    """Convert `value` to types that msgpack can encode, with limits on size and depth."""
     if value is None or isinstance(value, bool | int | float):
         return value if not isinstance(value, int) or -(2**63) <= value < 2**64 else str(value)
     if isinstance(value, str):

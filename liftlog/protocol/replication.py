@@ -1,7 +1,7 @@
 """Requests between the nodes of a cluster, and their answers. Registered in `messages.py`.
 
-A follower has one open `replicate` per stream. The offset of this request confirms that everything
-below it is on the follower's disk.
+A follower has one open `replicate` per stream. The offset of this request confirms that all records
+below it are on the follower's disk.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_STREAMS = 100_000
 """Maximum number of streams that one answer names."""
 
 MAX_PARKED_MS = 30_000
-"""Time limit for the answer to a `replicate` that finds no new records."""
+"""Time limit, in milliseconds, for the answer to a `replicate` that finds no new records."""
 
 MAX_ASKED = 1000
 """Maximum number of streams in one `ends` or `resign`."""
@@ -56,17 +56,17 @@ class Peer(Message):
 
 @dataclass(frozen=True, slots=True)
 class Replicate(Message):
-    """Asks for the batches from `offset` on, and confirms that everything below is durable on the
-    asking node.
+    """Asks for the batches from `offset` on, and confirms that all records below `offset` are
+    durable on the asking node.
 
-    `last_epoch` is the leader epoch of its last batch, 0 if its log is empty. `side_version` is the
-    version of the side state that it has stored. `corrupt` is True if the last answer contained
-    bytes that fail their checksum. `record` has the version and the checksum of the stream's record
-    that the node has stored durably. `leader_record` has the version that the leader sent last, or
-    0, and the checksum of that version in the node's history of the record, or 0. `full` is True if
-    the last answer was not stored because the disk is full. `old_consumers` is True if the node has
-    states of consumers with acks that may differ from this leader's. None if the version of the
-    node has no such consumers.
+    `last_epoch` is the leader epoch of the node's last batch, 0 if its log is empty. `side_version`
+    is the version of the side state that the node has stored. `corrupt` is True if the last answer
+    contained bytes that fail their checksum. `record` has the version and the checksum of the
+    stream's record that the node has stored durably. `leader_record` has the version that the
+    leader sent last, and the checksum of that version in the node's history of the record; each is
+    0 if it is not known. `full` is True if the last answer was not stored because the disk is full.
+    `old_consumers` is True if the node has states of consumers with acks that may differ from this
+    leader's. It is None if the node's version of liftlog does not support such consumers.
     """
 
     KIND: ClassVar[str] = "replicate"
@@ -86,7 +86,7 @@ class Replicate(Message):
 
 @dataclass(frozen=True, slots=True)
 class Suspect(Message):
-    """Asks a node whether it considers `node` dead, too."""
+    """Asks a node whether it also considers `node` dead."""
 
     KIND: ClassVar[str] = "suspect"
     REPEATABLE: ClassVar[bool] = True
@@ -99,8 +99,8 @@ class Forward(Message):
     client.
 
     The sending node has checked the request against its ACL. `request` is the map of the client's
-    frame, still encoded. So the limits on depth and number of values apply to it, as to any
-    request. `principal` is the client's principal.
+    frame, still encoded. So the limits on depth and number of values apply to the forwarded
+    request, as to any request. `principal` is the client's principal.
     """
 
     KIND: ClassVar[str] = "forward"
@@ -133,7 +133,7 @@ class HandOver(Message):
 
 @dataclass(frozen=True, slots=True)
 class LookAgain(Message):
-    """Reports to a node that the record of a stream has changed. The node answers when it acts on
+    """Reports to a node that the record of a stream has changed. The node answers when it obeys
     `version` of the record."""
 
     KIND: ClassVar[str] = "look"
@@ -147,7 +147,8 @@ class ElectLeader(Message):
     """Makes `node` the leader of a stream; without `node`, the first of the stream's replicas.
 
     `lost` names nodes whose complete copies are permanently lost, so that no other node can lead
-    the stream any more. Then `node` becomes the leader although its copy may lack acked records.
+    the stream any more. In this case `node` becomes the leader although its copy may lack acked
+    records.
     """
 
     KIND: ClassVar[str] = "elect"
@@ -162,8 +163,8 @@ class Resign(Message):
     """A request of a leader that cannot serve these streams. It asks a node with replicas in sync
     to take them over.
 
-    `detached` is True if the leader gets no messages. Then nothing is lost if the next leader
-    cannot ack messages for a while.
+    `detached` is True if the leader gets no messages. In this case a next leader that cannot ack
+    yet does no harm.
     """
 
     KIND: ClassVar[str] = "resign"
@@ -207,7 +208,7 @@ class MoveStream(Message):
 @dataclass(frozen=True, slots=True)
 class DrainNode(Message):
     """Asks to move all replicas of `node` to other nodes, and to place no new ones on it; `ends`
-    stops draining. Answered when the move has begun."""
+    ends the drain. Answered when the move has begun."""
 
     KIND: ClassVar[str] = "drain"
     REPEATABLE: ClassVar[bool] = True
@@ -326,10 +327,11 @@ class ClusterInfo(Described):
     nodes: list[dict[str, Any]] = field(default_factory=list)
     streams: list[dict[str, Any]] = field(default_factory=list)
     is_store_lost: bool = False
-    """True if the answering node could not reach the metadata store until its session ended. Then
-    its answers may be old, and nothing can be changed."""
+    """True if the answering node could not reach the metadata store until its session ended. In
+    this case its answers may be old, and changes are not possible."""
     node: str = ""
-    """The answering node, which reports its own offsets; empty from an older version."""
+    """The answering node. The offsets in the answer are its own. Empty in an answer of an older
+    version."""
 
     @property
     def members(self) -> list[ClusterNode]:
@@ -358,13 +360,13 @@ class Replica(Message):
     """Answer to replicate; `body_length` bytes of whole record batches follow the frame.
 
     The first three fields repeat fields of the request, so that an answer to an outdated request
-    can be dropped. With `diverging` (an epoch, and the offset at which it ends on the leader) the
-    follower truncates its log and sends another request; with `gap` it skips offsets.
-    `first_stored` is the first offset that the leader still has; below `tombstones_removed_below`
-    it has removed tombstones. `side_state` is sent if the follower has named another version than
-    the leader's. `record` is the leader's record of the stream as JSON, sent if acks wait until the
-    follower has it; `record_version` and `record_checksum` identify the leader's version.
-    `has_consumers` is True if the follower must ask for the states of consumers.
+    can be dropped. With `diverging` (an epoch, and the offset at which this epoch ends on the
+    leader) the follower truncates its log and sends another request; with `gap` it skips offsets.
+    `first_stored` is the first offset that the leader still has. The leader has removed tombstones
+    below `tombstones_removed_below`. `side_state` is sent if the follower has named another version
+    than the leader's version. `record` is the leader's record of the stream as JSON, sent if acks
+    wait until the follower has it; `record_version` and `record_checksum` identify the leader's
+    version. `has_consumers` is True if the follower must ask for the states of consumers.
     """
 
     KIND: ClassVar[str] = "replica"
@@ -392,8 +394,9 @@ class SuspectAnswer(Message):
     """Answer to a `suspect` request.
 
     `suspects` is True if the answering node suspects the node named in the request. `silent_ms` is
-    the time in milliseconds since it last received data from that node. `logs` maps each stream
-    that the named node leads to the last epoch and the log end of the answering node's own copy.
+    the time in milliseconds since the answering node last received data from that node. `logs` maps
+    each stream that the named node leads to the last epoch and the log end of the answering node's
+    own copy.
     """
 
     KIND: ClassVar[str] = "opinion"
@@ -413,8 +416,8 @@ class LeaderAnswer(Message):
 @dataclass(frozen=True, slots=True)
 class CopiesAnswer(Message):
     """Answer to copies. It maps each stream to its record as JSON, and to the last epoch and the
-    end of this node's copy of the log (nil without one). `names` are the names of all streams that
-    the node has received."""
+    end of this node's copy of the log (nil if the node has no copy). `names` are the names of all
+    streams that the node has received."""
 
     KIND: ClassVar[str] = "known"
     copies: dict[str, Any] = key("d", MAP)
@@ -434,7 +437,8 @@ class RestoreAnswer(Message):
 @dataclass(frozen=True, slots=True)
 class ResignAnswer(Message):
     """Answer to resign. It maps the streams that the answering node leads now to their records in
-    the metadata store. The asking node may be unable to reach the store."""
+    the metadata store. The answer contains the records because the asking node may be unable to
+    reach the store."""
 
     KIND: ClassVar[str] = "deposed"
     streams: dict[str, Any] = key("d", MAP, default_factory=dict)

@@ -63,9 +63,10 @@ class ServerConnection:
     raises errors that end the connection; the caller sends them to the client with `error(0, ...)`.
 
     When the limit is reached, the connection still reads, because a `cancel` may follow. The first
-    request beyond the limit is kept until a place is free, and no frame after it is read. A request
-    is refused if it would take more memory than is left to this connection (`max_held_bytes`) or to
-    its principal. The limit of the connection never refuses its only request.
+    request beyond the limit is kept until a place is free, and the connection reads no further
+    frame before that. A request is refused if it would take more memory than is left to this
+    connection (`max_held_bytes`) or to its principal. The limit of the connection never refuses its
+    only request.
     """
 
     def __init__(
@@ -201,8 +202,8 @@ class ServerConnection:
         self.shared.size_bytes += more
 
     def _count_buffer(self) -> None:
-        """Count the buffer of the arriving request. Raises LimitExceeded if the principal must read
-        answers before it sends more."""
+        """Count the memory of the arriving request. Raises LimitExceeded if the principal must read
+        answers before it sends more requests."""
         grown_bytes = self._frames.grown_bytes
         more = grown_bytes - self._grown_bytes
         self._grown_bytes = grown_bytes

@@ -83,8 +83,8 @@ _WIRE = "wire"
 
 
 def wire(key: str, kind: WireType, **field_options: Any) -> Any:
-    """Declare a field of a dataclass with its key on the wire. A field with a default may be absent
-    or nil."""
+    """Declare a field of a dataclass, with the field's key on the wire. A field with a default may
+    be absent or nil."""
     return dataclasses.field(metadata={_WIRE: (key, kind)}, **field_options)
 
 
@@ -127,8 +127,8 @@ class Message:
 
     @property
     def is_repeatable(self) -> bool:
-        """True if the request may be sent again after a lost connection. Overridden if that depends
-        on the fields; otherwise `REPEATABLE` decides."""
+        """True if the request may be sent again after a lost connection. By default this is
+        `REPEATABLE`. Subclasses override the property if the answer depends on fields."""
         return self.REPEATABLE
 
     def to_map(self, request_id: int) -> dict[str, Any]:

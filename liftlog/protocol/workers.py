@@ -1,5 +1,5 @@
-"""Requests of workers, about consumers with acks, their deliveries and acks; and the answers to
-these.
+"""Requests of workers (about consumers with acks, deliveries and acks), and the answers to these
+requests.
 
 A delivery is described by runs: consecutive offsets with the same delivery count. On the wire each
 run has 24 bytes:
@@ -102,9 +102,9 @@ class PullWork(Message):
 
 @dataclass(frozen=True, slots=True)
 class Rest(Message):
-    """Ends the waiting `work` request of a worker. That request is answered without messages, and
-    so is a `work` request that arrives later. The client then naks the messages that it has
-    received but not processed."""
+    """Ends the waiting `work` request of a worker. The daemon answers that request without
+    messages, and also a `work` request of this worker that arrives later. The client then naks the
+    messages that it has received but not processed."""
 
     KIND: ClassVar[str] = "rest"
     REPEATABLE: ClassVar[bool] = True
@@ -154,8 +154,8 @@ class UpdateConsumer(Message):
 
 @dataclass(frozen=True, slots=True)
 class ResetConsumer(Message):
-    """Lets a consumer begin again at the start that `config` names, as a new consumer does. Its
-    other settings do not change; its pending messages, delivery counts and acks are forgotten."""
+    """Lets a consumer begin again at the start that `config` names, like a new consumer. The other
+    settings do not change. Pending messages, delivery counts and acks are deleted."""
 
     KIND: ClassVar[str] = "consumerreset"
     stream: str = key("s", NAME)
@@ -205,10 +205,10 @@ class DeleteConsumer(Message):
 
 @dataclass(frozen=True, slots=True)
 class Delivered(Message):
-    """Answer to work; `body_length` bytes of whole record batches follow the frame. They contain
-    the records of `runs`, and may contain others, which a client drops. If `runs` is empty, the
-    wait has ended without messages. `pending` is the number of messages that are still to be
-    delivered for the first time."""
+    """Answer to work; `body_length` bytes of whole record batches follow the frame. The batches
+    contain the records of `runs`, and may contain other records, which a client drops. If `runs` is
+    empty, the wait has ended without messages. `pending` is the number of messages that are still
+    to be delivered for the first time."""
 
     KIND: ClassVar[str] = "delivered"
     identity: str = key("x", LABEL)
@@ -232,7 +232,7 @@ class ConsumerAnswer(Message):
 
 @dataclass(frozen=True, slots=True)
 class ConsumersAnswer(Message):
-    """Answer to consumers. `after` is set if there are more."""
+    """Answer to consumers. `after` is set if there are more consumers."""
 
     KIND: ClassVar[str] = "consumerlist"
     consumers: list[dict[str, Any]] = key("d", array_of(MAP, PAGE_CONSUMERS))
@@ -253,13 +253,13 @@ class ConsumerInfo(Described):
     """The configuration, with the keys and units of JetStream's API; durations are in ns."""
     created_ns: int = 0
     next_offset: int = 0
-    """All records below it have been examined for first deliveries."""
+    """The offset of the next record to examine for a first delivery."""
     ack_floor: int = 0
     """All messages below this offset are done."""
     num_pending: int = 0
-    """Messages that are still to be delivered for the first time."""
+    """Number of messages that are still to be delivered for the first time."""
     num_ack_pending: int = 0
-    """Messages that are delivered, and not done."""
+    """Number of messages that are delivered, and not done."""
     num_redelivered: int = 0
     num_waiting: int = 0
     """Waiting pulls of workers over NATS, and waiting workers on the pull socket."""

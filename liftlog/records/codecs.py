@@ -43,12 +43,12 @@ _SIZES = struct.Struct("<II")
 _DATA_POSITION = HEADER_SIZE + _SIZES.size
 _MIN_BODY_BYTES = 128
 """Minimum size of a body that is compressed, in bytes. For a smaller body, compression would save
-less than the extra header takes."""
+fewer bytes than the additional header has."""
 
 _LZ4_MAX_RATIO = 255
 _ZSTD_LEVEL = 1
-"""Level of zstd. It is twice as fast as the default level 3, and for similar messages the output is
-hardly larger."""
+"""Level of zstd. This level is twice as fast as the default level 3, and for similar messages the
+output is hardly larger."""
 _ZSTD_WINDOW_BYTES = MAX_RAW_BODY_BYTES
 
 
@@ -65,7 +65,8 @@ class Codec:
 
 
 def codec_named(name: str) -> Codec | None:
-    """Return the codec; None for "none". Raises UnsupportedFormat if its package is missing."""
+    """Return the codec; None for "none". Raises UnsupportedFormat if the codec's package is
+    missing."""
     return _codec(_NUMBERS[name]) if name != "none" else None
 
 
@@ -113,8 +114,8 @@ def compress_batch(batch: bytearray | memoryview, codec: Codec) -> bytearray | m
 
 
 def raw_length(batch: bytes, header: BatchHeader) -> int:
-    """Return the batch's length without compression, from its first 72 bytes, without verifying
-    them."""
+    """Return the batch's length without compression, from the unverified first 72 bytes of the
+    batch."""
     if not header.attributes & CODEC_MASK or len(batch) < _DATA_POSITION:
         return header.length
     length: int = _SIZES.unpack_from(batch, HEADER_SIZE)[0]

@@ -1,7 +1,7 @@
 """One record batch as a lazy view over its bytes.
 
-A method copies only the data that it returns, and skips other columns. Methods that return lists
-return one entry per record of the (possibly trimmed) batch.
+A method copies only the data that it returns, and skips other columns. The lists that methods
+return have one entry per record of the batch, or of its part after a trim.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ class RecordBatch:
     def __init__(self, view: memoryview, header: BatchHeader, stored: memoryview) -> None:
         self.header = header
         self.stored = stored
-        """The bytes of the whole batch as in its file, even after a trim; not a copy."""
+        """The bytes of the whole batch as they are in its file, even after a trim. This is a view,
+        not a copy."""
         self._view = view  # exactly this batch, with its columns uncompressed
         self._lo = 0
         self._hi = header.record_count
@@ -163,8 +164,9 @@ class RecordBatch:
         return self._by_subject_id(self._subject_names())
 
     def raw_subjects(self) -> list[bytes]:
-        """Return the subjects as the exact bytes from NATS. In `subjects`, an escaped subject can
-        look the same as another subject whose text contains the escape."""
+        """Return the subjects as the exact bytes from NATS. In `subjects`, two subjects can look
+        the same: an escaped subject, and a subject whose text itself contains the escape
+        sequence."""
         names = self._subject_names()
         pairs = zip(names, self._escape_flags(len(names)), strict=True)
         raw = [unescape_subject(name) if escaped else name.encode() for name, escaped in pairs]
@@ -226,8 +228,8 @@ class RecordBatch:
     def value_column(self) -> tuple[memoryview, list[int]]:
         """Return the value column: its bytes, and a list `ends` of `len + 1` positions in them.
 
-        Value i has the bytes from `ends[i]` to `ends[i + 1]`. A tombstone has no bytes. The method
-        creates no object per value. It is for code that works on columns.
+        Value i consists of the bytes from `ends[i]` to `ends[i + 1]`. A tombstone has no bytes. The
+        method is for code that works on columns: it creates no object per value.
         """
         column, count = self._layout.values, self.header.record_count
         raw_ends = numbers(self._view, column.ends, count + 1, "i")
@@ -350,8 +352,8 @@ class RecordBatch:
 
 
 _CUT_ITEMS = 128
-"""Number of items to unpack in one step. It is fixed because batches have any number of records.
-Making a struct for each such number would take as long as it saves."""
+"""Number of items to unpack in one step. The number is fixed: a struct for each number of records
+would take as much time to make as it saves."""
 
 
 def _equal_length(ends: memoryview[int]) -> int:
@@ -372,7 +374,8 @@ def _equal_length(ends: memoryview[int]) -> int:
 
 @lru_cache(maxsize=32)
 def _multiples(length: int, bits: int) -> bytes:
-    """Return the ends of items of this length, enough for item counts of `bits` bits."""
+    """Return the ends of items of this length, enough ends for any number of items with `bits`
+    bits."""
     return array("i", range(0, (length << bits) + 1, length)).tobytes()
 
 
@@ -401,7 +404,8 @@ def _equal_items(length: int, count: int) -> struct.Struct:
 
 @lru_cache(maxsize=32)
 def _all_set(count: int) -> bytes:
-    """Return the bitmap of a column in which each record has an item."""
+    """Return a bitmap with `count` set bits: the bitmap of a column in which each record has an
+    item."""
     return ((1 << count) - 1).to_bytes((count + 7) // 8, "little")
 
 

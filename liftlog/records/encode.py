@@ -37,7 +37,7 @@ from liftlog.records.format import (
 )
 
 StampRuns = Sequence[tuple[int, int]]
-"""(timestamp_ns, number of consecutive records that have it), oldest first."""
+"""Pairs of a timestamp in ns and the number of consecutive records that have it, oldest first."""
 
 _HEADER_PLACE = bytes(HEADER_SIZE)
 _ONE_SUBJECT = struct.Struct("<IIii")  # count, 0, offsets 0 and size
@@ -74,8 +74,8 @@ def encode_batch(
     `subjects` are the bytes that NATS delivered. `headers` holds one raw header block per record,
     b"" for none. Pass `offsets` (ascending) for a batch with holes. (Compaction, which leaves
     holes, uses `columns.encode_columns`.) Pass `last_offset` if the batch ends after its last
-    record. The caller sets `has_tombstones` if any value is None, because a search for None would
-    take a pass over every batch.
+    record. The caller sets `has_tombstones` if any value is None, because a search for None in
+    every batch would take time.
 
     Timestamps are stored in microseconds since the first one; a timestamp that is older than the
     first is stored as the first. Raises ValueError if the columns do not match each other.
@@ -199,7 +199,8 @@ def fill_header(
 
 
 def extend_batch(batch: bytearray, last_offset: int) -> None:
-    """Extend a batch to also cover the offsets up to `last_offset`, which have no records."""
+    """Extend a batch so that it also covers the offsets up to `last_offset`, which have no
+    records."""
     base_offset: int = HEADER.unpack_from(batch)[2]
     LAST_OFFSET_DELTA.pack_into(batch, LAST_OFFSET_DELTA_POSITION, last_offset - base_offset)
     with memoryview(batch) as view:
@@ -263,7 +264,8 @@ def _encode_single_subject(subject: bytes) -> tuple[bytes, int]:
 
 
 _CACHED_BYTES = 256
-"""Maximum length of a cached subject. Publishers choose the subjects, so this limits the memory."""
+"""Maximum length of a cached subject. The limit bounds the memory of the cache, because publishers
+choose the subjects."""
 _cached_single_subject = lru_cache(maxsize=4096)(_encode_single_subject)
 
 
@@ -298,7 +300,8 @@ _MAX_MULTIPLES_OF = 4096
 
 @lru_cache(maxsize=32)
 def _multiples(size: int, bits: int) -> bytes:
-    """Return 0, `size`, 2 * `size` and so on as i32, enough for item counts of `bits` bits."""
+    """Return 0, `size`, 2 * `size` and so on as i32, enough numbers for any count of items with
+    `bits` bits."""
     return array("i", [size * at for at in range((1 << bits) + 1)]).tobytes()
 
 

@@ -2,8 +2,8 @@
 
 A correct checksum does not prove that the writer was correct: a replica, a plug-in or an attacker
 may have computed it over wrong columns. So every position is compared with the end of the batch
-before it is used, and a position past it raises CorruptBatch. No allocation is larger than the
-content of the batch.
+before it is used, and a position beyond the end raises CorruptBatch. No allocation is larger than
+the content of the batch.
 
 Only `walk` depends on the order of the columns. It works on numbers and on numpy arrays of numbers:
 `find_layout` uses it for one batch, positions.py for many batches at once.
@@ -38,14 +38,14 @@ N = TypeVar("N", int, "NDArray[np.int64]")
 
 FEW = 16
 FEW_ENDS = tuple(struct.Struct(f"<{n + 1}i") for n in range(FEW + 1))
-"""Structs that read the offsets of a few items in one step; a memoryview cast takes three."""
+"""Structs that read the offsets of a few items in one step; a memoryview cast takes three steps."""
 
 
 class Binary(NamedTuple, Generic[N]):
     """The position of a binary column: its `count + 1` offsets as in Arrow, its bitmap, its data.
 
     Only two offsets are checked here: the first, which is 0, and the last, which is the size of the
-    data. `ascending` checks the others when they are used.
+    data. `ascending` checks the other offsets when they are used.
     """
 
     ends: N
@@ -56,7 +56,8 @@ class Binary(NamedTuple, Generic[N]):
 class Layout(NamedTuple, Generic[N]):
     """The positions of the columns of a batch, in bytes; None for absent keys and headers.
 
-    The positions of other absent columns are undefined, so callers check the attributes.
+    The positions of other absent columns are undefined, so callers must check the attributes of the
+    batch.
     """
 
     offset_deltas: N
@@ -94,9 +95,9 @@ def walk(words: Words[N], attributes: int, count: N, at: N) -> tuple[Layout[N], 
     """Find the columns of a batch of `count` records; `at` is the end of its header.
 
     Returns the layout, the end of its last column, and for each of PROBLEMS a number that is not 0
-    if it occurred. The layout is valid only if no problem occurred and the end of the last column
-    is the end of the batch. Then each step went forward, so no column reaches past the end. May
-    raise IndexError if a column reaches past the end.
+    if the problem occurred. The layout is valid only if no problem occurred and the end of the last
+    column is the end of the batch. In this case each step went forward, so no column extends beyond
+    the end. Otherwise `walk` may also raise IndexError.
     """
     offset_deltas = at
     if attributes & OFFSET_DELTAS:
@@ -128,8 +129,7 @@ def walk(words: Words[N], attributes: int, count: N, at: N) -> tuple[Layout[N], 
 
 
 def _binary(words: Words[N], at: N, count: N, has_bitmap: int) -> tuple[Binary[N], N, Any]:
-    """Return the binary column at `at`, its end, and a number that is not 0 if the column is
-    invalid."""
+    """Return the binary column at `at`, its end, and a number: 0 if the column is valid."""
     place = at >> 2
     size = words[place + count]
     bitmap = data = at + (4 * count + 11 & ~7)
@@ -145,9 +145,9 @@ _known: list[dict[int, tuple[Layout[int], Any, int, int]]] = [{} for _ in range(
 entry also has the function that reads the offsets of the values, the position of these offsets, and
 the position of the data.
 
-A publisher that waits for each ack produces such batches, and walking a batch takes longer than
-reading its value. The key of an entry is a number that contains both offsets of the dictionary.
-Batches with the same key differ only in the end of their values.
+A publisher that waits for each ack produces such batches, and for such a batch, a walk takes longer
+than reading its value. The key of an entry is a number that contains both offsets of the
+dictionary. The layouts of batches with the same key differ only in the end of the values.
 """
 
 

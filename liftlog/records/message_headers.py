@@ -1,4 +1,4 @@
-"""The header block of a NATS message: read-only, and parsed on first use."""
+"""The header block of a NATS message. It is read-only, and parsed at the first use."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ CORRELATION_ID = "Liftlog-Correlation-Id"
 
 HeaderLine = tuple[bytes, bytes]
 """Name and value of a header line, without the blanks around the value. Headers are a sequence of
-lines. Names may repeat or differ only in case; names and values may contain any bytes."""
+lines. A sequence may contain the same name several times, or names that differ only in case; names
+and values may contain any bytes."""
 
 PREAMBLE = b"NATS/1.0"
 _CRLF = b"\r\n"
@@ -30,7 +31,7 @@ def header_lines(block: bytes, limit: int = -1) -> list[HeaderLine]:
     """Return name and value of every well-formed line, in order; never raises.
 
     Skips the first line, which contains the version and perhaps a status. Examines at most `limit`
-    lines, because a block can have hundreds of thousands.
+    lines, because a block can have hundreds of thousands of lines.
     """
     found = []
     lines = block.split(_CRLF) if limit < 0 else block.split(_CRLF, limit + 1)[: limit + 1]
@@ -49,7 +50,7 @@ def count_lines(block: bytes) -> int:
 def first_value(block: bytes, name: bytes) -> bytes | None:
     """Return the first value that `header_lines` has for exactly this name; None if there is none.
 
-    Searches the block instead of parsing it, so it takes no step per line.
+    Searches the block and does not parse it, because a publisher chooses the number of lines.
     """
     start = block.find(b"\r\n" + name + b":")
     if start < 0:
@@ -78,7 +79,8 @@ def without(lines: Iterable[HeaderLine], *names: str) -> list[HeaderLine]:
 
 
 def build_block(lines: Sequence[HeaderLine]) -> bytes:
-    """Build a header block of these lines, each of which `is_carried`; b"" without lines."""
+    """Build a header block of these lines; b"" if there are none. `is_carried` must be True for
+    each line."""
     if not lines:
         return b""
     body = b"".join(b"%b: %b\r\n" % line for line in lines)
@@ -89,9 +91,10 @@ class MessageHeaders(Mapping[str, str]):
     """The headers of a message by name. The first of several equal names is used, as in nats-py.
 
     Names that differ in case are different headers, as in NATS. A look-up returns the header with
-    exactly this name or, if there is none, the first one whose name differs only in case. Bytes
-    that are not UTF-8 become U+FFFD in this mapping; `lines` returns every line as bytes, and `raw`
-    the unchanged block. If a message is published with these headers, every line is sent.
+    exactly this name or, if there is no such header, the first header whose name differs only in
+    case. Bytes that are not UTF-8 become U+FFFD in this mapping; `lines` returns every line as
+    bytes, and `raw` the unchanged block. If a message is published with these headers, every line
+    is sent.
     """
 
     __slots__ = ("_items", "raw")

@@ -1,9 +1,9 @@
 """Checks that a batch is at the right place in a log.
 
 If a disk loses a write or writes it to the wrong place, complete batches with correct checksums can
-replace acked ones. Only the headers show this: the batches of a log cover its offsets without gaps,
-and leader epochs never decrease. Every walk over batches makes this check, and treats a batch that
-fails it as damage.
+replace acked ones. Only the batch headers show such an error: in a log, batches cover the offsets
+without gaps, and leader epochs never decrease. Every walk over batches makes this check, and treats
+a batch that fails it as damage.
 
 This check does not detect a batch of another stream with the same offsets and a matching epoch.
 """
@@ -19,14 +19,14 @@ from liftlog.records.header import BatchHeader
 _NO_END = 2**64
 
 Epochs = Sequence[tuple[int, int]]
-"""(leader epoch, its first offset), both ascending."""
+"""Pairs of a leader epoch and its first offset, both ascending."""
 
 
 class Place:
     """The expected place of the next batch: at `offset`, in leader epoch `epoch` or a later one.
 
-    No batch of the walk may reach past `end_offset`. `epochs` are the epochs of the manifest: no
-    batch from the first offset of an epoch on has an older epoch.
+    No batch of the walk may extend beyond `end_offset`. `epochs` are the epochs of the manifest:
+    from the first offset of an epoch on, no batch has an older epoch.
     """
 
     __slots__ = ("_end", "_epoch_end", "_epochs", "epoch", "offset")
@@ -44,15 +44,15 @@ class Place:
         return self._listed_epoch() if self._epochs else self.epoch
 
     def go_on_at(self, offset: int) -> None:
-        """Continue the walk at `offset`, after damage. The epoch of the batches before it is no
-        longer used."""
+        """Continue the walk at `offset`, after damage. The epoch of the batches before the damage
+        is no longer used."""
         self.offset = offset
         self.epoch = self._listed_epoch() if self._epochs else 0
 
     @property
     def sure_until(self) -> int:
-        """The offset up to which the walk may continue without reaching a later epoch of
-        `epochs`."""
+        """The first offset of the next epoch in `epochs`; the walk reaches no later epoch before
+        this offset."""
         return min(self._end, self._epoch_end)
 
     def holds(self, header: BatchHeader) -> bool:
@@ -68,16 +68,16 @@ class Place:
         self.go_on_behind(header.base_offset + header.last_offset_delta + 1, header.leader_epoch)
 
     def go_on_behind(self, offset: int, epoch: int) -> None:
-        """Move past several batches that belong to this place. They end at `offset`, and the last
-        one has `epoch`."""
+        """Move past several batches that belong to this place. The batches end at `offset`, and the
+        last batch has `epoch`."""
         self.offset = offset
         self.epoch = epoch
         if offset >= self._epoch_end:
             self.epoch = max(epoch, self._listed_epoch())
 
     def accept(self, header: BatchHeader) -> bool:
-        """Call `holds` and, if it returns True, `pass_by`. One method, because every read calls it
-        per batch."""
+        """Call `holds` and, if it returns True, `pass_by`. This is one method for speed, because
+        every read calls it for each batch."""
         base_offset, epoch = header.base_offset, header.leader_epoch
         following = base_offset + header.last_offset_delta + 1
         if base_offset != self.offset or epoch < self.epoch or following > self._end:

@@ -1,7 +1,7 @@
 """Makes a batch without some of its columns from a stored batch.
 
 Copies the remaining columns without decoding them. This takes a tenth of the time of
-`Selection.project`, which decodes and encodes them.
+`Selection.project`, which decodes and encodes the columns.
 """
 
 from __future__ import annotations
@@ -34,10 +34,9 @@ _NO_SUBJECT = (1).to_bytes(16, "little")
 def project_batch(batch: RecordBatch, columns: Set[str]) -> bytearray:
     """Return the same records, uncompressed, with `offset` and these columns.
 
-    Other columns are empty as in `Selection.project`. The batch has records, and the checksum of
-    its body was verified. Does not check that ends ascend and that subject ids are in the
-    dictionary, because the reader checks that. Raises CorruptBatch if the columns do not lie inside
-    the batch.
+    Other columns are empty as in `Selection.project`. The batch must have records and a verified
+    body. The function does not check that ends ascend and that subject ids are in the dictionary,
+    because the reader checks this. Raises CorruptBatch if the columns do not lie inside the batch.
     """
     raw, header = batch.raw, batch.header
     layout, given, count = find_layout(raw, header), header.attributes, header.record_count

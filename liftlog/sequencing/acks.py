@@ -24,7 +24,7 @@ Answer = tuple[bytes, bytes]
 
 
 class Sent(NamedTuple):
-    """A message, as NATS delivers it."""
+    """A message in the form in which NATS delivers it."""
 
     subject: bytes
     reply: bytes
@@ -33,23 +33,23 @@ class Sent(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """The answer that a message in liftlog's envelope requests, in a stream with other replicas."""
+    """The kind of answer that a message in liftlog's envelope requests. Used for streams with
+    several replicas."""
 
     correlation_id: str | None
     policy: AckPolicy
 
 
 Echo = str | Asked | Ack | None
-"""The fields of a message that its answer repeats: none, a correlation id, a correlation id and the
-ack policy, or all fields that Liftbridge's Ack repeats."""
+"""The fields of a message that its answer repeats. These are: none; a correlation id; a correlation
+id and the ack policy; or the fields that an Ack of Liftbridge repeats."""
 
 
 class AckFormat:
     """The format of one stream's acks.
 
-    An ack contains `durability` if it is weaker than fsync. It contains the policy "leader" if
-    messages that request no policy have this policy (`policy`). Answers to `Asked` contain epoch
-    and policy.
+    An ack contains `durability` if it is weaker than fsync. It contains the policy "leader" if this
+    is the stream's default (`policy`). Answers to `Asked` contain epoch and policy.
     """
 
     def __init__(
@@ -115,8 +115,8 @@ class AckFormat:
         return woven([replies, heads, numbers, ends])
 
     def repeating(self, answers: Sequence[tuple[bytes, str, int]]) -> bytes:
-        """Return `PUB` commands for acks that repeat a correlation id; `answers` are (reply, id,
-        offset)."""
+        """Return `PUB` commands for acks that repeat a correlation id; `answers` are tuples (reply,
+        id, offset)."""
         before = self._tail[:-1] + b',"correlation_id":'
         form = b"PUB %%b %%d\r\n%b%%d%b%%b}\r\n" % (self._head, before)
         fixed = len(self._head) + len(before) + 1
@@ -130,8 +130,8 @@ class AckFormat:
     def asked(
         self, answers: Iterable[tuple[bytes, Asked, int]], *, duplicate: bool = False
     ) -> bytes:
-        """Return `PUB` commands for acks of messages in liftlog's envelope; `answers` are (reply,
-        requested answer, offset)."""
+        """Return `PUB` commands for acks of messages in liftlog's envelope; `answers` are tuples
+        (reply, requested answer, offset)."""
         head, tails = self._head, self._asked_tails
         commands = []
         for reply, (correlation_id, policy), offset in answers:
@@ -170,7 +170,7 @@ class AckFormat:
         return b"".join(parts)
 
     def _weave(self, replies: Sequence[bytes], start: int, digits: int) -> bytes:
-        """Return the same as `commands`, for many replies of which none is empty."""
+        """Return the same as `commands`, for many replies. No reply is empty."""
         end = start + len(replies)
         head = b" %d\r\n%b" % (len(self._head) + digits + len(self._tail), self._head)
         if digits <= _LAST_DIGITS:
@@ -197,8 +197,8 @@ def _numbers(numbers: Sequence[int]) -> list[bytes]:
 
 
 def woven(columns: Sequence[Sequence[bytes]]) -> bytes:
-    """Return many `PUB` commands, each of which joins one item of every column. The first column
-    has the subjects. The items of the last column end in `NEXT`."""
+    """Return many `PUB` commands. Each command joins one item of every column. The first column has
+    the subjects. The items of the last column end in `NEXT`."""
     width, count = len(columns), len(columns[0])
     pieces = [_COMMAND] * (1 + width * count)
     for at, column in enumerate(columns, 1):
@@ -208,7 +208,8 @@ def woven(columns: Sequence[Sequence[bytes]]) -> bytes:
 
 
 def within_payload(commands: bytes, max_payload_bytes: int) -> tuple[bytes, int]:
-    """Remove the `PUB` commands with a too large body; return the others, and the number removed.
+    """Remove the `PUB` commands with a body above the limit; return the other commands, and the
+    number of removed ones.
 
     A server closes the connection of a client that sends a larger body.
     """
@@ -227,7 +228,7 @@ def within_payload(commands: bytes, max_payload_bytes: int) -> tuple[bytes, int]
 @lru_cache(maxsize=16)
 def _size_of_digits(count: int) -> re.Pattern[bytes]:
     """Return a pattern that finds candidates for the size field of a command, with at least `count`
-    digits. Message bodies can match, too."""
+    digits. The pattern can also match text inside a body."""
     return re.compile(rb" \d{%d,}\r\n" % count)
 
 

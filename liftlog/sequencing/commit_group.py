@@ -26,10 +26,10 @@ class CommitGroup:
     `keys` and `headers` stay None until a record has a key or a header. `ack_replies` has one entry
     per record, b"" for no ack. `answers` are complete commands: answers to duplicates, refusals,
     acks with a correlation id. `early_answers` are complete commands that are sent as soon as the
-    group is durable on this node. `timed_acks` (reply, ack, offset) get the time of the commit. If
-    the group fails, none of these answers is sent, and `waiting_replies` and `waiting` get nacks.
-    `waiting` also has the fields that a nack must repeat. `subject_notes` is None if the stream
-    does not store the last offset of each subject.
+    group is durable on this node. The acks in `timed_acks`, tuples (reply, ack, offset), are
+    completed with the time of the commit. If the group fails, none of these answers is sent, and
+    `waiting_replies` and `waiting` get nacks. `waiting` also has the fields that a nack must
+    repeat. `subject_notes` is None if the stream does not store the last offset of each subject.
     """
 
     __slots__ = (
@@ -181,8 +181,8 @@ class CommitGroup:
         return EncodedBatch(data, base + lo, base + hi, hi - lo, first, largest)
 
     def _split(self, max_records: int, max_bytes: int) -> list[tuple[int, int]]:
-        """Return the ranges of records for batches within the limits; a single record may exceed
-        them."""
+        """Return the ranges of records for batches within the limits. A single record may exceed
+        the limits."""
         columns = [
             column for column in (self.values, self.headers, self.keys) if column is not None
         ]

@@ -12,10 +12,10 @@ class SequencerConfig:
     """Settings of one sequencer; sizes are in bytes.
 
     `subjects` are only reported to publishers that use Liftbridge's envelope. `is_replicated` means
-    that other nodes hold copies of the stream. Then acks under the policy `leader` are sent when a
-    message is durable on this node, and acks under `all` when it is committed. Answers to liftlog's
-    envelope contain the policy and `leader_epoch`. `ack_policy` applies to messages that do not
-    request a policy.
+    that other nodes hold copies of the stream. In such a stream, acks under the policy `leader` are
+    sent when the message is durable on this node, and acks under `all` when the message is
+    committed. Answers to liftlog's envelope contain the policy and `leader_epoch`. `ack_policy`
+    applies to messages that do not request a policy.
 
     With `is_bucket` the newest record of a subject replaces its older records, as in a key-value
     bucket of JetStream: a record without a key gets its subject as key, and a message may roll up

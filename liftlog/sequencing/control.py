@@ -48,10 +48,10 @@ class Control(NamedTuple):
     `expected_last_sequence` and `expected_subject_sequence` are -1, which no sequence matches, if
     the header exists but is not a number. `expected_subject` is the subject that
     `expected_subject_sequence` refers to, b"" for the subject of the message;
-    `names_subject_sequence` is true if either of these two headers exists, even if it is empty.
-    `refusal` is set if the headers request something that liftlog does not support. If `judges_id`
-    is false, the id does not make the message a duplicate. The id is only stored, as after a
-    rebuild of the dedupe state from the log.
+    `names_subject_sequence` is true if one of the headers for these two fields exists, even if the
+    header is empty. `refusal` is set if the headers request something that liftlog does not
+    support. If `judges_id` is false, the id does not make the message a duplicate. The id is then
+    only stored, as in a rebuild of the dedupe state from the log.
     """
 
     message_id: bytes = b""
@@ -74,8 +74,8 @@ NO_CONTROL = Control()
 
 
 def may_control(block: bytes) -> bool:
-    """Return False if `parse_control` would find nothing in this block: a cheap test for most
-    messages. Names are case-sensitive, as in nats-server."""
+    """Return False if `parse_control` would certainly find no request in this block. A fast test
+    that suffices for most messages. Names are case-sensitive, as in nats-server."""
     return b"Nats-" in block or b"Liftlog-" in block
 
 
@@ -83,8 +83,8 @@ def parse_control(block: bytes, *, own_only: bool = False) -> Control:
     """Parse the headers of a message. Uses the first header of each name, as nats-server does.
 
     With `own_only` the headers of JetStream are ignored, because they are meant for another
-    receiver. Searches for each name instead of walking through the lines, whose number the
-    publisher chooses.
+    receiver. Searches for each name and does not walk through the lines, because the publisher
+    chooses their number.
     """
     key: bytes | None = None
     tombstone: bool | None = False

@@ -20,8 +20,8 @@ from liftlog.sequencing.control import MESSAGE_ID
 from liftlog.sequencing.header_columns import header_columns
 
 KEPT_BYTES = 47
-"""Ids up to this length are stored unhashed. Such an id takes 80 bytes of memory and a hash 64, but
-no time is needed to compute the hash."""
+"""Ids up to this length are stored unhashed. Such an id takes 80 bytes of memory, and a hash only
+64. But an unhashed id saves the time for computing the hash."""
 _MARK_BYTES = 16
 
 
@@ -29,8 +29,8 @@ class Marks:
     """Makes marks: substitutes of 16 bytes for text of any length that publishers choose.
 
     A mark is a hash with a secret key. Publishers do not have the key, so they cannot search for
-    two texts with the same mark. If a million texts are stored, the next one has the same mark as
-    one of them with a probability of 3e-33.
+    two texts with the same mark. If a million texts are stored, the probability that the next text
+    has the same mark as one of them is 3e-33.
     """
 
     def __init__(self, key: bytes | None = None) -> None:
@@ -57,11 +57,11 @@ class AddedRun(NamedTuple):
 class DedupeWindow:
     """Stores the offset of each message id, for `window_ns` nanoseconds and at most `max_ids` ids.
 
-    It stores the mark of an id: a short id itself, or a keyed hash, so that a long id needs no more
-    memory.
+    The window stores the mark of an id: a short id itself, and a keyed hash in place of a long id,
+    so that long ids take no more memory.
 
-    Ids are added speculatively when a message is judged; `forget_newest` removes them again if the
-    commit group fails.
+    An id is added when its message is judged, before the commit; `forget_newest` removes the ids of
+    a failed commit group.
     """
 
     def __init__(self, window_ns: int, max_ids: int) -> None:
@@ -72,7 +72,8 @@ class DedupeWindow:
         self._offsets: dict[bytes, int] = {}
         self._order: deque[bytes] = deque()
         self._stamps: deque[tuple[int, int]] = deque()
-        """(timestamp_ns, number of consecutive marks of `_order` with that stamp)."""
+        """Pairs of a timestamp in ns and the number of consecutive marks in `_order` with this
+        timestamp."""
 
     def mark(self, message_id: bytes) -> bytes:
         """Return the mark of an id; the other methods take marks."""
@@ -86,7 +87,7 @@ class DedupeWindow:
 
     def resize(self, window_ns: int, max_ids: int) -> None:
         """Apply other limits from now on. Ids that a smaller window has dropped are not restored.
-        So a larger window is complete only after its own length in time has passed."""
+        So a larger window is complete only when its whole duration has passed."""
         self.window_ns = window_ns
         self.max_ids = max_ids
         self._drop_oldest(len(self._order) - max_ids if window_ns else len(self._order))
@@ -100,16 +101,16 @@ class DedupeWindow:
         return self._offsets.get(mark)
 
     def may_evict(self, marks: Sequence[bytes]) -> bool:
-        """Return True if adding these marks could evict one of them, or a stored mark that equals
-        one of them."""
+        """Return True if the addition of these marks could evict one of these marks, or an equal
+        stored mark."""
         excess = len(self._order) + len(marks) - self.max_ids
         if excess <= 0:
             return False
         return excess > len(self._order) or not {*islice(self._order, excess)}.isdisjoint(marks)
 
     def add(self, mark: bytes, offset: int, timestamp_ns: int) -> bool:
-        """Add an id. Returns False if the window already contains it; the original then stays
-        unchanged."""
+        """Add an id. Returns False if the window already contains the id; the entry of the original
+        message then stays unchanged."""
         if mark in self._offsets:
             return False
         self._offsets[mark] = offset
@@ -119,7 +120,7 @@ class DedupeWindow:
 
     def add_run(self, marks: Sequence[bytes], offsets: list[int], timestamp_ns: int) -> AddedRun:
         """Add the ids of a run. `offsets` are the offsets of the messages if the run contains no
-        duplicate. Call it only if `may_evict` returns False."""
+        duplicate. Call this method only if `may_evict` returns False."""
         if not marks:
             return AddedRun(marks, [], offsets)
         table = self._offsets
@@ -181,9 +182,8 @@ class DedupeWindow:
     def add_stored(self, found: StoredIds) -> None:
         """Add the ids of stored records, in the order of the log.
 
-        Each id is compared at the time of its record's timestamp, as if the record had just
-        arrived. An id may have been used again after its window; then the later record is the
-        original.
+        Each id is judged as if its record had just arrived, at the time of the record's timestamp.
+        If an id was used again after its window, the later record counts as the original.
         """
         marks, at = self.marks(found.ids), 0
         for stamp, run in groupby(found.stamps_ns):
@@ -209,7 +209,7 @@ class DedupeWindow:
 
     def snapshot(self) -> dict[str, Any]:
         """Return the whole state as JSON values: `key` is the key of the hash, `remembered`
-        contains [timestamp_ns, mark, offset] of each id. Key and marks are in hexadecimal
+        contains an entry [timestamp_ns, mark, offset] for each id. Key and marks are in hexadecimal
         digits."""
         stamps = chain.from_iterable(repeat(stamp, count) for stamp, count in self._stamps)
         offsets = self._offsets
@@ -220,11 +220,10 @@ class DedupeWindow:
     def restore(self, content: Mapping[str, Any]) -> None:
         """Fill an empty window from a snapshot.
 
-        Snapshots of the first versions of liftlog contain the ids themselves, as Latin-1 text in
-        the field `ids`; they are supported. Snapshots of later versions, which hashed short ids as
-        well, contain `marks` and are not supported. An older version does not find its field in a
-        snapshot of this version, and therefore reads the log instead. Raises KeyError, TypeError,
-        ValueError.
+        Snapshots of the first versions of liftlog, with the ids as Latin-1 text in the field `ids`,
+        are supported. Snapshots of later versions, which also hashed short ids and have a field
+        `marks`, are not supported. An older version finds neither field in a snapshot of this
+        version, and reads the log instead. Raises KeyError, TypeError, ValueError.
         """
         if "remembered" in content:
             self._marks = Marks(bytes.fromhex(content["key"]))
@@ -252,7 +251,7 @@ class StoredIds(NamedTuple):
 class StoredHeaders:
     """Collects the header blocks of stored records, to find their message ids.
 
-    One search covers the blocks of many batches, because each call costs as much as searching some
+    One search covers the blocks of many batches, because a call takes as long as a search of some
     dozens of blocks.
     """
 
@@ -264,9 +263,10 @@ class StoredHeaders:
     def add(self, batch: RecordBatch, ahead_ns: int = 0, latest_ns: int | None = None) -> None:
         """Add the header blocks of a batch.
 
-        The timestamps of the batch come from a clock that is `ahead_ns` behind the reference clock.
-        They are limited to `latest_ns`, because no stored record can be from the future. Raises
-        CorruptBatch; in that case no block of the batch is added.
+        `ahead_ns` is added to the timestamps of the batch, because their clock is behind the
+        reference clock by this time. The results are limited to `latest_ns`, because no stored
+        record can be from the future. Raises CorruptBatch; in that case no block of the batch is
+        added.
         """
         blocks = batch.headers()
         if not any(blocks):

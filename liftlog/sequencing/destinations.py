@@ -1,11 +1,11 @@
 """Decides whether the daemon may publish to a subject that a client names.
 
 A publisher chooses the subject of its ack, and a client of JetStream's API chooses the subjects of
-its answers and deliveries. The daemon publishes to these subjects with its own permissions, so they
-must reach only that client. The following subjects are forbidden: JetStream's API ($JS...), the
-system ($SYS...), liftlog's own subjects, and every subject that a stream records (an ack would be
-recorded and acked forever). There is one exception: a stream with `acks: off` may record inboxes,
-perhaps as part of `>`. Other streams still send their acks to these inboxes.
+its answers and deliveries. The daemon publishes to these subjects with its own permissions, so only
+that client may receive the messages. The following subjects are forbidden: JetStream's API
+($JS...), the system ($SYS...), liftlog's own subjects, and every subject that a stream records (an
+ack would be recorded and acked forever). There is one exception: a stream with `acks: off` may
+record inboxes, perhaps as part of `>`. Other streams still send their acks to these inboxes.
 
 The daemon chooses the content of acks and answers. The content of a record was chosen by a
 publisher. So records are sent only to inboxes, and to subjects for which the client has permission.
@@ -33,8 +33,8 @@ _OVER_GATEWAY = re.compile(rb"_GR_\.[^.]*\.[^.]*\.")
 """Prefix that the servers of a super-cluster add to a reply subject, and remove again."""
 
 Destination = NewType("Destination", bytes)
-"""A subject to which the daemon may publish now. Only this module makes one. The decision is valid
-until the next await, because streams and permissions may change."""
+"""A subject to which the daemon may publish now. Only this module makes destinations. A destination
+is valid until the next await, because streams and permissions may change."""
 
 
 class Why(Enum):
@@ -148,15 +148,16 @@ class Destinations:
     # --- whole runs ---
 
     def all_allowed_or_empty(self, subjects: Sequence[bytes]) -> bool:
-        """Call `all_allowed` for the subjects other than b"", which stands for no reply subject."""
+        """Call `all_allowed` for the subjects that are not b"". (b"" stands for a missing reply
+        subject.)"""
         if b"" not in subjects:
             return self.all_allowed(subjects)
         given = list(filter(None, subjects))
         return not given or self.all_allowed(given)
 
     def all_allowed(self, subjects: Sequence[bytes]) -> bool:
-        """Return True only if acks may be sent to every subject. If False, each subject needs a
-        check of its own."""
+        """Return True only if acks may be sent to every subject. If the result is False, the caller
+        must check each subject."""
         if not self._inbox_is_ordinary:
             return False
         if len(subjects) == 1:
@@ -173,7 +174,7 @@ class Destinations:
 
 
 def _by_token(patterns: Iterable[str]) -> Mapping[str, Sequence[str]]:
-    """Group the patterns by their first token, so that a check compares only few of them. A
+    """Group the patterns by their first token, so that a check compares only few patterns. A
     thousand streams may have hundreds of patterns each, and each message may have another reply
     subject."""
     found: dict[str, list[str]] = {}

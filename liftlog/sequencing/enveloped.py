@@ -1,8 +1,9 @@
-"""Applies an envelope to the message that it came in: its fields override the headers.
+"""Applies an envelope to the message that contained it: the fields of the envelope override the
+headers.
 
 Fields that later reads need are written to the stored header block under documented names, so that
 the log contains the message id (for dedupe) and the correlation id. The headers of an envelope
-become headers of the message, and have the same effect as such headers.
+become headers of the message, with the same effect as other headers.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from liftlog.sequencing.liftbridge import open_liftbridge
 from liftlog.sequencing.refusals import RefusalReason
 
 Opened = tuple[Envelope, Echo, RefusalReason | None]
-"""The fields of an opened envelope, the part that its answer repeats, and the reason if the message
-cannot be stored. A plain tuple, because one is built per message."""
+"""The fields of an opened envelope, the fields that the answer repeats, and the reason if the
+message cannot be stored. It is a plain tuple, because one is created for each message."""
 
 
 _ONLY_MESSAGE_ID = build_block([(MESSAGE_ID, b"%b")])
@@ -61,7 +62,7 @@ def reply_of(opened: Envelope, reply: bytes, acks: str) -> bytes:
 
 def own_block(message_id: str | None, correlation_id: str | None) -> bytes:
     """Return the header block to store for an envelope that has one or both of these fields, and no
-    others."""
+    other fields."""
     if not message_id:
         return _ONLY_CORRELATION_ID % (correlation_id or "").encode()
     if not correlation_id:

@@ -2,11 +2,11 @@
 
 Blocks of the same length that differ only in the values of their headers are sliced at the same
 positions. All other blocks are joined, each with a NUL at its end, and one `split` by a regular
-expression returns a row of groups for each. A block that the expression does not match completely
-is *odd*: `control.parse_control` parses it, and its message is judged separately. The expression
-matches blocks with, in any order, at most one `Liftlog-Key` or one on each side of the id, at most
-one `Nats-Msg-Id`, and a few headers without a meaning for the stream. Blocks that `parse_control`
-might refuse, or that contain an expectation, are odd.
+expression returns a row of groups for each block. A block that the expression does not match
+completely is *odd*: `control.parse_control` parses the block, and its message is judged separately.
+A matching block has at most one `Nats-Msg-Id`, at most one `Liftlog-Key` (or one before and one
+after the id), and a few headers without a meaning for the stream, in any order. Blocks that
+`parse_control` might refuse, or that contain an expectation, are odd.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _STRIDE = _GROUPS + 1
 
 class HeaderColumns(NamedTuple):
     """The values of many header blocks. Each column has one entry per block, None for a block
-    without the header; a column is None if no block has it."""
+    without the header. A column is None if no block has the header."""
 
     keys: Sequence[bytes | None] | None
     message_ids: Sequence[bytes | None] | None
@@ -127,7 +127,7 @@ def _alike(blocks: Sequence[bytes]) -> HeaderColumns | None:
 
 def _values(block: bytes, groups: Mapping[int, int]) -> tuple[list[tuple[int, int]], list[int]]:
     """Return the positions of the header values. Also return, for each value, the number of the
-    group that begins at it, or 0 if no group does."""
+    group that begins at it, or 0 if no group begins there."""
     spans, found = [], []
     pos = len(PREAMBLE) + len(_CRLF)
     while (end := block.index(_CRLF, pos)) > pos:

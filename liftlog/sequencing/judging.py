@@ -65,7 +65,7 @@ def has_fast_batch(replies: Sequence[bytes]) -> bool:
 def why_headers_refused(block: bytes, *, enveloped: bool) -> RefusalReason | None:
     """Return the reason to refuse a header block because of its size; None if it is accepted.
     Called before the block is searched. `enveloped` means that the headers of an envelope will be
-    merged with it."""
+    merged with the block."""
     if len(block) > MAX_HEADER_BYTES:
         return HEADERS_TOO_LARGE
     if enveloped and block.count(b"\r\n") > MAX_MERGED_LINES:
@@ -76,8 +76,9 @@ def why_headers_refused(block: bytes, *, enveloped: bool) -> RefusalReason | Non
 def why_subject_refused(
     subjects: SubjectSequences | None, control: Control, subject: bytes
 ) -> RefusalReason | None:
-    """Return the reason to refuse a message that expects another last offset of a subject (its own,
-    or the one that it names). Returns None if the expectation is met."""
+    """Return the reason to refuse a message that expects another last offset of a subject. The
+    subject is that of the message, or one that the message names. Returns None if the expectation
+    is met."""
     if subjects is None:
         return SUBJECT_SEQUENCES_ARE_OFF
     expected, named = control.expected_subject_sequence, control.expected_subject
@@ -93,7 +94,7 @@ def why_subject_refused(
 
 def why_subject_full(subjects: SubjectSequences | None, subject: bytes) -> RefusalReason | None:
     """Return the reason why a stream with at most one record per subject refuses this subject; None
-    if it accepts it."""
+    if the stream accepts the subject."""
     last = None if subjects is None else subjects.last_offset(subject)
     if last is None:
         return LAST_SEQUENCE_UNKNOWN

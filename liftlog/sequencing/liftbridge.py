@@ -81,7 +81,7 @@ def ack_to(
 
 
 def _recorded_by(config: SequencerConfig, subject: str) -> str:
-    """Return the subject pattern of the stream that `subject` matches. Only this pattern is
+    """Return the pattern, among the stream's subjects, that `subject` matches. Only this pattern is
     reported, because a stream of Liftbridge has only one subject."""
     patterns = config.subjects
     if len(patterns) == 1:
@@ -125,9 +125,10 @@ def nack_body(stream: str, refusal: RefusalReason, echo: Echo) -> bytes | None:
     """Return a nack in the format of the publisher's envelope; None if the publisher gets no
     answer.
 
-    Liftbridge sends an Ack with an error in only two cases, and no answer in all others. Its Go
-    client ignores the error, and treats every Ack as "stored". So if a message may be stored later,
-    or by another node, its publisher gets no answer: it times out and sends the message again.
+    Liftbridge sends an Ack with an error in only two cases, and no answer in all other cases. The
+    Go client of Liftbridge ignores the error, and treats every Ack as "stored". So if a message may
+    be stored later, or by another node, its publisher gets no answer. The publisher then times out
+    and sends the message again.
     """
     if isinstance(echo, Ack):
         error = _ERRORS.get(refusal.reason)

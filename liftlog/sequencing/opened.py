@@ -24,7 +24,7 @@ _T = TypeVar("_T")
 
 
 class EnvelopeFields:
-    """The fields of the messages of a run; `open` overrides them with the fields of their
+    """The fields of the messages of a run; `open` overrides them with the fields of the messages'
     envelopes.
 
     `odd` are the rows of envelopes that contain headers to merge, or an expectation.

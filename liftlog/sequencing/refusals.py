@@ -1,8 +1,7 @@
 """The reasons why a message is not stored, with JetStream's error codes.
 
 Source: nats-server's server/errors.json (2.15). Clients react to `err_code`, so a refusal uses the
-code with the closest meaning, even if JetStream supports the requested feature and liftlog does
-not.
+code with the closest meaning, also for a feature that JetStream supports and liftlog does not.
 """
 
 from __future__ import annotations
@@ -29,7 +28,8 @@ class RefusalReason(NamedTuple):
 
 
 MAX_SHOWN_BYTES = 255
-"""Maximum size of a publisher's text that an answer or a log line repeats; longer text is cut."""
+"""Maximum size, in bytes, of a text from a publisher in an answer or a log line; longer text is
+cut."""
 
 TOO_LARGE = RefusalReason("too_large", 400, 10054, "message size exceeds maximum allowed")
 WRONG_STREAM = RefusalReason("wrong_stream", 400, 10060, "expected stream does not match")

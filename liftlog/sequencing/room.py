@@ -1,7 +1,7 @@
 """Checks the limits of a stream that refuses new messages at a limit, instead of deleting old ones.
 
-Messages that are judged and not written yet also count. So each message of a group gets the same
-verdict as if the messages had arrived one by one.
+Messages that are judged but not written yet also count. So each message of a group gets the same
+verdict as if it had arrived alone.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Room:
             self._left_bytes = self._max_bytes - size_bytes - waiting
 
     def why_full(self, next_offset: int, size_bytes: int) -> RefusalReason | None:
-        """Return the reason to refuse the message at `next_offset` because the stream is full, or
-        None. The open group has `size_bytes`, including this message."""
+        """Return the reason to refuse the message at `next_offset` because the stream is full; None
+        if it has room. `size_bytes` is the size of the open group, including this message."""
         if self._max_messages is not None and next_offset >= self._end:
             return FULL_OF_MESSAGES
         if self._max_bytes is not None and size_bytes > self._left_bytes:

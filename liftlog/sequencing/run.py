@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 MESSAGE_OVERHEAD_BYTES = 256
-"""Memory of a message in addition to its payload and headers: subjects, objects, its answer.
-Without it, a flood of empty messages would count as zero bytes."""
+"""Memory, in bytes, of a message in addition to its payload and headers: subjects, objects, its
+answer. Otherwise a flood of empty messages would count as zero bytes."""
 
 
 class MessageRun:
@@ -14,7 +14,8 @@ class MessageRun:
 
     `replies` contains b"" for a message without a reply subject. `headers` is None if no message
     has headers. Otherwise it contains one raw block per message, b"" for a message without headers.
-    If a payload is an envelope, `has_cookie` is true; it may also be true without an envelope.
+    If a payload is an envelope, `has_cookie` is true; it may also be true if no payload is an
+    envelope.
     """
 
     __slots__ = (

@@ -1,8 +1,8 @@
 """The sequencer of one stream: judges, numbers and groups messages; then builds acks or nacks.
 
-It is pure: callers pass runs of messages and the results of commits, and get groups to write and
-bytes to send. It judges messages before earlier ones are on disk, by the speculative state in
-`Tail`.
+The sequencer is pure: callers pass runs of messages and the results of commits, and get groups to
+write and bytes to send. It judges messages before earlier messages are on disk, by the speculative
+state in `Tail`.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class Sequencer(Tail):
         commit_clock: Callable[[], int] | None = None,
     ) -> None:
         """Continue a stream at `next_offset`. `commit_clock` returns the time of a commit (ns since
-        1970), for the acks that contain it; without it these acks contain the time of the newest
-        record."""
+        1970), for the acks that contain this time; without the clock these acks contain the time of
+        the newest record."""
         super().__init__(
             config,
             dedupe,
@@ -78,17 +78,17 @@ class Sequencer(Tail):
             commit_clock=commit_clock,
         )
         self.sibling_streams: Mapping[bytes, Sequence[str]] = {}
-        """Subjects of other streams that get their own copies of messages, by stream name; may
-        include this stream."""
+        """By stream name: the subjects of other streams, which store their own copies of messages.
+        May include this stream."""
         self.columns_from_rows = _COLUMNS_FROM_ROWS
         """Runs with fewer messages are judged one message at a time, with the same result."""
         self.too_few_copies: RefusalReason | None = None
-        """Reason for which messages that request an ack of all copies are refused; None if they are
+        """Reason to refuse messages that request an ack of all copies; None if such messages are
         accepted."""
 
     def configure(self, config: SequencerConfig, window_ns: int, max_ids: int) -> None:
-        """Use these settings from the next message on; earlier verdicts stay. Call it only after
-        the answers of all groups that are out have been built."""
+        """Use these settings from the next message on; earlier verdicts stay. Call this method only
+        after the answers of all groups that are out have been built."""
         self.config = config
         self._word_acks()
         self.dedupe.resize(window_ns, max_ids)
@@ -100,8 +100,8 @@ class Sequencer(Tail):
     ) -> None:
         """Number the messages to store, and build the answers to the others, in their order.
 
-        `now_ns` is the time for timestamps. `steady_clock` (ns) does not step with the wall clock,
-        and gives the age of message ids. Without it, timestamps give their age.
+        `now_ns` is the time for timestamps. `steady_clock` (ns) does not jump with the wall clock,
+        and determines the age of message ids. Without it, timestamps determine the age.
         """
         group, count = self._group_with_room(), len(run.payloads)
         before = group.size_bytes
@@ -129,7 +129,7 @@ class Sequencer(Tail):
         now_ns: int,
     ) -> int:
         """Assign offsets to records that the daemon itself writes, without judging or acking them.
-        Returns the offset after them."""
+        Returns the offset after these records."""
         group = self._group_with_room()
         before, count = group.size_bytes, len(values)
         group.received += count
@@ -380,8 +380,8 @@ class Sequencer(Tail):
         mark: bytes,
         echo: Echo,
     ) -> bool:
-        """Answer the message and return True if it must not be stored. `mark` is the mark of its
-        id.
+        """Answer the message and return True if it must not be stored. `mark` is the mark of the
+        message's id.
 
         Duplicates are detected before preconditions are checked, as in a cluster of nats-server: a
         message that is published again may fail preconditions because its first copy was stored.

@@ -1,11 +1,11 @@
 """Tracks the last offset of each subject, for publishers that send an expected last offset.
 
-It is defined as in JetStream: the offset of the newest existing record of the subject, or 0 if the
-subject has no record. The table is in memory, has a limited size, and is built by a scan of the
-log.
+The last offset is defined as in JetStream: the offset of the newest existing record of the subject,
+or 0 if the subject has no record. The table is in memory, has a limited size, and is built by a
+scan of the log.
 
-If a tombstone deletes its subject, the subject has no record. The tables store that as a negative
-number: minus the offset of the tombstone.
+After a tombstone that deletes its subject, the subject has no record. The tables then store a
+negative number: minus the offset of the tombstone.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def _offset_in(item: tuple[bytes, int]) -> int:
 
 
 PARTIAL = b"$liftlog.below."
-"""Prefix of the keys of tombstones that delete only some records of a subject, but not its last
-one."""
+"""Prefix of the keys of tombstones that delete some records of a subject, but never its last
+record."""
 
 
 def deletes_subject(key: bytes | None, value: bytes | None) -> bool:
@@ -33,7 +33,7 @@ def deletes_subject(key: bytes | None, value: bytes | None) -> bool:
 
 
 class Notes(dict[bytes, int]):
-    """The last offsets of the subjects of one commit group, by mark; they belong to one table."""
+    """By mark: the last offset of each subject in one commit group. Notes belong to one table."""
 
     __slots__ = ("table",)
 
@@ -48,8 +48,8 @@ class SubjectSequences:
     For a subject that the table has dropped, or that no scan has found yet, the result is
     "unknown", and never a wrong offset.
 
-    Judged records are pending until their group is committed, or durable and held; when a group
-    fails, its pending records and those after it are undone.
+    Judged records are pending until their group is committed, or durable and held. When a group
+    fails, its pending records and all later pending records are undone.
     """
 
     def __init__(
@@ -94,9 +94,9 @@ class SubjectSequences:
         return self._unknown_below <= self._start
 
     def expire(self, below: int) -> bool:
-        """Treat records below this offset as deleted from now on, and all others as existing, even
-        if an earlier call expired some of them. Returns True if a scan must find such records
-        again."""
+        """Treat records below this offset as deleted from now on, and all other records as
+        existing, even if an earlier call has expired some of them. Returns True if a scan must find
+        such records again."""
         is_less = below < self.expired_below
         self.expired_below = below
         return is_less and not self.is_complete
@@ -112,7 +112,7 @@ class SubjectSequences:
         return 0 if self._unknown_below <= start else None
 
     def count(self) -> int | None:
-        """Return the number of subjects with an existing committed record; None if it is
+        """Return the number of subjects with an existing committed record; None if the number is
         unknown."""
         if not self.is_complete:
             return None
@@ -161,8 +161,8 @@ class SubjectSequences:
             self.note(notes, subject, offset)
 
     def committed(self, notes: Notes) -> None:
-        """Move the pending records of the oldest uncommitted group to the committed ones. Ignores
-        notes for an earlier table, which this one has replaced."""
+        """Add the pending records of the oldest uncommitted group to the committed records. Ignores
+        notes for an earlier table that this table has replaced."""
         if notes.table is not self:
             return
         table, pending = self._committed, self._pending
@@ -190,7 +190,7 @@ class SubjectSequences:
             self._unknown_below = max(self._unknown_below, self._remove(mark) + 1)
 
     def lost_from(self, offset: int, next_offset: int) -> None:
-        """Remove committed records from `offset` on, which are lost; offsets continue at
+        """Remove the committed records from `offset` on, because they are lost. Offsets continue at
         `next_offset`. A scan has to find the older records."""
         table = self._committed
         while table and abs(next(reversed(table.values()))) >= offset:
@@ -205,8 +205,8 @@ class SubjectSequences:
 
     def adopt(self, scan: SubjectScan) -> bool:
         """Replace the table by a scan of all committed records below `scan.end`, and keep the
-        records that were committed since. Returns False, without a change, if the scan ended too
-        early."""
+        records that were committed after the scan. Returns False, without a change, if the scan
+        ended too early."""
         if scan.end < self.known_from:
             return False
         found, mine = scan.last, self._committed
@@ -251,7 +251,8 @@ class SubjectSequences:
 
 
 class SubjectScan:
-    """The current result of a scan of the log. A thread builds it, and the event loop adopts it."""
+    """The current result of a scan of the log. A thread builds the result, and the event loop
+    adopts it."""
 
     def __init__(self, marks: Marks, max_subjects: int, tombstones_delete: bool) -> None:
         self.tombstones_delete = tombstones_delete

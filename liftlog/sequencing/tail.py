@@ -5,12 +5,12 @@ for the group. Both ways update the same state: offsets, timestamps, ids, last o
 
 A group is judged, then *out* (being written), then committed. Several groups may be out; they are
 committed in order. If a group fails, all messages that were judged after its first message are
-undone, because their answers may depend on the failed group. They may be duplicates of its
-messages, or expect a sequence that includes its offsets. Records that were judged before the group
-stay.
+undone, because their answers may depend on the failed group: such a message may be a duplicate of a
+failed message, or may expect a sequence that includes a failed offset. Records that were judged
+before the group stay.
 
-A group that is durable on this node and waits for other replicas is *held*. No failure undoes it
-any more, and only its answers stay in memory.
+A group that is durable on this node and waits for other replicas is *held*. A failure no longer
+undoes such a group, and only its answers stay in memory.
 """
 
 from __future__ import annotations
@@ -72,9 +72,10 @@ class Tail:
         self.duplicates = 0
         self.acks_suppressed = 0
         self.pending_bytes = 0
-        """Total size, in bytes, of the messages without an answer: judged, out or held."""
+        """Total size, in bytes, of the messages without an answer. They are judged, out or held."""
         self.held_bytes = 0
-        """Total size, in bytes, of the messages whose group is held; little of it is in memory."""
+        """Total size, in bytes, of the messages whose group is held; only a small part of them is
+        in memory."""
         self._ids_seen_ns = 0
         self._commit_clock = commit_clock
         self._open = self._new_group()
@@ -144,7 +145,7 @@ class Tail:
         return self.held_messages + out + self.pending_messages
 
     def _look_for_room(self, run: MessageRun) -> bool:
-        """Return True if the stream has room for a whole run, even if all of its messages are
+        """Return True if the stream has room for a whole run, even if all messages of the run are
         stored."""
         if self.room is None:
             return True
@@ -164,7 +165,7 @@ class Tail:
 
     @property
     def is_holding(self) -> bool:
-        """True if a group is held, so that later groups have to be held too."""
+        """True if a group is held, so that later groups must also be held."""
         return bool(self._held)
 
     def take_group(self) -> CommitGroup | None:
@@ -195,8 +196,8 @@ class Tail:
         group.prepared_answers = answers
 
     def committed(self, group: CommitGroup) -> bytes:
-        """Commit the oldest group that is out. Call it only while no group is held. Returns the
-        NATS commands with all answers that waited for it."""
+        """Commit the oldest group that is out. Call this method only while no group is held.
+        Returns the NATS commands with all answers that waited for it."""
         answers = self._settle(group)
         if group.early_answers:
             answers = b"".join(group.early_answers) + answers
@@ -206,8 +207,8 @@ class Tail:
         return answers
 
     def _settle(self, group: CommitGroup) -> bytes:
-        """Remove the oldest group from those that are out, so that no failure undoes it. Returns
-        its answers, except early ones and timed acks."""
+        """Remove the oldest group from the groups that are out, so that no failure undoes it.
+        Returns its answers, except early ones and timed acks."""
         oldest = self._out.popleft()
         assert oldest is group, "groups are committed in the order in which they were taken"
         if self.subjects is not None and group.subject_notes is not None:
@@ -481,8 +482,8 @@ class Tail:
         *,
         is_early: bool,
     ) -> None:
-        """Refuse a message. `is_early` means that the reason does not depend on records that may
-        fail to commit."""
+        """Refuse a message. `is_early` means that the reason does not depend on uncommitted
+        records."""
         self.refused[refusal.reason] += 1
         if reply:
             body = nack_body(self.config.stream, refusal, echo)

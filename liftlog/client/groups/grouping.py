@@ -41,8 +41,7 @@ logger = logging.getLogger("liftlog.client")
 
 
 class _Storing(NamedTuple):
-    """Offsets that are being stored in the background, and the slots to release when the offsets
-    are stored."""
+    """Offsets that are being stored in the background, and the slots to release afterwards."""
 
     joined: int
     offsets: dict[int, int]
@@ -107,9 +106,8 @@ class GroupReading:
     # --- its requests ---
 
     def _join_request(self, start: int) -> JoinGroup:
-        """Return the request to join. All requests until the first answer have the same token. If
-        an answer was lost, the token in the next request proves that this client owns the
-        membership."""
+        """Return the request to join. All requests until the first answer have the same token: if
+        an answer is lost, the token proves that this client owns the membership."""
         one = self._settings
         token = self._token = self._token or secrets.token_hex(16)
         session_ms = round(one.session * 1000)
@@ -326,8 +324,7 @@ class GroupReading:
             self._state.passed(lane, reader.position)
 
     def _next_record(self) -> Record | None:
-        """Return the next record that has arrived; None if no record has arrived, or if the session
-        has ended."""
+        """Return the next record; None if none has arrived, or if the session has ended."""
         while (lane := self._lane_in_turn()) is not None:
             arrived = self._arrived[lane]
             place = arrived.index
@@ -407,8 +404,8 @@ class GroupReading:
 
     def _join_lanes(self) -> None:
         """Merge lanes that have caught up with the first one into it. The read of the first lane
-        also requests the slots of these lanes, from an offset that these lanes have reached. After
-        that, the reads of these lanes end."""
+        then also requests their slots, from an offset that they have reached, and their own reads
+        end."""
         if len(self._state.lanes) < 2:
             return
         self._join_unread()
@@ -475,9 +472,8 @@ class GroupReading:
         return self._state.uncommitted()
 
     def _begin_storing(self) -> list[Message]:
-        """Return the requests that store the processed offsets and release finished slots. The
-        caller sends the requests one after the other. A slot is finished if the caller processes
-        none of its records."""
+        """Return the requests, to send one after the other, that store the processed offsets and
+        release finished slots. A slot is finished if the caller processes none of its records."""
         offsets = self._begin_commit()
         finished = self._state.finished(offsets)
         messages: list[Message] = []

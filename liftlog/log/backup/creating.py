@@ -1,9 +1,9 @@
 """Makes a backup of a data directory, while the daemon runs.
 
-Sealed segments never change, so they are copied as they are. The acked part of the active segment
-is copied and sealed in the backup. If the daemon deletes or rewrites a segment during the backup,
-the file of the segment is missing, and the backup examines the stream again. `_offsets` is copied
-first, so that no checkpoint in the backup is past the end of its stream in the backup.
+Sealed segments never change, so the backup copies them unchanged. It also copies the acked part of
+the active segment, as a sealed segment. If the daemon deletes or rewrites a segment during the
+backup, the file of the segment is missing, and the backup examines the stream again. `_offsets` is
+copied first, so that no checkpoint in the backup is past the end of its stream in the backup.
 
 The backup's manifest is written last: if the backup is interrupted earlier, the directory does not
 count as a backup.
@@ -38,8 +38,8 @@ logger = logging.getLogger("liftlog.log.backup")
 
 OFFSETS_STREAM = "_offsets"
 _FIRST = ("_deliveries", OFFSETS_STREAM)
-"""Streams that are copied first: the journal of consumers and the checkpoints. So no position in
-them is past the end of its stream."""
+"""Streams that are copied first: the journal of consumers and the checkpoints. Because of this
+order, no position in them is beyond the end of its stream in the backup."""
 _ROUNDS = 20
 _CATCH_UP_ROUNDS = 3
 """Number of rounds of copying before the active segment is copied. Each round copies the segments
@@ -100,7 +100,7 @@ def _names(fs: FileSystem, data_dir: Path) -> list[str]:
 
 @dataclass(slots=True)
 class _StreamCopy:
-    """Copies one stream; used once."""
+    """Copies one stream; each object is used once."""
 
     source: FileSystem
     data_dir: Path
@@ -126,7 +126,8 @@ class _StreamCopy:
         return self.target / STREAMS_NAME / self.name
 
     def run(self) -> BackedUpStream | None:
-        """Copy the stream. Returns None if the stream does not exist or was deleted meanwhile."""
+        """Copy the stream. Returns None if the stream does not exist or was deleted during the
+        copy."""
         for number in range(_ROUNDS):
             found = look(self.source, self.data_dir, self.name, self.boot_id, self.committed)
             if found is None:
@@ -147,7 +148,7 @@ class _StreamCopy:
         raise StreamUnavailable(f"stream {self.name} changes faster than it can be copied")
 
     def _copy_sealed(self, found: Source) -> bool:
-        """Copy the sealed segments that are not copied yet. Returns True if it copied any."""
+        """Copy the sealed segments that are not copied yet. Returns True if it copied a segment."""
         wanted = [one for one in found.sealed if not self._has(one)]
         total = self.done_bytes + sum(entry.size_bytes for entry in wanted)
         for entry in wanted:
@@ -206,8 +207,8 @@ class _StreamCopy:
 
     def _finish(self, found: Source) -> BackedUpStream | None:
         """Seal the acked part of the active segment, and write the stream's manifest. Returns None
-        if the active segment was deleted meanwhile. The caller must then copy the segments that
-        follow it."""
+        if the daemon has deleted the active segment during the backup. The caller must then copy
+        the segments after it."""
         manifest, end = found.manifest, found.end_offset
         active = seal_active(
             self.source, self.from_directory, self.fs, self.directory, found, self.missing
@@ -259,8 +260,8 @@ class _StreamCopy:
         )
 
     def _missing_segments(self, found: Source) -> list[str]:
-        """Return the segments that the manifest lists, that are missing, and that are not fully
-        quarantined."""
+        """Return the segments that the manifest lists but whose files are missing. Leaves out
+        segments that are fully quarantined."""
         return [
             f"the segment {one.file_name} is missing"
             for one in found.sealed

@@ -105,7 +105,7 @@ def read_backup(fs: FileSystem, directory: Path) -> Backup:
 
 
 def _check_names(found: Backup) -> None:
-    """Check the names. They become paths, so a forged manifest could otherwise refer to other
+    """Check the names. The names become paths, so a forged manifest could otherwise write to other
     directories."""
     for stream in found.streams:
         if not is_stream_name(stream.name, may_be_system=True):
@@ -124,9 +124,9 @@ def copy_file(
 ) -> BackedUpFile:
     """Copy the first `size_bytes` bytes of a file; the copy is fdatasynced on return.
 
-    Copies less if the file is shorter, and all of it if `size_bytes` is None. With `holes`,
-    unreadable pages of the source become zeros in the copy and are added to `holes`; without it
-    they raise OSError like any other error.
+    Copies fewer bytes if the file is shorter, and the whole file if `size_bytes` is None. With
+    `holes`, unreadable pages of the source become zeros in the copy and are added to `holes`;
+    without `holes` they raise OSError, like any other error.
     """
     file = source[0].open(source[1], writable=False)
     try:

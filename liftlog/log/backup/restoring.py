@@ -2,20 +2,20 @@
 
 A backup is complete if every file exists and has the listed size and checksum.
 
-Before the restore, a reader may have read past the end of the backup. After it, the same offsets
-get new records, and the reader must not mistake these for the continuation of what it has read. So
-every stream continues in a new leader epoch, which begins at the end of the backup: a fetch with an
-older epoch and a position past that end is answered DIVERGED. The new epoch is the number of
-seconds since 1970, if that is higher than the old epoch. Otherwise epochs rise by one with every
+Before the restore, a reader may have read beyond the end of the backup. After the restore, the same
+offsets get new records, and the reader must not treat these as the continuation of its old records.
+So every stream continues in a new leader epoch, which begins at the end of the backup: a fetch with
+an older epoch and a position beyond this end gets DIVERGED. The new epoch is the number of seconds
+since 1970, if this number is higher than the old epoch. Ordinary epochs only rise by one with each
 unclean start. So neither the original stream nor another restore of the same backup ever reaches
-that number.
+the same epoch.
 
-A restored stream belongs to no cluster, even if it was a replica: all of its records in the backup
-are committed. A cluster adopts it like a stream of a single daemon.
+A restored stream belongs to no cluster, even if it was a replica: all its records in the backup are
+committed. A cluster adopts the restored stream like a stream of a single daemon.
 
-While files are copied, a marker prevents every daemon from opening the directory; removing it is
-the last step. A stream that is added to a data directory is copied under a temporary name next to
-the other streams, and renamed last.
+While files are copied, a marker prevents every daemon from opening the directory; the removal of
+the marker is the last step. A stream that is added to a data directory is copied under a temporary
+name next to the other streams, and renamed last.
 """
 
 from __future__ import annotations
@@ -152,9 +152,9 @@ def add_to_data_dir(
     """Add `streams` of the backup to a data directory whose daemon is stopped.
 
     The caller holds the lock, so that no daemon can start. Durable on return. After an error or a
-    stop, some of the streams may exist, each of them complete; the next start of the daemon, or the
-    next attempt, removes an unfinished one. Raises the errors of `restore_backup`, and
-    InvalidArgument for a stream that exists already.
+    stop, some of the streams may exist, and each of these is complete. The next start of the
+    daemon, or the next attempt, removes an unfinished stream. Raises the errors of
+    `restore_backup`, and InvalidArgument for a stream that exists already.
     """
     files = fs or OsFileSystem()
     source = backup_fs or fs or ReadOnlyFileSystem()
@@ -208,8 +208,8 @@ def _restored(name: str, manifest: Manifest) -> RestoredStream:
 
 
 def check_target(fs: FileSystem, data_dir: Path) -> None:
-    """Raise InvalidArgument unless a backup may be restored into `data_dir`: it is missing, empty,
-    or holds only the files of an unfinished restore."""
+    """Raise InvalidArgument unless a backup may be restored into `data_dir`: it must be missing,
+    empty, or hold only the files of an unfinished restore."""
     if not fs.exists(data_dir):
         return
     there = set(fs.list_directory(data_dir)) - _HARMLESS

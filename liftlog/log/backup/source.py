@@ -2,8 +2,8 @@
 
 The part ends at the acked end at the time of reading. If the daemon runs, or was killed since the
 last boot, the acked-end slot holds the exact value. If the daemon was stopped cleanly, the clean
-marker holds it. Otherwise the end is unknown until a recovery has examined the tail of the log, and
-no backup is possible.
+marker holds the acked end. Otherwise the end is unknown until a recovery has examined the tail of
+the log, and no backup is possible.
 
 For a replica, the end is its high watermark, because records below the offset in its slot may never
 be committed. The high watermark in the files may be half a minute old; `Committed` holds the
@@ -44,9 +44,9 @@ _NOT_ASKED = (
 class Committed:
     """The committed end of a replica at this moment, as reported by its daemon.
 
-    `end` is None if the daemon did not report it. `behind` is the reason why acked records may be
-    missing; empty if no acked record is missing. `is_only` means that no other node has a replica,
-    so all records that this node has acked are committed.
+    `end` is None if the daemon did not report the end. `behind` is the reason why acked records may
+    be missing; empty if no acked record is missing. `is_only` means that no other node has a
+    replica, so all records that this node has acked are committed.
     """
 
     incarnation: str = ""
@@ -87,8 +87,9 @@ def look(
 ) -> Source | None:
     """Examine a stream. `committed` applies to a replica.
 
-    Returns None if the stream does not exist, because its creation did not finish or it was
-    deleted. Raises StreamUnavailable if the end of the log is unknown, CorruptMetadata, OSError.
+    Returns None if the stream does not exist, because its creation did not finish, or because it
+    was deleted. Raises StreamUnavailable if the end of the log is unknown, CorruptMetadata,
+    OSError.
     """
     directory = data_dir / STREAMS_NAME / name
     for _ in range(_TRIES):
@@ -123,8 +124,9 @@ def look(
 
 
 def _up_to(manifest: Manifest, end: int) -> Manifest:
-    """Return the manifest without segments that begin at or past `end`. Its last segment is then
-    handled like an active one, because possibly only a part of it is committed."""
+    """Return the manifest without segments that begin at or past `end`. The caller handles the last
+    segment of the result like an active segment, because possibly only a part of it is
+    committed."""
     segments = manifest.segments
     count = max(bisect_left(segments, end, key=lambda one: one.base_offset), 1)
     return replace(manifest, segments=segments[:count])
@@ -260,7 +262,8 @@ def seal_active(
 
 
 class _Walk:
-    """Walks the batches of `file` below `end`; without a file it finds none. Used once."""
+    """Walks the batches of `file` below `end`; without a file there are no batches. Each object is
+    used once."""
 
     def __init__(
         self,

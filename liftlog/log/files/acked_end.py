@@ -2,10 +2,11 @@
 
 Acks may have been sent for all records below the acked end. Each commit writes the slot with one
 `pwrite`, and the hot path never fsyncs it. The page cache survives a killed process but not a power
-cut, so each entry names the boot id under which it is exact. The file is not mapped into memory: a
-store into a mapped page would end the whole process with SIGBUS if the disk is full or a sector is
-unreadable. With `pwrite` this is an error of one stream. The two entries are written alternately,
-so that an interrupted write of one leaves the other intact.
+cut, so each entry names the boot id under which it is exact. The file is not mapped into memory: if
+the disk is full or a sector is unreadable, a store into a mapped page ends the whole process with
+SIGBUS. `pwrite` returns an error instead, which affects only one stream. The slot has two entries,
+which are written alternately, so that an interrupted write of one entry leaves the other entry
+intact.
 
     0  8  acked_end u64
     8  8  sequence  u64   the entry with the higher sequence is newer
@@ -54,8 +55,8 @@ def current_boot_id() -> str:
 
 
 class AckedEnd(NamedTuple):
-    """The stored end of the acked records. `exact` means that the machine was not rebooted since
-    the last update, so no later ack was sent."""
+    """The stored end of the acked records. `exact` means that the machine has not rebooted since
+    the last update, so the update covers every ack."""
 
     acked_end: int
     exact: bool
@@ -66,8 +67,8 @@ def read_acked_end(
 ) -> AckedEnd | None:
     """Read the slot's entry for that lineage; None if the slot holds nothing usable.
 
-    Changes nothing. Raises OSError if the file exists and cannot be read. The entry is lost only if
-    `is_unreadable` is true for the error.
+    Changes nothing. Raises OSError if the file exists and cannot be read. The error means that the
+    entry is lost only if `is_unreadable` is true for the error.
     """
     return _read(fs, directory / ACKED_END_NAME, crc32c(lineage.encode()), _boot_crc(boot_id))[0]
 
@@ -76,7 +77,7 @@ def known_acked_end(
     fs: FileSystem, directory: Path, lineage: str, *, boot_id: str | None = None
 ) -> AckedEnd | None:
     """Call `read_acked_end`, but also return None if the disk cannot read the bytes. Raises OSError
-    for other errors; then a retry may succeed."""
+    for other errors, after which a retry may succeed."""
     try:
         return read_acked_end(fs, directory, lineage, boot_id=boot_id)
     except OSError as error:
@@ -115,10 +116,10 @@ def _read(
 class AckedEndFile:
     """Writer of one stream's slot. Not thread-safe: the committing thread owns it.
 
-    A failed update raises no error, because its records are already stored and may be acked. After
-    a kill, the next start finds these records by a scan of the log. But if the records are damaged
-    later, the slot does not prove that they were acked. So the slot is `in_doubt` after a failed
-    update, and the log rejects appends until `write_pending` succeeds.
+    A failed update raises no error, because the records of the update are already stored and may be
+    acked. After a kill, the next start finds these records by a scan of the log. But if the records
+    are damaged later, the slot does not show that they were acked. So the slot is `in_doubt` after
+    a failed update, and the log rejects appends until `write_pending` succeeds.
     """
 
     def __init__(
@@ -179,9 +180,9 @@ class AckedEndFile:
     def sync_as_lower_bound(self) -> None:
         """Make the slot durable, marked as only a lower bound of the acked end. Raises OSError.
 
-        Later updates are exact again, but only in the page cache. The cache can be lost without a
-        reboot, for example if a volume is detached by force. Because of the mark, the next start
-        then does not mistake the older value on disk for the exact end.
+        Later updates are exact again, but only in the page cache. The page cache can be lost
+        without a reboot, for example if a volume is detached by force. In this case the next start
+        finds the older value on disk, and the mark shows that this value is not the exact end.
         """
         if self._closed:
             return

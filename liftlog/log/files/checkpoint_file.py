@@ -48,8 +48,8 @@ def write_checkpoint_text(
     """Call `write_checkpoint_file` for content that is already JSON text.
 
     `copy` is a second file in the same directory: it gets the same content, and is renamed before
-    `path` is. Both are complete on disk before either is renamed, and one fsync of the directory
-    makes both names durable.
+    `path` is. Both files are complete on disk before the first rename, and one fsync of the
+    directory makes both names durable.
     """
     raw = checkpoint_bytes(kind, text)
     targets = [path] if copy is None else [copy, path]
@@ -84,8 +84,9 @@ def read_checkpoint_file(fs: FileSystem, path: Path, kind: str) -> dict[str, Any
 def read_dispensable_file(fs: FileSystem, path: Path, kind: str) -> dict[str, Any] | None:
     """Call `read_checkpoint_file` for a file that is only an optimization.
 
-    A damaged file counts as missing. A file of another version counts as missing too, because its
-    first line, which contains the version, has no checksum and may be damaged.
+    A damaged file counts as missing. A file of another version also counts as missing: the first
+    line contains the version but no checksum covers this line, so the version may be wrong because
+    of damage.
 
     Raises OSError only for a transient error, such as a lack of file descriptors.
     """

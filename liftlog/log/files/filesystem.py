@@ -5,9 +5,9 @@ returns only when the bytes and the size are stable; `rename` is atomic; a direc
 after `fsync` of its directory; a failed `fdatasync` may have dropped the dirty pages; un-synced
 writes may reach the disk incompletely and in any order.
 
-A sixth assumption is about reads: only the size of a file gives its end. A short read does not,
-because Linux also returns fewer bytes if it reaches an unreadable sector. `read_whole`
-distinguishes the two cases.
+A sixth assumption is about reads: only the size of a file shows its end. A short read does not show
+the end, because Linux also returns fewer bytes at an unreadable sector. `read_whole` distinguishes
+the two cases.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class File(Protocol):
 
     def fileno(self) -> int: ...
     def pread(self, length: int, position: int) -> bytes:
-        """Read `length` bytes at `position`; returns fewer only at the end of the file, by its
-        size.
+        """Read `length` bytes at `position`; returns fewer bytes only at the end of the file
+        according to its size.
 
         Raises OSError if the disk cannot read one of the bytes; see `liftlog.log.files.unreadable`.
         """
@@ -45,7 +45,7 @@ class File(Protocol):
     def fdatasync(self) -> None: ...
     def truncate(self, size: int) -> None: ...
     def allocate(self, size: int) -> None:
-        """Extend the file to `size` bytes, with zeros for which disk space is reserved."""
+        """Extend the file to `size` bytes with zeros, and reserve disk space for the zeros."""
         ...
 
     def size(self) -> int: ...
@@ -59,12 +59,12 @@ class FileSystem(Protocol):
     def rename(self, source: Path, target: Path) -> None: ...
     def unlink(self, path: Path) -> None: ...
     def exists(self, path: Path) -> bool:
-        """Return True if `path` exists, False only if its directory has no such name. Raises any
-        other error."""
+        """Return True if `path` exists, and False if its directory has no such name. Raises OSError
+        if neither is certain."""
         ...
 
     def modified_ns(self, path: Path) -> int:
-        """Return the wall clock time at which `path` was last changed; 0 if that is unknown."""
+        """Return the wall clock time at which `path` was last changed; 0 if the time is unknown."""
         ...
 
     def list_directory(self, path: Path) -> list[str]: ...
@@ -123,8 +123,8 @@ NOT_A_FILE = errno.EINVAL
 
 
 def private(path: str, flags: int) -> int:
-    """Open a file for the builtin `open`. Files that this creates can be accessed only by their
-    owner."""
+    """Open a file for the builtin `open`. Only the owner can access files that this function
+    creates."""
     return os.open(path, flags | os.O_CLOEXEC, 0o600)
 
 
@@ -178,8 +178,8 @@ class ReadOnlyFileSystem(OsFileSystem):
     """A file system that opens files for reading only, and refuses every change. It is for the
     files of a backup, or of a log that a daemon may be using.
 
-    It opens only regular files. To open a pipe would block until another process opens the other
-    end of the pipe.
+    It opens only regular files, because opening a pipe would block until another process opens the
+    other end.
     """
 
     def open(self, path: Path, *, create: bool = False, writable: bool = True) -> OsFile:
@@ -218,8 +218,8 @@ def is_full(error: OSError) -> bool:
 
 
 class storage_errors:  # noqa: N801  # used as a function
-    """Map OSError to StorageError or DiskFull in a `with` block; used where calls enter the
-    package."""
+    """Map OSError to StorageError or DiskFull in a `with` block; used in the functions that other
+    packages call."""
 
     __slots__ = ("_what",)
 

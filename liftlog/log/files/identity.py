@@ -1,21 +1,21 @@
 """Distinguishes the data directory that a node used at its last start from a copy of it.
 
 A copy that was made while the daemon ran lacks the records that were acked later. A counter in a
-file cannot show this, because the copy contains the same counter. So each start stores, in the
-metadata of the node, a property that `cp`, `rsync` and `tar` cannot copy: the birth time of the
-directory `streams`. The file system sets this time, and no program can change it. Mounts, boots,
-other device numbers, changes of owner and failed starts do not change it either. Device and file
-system numbers can change, so they are not compared.
+file cannot distinguish the two, because the copy contains the same counter. So each start stores,
+in the metadata of the node, a property that `cp`, `rsync` and `tar` cannot copy: the birth time of
+the directory `streams`. The file system sets this time, and no program can change it. Mounts,
+boots, other device numbers, changes of owner and failed starts do not change it either. Device and
+file system numbers can change, so they are not compared.
 
-If the file system does not store birth times, the inode number and the change time of the file
-`lock` are compared. The directory counts as a copy only if both differ, because some systems assign
-new inode numbers at each mount. A snapshot of the whole volume has the same birth time, inode
-number and change time, so it counts as the original.
+If the file system does not store birth times, the start compares the inode number and the change
+time of the file `lock`. The directory counts as a copy only if both differ, because some systems
+assign new inode numbers at each mount. A snapshot of the whole volume has the same birth time,
+inode number and change time, so it counts as the original.
 
 A directory that was closed cleanly has all records that the daemon confirmed since its start, so a
-copy of it is as good as the original. The marker `clean` contains the number of that start, which
-must be the last one in the metadata store. A process that ends before it is registered as the node,
-for example because it was refused, writes no marker.
+copy of this directory is as good as the original. The marker `clean` contains the number of the
+start, and the copy is accepted if the metadata store contains no later start. A process writes no
+marker if it ends before it is registered as the node, for example because the cluster refused it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _BIRTH_TIME_AT = 80
 
 
 class Witness(NamedTuple):
-    """Properties of a data directory that a copy of it does not have."""
+    """Properties of a data directory. A copy of the directory has other properties."""
 
     born_ns: int
     """Birth time of `streams`; 0 if the file system does not store it."""
@@ -84,9 +84,9 @@ class DirectoryIdentity:
     did."""
 
     def is_copy(self, registered: int, last: object) -> bool:
-        """Return True if the directory is a copy that may lack records which the start `registered`
-        confirmed. `last` is the witness, in the metadata of the node, of the directory that this
-        start used."""
+        """Return True if the directory is a copy, and may lack records that the start `registered`
+        confirmed. `last` is the witness of the directory that this start used, from the metadata of
+        the node."""
         if self.closed_start == registered > 0:
             return False
         known = Witness.from_value(last)

@@ -1,14 +1,14 @@
 """Leases protect a range of a stream from retention and compaction for a bounded time. This module
 also stores the other side state of a stream: small state that is copied to its replicas.
 
-A lease holds the range [low, high) of a stream for a reader. While it lasts, the log start does not
-pass `low`. Compaction ignores records from `high` on, so the reader gets the same records as if the
-stream had ended at `high`. Compaction also keeps tombstones from `low` on, because the reader needs
-them to delete keys.
+A lease holds the range [low, high) of a stream for a reader. While the lease lasts, the log start
+does not pass `low`. Compaction ignores records from `high` on, so the reader gets the same records
+as if the stream had ended at `high`. Compaction also keeps tombstones from `low` on, because the
+reader needs them to delete keys.
 
 The reader renews the lease and may raise `low` as it advances. A lease is durable before its holder
-gets it. It ends when it is released, when it expires, or when the disk is full: publishing has
-priority, so retention then removes the protected records if necessary, and the reader gets
+gets it. A lease ends when it is released, when it expires, or when the disk is full. On a full disk
+publishing has priority: retention removes the protected records if necessary, and the reader gets
 OFFSET_OUT_OF_RANGE.
 
 Leases are stored in the checkpoint file `leases` of the stream's directory, which is created with
@@ -51,16 +51,19 @@ MAX_LEASES_PER_PRINCIPAL = 50
 """Maximum number of leases of one principal on a stream, so that other principals can get leases,
 too."""
 EXPORT_LEASES = 10
-"""Part of both limits that is reserved for exports, so that reading jobs do not block them."""
+"""Part of both limits that is reserved for exports, so that the leases of reading jobs cannot
+prevent exports."""
 MAX_HOLDER_CHARACTERS = 200
 MAX_POSSIBLE_LOSSES = 100
-"""Maximum number of recorded possible losses of a stream. Beyond it, the oldest are dropped."""
+"""Maximum number of recorded possible losses of a stream. Above this number, the oldest ones are
+dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
     """One lease. `holder` is a description for people; if the lease has a principal, it begins with
-    the principal and a colon. Times are of the wall clock, because a lease outlives the process."""
+    the principal and a colon. Times are times of the wall clock, because a lease outlives the
+    process."""
 
     lease_id: str
     low: int
@@ -79,16 +82,16 @@ class SideState:
     """The leases of a stream, and the other state that its replicas copy in addition to its
     records.
 
-    `version` is 0 if the state is empty or the stream was never replicated. Every replica that
-    reported in time has all tombstones below `tombstone_bound`.
+    `version` is 0 if the state is empty or the stream was never replicated. Every replica has all
+    tombstones below `tombstone_bound`, except for replicas that have not reported for too long.
     """
 
     version: int = 0
     leases: Mapping[str, Lease] = field(default_factory=dict)
     tombstone_bound: int = 0
     possible_losses: tuple[Mapping[str, Any], ...] = ()
-    """The possible losses, oldest first. Each has `offset` (of the first message after the loss),
-    `time_ns` and `reason`."""
+    """The possible losses, oldest first. Each has `offset` (offset of the first message after the
+    loss), `time_ns` and `reason`."""
 
     def to_dict(self) -> dict[str, Any]:
         content: dict[str, Any] = {"leases": [asdict(lease) for lease in self.leases.values()]}
@@ -168,9 +171,9 @@ class Leases:
     ) -> Lease:
         """Add a lease on [low, high), durable on return. `principal` is its owner, if there is one.
 
-        The caller is the log's current writer, and has checked that `low` is not below the log
-        start and `high` not above the high watermark. So retention cannot move the log start in
-        between. Raises InvalidArgument, LimitExceeded, DiskFull, StorageError.
+        The caller is the log's current writer, so retention cannot move the log start during the
+        call. The caller has checked that `low` is not below the log start, and `high` not above the
+        high watermark. Raises InvalidArgument, LimitExceeded, DiskFull, StorageError.
         """
         _check_duration(duration_ns)
         if low > high:
@@ -206,7 +209,7 @@ class Leases:
 
         Raises LeaseGone if the lease has expired, was released or was voided. Records of its range
         may have been removed since then. A `low` below the current one is ignored. Raises
-        InvalidArgument, DiskFull, StorageError; then the lease is unchanged.
+        InvalidArgument, DiskFull, StorageError; after an error the lease is unchanged.
         """
         _check_duration(duration_ns)
         with self._lock:
@@ -221,7 +224,7 @@ class Leases:
 
     def release(self, lease_id: str, *, now_ns: int) -> None:
         """End the lease; does nothing if the lease has ended already. Raises DiskFull,
-        StorageError; then the lease ends when it expires."""
+        StorageError; after an error the lease ends when it expires."""
         with self._lock:
             leases = self._living(now_ns)
             if leases.pop(lease_id, None) is not None:
@@ -238,8 +241,8 @@ class Leases:
         return self._known is None or bool(self._known.leases)
 
     def void(self, reason: str) -> int:
-        """End all leases now; returns their number. Blocking. This also works on a full disk, but
-        then a power cut may restore the leases until they expire."""
+        """End all leases now; returns their number. Blocking. Also works on a full disk. After
+        that, a power cut may restore the leases, which then last until they expire."""
         with self._lock:
             try:
                 known = self._load()
@@ -264,8 +267,8 @@ class Leases:
             return count
 
     def live(self, now_ns: int | None) -> tuple[Lease, ...]:
-        """Return the leases that have not expired, or all if `now_ns` is None. Raises StorageError
-        if the file was not read (`load`)."""
+        """Return the leases that have not expired, or all leases if `now_ns` is None. Raises
+        StorageError if the file was not read (`load`)."""
         known = self._known
         if known is None:
             raise StorageError(f"the leases of {self._directory.name} were not read")
@@ -273,9 +276,9 @@ class Leases:
         return tuple(lease for lease in leases if now_ns is None or lease.is_live(now_ns))
 
     def low_bound(self, now_ns: int | None) -> int | None:
-        """Return the offset that the log start must not pass and from which tombstones are kept;
-        None if all leases have expired. With None as `now_ns`, the time is unknown and no lease
-        counts as expired."""
+        """Return the lowest `low` of the leases: the log start must not pass this offset, and
+        tombstones from this offset on are kept. None if all leases have expired. If `now_ns` is
+        None, the time is unknown, and no lease counts as expired."""
         return min((lease.low for lease in self.live(now_ns)), default=None)
 
     # --- replicas ---
@@ -296,7 +299,7 @@ class Leases:
     def number(self, first: Callable[[int], int], following: Callable[[int], int]) -> None:
         """Start to number the changes of the side state; the leader of a replicated stream calls
         it. `first` returns the version for the current state, `following` the version for each
-        change. Both get the current version. Raises StorageError."""
+        change. Both functions get the current version. Raises StorageError."""
         with self._lock:
             known = self._load()
             # Leases from before the stream was replicated have no version yet.
@@ -305,8 +308,9 @@ class Leases:
             self._next_version = following
 
     def follow(self) -> None:
-        """Stop numbering; a node that no longer leads the stream calls it. Changes then come from
-        the leader, and the version is the stored one, as after a start. Raises StorageError."""
+        """Stop numbering; a node that no longer leads the stream calls it. From then on changes
+        come from the leader, and the version is the stored version, as after a start. Raises
+        StorageError."""
         with self._lock:
             self._next_version = lambda version: version
             with storage_errors(f"reading the leases of {self._directory.name}"):

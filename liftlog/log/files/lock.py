@@ -2,9 +2,8 @@
 time.
 
 A process locks (flock) both the file `lock` and the directory itself, and writes its name to the
-file. The lock on the directory is still held if somebody deletes the file; without it, a second
-process could create a new file and lock that one. The operating system releases both locks when the
-process ends.
+file. The lock on the directory protects against a deletion of the file: otherwise a second process
+could create and lock a new file. The operating system releases both locks when the process ends.
 """
 
 from __future__ import annotations
@@ -44,9 +43,10 @@ class DataDirLock:
         self._file = -1
         self._directory = -1
         self.found: LockFile | None = None
-        """The file at the end of the last process; None if it cannot be examined."""
+        """Properties of the file `lock` before this process wrote it; None if the file cannot be
+        examined."""
         self.taken: LockFile | None = None
-        """The file while this process has the lock."""
+        """Properties of the file `lock` while this process has the lock."""
 
     def take(self, data_dir: Path, flags: int, hint: str) -> None:
         try:
@@ -107,7 +107,7 @@ def _open_file(data_dir: Path, flags: int) -> int:
 
 
 def take_lock(data_dir: Path, *, hint: str = "") -> DataDirLock:
-    """Lock `data_dir` for this process; works on a full disk, too. Raises DataDirLocked,
+    """Lock `data_dir` for this process; this also works on a full disk. Raises DataDirLocked,
     OSError."""
     lock = DataDirLock()
     lock.take(data_dir, os.O_RDWR | os.O_CREAT, hint)

@@ -1,14 +1,15 @@
-"""The manifest lists the segments of a stream. Writing it commits each roll, retention and swap.
+"""The manifest lists the segments of a stream. Each write of the manifest commits a change: a roll,
+a retention or a swap.
 
 A file in the stream's directory that the manifest does not list is garbage. `metadata` belongs to
 the layer above (the stream's settings, for example); the log stores it without using it.
 
 The manifest exists twice, so that a flipped bit, an unreadable sector or an old file that an
 operator restored by mistake loses no data. `manifest.copy` is renamed into place before `manifest`,
-and `sequence` rises with every change. After a stop between the two renames the two files differ,
-and both are valid: all files that the newer one lists were on disk before either was written, and
-the change was not visible to clients yet. The newer one is used. A manifest without a sequence was
-written by a version that does not write copies.
+and `sequence` rises with every change. After a stop between the two renames, the two files differ,
+and both are valid: all segment files that the newer manifest lists were already on disk, and
+clients could not see the change yet. A start uses the newer manifest. A manifest without a sequence
+comes from a version that does not write copies.
 """
 
 from __future__ import annotations
@@ -32,14 +33,15 @@ KIND = "manifest"
 SEGMENT_SUFFIX = ".log"
 LEAST_RESERVED = 1000
 MOST_RESERVED = 1_000_000
-"""Maximum number of offsets that one write of the manifest reserves. If acks are sent before the
-sync, a slow stream reserves fewer offsets, because after a power cut all reserved offsets may have
-been acked."""
+"""Maximum number of offsets that one write of the manifest reserves. In a mode that sends acks
+before the sync, a slow stream reserves fewer offsets: after a power cut, all reserved offsets count
+as possibly acked."""
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentEntry:
-    """One listed segment. The last one is active; only its base and generation are valid."""
+    """One listed segment. The last segment of a manifest is the active one; only its base and
+    generation are valid."""
 
     base_offset: int
     generation: int = 0
@@ -55,8 +57,8 @@ class SegmentEntry:
         return f"{stem}.{self.generation}.log" if self.generation else f"{stem}.log"
 
     def to_json(self) -> str:
-        """Return the entry as `json` would write it. A manifest may have many thousands of entries,
-        and one call of `json` for all of them would block the event loop."""
+        """Return the entry in the form that `json` would write. One call of `json` for a manifest
+        with many thousands of entries would block the event loop."""
         horizon = self.delete_horizon_ns
         return (
             f'{{"base_offset":{self.base_offset},'
@@ -68,17 +70,19 @@ class SegmentEntry:
 
 
 SKIPPED = "offsets skipped after an unreadable tail that was not acked"
-"""Reason of a range in which no record was acked; its offsets are skipped to be safe."""
+"""Reason of a skipped range: no record in it was acked, but the offsets are not assigned again, to
+be safe."""
 
 NOT_SYNCED = "not yet fsynced: acked before the fsync, and lost when the machine stopped"
-"""Reason of a range that may lack records which were acked before they were durable, with
-`durability: interval` or `os`. The range ends at the last offset that may have been assigned."""
+"""Reason of a range in which acked records may be missing, because with `durability: interval` or
+`os` acks are sent before records are durable. The range ends at the last offset that may have been
+assigned."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuarantinedRange:
-    """A range of lost offsets, [first_offset, next_offset), and the place of their bytes if these
-    exist."""
+    """A range of lost offsets, [first_offset, next_offset), and the place of their bytes if the
+    bytes exist."""
 
     first_offset: int
     next_offset: int
@@ -141,7 +145,8 @@ class Manifest:
         """A generation that no segment file has and that no running rewrite will use.
 
         A rewrite uses the generation after the highest one of its sources, and overwrites any file
-        of that name. A rewrite may still run after a truncation has made its result useless.
+        of that name. After a truncation, such a rewrite may still be running, although its result
+        is no longer usable.
         """
         return max(self.generation, *(one.generation for one in self.segments)) + 2
 

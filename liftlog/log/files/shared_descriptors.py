@@ -1,16 +1,16 @@
 """A file system that limits the number of descriptors of files that are open for writing.
 
 Each stream has two such files, its active segment and its acked-end slot, and most streams are idle
-most of the time. If more files than the limit are open, the least recently used ones are closed,
-and each is opened again at the next call on it. So an idle stream needs no descriptor, and the
-descriptor limit of the process does not limit the number of streams.
+most of the time. If more files than the limit are open, the least recently used files are closed,
+and a closed file is opened again at the next call on it. So an idle stream needs no descriptor, and
+the descriptor limit of the process does not limit the number of streams.
 
 A file keeps its descriptor as long as it has writes that no `fdatasync` has confirmed. Linux
 reports a failed write-back to the next fsync, even on a later descriptor, but only while the inode
-stays in memory, and an open descriptor keeps it there. If too many files have unconfirmed writes,
-one of them is synced and then closed; a failure of that sync is stored and raised at the next
-`fdatasync` of the file's owner. Files whose owner never syncs can be closed at any time: closing a
-descriptor does not drop anything from the page cache.
+stays in memory. An open descriptor keeps the inode in memory. If too many files have unconfirmed
+writes, one of these files is synced and then closed; if that sync fails, the next `fdatasync` of
+the file's owner raises the error. Files that their owner never syncs can be closed at any time:
+closing a descriptor drops nothing from the page cache.
 
 A file that is opened again must have the same device and inode as before.
 """
@@ -30,7 +30,8 @@ from liftlog.log.files.filesystem import Buffer, File, FileSystem
 
 _NONE_LEFT = {errno.EMFILE, errno.ENFILE}
 _AT_ONCE = 8
-"""One eighth of the descriptors is closed at once, so that the search for them is rare."""
+"""Divisor: one eighth of the descriptors is closed at once, so that searches for descriptors to
+close are rare."""
 
 _T = TypeVar("_T")
 
@@ -57,7 +58,7 @@ class SharedFile:
     ) -> None:
         self.path = path
         self.used = 0
-        """The number of the last call on this file; the calls on all files are counted together."""
+        """The number of the last call on this file, from one counter for the calls on all files."""
         self._shared = shared
         self._file: File | None = file
         self._lock = threading.Lock()
@@ -160,7 +161,8 @@ class SharedFile:
         return file
 
     def _sync(self, file: File) -> None:
-        """Sync the file. After a failure its writes stay unconfirmed and its descriptor open."""
+        """Sync the file. After a failure the writes stay unconfirmed, and the descriptor stays
+        open."""
         try:
             file.fdatasync()
         except OSError:
@@ -170,7 +172,8 @@ class SharedFile:
 
 
 def device_and_inode(file: File) -> object:
-    """Return device and inode of a file; they show if another file has taken its name."""
+    """Return device and inode of a file. Other values under the same name mean that another file
+    has taken the name."""
     found = os.fstat(file.fileno())
     return found.st_dev, found.st_ino
 
@@ -187,7 +190,7 @@ class SharedDescriptors:
         identify: Callable[[File], object] = device_and_inode,
     ) -> None:
         """Limit the descriptors of files open for writing to about `limit`. `unsynced` contains the
-        names of files that their owners never sync."""
+        names of files that are never synced."""
         self.identify = identify
         self._inner = inner
         self._limit = limit
@@ -214,7 +217,7 @@ class SharedDescriptors:
         return shared
 
     def reopen(self, path: Path) -> File:
-        """Open again a file whose descriptor was closed."""
+        """Open a file again after its descriptor was closed."""
         return self._taken(lambda: self._inner.open(path))
 
     def _taken(self, call: Callable[[], File]) -> File:
@@ -231,8 +234,8 @@ class SharedDescriptors:
             self._count -= 1
 
     def _with_descriptor(self, call: Callable[[], _T]) -> _T:
-        """Make a call that needs a descriptor. If the process or the system has none left, close
-        some files and retry once. Raises OSError."""
+        """Make a call that needs a descriptor. If the process or the system has no descriptor left,
+        close some files and retry once. Raises OSError."""
         try:
             return call()
         except OSError as error:

@@ -1,10 +1,10 @@
 """Reads files with unreadable pages. Such a page counts as damage, like bit rot.
 
-An unreadable sector makes its whole page unreadable. A scan for good data reads around it: the page
-counts as zeros, which never match the checksum of a batch, and the bytes before and after it are
-read as usual. Callers that must distinguish unknown bytes from zeros (to find the end of the data,
-or to decide if a tail may have been acked) get the ranges of the unreadable bytes, called holes, in
-addition to the bytes.
+An unreadable sector makes its whole page unreadable. A scan for good data reads the bytes before
+and after the page as usual, and replaces the page by zeros, which never match the checksum of a
+batch. Some callers must distinguish unknown bytes from zeros, to find the end of the data, or to
+decide if a tail may have been acked. They also get the ranges of the unreadable bytes, called
+holes.
 
 Errors that are not about a sector (no memory, no descriptor, a stale handle) are not damage and are
 raised. A reader of a dispensable file, such as an index, works without the file while such an error
@@ -25,7 +25,8 @@ _PIECE_BYTES = 4 * 1024 * 1024
 _SECTOR_ERRORS = frozenset(
     {errno.EIO, errno.EBADMSG, errno.EUCLEAN, errno.ENODATA, errno.EILSEQ, errno.EREMOTEIO}
 )
-"""Errors of file systems for a sector or block that is unreadable or fails its checksum."""
+"""Error numbers of file systems for a sector or block that is unreadable or has a wrong
+checksum."""
 
 
 _PASSING_ERRORS = frozenset(
@@ -40,7 +41,7 @@ _PASSING_ERRORS = frozenset(
         errno.ETIMEDOUT,
     }
 )
-"""Errors that mean a transient problem, such as a lack of memory or descriptors."""
+"""Error numbers that mean a transient problem, such as a lack of memory or descriptors."""
 
 
 def is_unreadable(error: OSError) -> bool:
@@ -105,7 +106,7 @@ def read_small_file(fs: FileSystem, path: Path) -> bytes | OSError | None:
 
 
 def add_hole(holes: list[range], start: int, stop: int) -> None:
-    """Add the range [start, stop), which lies after all others or extends the last one."""
+    """Add the range [start, stop) to the holes. The range begins in or after the last hole."""
     if holes and holes[-1].stop >= start:
         holes[-1] = range(holes[-1].start, stop)
     else:
@@ -132,8 +133,8 @@ def words(hole: range) -> str:
 
 
 def content_end(file: File, start: int) -> int:
-    """Return the position, at or after `start`, of the zeros at the end of the file. Raises
-    OSError.
+    """Return the end of the content, at or after `start`: the position from which the file has only
+    zeros. Raises OSError.
 
     Unreadable bytes may hold data, so they do not count as zeros.
     """

@@ -4,14 +4,14 @@ files        the streams of a directory, their small files, the valid part of a 
     verify       reports damage, earlier losses and unfinished tails of a stream
     dump         yields all whole batches and all gaps
 
-These tools only read: a running daemon may append, roll and delete meanwhile. The following tools
-write, and need a log that no daemon uses:
+These tools only read: a running daemon may append, roll and delete at the same time. The following
+tools write, and need a log that no daemon uses:
 
 repair       runs all steps in order; recovery itself handles the active segment
     rebuild      rebuilds manifest and indexes from the segments, as far as these prove them
     filesystems  for repair: one changes files only in memory, the other keeps copies
 
-The daemon never runs these tools by itself. It recovers the end of a log and quarantines damage
-that it finds, but it does not read all records, and it does not touch a stream without a manifest.
-The code that it shares with these tools is in `log/segment/walk.py`.
+The daemon never runs these tools by itself. The daemon recovers the end of a log and quarantines
+damage that it finds. But it does not read all records, and does not change a stream without a
+manifest. The code that the daemon shares with these tools is in `log/segment/walk.py`.
 """

@@ -98,7 +98,7 @@ class StreamFacts:
 
     @property
     def acked_end(self) -> int:
-        """The offset below which everything may have been acked."""
+        """The end of the records that may have been acked, according to these files."""
         return max(self.recovery_point, self.slot.acked_end if self.slot else 0)
 
 
@@ -235,6 +235,6 @@ def existing_part(path: Path) -> Path:
 
 
 def _exists(path: Path) -> bool:
-    """Return True if the path exists; False, too, if it may not be accessed or is not a valid
-    name."""
+    """Return True if the path exists. Returns False if it is missing, may not be accessed, or is
+    not a valid name."""
     return os.path.exists(path)  # noqa: PTH110

@@ -18,8 +18,8 @@ from liftlog.log.files.unreadable import content_end, read_zeroed
 
 
 class Cut(NamedTuple):
-    """A truncation of a file: it removed the bytes [position, end_position) and only zeros after
-    them."""
+    """A truncation of a file. The removed bytes are [position, end_position), followed only by
+    zeros."""
 
     path: Path
     position: int
@@ -88,8 +88,8 @@ class _PretendedFile:
             self._source.close()
 
     def _own(self) -> _Bytes:
-        """Return the content to change, a copy in memory. Refused for a segment: only its size may
-        change."""
+        """Return the copy in memory, which may be changed. Raises an error for a segment, of which
+        only the size may change."""
         if isinstance(self._source, _Bytes):
             return self._source
         if self.path.suffix == SEGMENT_SUFFIX:

@@ -1,10 +1,11 @@
-"""Rebuilds a manifest from the segments, as far as they prove its content, and rebuilds indexes.
+"""Rebuilds a manifest from the segments, as far as the segments prove its content, and rebuilds
+indexes.
 
 Every batch contains its offsets, so the segments of a stream show their order, missing offsets, and
-the files that a rewrite has replaced. They do not show the log start (so records that retention had
-hidden become visible again) or the stream's settings. The incarnation is known only if a checkpoint
-file contains it and the slot or a batch border confirms it. The result lists the information that
-it lacks.
+the files that a rewrite has replaced. The segments do not show the stream's settings. They do not
+show the log start either, so records that retention had hidden become visible again. The
+incarnation is known only if a checkpoint file contains it and the slot or a batch border confirms
+it. The result lists the information that it lacks.
 """
 
 from __future__ import annotations
@@ -172,8 +173,9 @@ def _tiling(chains: Sequence[Chain]) -> list[Chain]:
     """Return the files that make up the log, oldest first.
 
     A rewritten segment replaces the files whose offsets it covers, but only if it is complete,
-    because a crash may have left it half written. In both cases the chosen files hold the newest
-    value of each key, because a rewrite removes only records that newer ones supersede.
+    because a crash may have left it half written. The sources of a complete rewrite are not needed,
+    because a rewrite removes only records that newer records supersede. So the chosen files always
+    hold the newest value of each key.
     """
     chosen: list[Chain] = []
     end = 0
@@ -248,8 +250,9 @@ def _with_identity(
     chosen: Sequence[Chain],
     manifest: Manifest,
 ) -> Manifest | None:
-    """Return the manifest with the incarnation and generation of a state that provably belongs to
-    this stream, not to an older stream of the same name. Returns None if there is no such state."""
+    """Return the manifest with the incarnation and generation of a state that certainly belongs to
+    this stream, and not to an older stream of the same name. Returns None if there is no such
+    state."""
     by_base = {(chain.base_offset, chain.generation): chain for chain in chosen}
     for state in states:
         for generation in range(max(chain.generation for chain in chosen) + 1):

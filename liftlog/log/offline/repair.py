@@ -2,9 +2,9 @@
 
 First the manifest is rebuilt if it cannot be read. Then damaged ranges are quarantined, so that
 readers get an error and compaction skips them, and the quarantine of readable ranges is lifted.
-Last, recovery (the same code as at a start of the daemon) decides about the end of the active
-segment. If a repair crashes at any point, another run completes it: each step is one durable
-change, and the next run skips completed steps.
+Last, recovery handles the end of the active segment, with the same code as at a start of the
+daemon. If a repair crashes at any point, another run completes it: each step is one durable change,
+and the next run skips completed steps.
 """
 
 from __future__ import annotations
@@ -39,15 +39,16 @@ from liftlog.log.segment.tail import ActiveState
 from liftlog.log.segment.walk import judge_all, merged
 
 KEPT_NAME = "repaired"
-"""Directory, in a data directory, with the copies of the bytes that repairs changed."""
+"""Name of the directory, inside a data directory, with copies of the bytes that repairs have
+changed."""
 
 SAY_SETTINGS = "say --subject, and --set for what else was set; the rest gets its defaults"
 
 
 @dataclass(slots=True)
 class Repair:
-    """The repair of one stream. If the manifest is lost, the rebuilt one contains `metadata`;
-    without `metadata` the repair then raises CorruptMetadata."""
+    """The repair of one stream. If the manifest is lost, the rebuilt manifest contains `metadata`;
+    without `metadata` the repair of such a stream raises CorruptMetadata."""
 
     directory: Path
     states: KnownStates = field(default_factory=KnownStates)
@@ -133,15 +134,16 @@ class Repair:
             fs.fsync_directory(self.directory)
 
     def _trusted(self, manifest: Manifest) -> ActiveState | None:
-        """Return the state from which recovery continues without examining earlier batches."""
+        """Return the stored state of the stream at which recovery may begin, without examining
+        earlier batches."""
         known = self.states.of(manifest.incarnation, manifest.segments[-1])
         return max(known, key=lambda state: state.next_offset, default=None)
 
     def _recover(
         self, fs: FileSystem, manifest: Manifest
     ) -> tuple[list[QuarantinedRange], list[str]]:
-        """Open the log as the daemon does; return newly quarantined ranges and the report's
-        events."""
+        """Open the log as the daemon does; return the ranges that this quarantined, and the events
+        in the recovery report."""
         environment = LogEnvironment.create(fs, SystemClock())
         try:
             log, report = open_log(

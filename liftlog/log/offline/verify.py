@@ -1,7 +1,7 @@
 """Verifies a stream's files: reports damage, recorded losses and unfinished tails.
 
-Damage means that readers cannot get acked records. Bytes after the last whole batch that were never
-acked are not damage: a running daemon is writing them, or the next start cuts them off.
+Damage means that readers cannot get acked records. Bytes after the last whole batch are not damage
+if they were never acked: a running daemon is writing them, or the next start cuts them off.
 
 A `Finding` describes both a problem that verify finds and a step of a repair.
 """
@@ -268,7 +268,7 @@ class _Verification:
         return following
 
     def _is_unfinished(self, file: OsFile, item: Missing, data_end: int, epoch: int) -> bool:
-        """Return True if the next start would cut this tail off because it was never acked."""
+        """Return True if the next start would cut off this tail, because it was never acked."""
         facts = self.facts
         if facts.manifest is None or item.size_bytes == 0:
             return False

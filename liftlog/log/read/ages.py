@@ -1,4 +1,4 @@
-"""Computes the ages of the segments of a log by the rules in `compaction.ages`. The rules get
+"""Computes the ages of the segments of a log by the rules in `compaction.ages`. The rules use
 timestamps from the files, and times that this process has recorded."""
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def newest_times_of(
 def listed_times_of(
     environment: LogEnvironment, segments: Sequence[Segment], now_ns: int
 ) -> list[int]:
-    """Return, for each segment, the time since which its file is known to exist unchanged."""
+    """Return, for each segment, a time at which its file already existed with the same content."""
     monotonic_ns = environment.clock.monotonic_ns()
     return [now_ns - _since(segment.listed_since_ns, monotonic_ns) for segment in segments]
 
@@ -46,8 +46,8 @@ def listed_times_of(
 def held_times_of(
     environment: LogEnvironment, segments: Sequence[Segment], now_ns: int
 ) -> list[int]:
-    """Return, for each segment, the time since which this process has had all of its records. Wrong
-    wall clocks of the past do not affect it."""
+    """Return, for each segment, the time at which this process had received all its records. A
+    wrong wall clock in the past does not affect the result."""
     monotonic_ns = environment.clock.monotonic_ns()
     return [now_ns - _since(segment.held_since_ns, monotonic_ns) for segment in segments]
 

@@ -1,7 +1,8 @@
 """Arrival times of the records of a log, by a clock that does not step.
 
 The timestamps of a stream come from the wall clocks of its successive leaders. If one of these
-clocks is wrong by minutes, the ages that are computed from its timestamps are wrong, too.
+clocks is wrong by minutes, the ages that are computed from its timestamps are wrong by the same
+time.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ _MOST = 256
 
 class Arrivals:
     """The differences between the timestamps of one log and the monotonic clock of this process, by
-    offset. They are in memory only. So no difference is recorded between a start and the first
+    offset. The differences are only in memory. So after a start there are none until the first
     append."""
 
     def __init__(self) -> None:
         self._marks: deque[tuple[int, int]] = deque(maxlen=_MOST)
-        """(first offset, monotonic time minus stamp), ascending by offset."""
+        """Pairs (first offset, monotonic time minus timestamp), ascending by offset."""
 
     def note(self, offset: int, stamp_ns: int, monotonic_ns: int) -> None:
         """Note that a record with the timestamp `stamp_ns` has just arrived at `offset`, the log
@@ -52,8 +53,8 @@ class Known:
 
     def ahead_ns(self, offset: int) -> int:
         """Return the difference of the record at `offset`: its timestamp plus this difference is
-        the monotonic time of its arrival. For records before the first recorded difference, this
-        returns the first one."""
+        the monotonic time of its arrival. For records before the first recorded difference, returns
+        the first difference."""
         return self._ahead_ns[max(0, bisect_right(self._offsets, offset) - 1)]
 
     @property

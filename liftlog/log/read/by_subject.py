@@ -2,8 +2,8 @@
 subjects from the index, then their values from the segment.
 
 A run with its values is a record batch with its own checksum. This module reports no damage: if any
-bytes do not match the index, it stops, and then the other ways to read (`partial`, `LogSlice`)
-examine the segment and report the problem.
+bytes do not match the index, it stops. The caller then reads in another way (`partial`,
+`LogSlice`), which reports the problem.
 """
 
 from __future__ import annotations
@@ -32,12 +32,11 @@ from liftlog.records.header import BatchHeader, parse_header
 from liftlog.records.layout import find_layout
 
 _MOST_NEIGHBOURS = 4
-"""Assumed average number of values that one read covers, if neighbouring values are read
-together."""
+"""Assumed average number of values per read, if neighbouring values are read together."""
 
 _MOST_SUBJECTS = 16
-"""Maximum number of subjects in one read. For each subject, up to two runs contain more than the
-wanted records."""
+"""Maximum number of subjects in one read. The limit exists because, for each subject, up to two
+runs also contain records that are not wanted."""
 
 
 class SubjectRuns(NamedTuple):
@@ -123,8 +122,8 @@ def _choose(
 ) -> tuple[NDArray[np.int64], int]:
     """Choose runs with records from `first` on, in the order of their first offsets: about
     `max_bytes` bytes, or more if needed for one run per subject. Returns the numbers of the runs,
-    and the offset, at most `end`, below which they contain all records. Offsets are relative to the
-    base."""
+    and an offset, at most `end`: the runs contain all wanted records below this offset. Offsets are
+    relative to the base."""
     some = [
         number
         for begin, stop in borders
@@ -144,8 +143,8 @@ def _choose(
 
 
 def _are_inside(runs: NDArray[np.void], first: int, end: int) -> bool:
-    """Return True if most offsets of these runs lie in [first, end). Otherwise too many of the
-    bytes read would not be needed."""
+    """Return True if most offsets of these runs lie in [first, end). Otherwise the read would
+    return too many bytes that are not needed."""
     begins, ends = runs["first"].astype(np.int64), runs["last"].astype(np.int64) + 1
     inside = np.minimum(ends, end) - np.maximum(begins, first)
     return bool(2 * inside.sum() >= (ends - begins).sum())

@@ -3,12 +3,11 @@ its records, for limits on the number of records.
 
 A segment may contain large records at one end and small ones at the other, so its size alone is not
 enough. The index of the segment gives the position of each offset. A planner measures all segments
-at once, so only the few index entries that it needs are read from the index file of a sealed
-segment.
+at once. So this module reads only the few necessary entries of the index file of a sealed segment.
 
 If compaction left holes, only the batch headers show the offset of the n-th record. A limit on the
-number of records needs this offset in only one segment: the one in which the log will then start.
-The number of records up to some of the batches is cached, so that the next search reads few
+number of records needs this offset in only one segment: the segment in which the log will start.
+The numbers of records up to some of the batches are cached, so that the next search reads few
 headers.
 """
 
@@ -54,7 +53,8 @@ class Extent(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """The records that a read wants, and the facts about the log that are needed to find them."""
+    """The records that a read wants, and the information about the log that is needed to find these
+    records."""
 
     first_offset: int
     probe: Probe
@@ -76,8 +76,8 @@ def measure(
     """Divide the offsets of `segments` into extents of about `step_bytes`, without gaps.
 
     The extents are larger if otherwise more than MAX_EXTENTS would result. A record is never
-    divided. `active_index` is the index of the active segment; it is not used if that segment is
-    sealed by now. Raises OSError.
+    divided. `active_index` is the index of the active segment; it is not used if this segment has
+    been sealed in the meantime. Raises OSError.
     """
     ends = [readable_end(segment) for segment in segments]
     total = sum(end.position for end in ends)
@@ -184,8 +184,8 @@ def _places(
     index: SparseIndex,
     step: int,
 ) -> list[IndexEntry]:
-    """Return batch boundaries before `end` that are about `step` bytes apart, as far as the index
-    contains such boundaries."""
+    """Return batch boundaries before `end` that are about `step` bytes apart, or farther if the
+    index has no closer ones."""
     wanted = range(step, end.position, step)
     if not wanted:
         return []
@@ -201,8 +201,8 @@ def _places(
 
 
 def _floor(file: File, count: int, base_offset: int, position: int) -> IndexEntry:
-    """Return the last entry at or before `position`. A damaged file does no harm: it only makes
-    extents uneven, and `_cut` drops entries that do not ascend."""
+    """Return the last entry at or before `position`. A damaged index file does no harm: it only
+    makes extents uneven, and `_cut` drops entries that do not ascend."""
     low, high = 0, count
     best = IndexEntry(base_offset, 0)
     while low < high:
@@ -254,8 +254,8 @@ class RecordCounts:
     ) -> int:
         """Return the offset of record `number` (from 0) of `segment`.
 
-        If damage prevents counting, the result is lower, so that retention keeps too much rather
-        than too little. Raises StorageError.
+        If damage prevents an exact count, the result is a lower offset, so that retention never
+        deletes too much. Raises StorageError.
         """
         with self._lock, storage_errors(f"counting records of {segment.path.name}"):
             steps = self._steps.setdefault(segment.path, [_Counted(0, segment.base_offset, 0)])

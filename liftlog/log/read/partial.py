@@ -2,8 +2,8 @@
 values.
 
 The checksums in the sketch (`parts`) verify these parts. If a check fails, the batch may be intact
-and the sketch wrong. So the whole batch is then read, and its own checksums decide if it is
-damaged.
+and the sketch wrong. So the whole batch is then read, and the checksums of the batch decide if it
+is damaged.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from liftlog.records.decode import RecordBatch, decode_batch
 from liftlog.records.format import HEADER_SIZE
 
 _READ_ALONG_BYTES = 16 * 1024
-"""Number of bytes of a cached file that are read and checked in about the time of one more read (4
-us). So a shorter gap between two parts is read together with them. Single values of a batch are
-read only if the batch has more than this number of bytes for each of them."""
+"""Number of bytes of a cached file that can be read and checked in the time of one additional read
+(about 4 us). A gap between two parts that is shorter than this is read, too. Single values of a
+batch are read only if the batch has more than this number of bytes per wanted value."""
 
 
 def read_partially(state: LogState, piece: LogSlice, *, load: bool) -> PartialPiece | None:
@@ -46,7 +46,7 @@ def read_partially(state: LogState, piece: LogSlice, *, load: bool) -> PartialPi
 
 
 class _Part(NamedTuple):
-    """A batch with a head that was read."""
+    """A batch of which only the head was read."""
 
     at: int  # position in the piece
     head_bytes: int
@@ -56,19 +56,19 @@ class _Part(NamedTuple):
 
 
 class PartialPiece:
-    """A slice of which only the heads of the batches were read. The other bytes are zeros until
-    they are read. A batch that is cheaper to read whole is complete from the start."""
+    """A slice. Only the heads of its batches were read; the other bytes are zeros until they are
+    read. A batch that is cheaper to read whole is complete from the start."""
 
     def __init__(self, piece: LogSlice, parts: SegmentParts, first: int, end: int) -> None:
         """Read the heads of the batches. `first` is the number, in the segment, of the slice's
-        first batch, `end` the number after its last one. Raises OSError."""
+        first batch, `end` the number after its last batch. Raises OSError."""
         self.raw = memoryview(bytearray(piece.length))
         self._piece, self._parts = piece, parts
         self._heads: dict[int, _Part] = {}
         self._decoded: dict[int, _Part] = {}  # by base offset
         self.values_read_whole = 0
-        """Bytes of values in batches that were read whole because many of their values were
-        wanted."""
+        """Number of bytes of values that were read with a whole batch, because many values of the
+        batch were wanted."""
         stretches: list[tuple[int, int]] = []
         entries = parts.of(first, end)
         stops = [position - piece.position for position, *_ in entries[1:]] + [piece.length]

@@ -125,8 +125,8 @@ def read_replica(
 
 
 def _gap(ranges: Sequence[QuarantinedRange], offset: int, following: int) -> Gap:
-    """Return the gap [offset, following), or only its first part if its parts have different
-    reasons."""
+    """Return the gap [offset, following), or only the first part if the gap consists of parts with
+    different reasons."""
     known = [bad for bad in ranges if bad.next_offset > offset and bad.first_offset < following]
     known.sort(key=lambda bad: (not bad.is_loss, bad.first_offset))
     for bad in known:
@@ -192,7 +192,7 @@ def read_slice(
     max_bytes: int,
     max_records: int | None,
 ) -> LogSlice | None:
-    """Return the slice that begins with the batch holding `offset`, or with the next one.
+    """Return the slice that begins with the batch that holds `offset`, or with the next batch.
 
     Returns None at the end. Raises CorruptRange if records between `offset` and the slice are lost,
     and OSError.
@@ -265,11 +265,12 @@ def _next_slice(
 
 
 def first_offset_at(view: ReadView, environment: LogEnvironment, timestamp_ns: int) -> int:
-    """Return the first readable offset stamped at or after `timestamp_ns`; the HW if there is none.
+    """Return the first readable offset stamped at or after `timestamp_ns`; the high watermark if
+    there is no such record.
 
-    A timestamp in the future is wrong. If a record has a wrong timestamp, but a later record has a
-    credible one before `timestamp_ns`, both are older than `timestamp_ns`, and the search
-    continues.
+    A timestamp in the future is wrong. If a record with a wrong timestamp is followed by a record
+    with a credible timestamp before `timestamp_ns`, both records are older than `timestamp_ns`, and
+    the search continues.
     """
     latest_ns = environment.clock.now_ns() + TOLERANCE_NS
     start = view.manifest.log_start_offset
@@ -323,7 +324,7 @@ def _start_of_credible(
     view: ReadView, environment: LogEnvironment, offset: int, latest_ns: int
 ) -> int:
     """Return the offset from which to search for a credible timestamp. Also skips each segment
-    whose successor begins with a wrong timestamp. This reads one header per segment."""
+    whose successor begins with a wrong timestamp. Reads one header per segment."""
     segments = view.segments
     at = bisect_right(segments, offset, key=lambda one: one.base_offset) - 1
     while at + 1 < len(segments) and first_stamp_ns(environment, segments[at + 1]) > latest_ns:

@@ -1,5 +1,5 @@
-"""Finds the slice of one segment that answers a fetch: consecutive whole batches, whose bodies are
-not read to find them. `reading.py` reads across segments."""
+"""Finds the slice of one segment that answers a fetch: consecutive whole batches. The search does
+not read the bodies of batches. `reading.py` reads across segments."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class LogSlice:
     """Consecutive whole batches in one file. The holder must release it after the bytes are sent.
 
     `record_count` is an upper bound. `first_offset` is the first offset of the first batch, which
-    may be below the requested one; `next_offset` is the offset at which the next read continues.
+    may be below the requested offset; `next_offset` is the offset at which the next read continues.
     """
 
     __slots__ = (
@@ -58,8 +58,8 @@ class LogSlice:
         self.next_offset = next_offset
         self.record_count = next_offset - first_offset
         self.on_damage: Callable[[int, int], object] | None = None
-        """A callback that receives the offsets of a slice, first and next, if the disk cannot read
-        all of it."""
+        """A callback for a slice that the disk cannot read completely. It receives the first and
+        the next offset of the slice."""
 
     @property
     def fd(self) -> int:
@@ -89,8 +89,8 @@ class LogSlice:
     def pread(self) -> bytes:
         """Return the bytes of the slice, without checking them, for readers in the same process.
 
-        Unreadable pages are zeros in the result, and are quarantined before it returns. Raises
-        OSError; StorageError and DiskFull if the quarantine failed.
+        Unreadable pages are zeros in the result, and are quarantined before the call returns.
+        Raises OSError. Raises StorageError or DiskFull if the quarantine failed.
         """
         assert self._pooled is not None, "the slice was released"
         raw, holes = read_around(self._pooled.file, self.length, self.position)
@@ -141,10 +141,10 @@ def slice_segment(
     max_records: int | None,
     with_empty: bool = False,
 ) -> LogSlice | None:
-    """Return the slice that begins with the batch holding `offset`, or with the next one.
+    """Return the slice that begins with the batch that holds `offset`, or with the next batch.
 
     Skips batches without records at the start, unless `with_empty`. `end` is the limit for readers.
-    A slice ends at the beginning of a leader epoch, so all of its batches have one epoch. This
+    A slice ends where a new leader epoch begins, so all its batches have the same epoch. This
     function compares only the first batch with the epochs of the manifest. The receiver compares
     the batches with each other. Returns None if the segment has no readable batch left. Raises
     CorruptRange at damage that is not recorded yet.
@@ -253,8 +253,8 @@ def _find_end(
     """Return the batch boundary where the answer ends.
 
     Index entries lie on batch boundaries, so the last entry within the limits is a valid end, and
-    no header has to be read. Only if the index has no such entry, the batches are walked one by
-    one.
+    no header has to be read. Only if the index has no such entry, the function walks the batches
+    one by one.
     """
     if stop_position >= end.position and (stop_offset is None or end.offset <= stop_offset):
         return end

@@ -1,9 +1,9 @@
 """Reads a few records of a piece of a sealed segment: the heads of all its batches at once, and
-only the wanted values. The checksums in the sketch (`parts`) verify both.
+only the wanted values. The checksums in the sketch (`parts`) verify heads and values.
 
-This module reports no damage. If a batch must be read whole, a checksum is wrong or a page is
-unreadable, it stops, and then the other ways to read (`partial`, `LogSlice`) examine the piece and
-report the problem.
+This module reports no damage. It stops if a batch must be read whole, a checksum is wrong or a page
+is unreadable. The caller then reads in another way (`partial`, `LogSlice`), which reports the
+problem.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from liftlog.records.format import (
 from liftlog.records.header import BatchHeader, parse_header
 
 SPARSE_VALUE_BYTES = 4096
-"""Minimum number of bytes of values in a piece, per wanted value, for a sparse read. This number of
-bytes is read and checked in about the time of one more read."""
+"""Minimum number of bytes of values in a piece, per wanted value, for a sparse read. Reading and
+checking this number of bytes takes about as long as one additional read."""
 
 _MAGIC = int.from_bytes(MAGIC, "little")
 _UNUSUAL = 0xFFFF & ~KNOWN_ATTRIBUTES | CODEC_MASK | ESCAPED_SUBJECTS

@@ -45,7 +45,7 @@ class RecoveryReport:
     cut_bytes: int = 0
     events: list[str] = field(default_factory=list)
     incomplete: str = ""
-    """The value of `Manifest.incomplete`, which only a replicated log has."""
+    """The value of `Manifest.incomplete`, which exists only in a replicated log."""
 
 
 class Inventory:
@@ -83,9 +83,9 @@ class Inventory:
     def write_missing_copy(self, found: FoundManifest) -> None:
         """Write the manifest again if its two files differ; then remove unlisted files.
 
-        Both files are valid (see `manifest.py`), so writing the newer one to both loses nothing. If
-        the write fails (a full disk), no file is removed: the next start may find only the older
-        manifest, which may list files that the newer one does not list.
+        Both files are valid (see `manifest.py`), so nothing is lost when the newer manifest is
+        written to both. If the write fails (a full disk), no file is removed: the next start may
+        find only the older manifest, which may list files that the newer manifest no longer lists.
         """
         for problem in found.problems:
             self._note(f"{problem}; the other copy is used")
@@ -134,9 +134,9 @@ class Inventory:
         restored an old one.
 
         A crash leaves no such files. The manifest lists a segment before the segment gets its first
-        bytes, so an unlisted segment after the active one is empty, unless it is from before a
-        truncation and has an older generation. And all files that a manifest lists were on disk
-        before it was written, so none of them is missing.
+        bytes. So an unlisted segment after the active segment is empty, unless it comes from before
+        a truncation and has an older generation. Also, all files that a manifest lists were on disk
+        before the manifest was written, so a crash makes no listed file disappear.
         """
         *sealed, active = self.manifest.segments
         for name in unlisted:
@@ -171,7 +171,7 @@ class Inventory:
             file.close()
 
     def _confirmed_is_missing(self, reason: str) -> None:
-        """Record that durable records may be missing. Called before a change that would hide the
+        """Note that durable records may be missing. Called before a change that would hide the
         loss."""
 
     def _keep_aside(self, name: str) -> None:
@@ -186,8 +186,8 @@ class Inventory:
         )
 
     def _copy_aside(self, file: File, position: int, size: int) -> tuple[int, str]:
-        """Copy the bytes from `position` on to a new file, before they are dropped. Returns their
-        number, and a text that names the copy."""
+        """Copy the bytes from `position` on to a new file, before they are dropped. Returns the
+        number of bytes, and a text that names the copy."""
         length = max(min(size, file.size()) - position, 0)
         kept = min(length, _MAX_TAIL_BYTES)
         name = f"{file.path.name}.{position}{BROKEN_SUFFIX}"
@@ -208,8 +208,8 @@ class Inventory:
         return length, f"{'it is' if kept == length else f'{kept} of them are'} kept in {name}"
 
     def _remove_old_tails(self, names: list[str]) -> None:
-        """Remove copies of tails, except the newest ones whose offsets retention has not removed
-        yet."""
+        """Remove copies of tails, except for the newest copies with offsets that retention has not
+        removed yet."""
         first = self.manifest.segments[0].base_offset
         # Other files with this suffix, such as `manifest.broken`, come from an operator.
         tails = [match for name in names if (match := _TAIL_NAME.fullmatch(name)) is not None]
@@ -219,8 +219,8 @@ class Inventory:
                 self._remove(name)
 
     def _remove(self, name: str) -> None:
-        """Remove a leftover file. If that fails, for example because it is a directory, it only
-        takes space, and the next start retries."""
+        """Remove a leftover file. If the removal fails, for example because the file is a
+        directory, the file only takes space, and the next start retries."""
         try:
             self.fs.unlink(self.directory / name)
         except OSError as error:

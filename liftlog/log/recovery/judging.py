@@ -1,8 +1,9 @@
 """Decides about the active segment of a log without replicas, after an unclean stop.
 
-The decision has four parts: the end of the valid bytes, the damaged ranges that may have been acked
-and are kept, the bytes that are cut, and the offset at which the log continues. F1 to F4 are the
-facts at the top of `opening.py`; its explanation of interrupted openings applies here, too.
+The decision has four parts: the end of the valid bytes, the damaged ranges to keep because they may
+have been acked, the bytes to cut, and the offset at which the log continues. F1 to F4 are the facts
+at the top of `opening.py`. The explanation of interrupted openings there also applies to this
+module.
 """
 
 from __future__ import annotations
@@ -68,10 +69,10 @@ class TailJudge(Inventory):
     def _proven_offset(self, state: ActiveState) -> int:
         """Return the offset below which everything was certainly fsynced.
 
-        Records above it may never get fsynced: a failed fdatasync leaves their pages in the cache,
-        marked clean. Reads return such pages, another fdatasync skips them, and the next power cut
-        loses them. A reboot drops these pages from the cache, so the case is only possible if the
-        machine was not rebooted since.
+        Records above this offset may never get fsynced: a failed fdatasync leaves their pages in
+        the cache, marked clean. Reads return such pages, another fdatasync skips them, and the next
+        power cut loses them. A reboot drops these pages from the cache, so the case is only
+        possible if the machine has not rebooted.
         """
         slot = self._slot_state()
         if slot is None or not slot.exact:
@@ -84,7 +85,7 @@ class TailJudge(Inventory):
 
     def _known_damage(self, path: Path, damage: Damage) -> QuarantinedRange | None:
         """Return the range that an earlier start or a reader recorded for this damage, or None.
-        With it, a second recovery changes nothing."""
+        With this range, a second recovery makes the same decision."""
         for bad in self._quarantined_in(path):
             if (bad.position, bad.first_offset) == (damage.position, damage.offset) or (
                 bad.position <= damage.position < bad.end_position
@@ -101,8 +102,8 @@ class TailJudge(Inventory):
         size: int,
         known: QuarantinedRange | None,
     ) -> tuple[ActiveState | None, int]:
-        """Handle one damaged place. Returns the state from which the scan continues, or None if the
-        scan is complete; and the log end."""
+        """Handle one damaged place. Returns two values: the state from which the scan continues, or
+        None if the scan is complete, and the log end."""
         if known is not None and known.is_cut_tail:
             # An earlier start decided about this tail, wrote the verdict into the manifest and
             # stopped before it began a new segment. The verdict stays valid. It cannot be derived
@@ -123,7 +124,7 @@ class TailJudge(Inventory):
         return self._keep_damage(file, good, damage, verdict, resync, size, known)
 
     def _give_up_tail(self, file: File, damage: Damage, verdict: Verdict, size: int) -> int:
-        """Cut a tail that `judge_tail` has proved was never acked; returns the log end."""
+        """Cut a tail that was never acked, as `judge_tail` has proved; return the log end."""
         self._keep_tail(file, damage, size)
         if verdict.log_end_offset > damage.offset:
             # A power cut: the slot shows no ack for the tail, but the slot may be outdated, so no
@@ -161,8 +162,8 @@ class TailJudge(Inventory):
         size: int,
         known: QuarantinedRange | None,
     ) -> tuple[ActiveState | None, int]:
-        """Keep damaged bytes that were, or may have been, acked, and quarantine their offsets.
-        Changes no byte, because the bytes may become readable or be repaired later."""
+        """Keep damaged bytes that may have been acked, and quarantine their offsets. Changes no
+        byte, because the bytes may become readable or be repaired later."""
         if known is None:
             end_position = resync.position if resync else max(size, damage.position)
             self._note(f"offsets {damage.offset}..{verdict.quarantine_end - 1} are damaged")
@@ -188,7 +189,7 @@ class TailJudge(Inventory):
         return resumed, resync.offset
 
     def _keep_tail(self, file: File, damage: Damage, size: int) -> None:
-        """Copy the bad tail to a file of its own, before it is cut off."""
+        """Copy the bad tail to a separate file, before it is cut off."""
         length, where = self._copy_aside(file, damage.position, size)
         self.report.cut_bytes += length
         self._note(
@@ -197,15 +198,15 @@ class TailJudge(Inventory):
         )
 
     def _may_be_unsynced(self, offset: int) -> bool:
-        """True if the missing records at `offset` may have been acked before their fsync."""
+        """Return True if the missing records at `offset` may have been acked before an fsync."""
         slot = self._slot_state()
         exact = slot is not None and slot.exact
         return self.manifest.acks_before_sync and not exact and offset >= self.durable_end
 
     def _slot_state(self) -> AckedEnd | None:
-        """Read the slot, once. An unreadable slot is reported once, and treated as after a power
-        cut. Other errors raise OSError, because the slot may be evidence that a later start can
-        read."""
+        """Read the slot, once. An unreadable slot is reported once, and then treated like a slot
+        after a power cut. Other errors are raised as OSError, because a later start may be able to
+        read the slot."""
         if not self._slot_was_read:
             self._slot_was_read = True
             try:
@@ -226,9 +227,9 @@ class TailJudge(Inventory):
     def _behind_lost_end(self, path: Path, state: ActiveState, log_end: int) -> int:
         """Return the offset at which the log continues, past lost records that may have been acked.
 
-        An acked offset is never assigned again. If the machine was not rebooted since the acks, the
-        acked end is known exactly; otherwise the log continues after every offset that was ever
-        assigned.
+        An acked offset is never assigned again. If the machine has not rebooted since the acks, the
+        acked end is known exactly. Otherwise the log continues after every offset that may have
+        been assigned.
         """
         # An earlier start may have decided about the tail and stopped before it was done, and the
         # tail may be cut by now. The range that it wrote to the manifest still shows where the log

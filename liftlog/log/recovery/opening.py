@@ -1,7 +1,7 @@
-"""Opens a log: trusts its files after a clean stop, recovers them after an unclean one.
+"""Opens a log: trusts its files after a clean stop, and recovers them after an unclean stop.
 
 The comments here and in `judging.py` prove, branch by branch, that an opening loses no acked
-record, assigns no acked offset again, and keeps no refused record. They rest on four facts about
+record, assigns no acked offset again, and keeps no refused record. The proofs use four facts about
 the writers:
 
 F1. Everything that a manifest lists was on disk before the manifest was written: sealed segments
@@ -14,9 +14,9 @@ F4. The clean marker is removed, durably, before anything in the directory is ch
 
 An opening may be interrupted at any point and then runs again. It changes files in this order:
 first the tail of the active segment (copied, cut, or written again as it is), then the manifest, in
-one write, then the slot and a new segment. So a start after an interruption either finds the
-manifest unchanged, and decides about the same damage by the same evidence, or it finds the verdict
-in the manifest.
+one write, then the slot and a new segment. So after an interruption, the next start either finds
+the old manifest, and judges the same damage by the same evidence, or finds the verdict in the
+manifest.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def open_log(
 
 
 class _Opening(TailJudge):
-    """The state of one opening; used once."""
+    """The state of one opening; each object is used once."""
 
     def __init__(
         self,
@@ -144,8 +144,8 @@ class _Opening(TailJudge):
     # --- pieces ---
 
     def _confirmed_is_missing(self, reason: str) -> None:
-        """Record the loss. A log without replicas needs only the lost ranges. A replica stores the
-        reason, durably, until it has reported it to the other replicas."""
+        """Record the loss. A log without replicas needs only the lost ranges. A replica also stores
+        the reason durably, until it has reported the loss to the other replicas."""
         if not self.config.replicated:
             return
         if not self.manifest.incomplete:
@@ -156,9 +156,9 @@ class _Opening(TailJudge):
     def _note_lost_file(self, path: Path, entry: SegmentEntry) -> None:
         """Record that the file of the active segment is missing, with any acked records in it.
 
-        By F1 no stop of the daemon causes that; something else removed the file. It is recorded
-        before an empty file takes its place: after a stop, the log would otherwise look as if its
-        active segment had been empty.
+        By F1 no stop of the daemon causes this loss; something else removed the file. The loss is
+        recorded before an empty file replaces the missing one. Otherwise, after a stop, the active
+        segment would look as if it had always been empty.
         """
         empty = ActiveState.empty(self.manifest.incarnation, entry.base_offset, entry.generation)
         known = len(self.quarantined)
@@ -227,8 +227,8 @@ class _Opening(TailJudge):
         """Scan the active segment of a replica, and drop everything from the first damage on.
 
         Batches of an earlier failed sync may follow the log end in the file, if the disk was not
-        able to store a new segment. If a leader epoch has begun at that end since, `scan` finds by
-        the epochs of the manifest that these batches do not belong to the log."""
+        able to store a new segment. If a leader epoch has later begun at that end, `scan` detects
+        by the epochs in the manifest that these batches do not belong to the log."""
         state, damage = scan(file, state, size, on_batch, epochs=self.manifest.epochs)
         reason = what_is_missing(
             state.next_offset,
@@ -254,9 +254,9 @@ class _Opening(TailJudge):
     def _write_again(self, file: File, start: int, end: int) -> None:
         """Make the pages dirty again, so that the next fdatasync writes them.
 
-        Skips unreadable pages: they were read from the disk, so they need no write, and zeros would
-        destroy their content for good. Each byte is written to its own place, so a stop in between
-        changes nothing.
+        Skips unreadable pages: zeros would destroy their content for good, and they need no write,
+        because the failed read shows that they are not in the cache. Each byte is written to its
+        own place, so a stop in between does no harm.
         """
         for position in range(start, end, _WRITE_BYTES):
             raw, holes = read_around(file, min(_WRITE_BYTES, end - position), position)

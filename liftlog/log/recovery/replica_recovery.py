@@ -1,20 +1,21 @@
 """Recovery of a log that is one of several replicas.
 
 A log without replicas keeps all records that may have been acked, and skips offsets that may be in
-use. A replica does neither, because other replicas have the records that its disk cannot read:
-recovery cuts its active segment at the first damage, and the replica fetches the rest again. It
-never assigns an offset or an epoch itself.
+use. A replica does neither, because other replicas have the records that its disk cannot read.
+Recovery cuts the active segment of the replica at the first damage, and the replica fetches the
+rest again. A replica never assigns an offset or an epoch itself.
 
-But a replica that lost records on which the others rely must report this to them. A replica has
-confirmed at most the records that its slot, its recovery points and its manifest show (R13 of the
-protocol: append, fdatasync, slot, and only then the confirmation). If its log ends before one of
-these, it is `incomplete`: until it has caught up, it does not lead, and commits do not count it. A
-killed process or a power cut does not make a replica incomplete: all bytes for which an fdatasync
-returned are on disk, and the slot on disk may be behind them, but never ahead.
+But a replica that has lost confirmed records must report this to the other replicas, because they
+rely on these records. A replica has confirmed at most the records that its slot, its recovery
+points and its manifest show (R13 of the protocol: append, fdatasync, slot, and only then the
+confirmation). If the log ends before one of these ends, the replica is `incomplete`: until it has
+caught up, it does not lead, and does not count for commits. A killed process or a power cut does
+not make a replica incomplete: all bytes for which an fdatasync returned are on disk, and the slot
+on disk may be behind these bytes, but never ahead.
 
-The reason is written to the manifest before the damaged bytes are changed. Otherwise, if this start
-were interrupted, the next one would find a file with a valid end. The reason stays in the manifest
-until the other replicas were informed (`LogStructure.note_complete`).
+The reason is written to the manifest before the damaged bytes are changed. Otherwise, after an
+interruption of this start, the next start would find a file with a valid end. The reason stays in
+the manifest until the other replicas were informed (`LogStructure.note_complete`).
 
 Lost records of a damaged sealed segment are quarantined, as in a log without replicas. Sealed
 segments may be compacted, so they are repaired from another replica (`mend`) and never cut.
@@ -37,8 +38,8 @@ from liftlog.log.segment.segment import Segment, walk_batches
 def what_is_missing(
     end: int, *, slot: AckedEnd | None, durable_end: int, high_watermark: int
 ) -> str:
-    """Describe the confirmed records that a replica with the log end `end` lacks; empty if it lacks
-    none.
+    """Describe the confirmed records that a replica with the log end `end` lacks; empty if no
+    confirmed record is missing.
 
     `slot` is None if the slot has no entry for this log, for example after a power cut.
     `durable_end` comes from the recovery point and the clean marker.
@@ -57,7 +58,7 @@ def ends_from(
     active: ActiveSegment,
     offset: int,
 ) -> list[LogEnd]:
-    """Return the batch ends of a log, from the last one at or below `offset` to the log end.
+    """Return the batch ends of a log, from the last end at or below `offset` to the log end.
 
     Reads the headers after `offset`. Raises OSError.
     """

@@ -11,7 +11,7 @@
     segments   reads sealed segments, every checksum verified; writes new ones
 
 These functions block, use the injectable file system and take no lock: they are made for a worker
-process that reads sealed files and writes new ones. Only the code that applies a result uses the
+process that reads sealed files and writes new files. Only the code that applies a result uses the
 `Log`.
 """
 

@@ -67,8 +67,8 @@ class BatchMerger:
     ) -> None:
         """Add the remaining records, at least one, of the offset range of `header`.
 
-        Records of one batch stay together. With `divisible` they come from several batches, and may
-        be divided.
+        Records of one batch stay together. With `divisible` the records come from several batches,
+        and may be divided.
         """
         if self._first is not None and not self._is_near(header):
             self.flush()
@@ -134,7 +134,8 @@ class BatchMerger:
         )
 
     def _divide(self, columns: Columns, header: BatchHeader) -> None:
-        """Fill one batch after the other, each up to the first record that does not fit."""
+        """Fill one batch after the other. Each batch ends before the first record that does not
+        fit."""
         count, sizes, offsets = len(columns), columns.sizes(), columns.offsets
         first = 0
         while first < count:
@@ -156,7 +157,8 @@ class BatchMerger:
             first = end
 
     def _fitting_stamps(self, timestamps_ns: Offsets) -> int:
-        """Return how many of these records fit into the pending batch, or into a new one."""
+        """Return how many of these records fit into the pending batch; if there is none, into a new
+        batch."""
         if not len(timestamps_ns):
             return 0
         waiting = self._stamps if self._parts else (int(timestamps_ns[0]),) * 2

@@ -2,15 +2,15 @@
 
 A pass reads segments twice. First it reads the dirty part, to map each key to its newest offset.
 Then it reads the sources, group by group (see compaction/planning.py), and writes the records that
-stay. It creates a file only after it has found the first record to drop, so a segment whose records
-all stay is not rewritten.
+stay. It creates a file only after it has found the first record to drop, so it does not rewrite a
+segment if all records stay.
 
-When the memory for keys is used up, the dirty part ends at the offset reached. The pass is then a
-complete pass over a shorter dirty part, and the next pass continues from its end, with the same
-result.
+When the memory for keys is used up, the dirty part ends at the offset reached. The pass then
+compacts only this shorter part, and the next pass continues from its end. Both together have the
+same result as one pass.
 
-A source is always read to its end before its records are used, so a damaged source is not mistaken
-for a short one.
+A source is always read to its end before its records are used, so a damaged source does not count
+as a short source.
 """
 
 from __future__ import annotations
@@ -196,7 +196,8 @@ class _Pass:
         self._bytes_out += sum(entry.size_bytes for entry in entries)
 
     def _copy_group(self, group: range, tally: _Tally, merger: BatchMerger) -> bool:
-        """Pass the remaining records to `merger`. If all stay, passes nothing and returns False."""
+        """Pass the remaining records to `merger`. If all records stay, pass nothing and return
+        False."""
         writing = len(group) > 1
         for number in group:
             with blaming(self._job.sources[number]):
@@ -221,7 +222,7 @@ class _Pass:
         return writing
 
     def _copy_start(self, source: SegmentEntry, end_offset: int, merger: BatchMerger) -> None:
-        """Pass the batches before `end_offset` to `merger`; all of their records stay."""
+        """Pass the batches before `end_offset` to `merger`. All records of these batches stay."""
         if end_offset > source.base_offset:
             for window in self._windows(source):
                 if window[0].header.base_offset >= end_offset:
@@ -230,8 +231,8 @@ class _Pass:
                     self._hand_over(chunk, None, merger)
 
     def _judge(self, chunks: list[Chunk], number: int, tally: _Tally) -> list[Flags | None]:
-        """Return flags of the records that stay, for each chunk; None for a chunk whose records all
-        stay, because they have no keys."""
+        """Return, for each chunk, a flag for each record: True if the record stays. None for a
+        chunk without keys, of which all records stay."""
         source, drop = self._job.sources[number], self._plan.drop_tombstones[number]
         tally.records += sum([chunk.record_count for chunk in chunks])
         keeps: list[Flags | None] = [None] * len(chunks)
@@ -258,8 +259,8 @@ class _Pass:
         return keeps
 
     def _newest(self, keys: KeyColumn, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return for each record an offset to compare with its own: the newest offset of its key,
-        or another one that gives the same result.
+        """Return for each record an offset to compare with its own offset: the newest offset of its
+        key, or another offset with which the comparison has the same result.
 
         For a record in the mapped part, a mark already shows if a newer record of its key exists,
         so the key is not looked up again. The result is then the record's own offset, or the next
@@ -311,8 +312,9 @@ class _Meter:
 
 
 def _without_gaps(job: CompactJob) -> Iterator[range]:
-    """Yield the groups, divided where offsets are missing between two sources. Missing offsets were
-    lost; in a new segment that covers them they would look like removed records."""
+    """Yield the groups, divided where offsets are missing between two sources. Records at missing
+    offsets were lost. If a new segment covered these offsets, they would look like offsets of
+    removed records."""
     for first, end in job.plan.groups:
         start = first
         for i in range(first + 1, end):
@@ -344,7 +346,7 @@ def offset_column(parts: Sequence[KeyedRecords]) -> NDArray[np.int64]:
 
 
 def tombstones(parts: Sequence[KeyedRecords], keys: KeyColumn) -> Flags:
-    """Return flags of the records that are tombstones: records with a key and without a value."""
+    """Return a flag for each record: True for tombstones, which have a key and no value."""
     if all(part.has_value is None for part in parts):
         return np.zeros(len(keys.valid), np.bool_)
     has_value = [
@@ -355,7 +357,7 @@ def tombstones(parts: Sequence[KeyedRecords], keys: KeyColumn) -> Flags:
 
 class OffsetMarks:
     """One bit for each offset in [first_offset, end_offset). Later offsets are ignored, and earlier
-    ones are not allowed."""
+    offsets are not allowed."""
 
     def __init__(self, first_offset: int, end_offset: int) -> None:
         self.first_offset = first_offset

@@ -3,10 +3,10 @@ that apply a result to the log.
 
 Jobs read sealed segments and write new files next to them; they change no existing file. `epochs`
 are the epochs of the manifest; they help to detect misplaced batches. `incarnation` is the
-incarnation of the log, which the indexes of its segments contain. A job without it accepts the
-indexes of any log, and the daemon later rebuilds the indexes that it writes. The daemon either
-applies the result with `LogStructure.replace_segments`, in an order that makes a crash between two
-steps safe, or discards the new files.
+incarnation of the log, which the indexes of its segments contain. A job without an incarnation
+accepts the indexes of any log, and the daemon later rebuilds the indexes that this job writes. The
+daemon either applies the result with `LogStructure.replace_segments`, in an order that makes a
+crash between two steps safe, or discards the new files.
 
 `to_dict` and `from_dict` convert all values to and from a form that JSON can represent.
 """
@@ -39,7 +39,7 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 class _CrossesProcesses:
-    """A dataclass that is converted to plain values in one process and back in another."""
+    """A dataclass that one process converts to plain values, and another process back."""
 
     __slots__ = ()
 
@@ -70,7 +70,7 @@ removes its files."""
 
 Throttle = Callable[[int], None]
 """A callback that the job calls with the number of bytes to be read or just written. It sleeps to
-limit the rate, and may raise."""
+limit the rate, and may raise an exception, which ends the job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class CompactJob(_CrossesProcesses):
     """A job that keeps only the newest record of each key of one stream.
 
     `plan` is the result of `compaction.plan_compaction`; `sources` are the segments that take part:
-    consecutive and sealed, oldest first, beginning with the oldest that the manifest lists.
+    consecutive and sealed, oldest first, from the oldest segment in the manifest on.
     """
 
     directory: str
@@ -118,7 +118,7 @@ class RebatchJob(_CrossesProcesses):
 
 @dataclass(frozen=True, slots=True)
 class ScrubJob(_CrossesProcesses):
-    """A job that verifies one sealed segment; `quarantined` is its damage that is already
+    """A job that verifies one sealed segment; `quarantined` are its damaged ranges that are already
     recorded."""
 
     directory: str
@@ -161,8 +161,8 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class MendJob(_CrossesProcesses):
-    """A job that writes one sealed segment again, with its damaged parts replaced by the data of
-    another replica. This data is in the `pieces` of the file `patch`, which is next to the
+    """A job that writes one sealed segment again, in which data of another replica replaces the
+    damaged parts. This data is in the `pieces` of the file `patch` in the directory of the
     segment."""
 
     directory: str
@@ -193,12 +193,12 @@ class Swap:
 class CompactResult(_CrossesProcesses):
     """Result of a CompactJob.
 
-    `apply_compaction` applies `swaps` in order, `tombstones_removed_below` with the first of them,
-    and `cleaned_below` and `horizons` with or after the last.
+    `apply_compaction` applies `swaps` in order: `tombstones_removed_below` together with the first
+    swap, and `cleaned_below` and `horizons` with or after the last swap.
 
-    `horizons` maps the file name of each segment that is not rewritten to its delete_horizon_ns,
-    None if it has no tombstone left. `complete` is false if the memory was used up before
-    `dirty_end`. Then another pass, from `cleaned_below` on, does the rest. `records_in` and
+    `horizons` maps the file name of each segment that is not rewritten to its delete_horizon_ns;
+    None if the segment has no tombstone left. `complete` is false if the memory was used up before
+    `dirty_end`. In this case another pass continues from `cleaned_below`. `records_in` and
     `bytes_in` count the examined segments before the pass, `records_out` and `bytes_out` after it.
     """
 
@@ -254,9 +254,9 @@ class ScrubResult(_CrossesProcesses):
     """Result of a ScrubJob.
 
     `damaged` are new ranges for `LogStructure.quarantine`. `lifted` are recorded ranges that are
-    readable now, at least in part, and `still` are their damaged parts (`readable_again`).
-    `index_damaged` means that the index file is missing, belongs to another segment or contradicts
-    this one; it can be rebuilt.
+    now readable, at least in part, and `still` are the damaged parts of these ranges
+    (`readable_again`). `index_damaged` means that the index file is missing, belongs to another
+    segment or contradicts the segment; the daemon can rebuild it.
     """
 
     file: str
@@ -269,8 +269,8 @@ class ScrubResult(_CrossesProcesses):
 
 
 def _next_generation(sources: Sequence[SegmentEntry]) -> int:
-    """Return a generation that no file of these offsets ever had, because each rewrite raises
-    it."""
+    """Return the generation after the highest one of these segments. No file for these offsets ever
+    had this generation, because each rewrite raises it."""
     return max(source.generation for source in sources) + 1
 
 
@@ -279,7 +279,7 @@ def path_of(directory: str | Path, entry: SegmentEntry) -> Path:
 
 
 def no_progress(progress: Progress) -> None:
-    """Ignore the progress. This is the default of callers that do not show it."""
+    """Ignore the progress. The default for callers that do not show progress."""
 
 
 def no_throttle(size_bytes: int) -> None:
@@ -291,8 +291,8 @@ def apply_compaction(log: Log, result: CompactResult, lineage: str | None = None
 
     Swaps the oldest segments first, so that the older records of a key are removed before its
     tombstone. The manifest records the removal of tombstones with the first swap, and the compacted
-    range only with the last one. So after a crash between two swaps the next pass does the rest. If
-    a swap is rejected, the caller discards the files of the swaps that were not made.
+    range only with the last one. So after a crash between two swaps the next pass completes the
+    work. If a swap is rejected, the caller discards the files of the swaps that were not made.
     """
     freed = 0
     removed_below = result.tombstones_removed_below or None
@@ -328,8 +328,8 @@ def apply_mending(log: Log, result: MendResult, lineage: str | None = None) -> i
 def leftover_files(fs: FileSystem, job: CompactJob | RebatchJob | MendJob) -> list[str]:
     """Return the names of segment files that a killed job has written but not reported.
 
-    The names are for `LogStructure.discard_files`. Call this after the job ended, and only while
-    the manifest still lists its sources.
+    The names are for `LogStructure.discard_files`. Call this function after the job has ended, and
+    only while the manifest still lists the sources of the job.
     """
     sources = job.sources if isinstance(job, CompactJob) else (job.source,)
     first, end = sources[0].base_offset, sources[-1].next_offset
@@ -344,8 +344,8 @@ def leftover_files(fs: FileSystem, job: CompactJob | RebatchJob | MendJob) -> li
 def remove_files(fs: FileSystem, directory: Path, names: Sequence[str]) -> None:
     """Unlink segment files and the files that belong to them; ignores errors.
 
-    Only for files that no manifest ever listed. The next opening of the log removes files that this
-    leaves.
+    Only for files that no manifest ever listed. The next opening of the log removes files that
+    cannot be removed now.
     """
     for name in names:
         for path in files_of(directory / name):

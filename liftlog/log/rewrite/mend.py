@@ -2,9 +2,9 @@
 
 The batches of the other replica are in a *patch*, a file next to the segment. For each damaged
 range, in the order of offsets, the patch contains every batch that holds a record of the range. The
-other replica may have joined or compacted its batches, so these may begin and end outside of the
-range. They are cut to the range, and offsets without a record get empty batches. The good parts of
-the segment are copied unchanged.
+other replica may have joined or compacted its batches, so a batch may begin or end outside of the
+range. Such batches are cut to the range, and empty batches cover offsets without a record. The good
+parts of the segment are copied unchanged.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def _good_batches(job: MendJob, fs: FileSystem, file: File) -> Iterator[Found]:
 
 
 class _Patch:
-    """The pieces of the patch; each is written when the writer reaches its offsets."""
+    """The pieces of the patch. Each piece is written when the writer reaches its offsets."""
 
     def __init__(self, job: MendJob, file: File, writer: SegmentWriter) -> None:
         self._job = job
@@ -153,8 +153,8 @@ class _Patch:
         self._file.close()
 
     def write_up_to(self, offset: int) -> None:
-        """Write pieces until the writer is at `offset` or past it. Raises PatchDamaged, and
-        CorruptBatch if there is no piece for missing offsets."""
+        """Write pieces until the writer has reached `offset`. Raises PatchDamaged, and CorruptBatch
+        if there is no piece for missing offsets."""
         writer, end = self._writer, self._job.source.next_offset
         while (first := writer.next_offset) < offset:
             piece = next(

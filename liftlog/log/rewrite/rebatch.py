@@ -1,7 +1,7 @@
 """Joins the small batches of a sealed segment.
 
-Publishers that wait for each ack produce batches of one record. For each such batch, every reader
-has to process a header, a checksum and a dozen small steps.
+Publishers that wait for each ack produce batches of one record. The fixed work for such a batch (a
+header, a checksum and a dozen small steps) costs every reader time.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ def needs_rebatch(
     """Return True if the average batch of a sealed segment, uncompressed, is small.
 
     Estimates the average from the number of index entries. Each batch of more than 4 KiB has its
-    own entry; smaller batches share entries that are less than 8 KiB apart. A few headers show the
-    effect of compression. Returns False for a segment of at most one batch, or without a readable
-    index. Raises OSError.
+    own entry; smaller batches share entries that are less than 8 KiB apart. Reads a few headers to
+    estimate the effect of compression. Returns False for a segment of at most one batch, or without
+    a readable index. Raises OSError.
     """
     try:
         with closing(fs.open(index_path(directory / entry.file_name), writable=False)) as file:

@@ -1,5 +1,5 @@
-"""Verifies a sealed segment, to find damage before a reader needs the records. Also checks its
-quarantined ranges, which may be readable by now.
+"""Verifies a sealed segment, to find damage before a reader needs the records. Also checks whether
+quarantined ranges of the segment have become readable.
 
 Unreadable bytes (a bad sector) count as damage; the good batches around them are still found.
 """
@@ -100,8 +100,8 @@ class _Seen:
             yield item
 
     def _is_right(self, index: SparseIndex, found: Found, end: int) -> bool:
-        """Return True if no index entry points into the middle of this batch, or to its start with
-        a wrong offset."""
+        """Return True if no index entry contradicts this batch: no entry points into its middle, or
+        to its start with a wrong offset."""
         last = index.floor_position(end - 1)
         return last.position < found.position or last == IndexEntry(
             found.batch.header.base_offset, found.position

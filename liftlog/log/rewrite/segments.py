@@ -1,7 +1,7 @@
 """Reads sealed segments for a rewrite, and writes the new segments. Verifies every checksum.
 
-Only the manifest gives the end of a source segment: an error, a short read or a batch that does not
-continue the segment is damage, never its end.
+Only the manifest gives the end of a source segment. An error, a short read, or a batch that does
+not continue the segment is damage, and never the end of the segment.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ job's bytes."""
 
 
 class SourceDamaged(LiftlogError):
-    """The source segment `file_name` cannot be read to its end; it must be scrubbed."""
+    """Raised if the source segment `file_name` cannot be read to its end. The daemon must scrub
+    it."""
 
     name = "SOURCE_DAMAGED"
 
@@ -63,8 +64,8 @@ def read_windows(
 ) -> Iterator[list[RecordBatch]]:
     """Yield all batches of a sealed segment, about 1 MiB at a time.
 
-    Each batch is verified, and together they cover the segment's offsets without a gap. The views
-    of a batch stay valid while they are held. Raises SourceDamaged and OSError.
+    Each batch is verified, and the batches cover the segment's offsets without a gap. The views of
+    a batch stay valid as long as a reference to them exists. Raises SourceDamaged and OSError.
     """
     file = fs.open(path_of(directory, entry), writable=False)
     try:
@@ -120,9 +121,9 @@ def _read(file: File, length: int, position: int) -> bytes:
 class SegmentWriter:
     """Writes batches that cover the offsets from `base_offset` on, without a gap, into new files.
 
-    Usually writes one file; begins another one if positions would become too large for an index.
-    `finish` makes the files durable; files without it are garbage. The caller fsyncs the directory.
-    Methods raise OSError.
+    Usually writes one file; begins another file if positions would become too large for an index.
+    `finish` makes the files durable. If it is not called, the files are garbage. The caller fsyncs
+    the directory. Methods raise OSError.
     """
 
     def __init__(
@@ -177,8 +178,8 @@ class SegmentWriter:
     def extend(self, header: BatchHeader) -> bool:
         """Extend the last batch over the offsets of a batch that has no record left.
 
-        Returns False if there is no last batch, if it belongs to another leader epoch, or if it
-        would become too long.
+        Returns False if there is no last batch, if it belongs to another leader epoch, or if the
+        extended batch would be too long.
         """
         before = self._last
         if (

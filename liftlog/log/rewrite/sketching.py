@@ -1,4 +1,5 @@
-"""Makes the sketch and the subject index of a sealed segment, for reads of a few of its records."""
+"""Makes the sketch and the subject index of a sealed segment, for reads of a few records of the
+segment."""
 
 from __future__ import annotations
 
@@ -33,8 +34,8 @@ def make_sketch(
     """Write the sketch of `job.source` if it is missing, and also the subject index if the job
     includes it.
 
-    Writes no file for a segment with a gap or damage, because readers must find the problem. Raises
-    OSError, and UnsupportedFormat for data of a newer liftlog.
+    Writes no file for a segment with a gap or damage, because readers of the segment must detect
+    the problem. Raises OSError, and UnsupportedFormat for data of a newer liftlog.
     """
     entry = job.source
     path = path_of(job.directory, entry)

@@ -51,7 +51,8 @@ Name = tuple[bytes, bool]
 
 
 class _Subject:
-    """The runs of one subject in a chapter: number of records and CRC-32C of the values of each."""
+    """The runs of one subject in a chapter: for each run, the number of records and the CRC-32C of
+    the values."""
 
     __slots__ = ("bytes", "check", "count", "runs")
 
@@ -60,8 +61,8 @@ class _Subject:
         self.count = self.check = self.bytes = 0  # of the current run
 
     def expect(self, count: int, size: int) -> bool:
-        """Note that the next `count` records come from one batch. Returns True if they begin a
-        run."""
+        """Note that the next `count` records come from one batch. Returns True if these records
+        begin a new run."""
         if self.bytes + size > RUN_BYTES or self.count + count > MAX_BATCH_RECORDS:
             self.finish_run()
         is_first = not self.count
@@ -208,8 +209,8 @@ def _copied(column: BinaryColumn | None) -> BinaryColumn | None:
 
 
 def _put_values(batch: bytearray, size: int, check: int) -> None:
-    """Set the checksums of `batch` to the checksums of the same batch with its values. `batch` has
-    `size` zeros instead of the values, and `check` is the CRC-32C of the values."""
+    """Set the checksums of `batch`, which has `size` zeros in place of its values, to the checksums
+    of the batch with the values. `check` is the CRC-32C of the values."""
     # The checksum of two joined parts is the XOR of three checksums: of the first part followed by
     # zeros, of the zeros, and of the second part.
     zeros = bytes(padded(size))

@@ -1,5 +1,6 @@
 """The files that are derived from a sealed segment and may be missing: its sketch and its subject
-index. They are not fsynced; if a crash leaves one incomplete, its checksums show that.
+index. The files are not fsynced. If a crash leaves a file incomplete, readers detect this by its
+checksums.
 
 Each file begins with its kind and version, and with fields that identify its segment:
 
@@ -37,8 +38,8 @@ _HEAD = struct.Struct("<4sI4xIQQ")
 _AT_ONCE = 512  # buffers per system call; the limit is 1,024
 _COMPARED_BYTES = 48  # the head with the checksums, which differs between two files
 _USELESS = 1000
-"""Number of files that the cache keeps marked as unusable. It tries to read other unusable files
-again."""
+"""Maximum number of files that the cache marks as unusable. It reads other unusable files again at
+each request."""
 
 Kind = tuple[bytes, int]
 """The first bytes of a file, and its version."""
@@ -58,7 +59,8 @@ def files_of(log_path: Path) -> tuple[Path, Path, Path, Path]:
 
 
 def is_named(raw: bytes, kind: Kind, segment: SegmentEntry, lineage: str) -> bool:
-    """Return True if a file that begins with `raw` was made from this state of the segment."""
+    """Return True if `raw`, the first bytes of a file, shows that the file was made from this state
+    of the segment."""
     if len(raw) < _HEAD.size:
         return False
     found = _HEAD.unpack_from(raw)
@@ -77,7 +79,7 @@ def history_check(segment: SegmentEntry, lineage: str) -> int:
 def names_segment(
     fs: FileSystem, path: Path, kind: Kind, segment: SegmentEntry, lineage: str
 ) -> bool:
-    """Return True if the file at `path` exists, can be read, and identifies this segment."""
+    """Return True if the file at `path` exists, can be read, and belongs to this segment."""
     with suppress(OSError), closing(fs.open(path, writable=False)) as file:
         return is_named(file.pread(_HEAD.size, 0), kind, segment, lineage)
     return False
@@ -124,7 +126,7 @@ class DerivedFiles(Generic[D]):
         read: Callable[[FileSystem, Path, SegmentEntry, str], D | None],
     ) -> None:
         """Make an empty cache. `path_of` maps a segment's path to the path of the derived file.
-        `read` gets the path of the segment, and reads that file."""
+        `read` gets the path of the segment, and reads its derived file."""
         self._fs = fs
         self._path_of, self._read = path_of, read
         self._lock = threading.Lock()

@@ -18,9 +18,9 @@ The file ends with a footer of 40 bytes, which identifies the segment:
    36  4  CRC-32C of the 36 bytes before
 
 An index is only an optimization. Readers ignore an index that is damaged, belongs to another
-segment or points to wrong places, and rebuild it from the batch headers. They also rebuild an index
-with the footer of version 1 ("LLIX"), which does not identify its segment. The index file of an
-active segment is as old as the last checkpoint.
+segment or points to wrong places, and rebuild it from the batch headers. Readers also rebuild an
+index with the footer of version 1 ("LLIX"), which does not identify its segment. The index file of
+an active segment is as old as the last checkpoint.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ class Indexed(Protocol):
 
 
 class SparseIndex:
-    """The index in memory: three parallel arrays. One thread may append while others search."""
+    """The index in memory: three parallel arrays. One thread may append while other threads
+    search."""
 
     __slots__ = ("_positions", "_relative", "_stamps", "base_offset")
 
@@ -86,7 +87,7 @@ class SparseIndex:
 
     def maybe_add(self, offset: int, position: int, max_timestamp_ns: int) -> None:
         """Add an entry for the batch at `position`, unless the last entry is less than 4 KiB before
-        it.
+        that position.
 
         `max_timestamp_ns` is the largest timestamp in the segment up to the end of this batch.
         """
@@ -157,7 +158,7 @@ class SparseIndex:
     def from_bytes(cls, raw: bytes, segment: Indexed, incarnation: str) -> SparseIndex | None:
         """Parse an index file. Returns None if the footer is damaged, if it names another segment
         or covers fewer bytes than `segment` has, or if the entries do not ascend. Without
-        `incarnation`, accepts any."""
+        `incarnation`, accepts any incarnation."""
         count = _count(raw[-_FOOTER.size :], segment, incarnation)
         body = raw[: -_FOOTER.size]
         if count is None or len(body) != count * _ENTRY_SIZE:
@@ -179,8 +180,8 @@ class SparseIndex:
         return index
 
     def is_refuted_by(self, file: File) -> bool:
-        """Return True if most of a few sampled entries do not point to a batch of their offset, so
-        that the index is wrong. (Damage of the segment would affect only a few of them.) Raises
+        """Return True if most of a few sampled entries do not point to a batch with the offset of
+        the entry. Then the index is wrong: damage of the segment would affect fewer entries. Raises
         OSError."""
         count = len(self._relative)
         numbers = {i * (count - 1) // (_SAMPLES - 1) for i in range(_SAMPLES)} if count else set()
@@ -212,8 +213,8 @@ def _count(footer: bytes, segment: Indexed, incarnation: str) -> int | None:
 
 
 def count_entries(file: File, segment: Indexed, incarnation: str) -> int:
-    """Return the number of entries of an index file; 0 if it names another segment. The entries
-    are not checked. Raises OSError."""
+    """Return the number of entries of an index file; 0 if the file names another segment. The
+    entries are not checked. Raises OSError."""
     end = file.size() - _FOOTER.size
     count = None
     if end >= 0:
@@ -250,7 +251,7 @@ def write_index(
 def keep_index(
     fs: FileSystem, log_path: Path, index: SparseIndex, segment: Indexed, incarnation: str
 ) -> None:
-    """Call `write_index`, and ignore its errors except a full disk. Readers rebuild a missing or
+    """Call `write_index`, and ignore all errors except a full disk. Readers rebuild a missing or
     incomplete index when they need it. Raises OSError only if the disk is full."""
     try:
         write_index(fs, log_path, index, segment, incarnation)

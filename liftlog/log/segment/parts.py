@@ -1,9 +1,9 @@
-"""Checksums of the parts of a batch: of its head, which are all bytes before its values, and of
+"""Checksums of the parts of a batch: one for its head (all bytes before its values), and one for
 each value.
 
-The body of a batch has only one checksum, so a reader of a few columns or values would have to read
-the whole body to verify them. The sketch of a sealed segment stores additional checksums, in an
-entry for each batch:
+The body of a batch has only one checksum, so to verify a few columns or values, a reader would have
+to read the whole body. The sketch of a sealed segment stores additional checksums, in an entry for
+each batch:
 
      0  4  position of the batch in the segment   u32
      4  4  bytes of the head, with the header     u32
@@ -40,7 +40,8 @@ LEAST_VALUE_BYTES = 64
 than a sixteenth of the values' size."""
 
 LEAST_BATCH_BYTES = 4096
-"""Least average size of the batches of a segment: limits the entries to 1/256 of its size."""
+"""Minimum average size of the batches of a segment with entries, in bytes. It limits the size of
+the entries to 1/256 of the segment."""
 
 NO_CHECKS = 0xFFFF_FFFF
 

@@ -1,10 +1,10 @@
 """Finds the place where good batches continue after damage.
 
 A value of a record may contain the bytes of whole foreign batches, perhaps on purpose, so a batch
-that looks good may be inside a value. Two facts prove that it is not. If the header of the damaged
-batch is readable, its length gives the start of the next batch. Otherwise a chain of headers, each
-of which continues the one before, must lead to a known border (an index entry, the end of the
-data). A chain inside a value breaks where the value ends.
+that looks good may be inside a value. There are two proofs that a batch is not inside a value. If
+the header of the damaged batch is readable, its length gives the start of the next batch. Otherwise
+a chain of headers must lead to a known border (an index entry, or the end of the data), and each
+header must continue the previous one. A chain inside a value breaks at the end of the value.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _MAX_BATCH_BYTES = 128 * 1024 * 1024  # NATS carries no message of more than 64 
 
 
 class Resync(NamedTuple):
-    """A place where good batches continue: the position and the base offset of the first one."""
+    """A place where good batches continue: the position and the base offset of the first good
+    batch."""
 
     position: int
     offset: int
@@ -55,7 +56,8 @@ class Headers:
             return None
 
     def is_unreadable(self, position: int) -> bool:
-        """Return True if the disk cannot read the header at `position`. Call it after `at`."""
+        """Return True if the disk cannot read the header at `position`. Call this method after
+        `at`."""
         return first_hole(self._holes, position, HEADER_SIZE) is not None
 
     def is_cut_at(self, position: int, end: int) -> bool:
@@ -77,8 +79,8 @@ def find_resync(
     """Find the first good batch in (position, end), after a bad batch of `offset` at `position`.
 
     `header` is the header of the bad batch, if it is readable and continues the log. `end` is the
-    end of the data or a known border; `end_offset` is the offset that a chain must reach at `end`,
-    None if it is unknown. Needs bounded memory and time for any bytes. Raises OSError.
+    end of the data or a known border; `end_offset` is the offset that a chain must reach at `end`;
+    None if this offset is unknown. Memory and time are bounded for any input. Raises OSError.
     """
     headers = Headers(file)
     if end_offset is None:
@@ -120,8 +122,8 @@ def find_resync(
 def leads_to(
     file: File, position: int, header: BatchHeader, end: int, end_offset: int | None = None
 ) -> bool:
-    """Return True if a chain of headers leads from the batch at `position`, whose header is
-    `header`, to `end`, and has the offset `end_offset` at `end`. Raises OSError."""
+    """Return True if a chain of headers leads from the batch at `position`, with the header
+    `header`, to `end`, and reaches the offset `end_offset` there. Raises OSError."""
     if end_offset is None:
         end = _readable_end(file, position, end)
     reached = _follow(Headers(file), position, end, header, set())
@@ -132,8 +134,8 @@ def _readable_end(file: File, position: int, end: int) -> int:
     """Return the end of the readable bytes, at which a chain without a known end offset may end.
 
     An unreadable page in the allocated space after the last batch counts as data, because its
-    content is unknown. But the last batch ends before the zeros that precede this page, and no
-    chain can lead past them.
+    content is unknown. But the last batch ends before the zeros in front of this page, and no chain
+    can continue after these zeros.
     """
     used = readable_end(file, position, end) - position
     return min(end, position + (used + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT)
@@ -148,10 +150,11 @@ def _follow(
 ) -> int | None:
     """Return the offset that the chain of headers from `position` reaches at `end`.
 
-    Returns None if the chain breaks before `end`, and then adds the positions of the chain to
-    `broken`. A last batch that extends past `end` does not break the chain: a crash leaves such a
-    torn tail after good batches. An unreadable header does not break it either, and the result is
-    then _UNKNOWN. So this check fails for a value whose end happens to lie in an unreadable page.
+    If the chain breaks before `end`, returns None, and adds the positions of the chain to `broken`.
+    A last batch that extends beyond `end` does not break the chain, because a crash leaves such a
+    torn tail after good batches. An unreadable header does not break the chain either; the result
+    is then _UNKNOWN. So the check accepts a chain inside a value if the end of the value is in an
+    unreadable page.
     """
     passed = []
     current: BatchHeader | None = header

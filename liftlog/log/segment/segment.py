@@ -1,4 +1,5 @@
-"""A segment, which is a file of record batches that begins at `base_offset`; walks its headers."""
+"""A segment: a file of record batches that begins at `base_offset`. Also walks the headers of a
+segment."""
 
 from __future__ import annotations
 
@@ -23,14 +24,14 @@ _WALK_BYTES = 64 * 1024
 
 class Segment:
     """The properties of a segment that are known without reading its file. The active segment
-    grows, and only its `ActiveSegment` changes it; a sealed one never changes.
+    grows, and only its `ActiveSegment` changes it; a sealed segment never changes.
 
     The following segment begins at `next_offset`. The file is valid up to `size_bytes`; readers
     ignore bytes past it.
 
-    Two monotonic times, 0 if unknown, give the age of the segment independently of wall clocks.
-    This process has had all of its records since `held_since_ns`; if `is_timed`, the newest record
-    was also stored at that time. The file has existed unchanged since `listed_since_ns`.
+    Two monotonic times, 0 if unknown, give the age of the segment independently of wall clocks. At
+    `held_since_ns` this process had all records of the segment; if `is_timed`, the newest record
+    was stored at exactly that time. The file exists unchanged since `listed_since_ns`.
     """
 
     __slots__ = (
@@ -75,7 +76,7 @@ class Segment:
         )
 
     def sealed_at(self, size_bytes: int, next_offset: int, record_count: int) -> Segment:
-        """Return the beginning of this segment, up to a batch boundary, as a sealed segment."""
+        """Return the part of this segment before a batch boundary, as a sealed segment."""
         entry = replace(
             self.entry(),
             size_bytes=size_bytes,
@@ -88,7 +89,7 @@ class Segment:
         return segment
 
     def take_times(self, sources: Sequence[Segment], *, listed_since_ns: int) -> None:
-        """Copy the times of `sources`, from which the records of this segment come."""
+        """Copy the times of `sources`, the segments from which the records of this segment come."""
         newest = max(sources, key=lambda one: one.held_since_ns)
         self.held_since_ns, self.is_timed = newest.held_since_ns, newest.is_timed
         self.listed_since_ns = listed_since_ns
@@ -119,13 +120,13 @@ def walk_batches(
     """Yield (position, header) of each batch from `start` to `end`, reading ahead in windows.
 
     Pass `size_bytes`, the size of the file, if `end.position` is only the start of the zeros at the
-    end of the file (see `find_data_end`). The last batch may itself end in zeros, so it may reach
+    end of the file (see `find_data_end`). The last batch may itself end in zeros, so it may extend
     up to that size, and the offset at its end is unknown.
 
-    The walk skips damage up to the next batch that provably continues the log, and adds each
-    skipped range to `stepped_over`; so readers lose only the damaged batches. A batch that belongs
-    to another place counts as damage; the `epochs` of the manifest help to detect it. Bodies are
-    not verified. Raises OSError and UnsupportedFormat.
+    The walk skips damage up to the next batch that certainly continues the log, and adds each
+    skipped range to `stepped_over`. So readers lose only the damaged batches. A batch that belongs
+    to another place counts as damage; the `epochs` of the manifest help to detect such batches.
+    Bodies are not verified. Raises OSError and UnsupportedFormat.
     """
     position = start.position
     limit = end.position if size_bytes is None else max(size_bytes, end.position)

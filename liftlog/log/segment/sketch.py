@@ -25,10 +25,11 @@ and the bytes): PROBES bits for each, at (c + i * d) modulo the number of bits, 
 CRC-32C and d is (c * 0x9E3779B97F4A7C15 modulo 2^64) >> 32, made odd. Bit n is bit n % 8 of byte
 n // 8.
 
-A sketch is derived from its segment and may be missing; then readers read the whole segment. It is
-valid only for the lineage, size and end that it contains, so a sketch from before a truncation is
-ignored. It is not fsynced: if a crash leaves it incomplete, its checksum shows that. A damaged
-segment has no sketch. A sketch of version 1, which has no checksums of parts, counts as missing.
+A sketch is derived from its segment and may be missing. Without a sketch, readers read the whole
+segment. A sketch is valid only for the lineage, size and end that it contains, so readers ignore a
+sketch from before a truncation. The file is not fsynced: if a crash leaves it incomplete, readers
+detect this by its checksum. A damaged segment has no sketch. A sketch of version 1, which has no
+checksums of parts, counts as missing.
 """
 
 from __future__ import annotations
@@ -61,8 +62,8 @@ BLOCK_BYTES = 64 * 1024
 PROBES = 7
 _BITS_PER_ITEM = 10
 _MOST_PART = 32
-"""A filter has at most 1/32 of the size of its block. So a filter with many items is less
-selective."""
+"""Divisor: a filter has at most 1/32 of the size of its block. Because of this limit, a filter with
+many items is less selective."""
 
 _MAGIC = b"LLSK"
 _VERSION = 2
@@ -84,8 +85,8 @@ _STEPS = np.arange(PROBES, dtype=np.uint64)
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """The conditions of a read: it wants only records of these times, and of this subject and key
-    if these are given."""
+    """The conditions of a read: only records of these times are wanted, and if a subject or key is
+    given, only records with it."""
 
     not_before_ns: int = -(2**63)
     not_after_ns: int = 2**63 - 1
@@ -102,8 +103,8 @@ class Probe:
 
 
 class Blocks(NamedTuple):
-    """The blocks of a segment, and for each block a flag that it can hold a wanted record. Block i
-    has the offsets [borders[i], borders[i + 1])."""
+    """The blocks of a segment, and for each block a flag: True if the block may hold a wanted
+    record. Block i has the offsets [borders[i], borders[i + 1])."""
 
     borders: NDArray[np.int64]
     sizes_bytes: NDArray[np.int64]
@@ -111,7 +112,8 @@ class Blocks(NamedTuple):
 
 
 class ValueChecks(NamedTuple):
-    """Place of the value checks in the file, up to its end, and their checksum."""
+    """The place of the value checks, which extend to the end of the file, and the checksum of all
+    of them."""
 
     position: int
     size_bytes: int
@@ -133,7 +135,7 @@ class Sketch:
         self._entries = entries
         self._filters = filters
         self.parts = parts
-        """One PART for each batch of the segment; empty if its batches are small."""
+        """One PART for each batch of the segment; empty if the batches are small."""
         self.value_checks = value_checks
 
     def blocks(self, probe: Probe) -> Blocks:
@@ -251,9 +253,9 @@ def is_sketched(fs: FileSystem, log_path: Path, segment: SegmentEntry, lineage: 
 def read_sketch(
     fs: FileSystem, log_path: Path, segment: SegmentEntry, lineage: str
 ) -> Sketch | None:
-    """Read a sketch; None if it is missing, damaged, or of another state of the segment. Does not
-    read the value checks, its longest part; `read_value_checks` does. Raises OSError for transient
-    errors."""
+    """Read a sketch; None if the sketch is missing, damaged, or belongs to another state of the
+    segment. Does not read the value checks, the longest part of a sketch, which `read_value_checks`
+    reads. Raises OSError for transient errors."""
     path = sketch_path(log_path)
     try:
         if not fs.exists(path):
@@ -293,8 +295,7 @@ def _read(file: File, segment: SegmentEntry, lineage: str) -> Sketch | None:
 def read_value_checks(
     fs: FileSystem, log_path: Path, place: ValueChecks
 ) -> NDArray[np.uint32] | None:
-    """Return the checksums of all values that have one; None if the checksums are unreadable or
-    damaged."""
+    """Return all value checks of a sketch; None if the checksums are unreadable or damaged."""
     try:
         with closing(fs.open(sketch_path(log_path), writable=False)) as file:
             raw = file.pread(place.size_bytes, place.position)

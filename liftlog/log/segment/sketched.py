@@ -1,4 +1,4 @@
-"""The part of a sketch that stays in memory: its checksums of the parts of batches."""
+"""The part of a sketch that stays in memory: the checksums of the parts of batches."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class SegmentParts:
 
     def between(self, position: int, end_position: int) -> tuple[int, int] | None:
         """Return the number of the first batch in [position, end_position), and the number after
-        the last one. Returns None if no batch begins at one of the two borders."""
+        the last batch. Returns None if no batch begins at one of the two borders."""
         first, end = self.positions.searchsorted((position, end_position)).tolist()
         of_segment = self.about[0].size_bytes
         stop = self.positions[end] if end < len(self.positions) else of_segment
@@ -50,8 +50,8 @@ class SegmentParts:
         return bool(self._parts["head_bytes"][first:end].any())
 
     def of(self, first: int, end: int) -> list[tuple[int, int, int, int]]:
-        """Return the position, size and checksum of the head, and the first value check, of each
-        batch."""
+        """Return for each batch: its position, the size and the checksum of its head, and the
+        number of its first value check."""
         found: Any = self._parts[first:end].tolist()
         return found  # type: ignore[no-any-return]
 

@@ -2,9 +2,9 @@
 
 If every batch has some records on a subject, a read of that subject would have to examine every
 batch. The index groups the records on each subject into runs. A run is a record batch of these
-records, in the form in which a read returns it, but without the bytes of the values. A read gets
-the values from the segment; the checksum of the batch includes them. The file lies beside the
-segment:
+records, in the form in which a read returns the batch, but without the bytes of the values. A read
+gets the values from the segment; the checksum of the batch includes the values. The file lies
+beside the segment:
 
      0  4  "LLSX"
      4  4  version 1                        u32
@@ -101,7 +101,7 @@ class SubjectIndex:
 
     def runs_of(self, wanted: WantedSubjects, most: int) -> list[tuple[int, int]] | None:
         """Return, for each wanted subject, the number of its first run and the number after its
-        last one. Returns None if more than `most` subjects match, or if too many names must be
+        last run. Returns None if more than `most` subjects match, or if too many names must be
         compared."""
         numbers: Iterator[int]
         if wanted.literals is not None and len(wanted.literals) <= _MOST_NAMES:
@@ -124,8 +124,8 @@ class SubjectIndex:
         return bytes(self._names[at : at + size])
 
     def _named(self, name: bytes) -> list[int]:
-        """Return the numbers of the subjects with this name: at most two, one of which is
-        escaped."""
+        """Return the numbers of the subjects with this name: at most two, because an escaped and an
+        unescaped subject can have the same name."""
         low, high = 0, len(self)
         while low < high:
             middle = (low + high) // 2
@@ -148,8 +148,8 @@ def index_parts(
 ) -> list[Buffer]:
     """Return the content of the index file, in parts.
 
-    `subjects` are tuples of a name, a flag that the name is escaped, and the number of its first
-    run. `runs` are the entries of the runs, with positions in `content`.
+    `subjects` are tuples of a name, a flag that the name is escaped, and the number of the
+    subject's first run. `runs` are the entries of the runs, with positions in `content`.
     """
     sizes = [len(name) for name, *_ in subjects]
     names = b"".join([name for name, *_ in subjects])
@@ -170,8 +170,7 @@ def index_parts(
 
 
 def is_indexed(fs: FileSystem, log_path: Path, segment: SegmentEntry, lineage: str) -> bool:
-    """Return True if a complete index file exists that belongs to this segment, even one without
-    subjects."""
+    """Return True if a complete index file of this segment exists. It may have no subjects."""
     path = subject_index_path(log_path)
     with suppress(OSError), closing(fs.open(path, writable=False)) as file:
         return _is_whole(file.pread(HEAD_BYTES, 0), file.size(), segment, lineage)
@@ -189,8 +188,8 @@ def _is_whole(head: bytes, file_size: int, segment: SegmentEntry, lineage: str) 
 def read_subject_index(
     fs: FileSystem, log_path: Path, segment: SegmentEntry, lineage: str
 ) -> SubjectIndex | None:
-    """Read the entries of an index file. Returns None if it has no subjects, or is missing,
-    damaged, or of another state of the segment. Raises OSError for transient errors."""
+    """Read the entries of an index file. Returns None if the file has no subjects, is missing or
+    damaged, or belongs to another state of the segment. Raises OSError for transient errors."""
     path = subject_index_path(log_path)
     try:
         if not fs.exists(path):

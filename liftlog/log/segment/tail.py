@@ -1,8 +1,9 @@
 """Scans the active segment after an unclean stop, and decides about a bad tail.
 
-A scan from the recovery point accepts batches while each is whole and continues the one before. It
-stops at the end of the data or at a bad tail, whose records may have been acked or not.
-`judge_tail` decides whether a bad tail is kept, and gives the reasons case by case.
+A scan from the recovery point accepts batches as long as each batch is whole and continues the
+previous one. The scan stops at the end of the data, or at a bad tail with records that may or may
+not have been acked. `judge_tail` decides whether to keep a bad tail; its comments give the reason
+for each case.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from liftlog.records.place import Epochs, Place
 @dataclass(frozen=True, slots=True)
 class ActiveState:
     """The end of the valid part of the active segment, as the clean marker and recovery points
-    store it. `position` is the size of the valid part in bytes. A replica may hold uncommitted
-    records, so it also stores its `high_watermark`; 0 means unknown."""
+    store it. `position` is the size of the valid part in bytes. For a replica, which may hold
+    uncommitted records, it also contains the `high_watermark`; 0 means unknown."""
 
     incarnation: str
     base_offset: int
@@ -44,8 +45,8 @@ class ActiveState:
         return cls(incarnation, base_offset, 0, base_offset, 0, 0, 0, 0, 0, generation)
 
     def is_of(self, incarnation: str, entry: SegmentEntry) -> bool:
-        """Return True if the state refers to this segment file, and not to one from before a
-        truncation, which has another generation."""
+        """Return True if the state refers to this segment file. A file of the same name from before
+        a truncation has another generation."""
         return (self.incarnation, self.base_offset, self.generation) == (
             incarnation,
             entry.base_offset,
@@ -83,10 +84,11 @@ class Verdict:
 
 
 def find_data_end(file: File, start: int) -> int:
-    """Return the position of the zeros allocated ahead, at or after `start`; a multiple of 8.
+    """Return the position, at or after `start`, at which the zeros allocated ahead begin. The
+    result is a multiple of 8.
 
-    Zeros at the end of the last batch also count as allocated ones, so the last batch may reach
-    past the position. No batch begins after it.
+    The function cannot distinguish zeros at the end of the last batch from allocated zeros. So the
+    last batch may extend beyond the returned position, but no batch begins after it.
     """
     used = content_end(file, start) - start
     return start + (used + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
@@ -100,11 +102,12 @@ def scan(
     *,
     epochs: Epochs = (),
 ) -> tuple[ActiveState, Damage | None]:
-    """Accept whole batches from `state` up to `data_end`, each of which continues the one before.
+    """Accept whole batches from `state` up to `data_end`, as long as each batch continues the
+    previous one.
 
-    Calls `on_batch(position, header)` for each. If the `epochs` of the manifest give a newer epoch
-    for the offset of a batch than the batch has, the batch is damage. Unreadable bytes are damage,
-    never the end of the data. Raises OSError for other errors, and UnsupportedFormat.
+    Calls `on_batch(position, header)` for each batch. A batch is damage if the `epochs` of the
+    manifest contain a newer epoch for its offset. Unreadable bytes are damage, never the end of the
+    data. Raises OSError for other errors, and UnsupportedFormat.
     """
     window = FileWindow(file, file.size())
     position, offset = state.position, state.next_offset
@@ -181,7 +184,7 @@ def judge_tail(
 ) -> Verdict:
     """Decide if a damaged tail is cut or kept.
 
-    One write is in flight per stream, so at most one commit group, the last, can be un-acked.
+    A stream has at most one write in flight, so only the last commit group can be un-acked.
     """
     acked_end = max(recovery_point, slot.acked_end if slot else 0)
     exact = slot is not None and slot.exact

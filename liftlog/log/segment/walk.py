@@ -36,8 +36,8 @@ class Missing(NamedTuple):
     """A gap: the bytes [position, end_position) contain no good batch.
 
     The gap should contain the offsets [first_offset, next_offset); `next_offset` is None if no
-    batch follows that shows the end. `header` is set if the header of the batch is good and only
-    its body is damaged.
+    batch follows the gap. `header` is set if the header of the batch is good and only its body is
+    damaged.
     """
 
     position: int
@@ -66,10 +66,11 @@ def walk(
 ) -> Iterator[Found | Missing]:
     """Yield every batch and every gap from `position` to `data_end`, in order of position.
 
-    The batch of `base_offset` begins at `position`. No batch reaches past `size`; between
-    `data_end` and `size` are zeros allocated ahead. `index` is the index of a sealed segment,
-    `end_offset` the offset at which the log continues at `data_end`, if it is known; `epochs` are
-    the epochs of the manifest. Raises OSError, and UnsupportedFormat for data of a newer liftlog.
+    The batch of `base_offset` begins at `position`. No batch extends beyond `size`. Between
+    `data_end` and `size` the file has zeros that were allocated ahead. `index` is the index of a
+    sealed segment, `end_offset` the offset at which the log continues at `data_end`, if it is
+    known; `epochs` are the epochs of the manifest. Raises OSError, and UnsupportedFormat for data
+    of a newer liftlog.
     """
     window = FileWindow(file, size, window_bytes)
     place = Place(base_offset, end_offset, epochs=epochs)
@@ -100,8 +101,8 @@ def walk(
 def _read_batch(
     window: FileWindow, position: int
 ) -> tuple[BatchHeader | None, RecordBatch | None, str]:
-    """Return the header if it is good, the batch if its body is good too, and otherwise the
-    problem."""
+    """Return three values: the header if it is good, the batch if its body is also good, and the
+    problem if there is one."""
     header = None
     try:
         header = parse_header(window.view(position, HEADER_SIZE))
@@ -157,7 +158,7 @@ def is_covered(first: int, following: int, ranges: Iterable[QuarantinedRange]) -
 
 
 class Judgement(NamedTuple):
-    """The damage of a log, after all of its bytes were read."""
+    """The damage of a log, after all its bytes were read."""
 
     new: list[QuarantinedRange]
     """Damage that is not yet quarantined."""
@@ -170,7 +171,8 @@ class Judgement(NamedTuple):
 def judge_all(
     fs: FileSystem, directory: Path, manifest: Manifest, trusted: ActiveState | None
 ) -> Judgement:
-    """Read every byte of the sealed segments, and the part of the active one that recovery trusts.
+    """Read every byte of the sealed segments, and the part of the active segment that recovery
+    trusts.
 
     `trusted` is the end of that part; recovery judges the rest. Damage below the log's start, which
     readers cannot reach, is not reported. Raises OSError, UnsupportedFormat.
@@ -218,13 +220,13 @@ def readable_again(
     known: Iterable[QuarantinedRange], found: Iterable[QuarantinedRange], entry: SegmentEntry
 ) -> tuple[list[QuarantinedRange], list[QuarantinedRange]]:
     """Return the recorded ranges of a segment that are readable now, at least in part, and the
-    parts of them that are still damaged. `found` is all damage that a walk over the whole segment
-    found.
+    parts of these ranges that are still damaged. `found` is all damage in the segment, from a walk
+    over the whole segment.
 
-    A quarantined range may be readable later, because a sector became readable, or because the
-    range was derived from a wrong index entry. All offsets of the segment that are not in `found`
-    are in whole batches that continue each other. Ranges that reach past the end of the segment
-    stay as they are."""
+    A quarantined range may be readable later, because the disk can read a sector again, or because
+    the range was derived from a wrong index entry. All offsets of the segment that are not in
+    `found` are in whole batches that continue each other. Ranges that extend beyond the end of the
+    segment do not change."""
     damage = list(found)
     lifted: list[QuarantinedRange] = []
     still: list[QuarantinedRange] = []

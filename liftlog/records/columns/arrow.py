@@ -49,7 +49,7 @@ def to_arrow(
     end: int,
     columns: Sequence[str] | None = None,
 ) -> pa.RecordBatch:
-    """Return records number `first` to `end - 1` of the verified batch in `view`.
+    """Return the records with the numbers `first` to `end - 1` of the verified batch in `view`.
 
     `columns` are the wanted columns of SCHEMA, in the wanted order; None means all. Raises
     InvalidArgument for a column that does not exist, CorruptBatch if the columns contradict each

@@ -1,8 +1,8 @@
 """Many record batches as one `pyarrow.RecordBatch`. Importing this module imports pyarrow.
 
-Callers that process many rows at a time, such as Spark and exports, use it. All batches are decoded
-together, so the cost of a row does not depend on the size of its batch. The result does not refer
-to the buffers of the batches.
+This module is for callers that process many rows at a time, such as Spark and exports. All batches
+are decoded together, so the cost of a row does not depend on the size of its batch. The result does
+not refer to the buffers of the batches.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ ROWS_SCHEMA = pa.schema([_SUBJECT if field.name == "subject" else field for fiel
 """SCHEMA with subjects as plain text, because every batch has a dictionary of its own."""
 
 _FEW_NAMES = 8
-"""Number of records per dictionary entry from which each entry is tested for a single subject. It
-is faster to detect that all records have the same subject, and to repeat it, than to look up each
-one."""
+"""Number of records per dictionary entry from which each entry is tested for a single subject. For
+so many records, it is faster to detect that all have the same subject, and to repeat this subject,
+than to look up the subject of each record."""
 
 
 def rows_of(batches: Sequence[Batches], columns: Sequence[str]) -> pa.RecordBatch:

@@ -179,8 +179,8 @@ def cut_out(batch: RecordBatch, first: int, end: int) -> bytearray | memoryview:
 
     Returns the batch itself if the range covers it. The result covers the batch's offsets in the
     range and may have no records. Records keep their offsets and timestamps; the result has the
-    leader epoch, commit group and codec of the batch. Raises ValueError if no offset of the batch
-    lies in the range, CorruptBatch.
+    leader epoch, commit group and codec of the batch. Raises CorruptBatch. Raises ValueError if no
+    offset of the batch lies in the range.
     """
     header = batch.header
     first, end = max(first, header.base_offset), min(end, header.next_offset)

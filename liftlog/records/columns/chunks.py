@@ -15,7 +15,8 @@ _SMALL_BYTES = 4096
 
 
 class Chunk:
-    """One large batch, or several small ones that follow each other; all of one leader epoch.
+    """One large batch, or several small batches that follow each other. All have the same leader
+    epoch.
 
     `header` is the header of the first batch, with the offset range of all batches.
     """
@@ -48,7 +49,7 @@ class Chunk:
         return self._columns
 
     def keyed(self) -> KeyedRecords | None:
-        """Return the keys; None if no record has one. Raises CorruptBatch."""
+        """Return the keys; None if no record has a key. Raises CorruptBatch."""
         if self.is_one_batch or not self.header.attributes & KEYS:
             return decode_keys(self.batches[0])
         columns = self.columns()

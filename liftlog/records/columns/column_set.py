@@ -26,8 +26,8 @@ Flags = NDArray[np.bool_]
 Offsets = NDArray[np.int64]
 
 _JOIN_FROM_BYTES = 48
-"""Byte ranges of at least this average length are sliced and joined. Shorter ranges are gathered
-per byte."""
+"""Byte ranges of at least this average length are sliced and joined. For shorter ranges, each byte
+is gathered by its index."""
 
 _MANY_SUBJECTS = 64
 _SUBJECTS_PER_RECORD = 16
@@ -64,7 +64,7 @@ class BinaryColumn:
         return self.data[self.ends[0] : self.ends[-1]]
 
     def items(self) -> list[bytes]:
-        """Return one bytes object per item; null items become empty ones."""
+        """Return one bytes object per item, an empty one for a null item."""
         raw, first = self.content().tobytes(), int(self.ends[0])
         return [raw[a:b] for a, b in pairwise((self.ends - first).tolist())]
 
@@ -152,8 +152,8 @@ class Columns:
 
     @property
     def _fixed_bytes(self) -> int:
-        """Return the fixed bytes per record: deltas, subject id and, for each other column, an end
-        and a bit."""
+        """Return the number of bytes per record that do not depend on its content: deltas, a
+        subject id and, for each other column, an end and a bit."""
         return 8 + (2 if self.subject_ids is not None else 0) + 5 * len(self._binary_columns)
 
     def take(self, mask: Flags) -> Columns:
@@ -185,8 +185,8 @@ class Columns:
         )
 
     def with_own_subjects(self) -> Columns:
-        """Return the same records. If `subjects` has many entries, drops entries that no record
-        has: then a step per subject takes no longer than a step per record."""
+        """Return the same records. If `subjects` has many entries, drops the entries that no record
+        has. So a step per subject never takes longer than a step per record."""
         if self.subject_ids is None or len(self.subjects) <= _MANY_SUBJECTS:
             return self
         if len(self.subjects) <= _SUBJECTS_PER_RECORD * len(self):
@@ -213,8 +213,8 @@ class Columns:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeyedRecords:
-    """The columns that show which records are superseded. If `has_value` is None, all have a
-    value."""
+    """The columns that show which records are superseded. If `has_value` is None, all records have
+    a value."""
 
     offsets: Offsets
     keys: BinaryColumn

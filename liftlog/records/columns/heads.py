@@ -32,8 +32,8 @@ entries are checked one by one."""
 
 
 class WantedSubjects(NamedTuple):
-    """A condition on stored subjects: `matches` must return True, and `literals`, if not None, must
-    contain the subject."""
+    """A condition on stored subjects: `matches` must return True for the subject. If `literals` is
+    not None, it must contain the subject."""
 
     literals: tuple[bytes, ...] | None
     matches: Callable[[bytes], bool] | None
@@ -74,8 +74,8 @@ class Some(NamedTuple):
 
 
 class _Heads(Joined):
-    """Heads in one buffer. Each head is followed by the next one instead of the values, so no step
-    may read values."""
+    """Heads in one buffer. After each head the next head follows, and not the values of the batch,
+    so no step may read values."""
 
     def __init__(self, raw: memoryview, begin: Numbers, lengths: Numbers) -> None:
         self._raw = raw
@@ -87,8 +87,8 @@ class ManyHeads(ManyBatches):
     record. The constructor and the methods raise CorruptBatch."""
 
     def __init__(self, raw: memoryview, begin: Numbers, lengths: Numbers, sizes: Numbers) -> None:
-        """Locate the columns. `begin` and `sizes` are the start in `raw` and the size of each head;
-        `lengths` are the lengths of the whole batches."""
+        """Locate the columns. `begin` has the start of each head in `raw`, and `sizes` the size of
+        each head; `lengths` are the lengths of the whole batches."""
         heads = _Heads(raw, begin, lengths)
         at = heads.positions()
         check_offsets(at)
@@ -105,8 +105,8 @@ class ManyHeads(ManyBatches):
         return Columns(self.offsets(), stamps, NO_SUBJECT, None, None, None, values)
 
     def on(self, wanted: WantedSubjects) -> tuple[NDArray[np.intp], tuple[bytes, ...], Numbers]:
-        """Return the records on these subjects: their numbers, the subjects, and the index of each
-        record's subject."""
+        """Find the records on these subjects. Return the numbers of the records, the subjects, and
+        the index of each record's subject."""
         entries = self._layout.entries
         ends = self._octets.stretches(np.int32, self._layout.dictionary.ends + 4, entries, None)
         firsts = np.cumsum(entries) - entries
@@ -141,8 +141,8 @@ class ManyHeads(ManyBatches):
 
     def _with_one(self, some: NDArray[np.intp], firsts: Numbers) -> NDArray[np.intp] | None:
         """Return the records whose subject is one of the dictionary entries `some`, in fewer steps
-        than `on`. Returns None if a batch has several of these entries, or an entry whose index is
-        too large for an id."""
+        than `on`. Returns None if a batch has several of these entries, or if the index of an entry
+        is too large for an id."""
         batches = firsts.searchsorted(some, "right") - 1
         places = some - firsts[batches]
         if (batches[1:] == batches[:-1]).any() or (places > 0xFFFF).any():
@@ -249,7 +249,7 @@ class ManyHeads(ManyBatches):
     def _items_of(
         self, column: Binary[Numbers], bit: int, batches: NDArray[np.intp], rows: Numbers
     ) -> BinaryColumn:
-        """Return items of a binary column; empty ones where the batch lacks the column."""
+        """Return items of a binary column; empty items where the batch lacks the column."""
         has = self._at.attributes[batches] & bit != 0
         starts = np.zeros(len(rows), np.int64)
         stops = np.zeros(len(rows), np.int64)

@@ -1,7 +1,7 @@
 """Decodes many batches to one set of columns.
 
-Every step processes all batches at once, regardless of their number of records. Batches may have
-different columns; missing columns are filled in.
+Every step processes all batches at once, also batches with different numbers of records. Batches
+may have different columns; missing columns are filled in.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _new_tuple: Any = tuple.__new__
 
 def records_of(some: SmallBatches) -> list[Record]:
     """Return one object per record. Raises CorruptBatch; the caller finds the bad batch by decoding
-    them one by one."""
+    the batches one by one."""
     fields = zip(*_fields_of(ManyBatches([some])), strict=True)
     return list(map(_new_tuple, repeat(Record), fields))
 
@@ -241,7 +241,7 @@ class ManyBatches:
 
     def scattered(self) -> tuple[ScatteredColumn | None, ScatteredColumn | None, ScatteredColumn]:
         """Return keys, headers and values that refer to the bytes of the batches. Keys or headers
-        are None if no record has any."""
+        are None if no record has them."""
         at = self._layout
         keys = headers = None
         if at.keys is not None:
@@ -284,7 +284,8 @@ class ManyBatches:
         return column_of(starts, stops, self._octets.all, valid)
 
     def _present(self, bit: int) -> Flags | None:
-        """Return flags of the batches that have this attribute; None if all have it."""
+        """Return a flag for each batch: True if it has this attribute. None if all batches have
+        it."""
         if self._all & bit:
             return None
         present: Flags = self._at.attributes & bit != 0
@@ -310,8 +311,8 @@ class ManyBatches:
     def _items(
         self, column: Binary[Numbers], counts: Numbers, present: Flags | None
     ) -> BinaryColumn:
-        """Return the items of a binary column, `counts[i]` of each batch; empty where it is
-        missing."""
+        """Return the items of a binary column: `counts[i]` items of batch i, empty items if the
+        batch lacks the column."""
         # The first offset of each batch is 0, the end of the previous batch, so the ends suffice.
         stops = self._octets.stretches(np.int32, column.ends + 4, counts, present)
         lasts = self._lasts if counts is self._counts else np.cumsum(counts) - 1
@@ -333,8 +334,8 @@ class ManyBatches:
         return BinaryColumn(ends, data, None)
 
     def _bits(self, begin: Numbers, counts: Numbers, present: Flags | None) -> Flags:
-        """Return the bits of the bitmaps of all batches that are `present`, with `counts[i]` bits
-        each."""
+        """Return the bits of the bitmaps of the batches that are `present`: `counts[i]` bits of
+        batch i."""
         sizes = (counts + 7) // 8
         octets = self._octets.stretches(np.uint8, begin, sizes, present)
         bits: Flags = np.unpackbits(octets, bitorder="little").view(np.bool_)

@@ -2,8 +2,8 @@
 
 Decoding one batch alone takes about fifty steps, regardless of its size. Small batches are joined
 in one buffer, so that each step is one numpy operation for all of them. Large batches stay in their
-buffers, because copying would cost more. In both cases every length is checked before it is used:
-see layout.py.
+buffers, because a copy would take more time than it saves. In both cases every length is checked
+before it is used: see layout.py.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ index."""
 class Positions:
     """The header fields and the positions of the columns of each batch.
 
-    A column is present if any batch has it; its positions are undefined for a batch without it.
+    A column is present if any batch has it. For a batch without the column, the positions are
+    undefined.
     """
 
     attributes: Numbers
@@ -94,7 +95,8 @@ def check_offsets(positions: Positions) -> None:
 
 
 def cut(items: AnyArray, first: Numbers, sizes: Numbers) -> AnyArray:
-    """Return a copy of the ranges of `sizes[i]` items from `first[i]` on, one after another."""
+    """Copy the ranges of items, each `sizes[i]` items from `first[i]` on, and return the joined
+    ranges."""
     total = int(sizes.sum())
     if total >= _CUT_FROM_ITEMS * len(sizes):
         pairs = zip(first.tolist(), (first + sizes).tolist(), strict=True)
@@ -118,7 +120,7 @@ class Apart:
         self, kind: type[np.generic], begin: Numbers, sizes: Numbers, present: Flags | None
     ) -> NDArray[Any]:
         """Copy one range of each batch i, `sizes[i]` items from byte `begin[i]` on, and return the
-        joined ranges. If `present` is not None, batches without its flag are omitted."""
+        joined ranges. If `present` is not None, batches with a flag of False are omitted."""
         items = self._items.get(kind)
         if items is None:
             items = self._items[kind] = [octets.view(kind) for octets in self._octets]
@@ -180,7 +182,7 @@ _NOTHING = Binary(0, 0, 0)
 
 
 class Joined:
-    """Batches in one buffer; copied, unless one buffer already contains them."""
+    """Batches in one buffer. They are copied, unless one buffer already contains all of them."""
 
     def __init__(self, found: Sequence[Batches]) -> None:
         self._raw: bytes | memoryview = found[0].raw
@@ -236,7 +238,7 @@ class Joined:
         )
 
     def _layout(self, attributes: Numbers, counts: Numbers) -> Layout[Numbers]:
-        """Walk together batches with the same attributes, which have the same columns."""
+        """Walk batches with the same attributes together, because they have the same columns."""
         kinds = np.unique(attributes).tolist()
         if len(kinds) == 1:
             return self._walk(kinds[0], counts, self._begin, self._limits)

@@ -2,8 +2,8 @@
 readers.
 
 `Columns` join the items of each column, so building them copies every record. `ScatteredRecords`
-only contain positions; `take` copies the chosen records, once, into the columns from which they are
-encoded.
+only contain positions; `take` copies the chosen records once, into columns from which the records
+are then encoded.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from liftlog.records.columns.small_batches import Numbers
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScatteredColumn:
-    """A column whose item i is `data[starts[i]:stops[i]]`. An item is null and empty if its `valid`
-    is False. `length` is the length of every item, None if the lengths differ."""
+    """A column whose item i is `data[starts[i]:stops[i]]`. An item is null, and empty, if `valid`
+    is False for it. `length` is the length of every item; None if the lengths differ."""
 
     starts: Numbers
     stops: Numbers

@@ -50,8 +50,8 @@ class Selection:
     A record must meet all conditions that are not None; it must match one of the subjects and one
     of the keys. `parse_selection` creates selections and checks its arguments. `readable` is a
     second condition on subjects. It comes from the reader's permissions and not from its request.
-    `values` is a condition on the values of records that meet the other conditions; no request of
-    the pull protocol contains it.
+    `values` is a condition on the values of records that meet the other conditions; it does not
+    come from a request of the pull protocol.
     """
 
     subjects: tuple[str, ...] | None = None
@@ -64,8 +64,8 @@ class Selection:
 
     @property
     def without_slots(self) -> Selection:
-        """Return the selection without the condition on slots, for records that were already chosen
-        by it."""
+        """Return the selection without the condition on slots, for records that already meet this
+        condition."""
         return replace(self, slots=None)
 
     @property
@@ -122,8 +122,8 @@ class Selection:
     def project(self, records: Columns) -> Columns:
         """Return the same records without the columns that were not requested.
 
-        Offsets and tombstone marks always stay, because a record without its mark could look like a
-        tombstone.
+        Offsets and tombstone marks always stay, because a record without a value and without a mark
+        could look like a tombstone.
         """
         left_out = ALL_COLUMNS - self.columns
         if not left_out:
@@ -281,8 +281,8 @@ def _keys_match(records: Columns, wanted: Sequence[bytes]) -> Flags:
 
 
 def _is_one_of(items: BinaryColumn, length: int, wanted: list[bytes]) -> Flags:
-    """Return flags of the items that are in `wanted`; all items and all wanted keys have `length`
-    bytes."""
+    """Return a flag for each item: True if the item is in `wanted`. All items and all wanted keys
+    have `length` bytes."""
     if not length:
         return np.ones(len(items), np.bool_)
     # numpy's fixed-length text drops trailing zeros. Two different items of the same length
@@ -347,8 +347,8 @@ def _value_is(data: Bytes, starts: Offsets, ends: Offsets, value: bytes) -> Flag
 
 
 def _at_or_behind(solid: NDArray[np.intp], positions: Offsets, ends: Offsets) -> Offsets:
-    """Return, for each position, the first non-blank one at or after it, or the end of its
-    block."""
+    """Return, for each position, the position of the first non-blank byte at or after it, or the
+    end of the block."""
     places = np.searchsorted(solid, positions)
     found: Offsets = np.minimum(np.append(solid, np.iinfo(np.int64).max)[places], ends)
     return found

@@ -22,8 +22,8 @@ Sums = NDArray[np.uint32]
 
 _FEW_ITEMS = 128
 _LONG_ITEM = 40
-"""A number of items, and a number of bytes per item. With fewer items, or with longer ones, one
-call per item is faster than one step per byte position."""
+"""A number of items, and a number of bytes per item. With fewer or longer items, one call per item
+is faster than one step per byte position."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class WantedSlots:
 
     @cached_property
     def bits(self) -> int:
-        """An integer whose bit n is set if slot n is wanted; its size depends only on
-        `slot_count`."""
+        """An integer whose bit n is set if slot n is wanted; the size of the integer depends only
+        on `slot_count`."""
         return int.from_bytes(np.packbits(self.flags, bitorder="little").tobytes(), "little")
 
     @property
@@ -102,9 +102,9 @@ def sums_of(data: Bytes, starts: NDArray[Any], stops: NDArray[Any]) -> Sums:
 
 @lru_cache(maxsize=_LONG_ITEM)
 def _part_of(distance: int) -> Sums:
-    """Return, for each byte value, the contribution to the checksum of a byte at this distance from
-    the end of an item. Except for the checksum of zeros, CRC-32C is linear, so the contributions of
-    all bytes are combined by XOR."""
+    """Return a table with an entry for each byte value: the contribution of this byte to the
+    checksum, at this distance from the end of an item. Except for the checksum of zeros, CRC-32C is
+    linear, so the contributions of all bytes are combined by XOR."""
     behind = bytes(distance)
     of_zeros = crc32c(bytes(1) + behind)
     sums = [crc32c(bytes((octet,)) + behind) ^ of_zeros for octet in range(256)]

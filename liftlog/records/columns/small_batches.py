@@ -1,8 +1,8 @@
 """Checks runs of adjacent small batches, and stores them together. Needs numpy.
 
 A publisher that waits for each ack produces batches of one record. Parsing and checking a batch
-alone takes some microseconds, which is much for its few bytes. This walk takes one Python step per
-batch to find its start, and one call per checksum; all other checks compare columns of thousands of
+alone takes some microseconds, which is much for so few bytes. This walk takes one Python step per
+batch to find its start, and one call per checksum. All other checks compare columns of thousands of
 headers at once.
 
 This walk reports no errors: it stops before the first batch that is large, compressed, cut,
@@ -48,7 +48,7 @@ HEAD = np.dtype(
 """The header as numpy reads it: the fields of format.HEADER, by their names in BatchHeader."""
 
 FEWEST_BATCHES = 32
-"""Fewer batches than this are decoded one by one, which is then faster."""
+"""Fewer batches than this are decoded one by one, because for so few batches this is faster."""
 _MOST_BATCHES = 4096
 _LARGEST_BYTES = 4096
 _MAGIC = int.from_bytes(MAGIC, "little")
@@ -62,8 +62,8 @@ class SmallBatches:
     """Small batches that one walk has verified: uncompressed, with at least one record each.
     Immutable.
 
-    `starts` are the positions of the batches in `raw`, `heads` their headers. Batches without
-    records may lie between them.
+    `starts` are the positions of the batches in `raw`, `heads` their headers. Between these
+    batches, there may be batches without records.
     """
 
     __slots__ = ("_len", "heads", "lengths", "raw", "starts")
@@ -135,8 +135,8 @@ def take_small_batches(
     Takes only batches that are complete, pass every check, continue each other from `place`, and
     have no offset outside [first_offset, stop_offset). Moves `place` past them. Returns None if
     fewer than `fewest` (default FEWEST_BATCHES) batches qualify. A caller that decodes the columns
-    of all batches at once may set a higher `largest_bytes`, because it also profits from larger
-    batches.
+    of all batches at once may set a higher `largest_bytes`, because for it, larger batches are also
+    faster in this way.
     """
     starts = _find_starts(body[position:], largest_bytes)
     if len(starts) < (FEWEST_BATCHES if fewest is None else fewest):

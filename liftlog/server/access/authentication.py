@@ -1,8 +1,8 @@
 """Identifies a client by token, nkey, TLS certificate or Unix user, as the policy says.
 
 Cheap checks come first: they refuse a client that has guessed too often, and refuse clients while
-too many checks are running. Checks of tokens are slow, so they take turns: first among the places
-that clients come from, then among the principals that clients claim to be.
+too many checks are running. Checks of tokens are slow, so clients take turns: first the places that
+clients come from, and within a place the principals that clients claim to be.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class Authenticator:
         return Identity(principal, proof.method, policy.credential(principal, proof.method))
 
     async def identify_bearer(self, policy: Policy, place: str, peer: str, token: str) -> Identity:
-        """Identify the sender of an HTTP request. Only refusals are audited, since each request
+        """Identify the sender of an HTTP request. Only refusals are audited, because each request
         carries its token."""
         try:
             principal = await self._by_token(policy, token, place)

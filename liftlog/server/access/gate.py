@@ -28,7 +28,7 @@ class Gate:
     may do everything.
 
     One gate serves the pull port and the HTTP port. It belongs to the event loop, and a reload of
-    the ACL changes its policy: a decision holds until the next await.
+    the ACL changes its policy. So a decision is valid only until the next await.
     """
 
     def __init__(self, policy: Policy | None, audit: Audit | None = None) -> None:
@@ -57,8 +57,8 @@ class Gate:
         """Check a request. Raises InvalidArgument for a bad name, then Forbidden, before anything
         is looked up.
 
-        `subjects` are the subjects of a stream to be created; each of them must be allowed. The
-        audit log names `peer`.
+        `subjects` are the subjects of a stream to be created; the policy must allow each of them.
+        The audit log names `peer`.
 
         The operation `read` covers the stream itself: its description, offsets, leases,
         checkpoints. Code that returns records must also call `readable_subjects`.
@@ -139,8 +139,8 @@ class Gate:
         return self._decide(self.policy, principal or ANONYMOUS, operation, stream, None).allowed
 
     def may_somewhere(self, principal: str | None, operation: Operation) -> bool:
-        """Return True if the operation is allowed for some stream. Used for links to forms in which
-        the user names the stream."""
+        """Return True if the operation is allowed for some stream. Used for links to forms with a
+        field for the name of the stream."""
         return self.policy is None or self.policy.has_rule(principal or ANONYMOUS, operation)
 
     def _decide(
@@ -168,8 +168,8 @@ class Gate:
         return decision
 
     def _decide_read(self, policy: Policy, principal: str, stream: str) -> ReadDecision:
-        """Return the decision from a cache, because a fetch needs it each time that the server
-        examines the fetch."""
+        """Return the decision from a cache, because the server needs it each time that it examines
+        a waiting fetch."""
         decision = self._kept_reads.get((principal, stream))
         if decision is None:
             decision = policy.decide_read(principal, stream)

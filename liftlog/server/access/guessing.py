@@ -85,7 +85,7 @@ class GuessLimiter:
         return sum([len(one) for one in kept])
 
     def begin(self, place: str, principal: str) -> bool:
-        """Return True if an attempt may be made. The attempt counts as wrong until `succeeded` is
+        """Return True if an attempt may be made. An attempt counts as wrong until `succeeded` is
         called, so that concurrent attempts cannot exceed the limit."""
         pair = (place, principal)
         known = pair in self._known

@@ -1,4 +1,4 @@
-"""The origin of a client, as the kernel reports it: the client itself cannot choose it."""
+"""The origin of a client, as the kernel reports it. A client cannot choose its origin."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ _CREDENTIALS = struct.Struct("iII")  # struct ucred: pid, uid, gid
 _IPV6_PREFIX = 64
 """Bits of an IPv6 address that one customer of a provider cannot choose."""
 _LOOPBACK = "loopback"
-"""The place of all addresses of the loopback interface: a program can choose any of them."""
+"""The common place of all loopback addresses. They count as one place, because a program can choose
+any of these addresses."""
 
 
 @dataclass(frozen=True, slots=True)
