@@ -158,6 +158,12 @@ class World:
         return load(found, name).state.next_offset
 
 
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
 @asynccontextmanager
 async def acked_world(directory: Path) -> AsyncIterator[World]:
     """Consumers of a broker with the stream `jobs`."""

@@ -6,13 +6,12 @@ import asyncio
 import gc
 import time
 import weakref
-from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pytest
-from support.worlds.acked_consumers import STREAM, World, acked_world
+from support.worlds.acked_consumers import STREAM, World, acked_world, until
 
 from liftlog.deliveries.pull import PullRequest
 from liftlog.deliveries.settings import MAX_WAITING
@@ -40,18 +39,6 @@ from liftlog.server.jetstream_api.workers.worker_link import Arrived
 from liftlog.server.journal import Change
 
 FULL = DiskFull("the disk is full")
-
-
-@pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
-    async with acked_world(tmp_path) as world:
-        yield world
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 async def test_a_refused_update_changes_nothing(world: World) -> None:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import random
 import re
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from support.worlds.acked_consumers import World, acked_world
+from support.worlds.acked_consumers import World, until
 
 from liftlog.sequencing import MessageRun
 from liftlog.server.jetstream_api.consumers.pull_body import Pull
@@ -18,18 +16,6 @@ from liftlog.server.jetstream_api.workers.acked_consumer import AckedConsumer
 
 HOUR_NS = 3600 * 10**9
 _DELIVERED = re.compile(rb"MSG _INBOX\.(\w+) \$JS\.ACK\.jobs\.(\w+)\.\d+\.(\d+)\.")
-
-
-@pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
-    async with acked_world(tmp_path) as world:
-        yield world
-
-
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 async def publish(world: World, *subjects: str) -> int:

@@ -4,28 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 
-import pytest
-from support.worlds.acked_consumers import STREAM, World, acked_world
+from support.worlds.acked_consumers import STREAM, World, until
 
 from liftlog.server.jetstream_api.workers.acked_consumer import AckedConsumer
 
 BEAT_NS = 100_000_000
 PUSH = {"deliver_subject": "out", "idle_heartbeat": BEAT_NS}
-
-
-@pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
-    async with acked_world(tmp_path) as world:
-        yield world
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 async def turns_of(consumer: AckedConsumer) -> int:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pytest
-from support.worlds.acked_consumers import STREAM, World, acked_world
+from support.worlds.acked_consumers import STREAM, World, acked_world, until
 
 from liftlog.deliveries.acks import AckKind, Acks
 from liftlog.deliveries.instructions import Ending
@@ -40,12 +40,6 @@ FULL = DiskFull("the disk is full")
 
 
 @pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
-    async with acked_world(tmp_path) as world:
-        yield world
-
-
-@pytest.fixture
 def door(world: World) -> SocketDoor:
     return SocketDoor(world.broker, world.table)
 
@@ -61,12 +55,6 @@ class Client:
     @property
     def is_answered(self) -> bool:
         return bool(self.deliveries or self.errors)
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 async def test_updates_of_different_settings_at_once_all_count(
