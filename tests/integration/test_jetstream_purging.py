@@ -342,3 +342,24 @@ async def fill(bucket: KeyValue, value: bytes) -> int:
             refused += 1
             await asyncio.sleep(0.1)
     return count
+
+
+async def test_a_worker_does_not_get_what_is_too_old_or_was_purged(
+    js: JetStreamContext, raw: RawNats
+) -> None:
+    name = f"s{secrets.token_hex(4)}"
+    await js.add_stream(
+        name=name, subjects=[f"{name}.>"], max_age=MAX_AGE_SECONDS, max_msgs_per_subject=5
+    )
+    worker = await js.pull_subscribe(f"{name}.>", durable="w", stream=name)
+    for key in ("a", "b", "b"):
+        await js.publish(f"{name}.{key}", b"1")
+    asked(raw, f"STREAM.PURGE.{name}", filter=f"{name}.a")
+    assert (await worker.consumer_info()).num_pending == 2
+    await asyncio.sleep(MAX_AGE_SECONDS + 0.5)
+    assert (await worker.consumer_info()).num_pending == 0
+    for key in ("a", "c"):
+        await js.publish(f"{name}.{key}", b"2")
+    asked(raw, f"STREAM.PURGE.{name}", filter=f"{name}.a")
+    found = await worker.fetch(5, timeout=1)
+    assert [one.subject for one in found] == [f"{name}.c"]

@@ -18,7 +18,8 @@ from support.worlds.rewriting import add, compact_once, keyed, row, stored
 from acl.subjects import matches_any
 from liftlog.server.jetstream_api.consumers import cursor as module
 from liftlog.server.jetstream_api.consumers.budget import Budget
-from liftlog.server.jetstream_api.consumers.cursor import Budgets, Cursor, Row
+from liftlog.server.jetstream_api.consumers.cursor import Budgets, Cursor
+from liftlog.server.jetstream_api.consumers.rows import Row
 
 SUBJECTS = ["s.a", "s.b", "s.c.d", "s.c.e"]
 FILTERS = [(), ("s.a",), ("s.*",), ("s.c.>", "s.b"), ("other",)]

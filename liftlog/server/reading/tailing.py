@@ -19,6 +19,8 @@ from typing import NamedTuple
 from liftlog.log import Log, LogSlice
 from liftlog.log.state import ReadView
 from liftlog.protocol.limits import KIB
+from liftlog.records.codecs import raw_length
+from liftlog.records.header import parse_header
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.reading.read_share import ReadShare
 
@@ -209,3 +211,13 @@ def read_from_memory(piece: LogSlice) -> Tail | None:
         return None
     piece.release()
     return Tail(piece.first_offset, piece.next_offset, piece.record_count, bytes(body))
+
+
+def inflated_bytes(body: bytes) -> int:
+    """Return the size of some batches without compression."""
+    size = position = 0
+    while position < len(body):
+        header = parse_header(body, position)
+        size += raw_length(body[position : position + header.length], header)
+        position += header.length
+    return size

@@ -165,9 +165,9 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 @asynccontextmanager
-async def acked_world(directory: Path) -> AsyncIterator[World]:
-    """Consumers of a broker with the stream `jobs`."""
-    running = Running(directory, **{STREAM: {"subject": "in"}})
+async def acked_world(directory: Path, **stream: Any) -> AsyncIterator[World]:
+    """Consumers of a broker with the stream `jobs`, and its settings."""
+    running = Running(directory, **{STREAM: stream or {"subject": "in"}})
     broker = await running.start()
     services = PullServices(broker, PullLimits(), None, broker.intake.ingested)
     leaf, link = Leaf(), Link()

@@ -7,7 +7,7 @@ import pytest
 
 from liftlog.deliveries.acks import AckKind, Acks
 from liftlog.deliveries.pending import PendingMessages
-from liftlog.server.jetstream_api.consumers.cursor import Row
+from liftlog.server.jetstream_api.consumers.rows import Row
 from liftlog.server.jetstream_api.workers.acks import WorkerAcks
 from liftlog.server.jetstream_api.workers.pacing import ByteRate, Replay
 from liftlog.server.jetstream_api.workers.sampling import sampled

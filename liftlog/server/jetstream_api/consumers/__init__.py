@@ -10,6 +10,7 @@ push_flow   flow control and heartbeats of a push consumer
 delivered   composes the messages that carry records, and counts the records
 placing     moves the cursor of a new consumer to its start
 cursor      the position of a consumer in the log
+rows        the records as they are delivered
 deliveries  the subjects that a consumer may deliver to
 leaf        the connection over which consumers deliver
 leaf_frames the protocol of that connection

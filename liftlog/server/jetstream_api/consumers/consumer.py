@@ -22,7 +22,7 @@ from liftlog.server.commits.host import StreamHost
 from liftlog.server.jetstream_api.answers import time_text
 from liftlog.server.jetstream_api.consumers.budget import Part
 from liftlog.server.jetstream_api.consumers.config import ConsumerSpec, shown_config
-from liftlog.server.jetstream_api.consumers.cursor import PIECE_BYTES, Cursor, Row
+from liftlog.server.jetstream_api.consumers.cursor import PIECE_BYTES, Cursor
 from liftlog.server.jetstream_api.consumers.delivered import Delivered
 from liftlog.server.jetstream_api.consumers.deliveries import Deliveries
 from liftlog.server.jetstream_api.consumers.leaf import LeafLink
@@ -34,6 +34,7 @@ from liftlog.server.jetstream_api.consumers.pull_requests import (
     status_block,
 )
 from liftlog.server.jetstream_api.consumers.push_flow import PushFlow
+from liftlog.server.jetstream_api.consumers.rows import Row
 from liftlog.server.jetstream_api.pace import Pace
 from liftlog.server.pull.services import PullServices
 

@@ -15,7 +15,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import compress, repeat
+from itertools import repeat
 from operator import itemgetter
 from typing import NamedTuple, TypeVar
 
@@ -28,20 +28,18 @@ from liftlog.errors import (
     UnsupportedFormat,
 )
 from liftlog.log import Log
-from liftlog.records.codecs import raw_length
 from liftlog.records.columns.batch_columns import decode_columns
-from liftlog.records.columns.column_set import Flags
-from liftlog.records.columns.selection import OFFSET, Selection
-from liftlog.records.decode import RecordBatch, iter_batches
-from liftlog.records.header import parse_header
-from liftlog.server.jetstream_api.answers import without_statuses
+from liftlog.records.columns.selection import OFFSET, SUBJECT, Selection
+from liftlog.records.decode import iter_batches
 from liftlog.server.jetstream_api.consumers.budget import Budget, Part
+from liftlog.server.jetstream_api.consumers.rows import Row, rows_in, rows_of
 from liftlog.server.jetstream_api.messages.newest import newest_of
+from liftlog.server.jetstream_api.messages.purges import Purges
 from liftlog.server.jetstream_api.messages.shown import Shown
 from liftlog.server.pull.services import PullServices
 from liftlog.server.reading.filtering import MAX_ANSWER_BYTES, scan_log
 from liftlog.server.reading.scan import Scan, Scanned
-from liftlog.server.reading.tailing import Tail, TailGroup, read_tail
+from liftlog.server.reading.tailing import Tail, TailGroup, inflated_bytes, read_tail
 
 logger = logging.getLogger("liftlog.server.jetstream_api")
 
@@ -55,15 +53,6 @@ _LONGEST_RUN = 4096
 """Maximum number of records in one piece: the search for its end runs in the event loop."""
 
 Result = TypeVar("Result")
-
-
-class Row(NamedTuple):
-    offset: int
-    timestamp_ns: int
-    subject: bytes
-    headers: bytes
-    """A NATS header block; empty without headers."""
-    value: bytes
 
 
 class Budgets(NamedTuple):
@@ -86,8 +75,15 @@ class Cursor:
         readable: tuple[str, ...] | None,
         member: Hashable,
         budgets: Budgets,
+        purges: Purges | None = None,
     ) -> None:
+        """`purges` are the purges of a bucket, whose messages are left out."""
         self._shown = shown
+        self._purges = purges
+        self._seen_version = -1
+        self.is_stale = False
+        """True if `left` may contain records that were removed since they were counted."""
+        self._restarts = 0
         self.log: Log = shown.host.log
         self.next_offset = shown.first_offset
         """All offsets below it have been examined."""
@@ -105,6 +101,8 @@ class Cursor:
         self._chosen: Sequence[int] = ()
         self._chosen_end = 0  # below this offset, only `_chosen` are wanted
         self._counted_to = 0
+        self._noted_count = 0
+        """Number of wanted records that reads have added to `left`."""
 
     # --- where to begin ---
 
@@ -147,20 +145,91 @@ class Cursor:
         at = max(self.next_offset, self._counted_to)
         if at >= end:
             return
-        keeps = self._keeps_tombstones
-        if self._is_all and keeps and log.view.record_count == end - log.log_start_offset:
-            self.left += end - max(at, log.log_start_offset)
+        before, restarts, total = self._noted_count, self._restarts, 0
+        if self.takes_all and at >= self._chosen_end and _is_dense(log):
+            total = end - max(at, log.log_start_offset)
         else:
-            only_offsets = replace(self._selection, columns=frozenset((OFFSET,)))
+            purges = None if self._purges is None or self._purges.is_empty else self._purges
+            columns = frozenset((OFFSET,) if purges is None else (OFFSET, SUBJECT))
+            selection = replace(self._selection, columns=columns)
             deadline = time.monotonic() + _COUNT_SECONDS
             while at < end and time.monotonic() < deadline:
                 counts: list[int] = []
-                scan = Scan(at, end, MAX_ANSWER_BYTES, only_offsets)
-                scanned = await self._scan(scan, partial(_note_count, counts, end, keeps))
-                self.left += sum(counts)
+                scan = Scan(at, end, MAX_ANSWER_BYTES, selection)
+                scanned = await self._scan(scan, partial(self._note_count, counts, end, purges))
+                total += sum(counts)
                 at = max(scanned.next_offset, at + 1)
-            self.left += max(0, end - at)
-        self._counted_to = end
+            total += max(0, end - at)
+        if restarts == self._restarts and self._counted_to <= end:
+            # `passed` may have added some of these records meanwhile.
+            self.left += max(total - (self._noted_count - before), 0)
+            self._counted_to = end
+
+    def count_anew(self, known: int) -> None:
+        """Count the records again, as some of them were removed. `known` is the number of wanted
+        records that were read, but not delivered."""
+        self.left, self._counted_to = known, self.next_offset
+        self.is_stale = False
+        self._restarts += 1
+
+    def _note_count(self, counts: list[int], end: int, purges: Purges | None, body: bytes) -> None:
+        """Note the numbers of wanted records in some batches. Runs in a thread."""
+        chosen, chosen_end = self._chosen, self._chosen_end
+        for whole in iter_batches(body, verify=False):
+            batch = whole.trim(whole.base_offset, end)
+            has_deletes = batch.has_tombstones and not self._keeps_tombstones
+            if batch.base_offset < chosen_end or purges is not None:
+                columns = (
+                    batch.offsets(),
+                    repeat(b"") if purges is None else batch.raw_subjects(),
+                    batch.values() if has_deletes else repeat(b""),
+                )
+                kept = [
+                    value is not None
+                    and (offset >= chosen_end or _has(chosen, offset))
+                    and not (purges is not None and purges.hides(subject, offset))
+                    for offset, subject, value in zip(*columns, strict=False)
+                ]
+                counts.append(sum(kept))
+                continue
+            counts.append(len(batch))
+            if has_deletes:
+                counts.append(-batch.values().count(None))
+
+    # --- purges ---
+
+    def knows_purges(self, first: int, group: TailGroup) -> bool:
+        """Return True if all purges of records from `first` on are known. Otherwise call
+        `read_purges`."""
+        return self._purges is None or self._purges.knows(first, group)
+
+    async def read_purges(self, first: int) -> None:
+        """Find all committed purges of records from `first` on. Raises LiftlogError."""
+        if self._purges is not None:
+            await self._purges.read(first, self._run)
+
+    def sees_new_purges(self) -> bool:
+        """Return True, once, if there are purges that earlier reads may not have left out."""
+        if self._purges is None or self._purges.version == self._seen_version:
+            return False
+        self._seen_version, self.is_stale = self._purges.version, True
+        return True
+
+    def _has_new_purges(self) -> bool:
+        purges = self._purges
+        return purges is not None and not (
+            purges.version == self._seen_version and purges.covers(self.next_offset)
+        )
+
+    def without_purged(self, rows: Iterable[Row]) -> list[Row]:
+        """Leave out the records that were purged, as far as the purges are known."""
+        return list(self._without_purged(rows))
+
+    def _without_purged(self, rows: Iterable[Row]) -> Iterable[Row]:
+        purges = self._purges
+        if purges is None or purges.is_empty:
+            return rows
+        return (row for row in rows if not purges.hides(row.subject, row.offset))
 
     async def _newest(self, count: int, end: int) -> array[int]:
         """Return the offsets of the newest `count` records of each subject below `end`,
@@ -197,10 +266,12 @@ class Cursor:
         self.read_bytes = 0
 
         def take(body: bytes) -> None:
-            rows.extend(_rows(body, keeps_tombstones=self._keeps_tombstones))
+            rows.extend(rows_in(body, keeps_tombstones=self._keeps_tombstones))
             self.read_bytes = inflated_bytes(body)
 
         scanned = await self._scan(Scan(at, stop, PIECE_BYTES, self._selection), take)
+        await self.read_purges(at)
+        rows = self.without_purged(rows)
         end = max(scanned.next_offset, at)
         if stop is not None:
             end = min(end, stop)  # a piece may extend past the stop only if nothing is chosen
@@ -214,31 +285,36 @@ class Cursor:
         """Store the offsets of all wanted records between `next_offset` and `end`."""
         self.next_offset = end
         if end > self._counted_to:
-            self.left += len([row for row in rows if row.offset >= self._counted_to])
-            self._counted_to = end
+            self._note(len([row for row in rows if row.offset >= self._counted_to]), end)
+
+    def _note(self, count: int, end: int) -> None:
+        """Note the number of wanted records from `_counted_to` up to `end`."""
+        self.left += count
+        self._noted_count += count
+        self._counted_to = end
 
     def read_now(self, group: TailGroup) -> tuple[list[Row], bool] | None:
         """Like `read`, but in the event loop, for records that were just written: starting a thread
         takes longer than reading them. Returns None, and changes nothing, if `read` is needed."""
-        if self.next_offset < self._chosen_end:
+        if self.next_offset < self._chosen_end or not self.knows_purges(self.next_offset, group):
             return None
         view = self.log.view
         try:
             tail = read_tail(self.log, group, view, self.next_offset, PIECE_BYTES)
             if tail is None or inflated_bytes(tail.body) > PIECE_BYTES:
                 return None
-            rows = self._rows_in(tail)
+            rows = self.without_purged(self._tail_rows(tail))
             self.read_bytes = PIECE_BYTES
         except (CorruptBatch, CorruptRange, OffsetOutOfRange, UnsupportedFormat):
             return None  # `read` reports the problem
         self._advance(rows, tail.next_offset)
         return rows, tail.next_offset >= view.committed.offset
 
-    def _rows_in(self, tail: Tail) -> list[Row]:
+    def _tail_rows(self, tail: Tail) -> list[Row]:
         rows: list[Row] = []
         for batch in iter_batches(tail.body):
             flags = None if self._is_all else self._selection.matching(decode_columns(batch))
-            rows += _rows_of(batch, flags, keeps_tombstones=self._keeps_tombstones)
+            rows += rows_of(batch, flags, keeps_tombstones=self._keeps_tombstones)
         return rows[bisect_left(rows, self.next_offset, key=itemgetter(0)) :]
 
     @property
@@ -256,13 +332,13 @@ class Cursor:
         """Count wanted records that the caller has read elsewhere: at rising `offsets`, up to
         `end`."""
         if end > self._counted_to:
-            self.left += len(offsets) - int(offsets.searchsorted(self._counted_to))
-            self._counted_to = end
+            self._note(len(offsets) - int(offsets.searchsorted(self._counted_to)), end)
 
     async def rows_at(self, offsets: Sequence[int], max_bytes: int) -> tuple[list[Row], int]:
         """Return the records at these rising offsets, and the offset below which all of them were
         examined. Leaves out records that do not exist any more or may not be read. Ignores the
         filters. Stops after `max_bytes`."""
+        await self.read_purges(offsets[0])
         rows: list[Row] = []
         everything, place, size = replace(self._selection, subjects=None), 0, 0
         while place < len(offsets):
@@ -275,10 +351,10 @@ class Cursor:
                 found: list[Row] = []
 
                 def take(body: bytes, found: list[Row] = found) -> None:
-                    found.extend(_rows(body, keeps_tombstones=self._keeps_tombstones))
+                    found.extend(rows_in(body, keeps_tombstones=self._keeps_tombstones))
 
                 scanned = await self._scan(Scan(at, stop, PIECE_BYTES, everything), take)
-                found = [row for row in found if row.offset in chosen]
+                found = self.without_purged(row for row in found if row.offset in chosen)
                 rows += found
                 size += sum([len(row.headers) + len(row.value) for row in found])
                 at = max(scanned.next_offset, at + 1)
@@ -292,7 +368,15 @@ class Cursor:
     @property
     def is_counted(self) -> bool:
         """True if `left` is exact for all committed records."""
-        return max(self.next_offset, self._counted_to) >= self.log.high_watermark
+        counted_to = max(self.next_offset, self._counted_to)
+        is_current = not self.is_stale and not self._has_new_purges()
+        return is_current and counted_to >= self.log.high_watermark
+
+    @property
+    def log_start(self) -> int:
+        """The first offset that the stream shows: retention, `max_age` and purges have removed the
+        records before it."""
+        return min(self._shown.first_offset, self.log.high_watermark)
 
     def move(self, offset: int) -> None:
         """Continue at `offset`, which may be before or after the present position. The counts do
@@ -352,47 +436,9 @@ def _scan_and_take(log: Log, scan: Scan, take: Callable[[bytes], None]) -> Scann
     return scanned
 
 
-def _rows(body: bytes, *, keeps_tombstones: bool) -> Iterable[Row]:
-    for batch in iter_batches(body, verify=False):
-        yield from _rows_of(batch, None, keeps_tombstones=keeps_tombstones)
-
-
-def _rows_of(batch: RecordBatch, wanted: Flags | None, *, keeps_tombstones: bool) -> Iterable[Row]:
-    """Yield the records of a batch for which `wanted` is true; all records if it is None."""
-    values = batch.values()
-    columns = (
-        batch.offsets(),
-        batch.timestamps_ns(),
-        batch.raw_subjects(),
-        without_statuses(batch.headers()),
-        [value or b"" for value in values],
-    )
-    # The constructor of the NamedTuple would take three times as long.
-    rows: Iterable[Row] = map(tuple.__new__, repeat(Row), zip(*columns, strict=True))
-    if wanted is not None:
-        rows = compress(rows, wanted)
-    if keeps_tombstones or not batch.has_tombstones:
-        return rows
-    kept = [value is not None for value in values]
-    return compress(rows, kept if wanted is None else compress(kept, wanted))
-
-
-def inflated_bytes(body: bytes) -> int:
-    """Return the size of some batches without compression."""
-    size = position = 0
-    while position < len(body):
-        header = parse_header(body, position)
-        size += raw_length(body[position : position + header.length], header)
-        position += header.length
-    return size
-
-
-def _note_count(counts: list[int], end: int, keeps_tombstones: bool, body: bytes) -> None:
-    for whole in iter_batches(body, verify=False):
-        batch = whole.trim(whole.base_offset, end)
-        counts.append(len(batch))
-        if batch.has_tombstones and not keeps_tombstones:
-            counts.append(-batch.values().count(None))
+def _is_dense(log: Log) -> bool:
+    """Return True if the log has a record at each offset."""
+    return log.view.record_count == log.high_watermark - log.log_start_offset
 
 
 def _too_many() -> LimitExceeded:
@@ -400,6 +446,11 @@ def _too_many() -> LimitExceeded:
         "the last record of each subject: the stream has too many records to search",
         hint="choose fewer with a filter, or read with the pull API",
     )
+
+
+def _has(chosen: Sequence[int], offset: int) -> bool:
+    place = bisect_left(chosen, offset)
+    return place < len(chosen) and chosen[place] == offset
 
 
 def _end_of_run(chosen: Sequence[int], place: int) -> int:

@@ -6,8 +6,9 @@ import time
 from collections.abc import Sequence
 
 from liftlog.sequencing.destinations import Destination
-from liftlog.server.jetstream_api.consumers.cursor import Cursor, Row
+from liftlog.server.jetstream_api.consumers.cursor import Cursor
 from liftlog.server.jetstream_api.consumers.leaf_frames import leaf_message
+from liftlog.server.jetstream_api.consumers.rows import Row
 
 Message = tuple[bytes, bytes, bytes]
 """(reply with the subject, headers, payload)"""

@@ -8,12 +8,13 @@ from itertools import islice
 
 from liftlog.sequencing.destinations import Why
 from liftlog.server.jetstream_api.consumers.budget import Part
-from liftlog.server.jetstream_api.consumers.cursor import Cursor, Row
+from liftlog.server.jetstream_api.consumers.cursor import Cursor
 from liftlog.server.jetstream_api.consumers.delivered import Delivered, Message, size_of
 from liftlog.server.jetstream_api.consumers.deliveries import Deliveries
 from liftlog.server.jetstream_api.consumers.leaf import LeafLink
 from liftlog.server.jetstream_api.consumers.leaf_frames import leaf_message
 from liftlog.server.jetstream_api.consumers.pull_body import Pull
+from liftlog.server.jetstream_api.consumers.rows import Row
 
 SHUTDOWN = b"409 Server Shutdown"
 _NS = 1_000_000_000

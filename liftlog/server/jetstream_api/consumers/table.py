@@ -18,6 +18,7 @@ from liftlog.server.jetstream_api.consumers.placing import place
 from liftlog.server.jetstream_api.consumers.pull_requests import SHUTDOWN
 from liftlog.server.jetstream_api.consumers.push_flow import LEAST_WINDOW_BYTES
 from liftlog.server.jetstream_api.messages.ages import Ages
+from liftlog.server.jetstream_api.messages.purges import AllPurges
 from liftlog.server.jetstream_api.messages.shown import Shown
 from liftlog.server.jetstream_api.pace import Pace
 from liftlog.server.pull.services import PullServices
@@ -64,6 +65,7 @@ class Consumers:
         self._budgets = Budgets(
             Budget(_MAX_NOTED, _NOTED_SHARE), Budget(_MAX_CHOSEN, _MAX_CHOSEN // MAX_CONSUMERS)
         )
+        self._purges = AllPurges()
         self._waiting = Budget(_MAX_WAITING, _MAX_WAITING // MAX_CONSUMERS)
         self._windows = Budget(_MAX_WINDOWS_BYTES, LEAST_WINDOW_BYTES)
         self._pace = pace
@@ -138,7 +140,15 @@ class Consumers:
         deliveries = Deliveries(self._broker, self._services.gate, host, spec.deliver_subject)
         deliveries.check()
         shown = Shown(host, self._ages, None)
-        cursor = Cursor(self._services, shown, spec.filters, readable, spec.name, self._budgets)
+        cursor = Cursor(
+            self._services,
+            shown,
+            spec.filters,
+            readable,
+            spec.name,
+            self._budgets,
+            self._purges.of(host),
+        )
         self._being_made[party] += 1
         try:
             await self._make_room(host, party)

@@ -24,9 +24,10 @@ from liftlog.deliveries.snapshot import encode_snapshot
 from liftlog.errors import LiftlogError
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.jetstream_api.consumers.config import ConsumerSpec
-from liftlog.server.jetstream_api.consumers.cursor import Cursor, Row
+from liftlog.server.jetstream_api.consumers.cursor import Cursor
 from liftlog.server.jetstream_api.consumers.deliveries import Deliveries
 from liftlog.server.jetstream_api.consumers.pull_body import BadPull, Pull
+from liftlog.server.jetstream_api.consumers.rows import Row
 from liftlog.server.jetstream_api.workers import large
 from liftlog.server.jetstream_api.workers.acks import WorkerAcks
 from liftlog.server.jetstream_api.workers.admission import Place
@@ -49,6 +50,7 @@ _MOST = 500
 """Maximum number of messages in one turn."""
 _PUSH_BYTES = 1024 * 1024
 _FULL_NS = 5_000_000
+_MOST_COUNTS = 5
 _FAILED_NS = 1_000_000_000
 """Time until the next attempt after a failed read, or while the journal cannot be written."""
 
@@ -224,7 +226,7 @@ class AckedConsumer:
         self._buffer.tick(now_ns)
         self._take_pulls(now_ns)
         self.local.pull(machine, now_ns)
-        machine.log_started(self.host.log.log_start_offset)
+        self._buffer.drop_removed(self._cursor, self.machine)
         if (due := machine.due_ns()) is not None and due <= now_ns:
             machine.tick(now_ns)
         if (beat := self._composer.heartbeat(machine.state, now_ns)) and not self.changes.is_full:
@@ -267,7 +269,7 @@ class AckedConsumer:
         queue = self._pulls.queue
         while queue:
             if queue[0].no_wait and not self._cursor.is_counted:
-                self._begin(self._cursor.count())
+                self.count_again()
                 return
             self.machine.pull(queue.popleft(), self._cursor.left, now_ns)
 
@@ -307,6 +309,11 @@ class AckedConsumer:
     def _serve(self, now_ns: int) -> dict[int, Row]:
         """Give waiting clients the records that are in memory, and begin to read the records that
         they still need. Returns the delivered records."""
+        floor, group = self.machine.state.floor_offset, self._shared.services.live_group(self.host)
+        if not self._cursor.knows_purges(floor, group):
+            self._begin(self._cursor.read_purges(floor))
+            return {}
+        self._buffer.leave_out_purged(self._cursor)
         room = self._shared.room
         wants = self.machine.wants(now_ns, max(_MOST, self.local.most), room)
         rows: dict[int, Row] = {}
@@ -353,7 +360,7 @@ class AckedConsumer:
         end = self.host.log.high_watermark
         has_conditions = state.settings.priority_policy is PriorityPolicy.OVERFLOW
         if has_conditions and not cursor.is_counted:
-            self._begin(cursor.count())
+            self.count_again()
             return {}
         if not buffer.start <= wants.start <= cursor.next_offset:
             cursor.move(wants.start)
@@ -362,7 +369,10 @@ class AckedConsumer:
         needs_rows = not buffer.rows and not self._is_at_end
         # While a thread reads, nothing is read here, because both reads would return the same
         # records.
-        if needs_rows and not (self._idle.is_set() and self._read_now()):
+        services = self._shared.services
+        if needs_rows and not (
+            self._idle.is_set() and buffer.read_now(cursor, services, self.host)
+        ):
             self._begin(buffer.read(cursor))
             return {}
         most = large.most_of(buffer, self._large())
@@ -391,16 +401,6 @@ class AckedConsumer:
     @property
     def _is_at_end(self) -> bool:
         return self._buffer.is_at_end and self._cursor.next_offset >= self.host.log.high_watermark
-
-    def _read_now(self) -> bool:
-        """Read records that were just written, in the event loop. Returns False if the read needs a
-        thread."""
-        with self._shared.services.read_share:
-            found = self._cursor.read_now(self._shared.services.live_group(self.host))
-        if found is None:
-            return False
-        self._buffer.add(*found)
-        return True
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         """Start a read. Only one runs at a time; the consumer becomes ready when it has ended."""
@@ -461,11 +461,6 @@ class AckedConsumer:
         """Return the settings that the journal stores together with the state."""
         return encode_settings(self.spec, self.local.origin, self._cursor.chosen_end)
 
-    @property
-    def chosen_end(self) -> int:
-        """Offset below which only the records that the deliver policy has chosen are delivered."""
-        return self._cursor.chosen_end
-
     def snapshot(self) -> Change:
         """Return the whole consumer. Acks and pulls may have changed it since its last turn. Their
         delta is written before the snapshot, so that it is not applied twice."""
@@ -481,13 +476,17 @@ class AckedConsumer:
     def count_again(self) -> None:
         """Begin to count the waiting messages, unless the number is exact."""
         if not self._cursor.is_counted:
-            self._begin(self._cursor.count())
+            self._begin(self._buffer.count(self._cursor, self.machine.state))
 
     async def info(self) -> dict[str, Any]:
         """Return JetStream's description of the consumer."""
+        self._buffer.drop_removed(self._cursor, self.machine)
         await self._idle.wait()
-        self.count_again()
-        await self._idle.wait()
+        for _ in range(_MOST_COUNTS):  # another read may begin before the count
+            if self._cursor.is_counted:
+                break
+            self.count_again()
+            await self._idle.wait()
         figures = self.machine.figures(now := self._shared.clock.now_ns())
         self._shared.rounds.ready(self)
         stream, created_ns = self.host.name, self.local.origin.created_ns

@@ -11,9 +11,14 @@ from operator import itemgetter
 import numpy as np
 
 from liftlog.deliveries.columns import NO_INTS
+from liftlog.deliveries.consumer import Consumer
 from liftlog.deliveries.records import Records, Scan
-from liftlog.server.jetstream_api.consumers.cursor import Cursor, Row
+from liftlog.deliveries.state import ConsumerState
+from liftlog.server.commits.host import StreamHost
+from liftlog.server.jetstream_api.consumers.cursor import Cursor
+from liftlog.server.jetstream_api.consumers.rows import Row
 from liftlog.server.jetstream_api.workers.pacing import Replay
+from liftlog.server.pull.services import PullServices
 
 logger = logging.getLogger("liftlog.server.jetstream_api")
 
@@ -56,6 +61,45 @@ class Buffer:
         examined during the present wait. If the consumer does not wait, `examined` is 0."""
         end, self.examined = examined or self.examined, 0
         return end if position == self._waits_from and not self.rows else position
+
+    async def count(self, cursor: Cursor, state: ConsumerState) -> None:
+        """Let the cursor count the records that the consumer has not delivered yet."""
+        await cursor.read_purges(min(state.floor_offset, cursor.next_offset))
+        self.leave_out_purged(cursor)
+        if cursor.is_stale:
+            if not self.start <= state.next_offset <= cursor.next_offset:
+                cursor.move(state.next_offset)
+                self.clear(state.next_offset)
+            place = bisect_left(self.rows, state.next_offset, key=_OFFSET)
+            cursor.count_anew(len(self.rows) - place)
+        await cursor.count()
+
+    def drop_removed(self, cursor: Cursor, machine: Consumer) -> None:
+        """Drop the messages that retention or a purge has removed from the stream."""
+        start = cursor.log_start
+        if start > machine.state.next_offset:
+            cursor.is_stale = True
+        machine.log_started(start)
+
+    def read_now(self, cursor: Cursor, services: PullServices, host: StreamHost) -> bool:
+        """Read records that were just written, in the event loop. Returns False if the read needs a
+        thread."""
+        with services.read_share:
+            found = cursor.read_now(services.live_group(host))
+        if found is None:
+            return False
+        self.add(*found)
+        return True
+
+    def leave_out_purged(self, cursor: Cursor) -> None:
+        """Leave out the records that were purged after they had been read."""
+        if not cursor.sees_new_purges():
+            return
+        count = len(self.rows)
+        self.rows = cursor.without_purged(self.rows)
+        cursor.left = max(cursor.left - count + len(self.rows), 0)
+        asked, rows = self.again
+        self.again = asked, {row.offset: row for row in cursor.without_purged(rows.values())}
 
     def take_again(self) -> tuple[list[int], dict[int, Row]]:
         taken, self.again = self.again, ([], {})

@@ -16,6 +16,7 @@ from liftlog.server.jetstream_api.consumers.deliveries import Deliveries
 from liftlog.server.jetstream_api.consumers.placing import place as place_cursor
 from liftlog.server.jetstream_api.consumers.push_flow import LEAST_WINDOW_BYTES, PushFlow
 from liftlog.server.jetstream_api.messages.ages import Ages
+from liftlog.server.jetstream_api.messages.purges import AllPurges
 from liftlog.server.jetstream_api.messages.shown import Shown
 from liftlog.server.jetstream_api.workers.acked_consumer import AckedConsumer
 from liftlog.server.jetstream_api.workers.admission import MAX_CONSUMERS, Place
@@ -47,6 +48,7 @@ class Builder:
         )
         self._windows = Budget(_MAX_WINDOWS_BYTES, LEAST_WINDOW_BYTES)
         self._pulls = Budget(MAX_PULLS, 1)
+        self._purges = AllPurges()
 
     def shown(self, host: StreamHost) -> Shown:
         return Shown(host, self._ages, None)
@@ -66,7 +68,13 @@ class Builder:
             readable = gate.readable_subjects(OVER_NATS, host.name, peer="nats")
         member = (host.name, spec.name)
         cursor = Cursor(
-            self._services, self.shown(host), spec.filters, readable, member, self._budgets
+            self._services,
+            self.shown(host),
+            spec.filters,
+            readable,
+            member,
+            self._budgets,
+            self._purges.of(host),
         )
         return cursor, policy
 

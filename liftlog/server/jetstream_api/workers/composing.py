@@ -24,7 +24,6 @@ from liftlog.deliveries.statuses import heartbeat
 from liftlog.sequencing.destinations import Destination, Destinations, Why
 from liftlog.server.jetstream_api.answers import PREAMBLE, command, status
 from liftlog.server.jetstream_api.consumers.config import ConsumerSpec
-from liftlog.server.jetstream_api.consumers.cursor import Row
 from liftlog.server.jetstream_api.consumers.delivered import headers_only
 from liftlog.server.jetstream_api.consumers.deliveries import Deliveries
 from liftlog.server.jetstream_api.consumers.leaf import LeafLink
@@ -34,6 +33,7 @@ from liftlog.server.jetstream_api.consumers.leaf_frames import (
     leaf_message,
 )
 from liftlog.server.jetstream_api.consumers.push_flow import PushFlow
+from liftlog.server.jetstream_api.consumers.rows import Row
 from liftlog.server.jetstream_api.workers.advisories import Advisories
 from liftlog.server.jetstream_api.workers.pacing import rate_of
 from liftlog.server.jetstream_api.workers.rounds import Clock

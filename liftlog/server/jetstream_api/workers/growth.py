@@ -14,9 +14,9 @@ from weakref import WeakKeyDictionary
 from liftlog.errors import LiftlogError
 from liftlog.records.decode import RecordBatch, iter_batches
 from liftlog.server.commits.host import StreamHost
-from liftlog.server.jetstream_api.consumers.cursor import PIECE_BYTES, inflated_bytes
+from liftlog.server.jetstream_api.consumers.cursor import PIECE_BYTES
 from liftlog.server.jetstream_api.consumers.interest import Interest
-from liftlog.server.reading.tailing import TailGroup, read_tail
+from liftlog.server.reading.tailing import TailGroup, inflated_bytes, read_tail
 
 _MOST_PIECES = 4
 _MOST_BYTES = 1024 * 1024

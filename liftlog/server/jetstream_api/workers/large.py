@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from liftlog.deliveries.consumer import Consumer
 from liftlog.server.jetstream_api.consumers.config import ConsumerSpec
-from liftlog.server.jetstream_api.consumers.cursor import Row
+from liftlog.server.jetstream_api.consumers.rows import Row
 from liftlog.server.jetstream_api.workers.buffer import Buffer, size_over_nats, within_payload
 from liftlog.server.jetstream_api.workers.local_work import LocalWork, is_local
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from liftlog.server.jetstream_api.consumers.config import ConsumerSpec
-from liftlog.server.jetstream_api.consumers.cursor import Row
+from liftlog.server.jetstream_api.consumers.rows import Row
 
 _BURST_NS = 100_000_000
 _NS = 1_000_000_000

@@ -28,7 +28,8 @@ async def cursor_for(
     offset = consumer.machine.state.next_offset
     try:
         if spec.filters == consumer.spec.filters:
-            await builder.begin(cursor, spec, consumer.host, offset, consumer.chosen_end)
+            chosen_end = consumer.local.cursor.chosen_end
+            await builder.begin(cursor, spec, consumer.host, offset, chosen_end)
         else:
             await cursor.begin(offset, None)
     except BaseException:

@@ -50,7 +50,7 @@ async def cursor_at(
     spec, host = consumer.spec, consumer.host
     cursor, policy = builder.cursor(spec, host, is_local=consumer.local.origin.is_local)
     try:
-        await builder.begin(cursor, spec, host, offset, consumer.chosen_end)
+        await builder.begin(cursor, spec, host, offset, consumer.local.cursor.chosen_end)
     except BaseException:
         cursor.close()
         raise

@@ -36,6 +36,7 @@ class Loaded(NamedTuple):
 
 class HasOrigin(Protocol):
     origin: Origin
+    cursor: Cursor
 
 
 class Storable(Protocol):
@@ -48,9 +49,6 @@ class Storable(Protocol):
 
     @property
     def local(self) -> HasOrigin: ...
-
-    @property
-    def chosen_end(self) -> int: ...
 
     def snapshot(self) -> Change: ...
 
@@ -102,7 +100,7 @@ async def store_settings(
     or None if the present one stays. Raises LiftlogError, and JetStreamError if the consumer is
     deleted meanwhile. After an error the old settings stay."""
     key, old = consumer.key, consumer.stored_settings()
-    chosen_end = consumer.chosen_end if cursor is None else cursor.chosen_end
+    chosen_end = (cursor or consumer.local.cursor).chosen_end
     new = encode_settings(spec, consumer.local.origin, chosen_end)
     try:
         await changes.synced(changes.write(Change.updated(key, consumer.version, new)))

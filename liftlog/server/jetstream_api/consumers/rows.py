@@ -1,0 +1,45 @@
+"""The records that consumers deliver over NATS."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import compress, repeat
+from typing import NamedTuple
+
+from liftlog.records.columns.column_set import Flags
+from liftlog.records.decode import RecordBatch, iter_batches
+from liftlog.server.jetstream_api.answers import without_statuses
+
+
+class Row(NamedTuple):
+    offset: int
+    timestamp_ns: int
+    subject: bytes
+    headers: bytes
+    """A NATS header block; empty without headers."""
+    value: bytes
+
+
+def rows_in(body: bytes, *, keeps_tombstones: bool) -> Iterable[Row]:
+    for batch in iter_batches(body, verify=False):
+        yield from rows_of(batch, None, keeps_tombstones=keeps_tombstones)
+
+
+def rows_of(batch: RecordBatch, wanted: Flags | None, *, keeps_tombstones: bool) -> Iterable[Row]:
+    """Yield the records of a batch for which `wanted` is true; all records if it is None."""
+    values = batch.values()
+    columns = (
+        batch.offsets(),
+        batch.timestamps_ns(),
+        batch.raw_subjects(),
+        without_statuses(batch.headers()),
+        [value or b"" for value in values],
+    )
+    # The constructor of the NamedTuple would take three times as long.
+    rows: Iterable[Row] = map(tuple.__new__, repeat(Row), zip(*columns, strict=True))
+    if wanted is not None:
+        rows = compress(rows, wanted)
+    if keeps_tombstones or not batch.has_tombstones:
+        return rows
+    kept = [value is not None for value in values]
+    return compress(rows, kept if wanted is None else compress(kept, wanted))
