@@ -198,7 +198,7 @@ bench-spark: setup ## Measure the Spark data source and the export (ARGS="--help
 natscli: ## Build the NATS command line for the tests that use it (needs Go)
 	GOBIN=$(CURDIR)/build/tools go install github.com/nats-io/natscli/nats@v0.5.1
 
-jetstream-clients: setup ## Run the tests of JetStream's clients against liftlog (ARGS="--help"; half an hour, needs Go, Rust and npm)
+jetstream-clients: setup ## Run the tests of JetStream's clients against liftlog (ARGS="--help"; 45 minutes, needs Go, Rust, npm and Maven)
 	PYTHONPATH=tests $(BIN)/python -m jetstream_clients $(ARGS)
 
 jar: setup ## Compile the Spark connector into liftlog/spark/jars, for wheels (needs a JDK)

@@ -23,6 +23,7 @@ from support.clients.raw_nats import RawNats, pub_frame
 from support.daemons.daemon import Daemon
 from support.daemons.nats_server import NatsServer
 
+from liftlog import __version__
 from liftlog.client import connect_sync
 from liftlog.errors import InvalidArgument
 
@@ -105,13 +106,13 @@ async def test_the_life_of_a_stream(js: JetStreamContext) -> None:
     assert (await js.add_stream(config)).did_create
     again = await js.add_stream(config)
     assert not again.did_create
-    assert again.config.metadata == {"owner": "me"}
+    assert own_metadata(again.config) == {"owner": "me"}
     with pytest.raises(BadRequestError) as refusal:
         await js.add_stream(config, max_msgs=99)
     assert refusal.value.err_code == 10058
 
     changed = await js.update_stream(config, max_msgs=50, metadata={"team": "us"})
-    assert (changed.config.max_msgs, changed.config.metadata) == (50, {"team": "us"})
+    assert (changed.config.max_msgs, own_metadata(changed.config)) == (50, {"team": "us"})
     assert changed.created == again.created
 
     assert await js.find_stream_name_by_subject("life.1") == "life"
@@ -119,6 +120,29 @@ async def test_the_life_of_a_stream(js: JetStreamContext) -> None:
     assert await js.delete_stream("life")
     with pytest.raises(NotFoundError):
         await js.delete_stream("life")
+
+
+async def test_answers_have_the_levels_of_the_api_in_the_metadata_of_streams(
+    js: JetStreamContext, daemon: Daemon
+) -> None:
+    """As in JetStream since 2.11. Clients send back what they have read; it is not stored."""
+    made = await js.add_stream(StreamConfig(name="levels", subjects=["levels"]))
+    levels = {"_nats.level": "2", "_nats.req.level": "0", "_nats.ver": __version__}
+    assert made.config.metadata == levels
+    old = {**levels, "_nats.ver": "0.0.1"}
+    same = await js.add_stream(StreamConfig(name="levels", subjects=["levels"], metadata=old))
+    assert not same.did_create
+    assert same.config.metadata == levels
+    changed = await js.update_stream(made.config, metadata={**old, "team": "us"})
+    assert changed.config.metadata == {**levels, "team": "us"}
+    with connect_sync(daemon.pull_address) as client:
+        assert client.describe_stream("levels").settings["jetstream"]["metadata"] == {"team": "us"}
+
+
+def own_metadata(config: StreamConfig) -> dict[str, str]:
+    """Without the levels of the API."""
+    found = config.metadata or {}
+    return {key: value for key, value in found.items() if not key.startswith("_nats.")}
 
 
 async def test_a_purge_leaves_what_it_was_told_to(js: JetStreamContext) -> None:

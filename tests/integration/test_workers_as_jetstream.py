@@ -261,6 +261,21 @@ def pause(raw: RawNats) -> Iterator[object]:
 
 
 @scenario
+def created_again(raw: RawNats) -> Iterator[object]:
+    """An ephemeral consumer without a threshold is never the same as the one that is there."""
+    for config in (
+        {"name": "durable", "durable_name": "durable"},
+        {"name": "lasting", "inactive_threshold": 60 * SECOND},
+        {"name": "short"},
+        {"name": "short", "num_replicas": 1},
+    ):
+        body = {"stream_name": "s", "config": {"ack_policy": "explicit", **config}}
+        for action in ("create", "create", "update", ""):
+            found = answered(raw, f"CONSUMER.CREATE.s.{config['name']}", {**body, "action": action})
+            yield action, found.get("error"), found.get("config", {}).get("num_replicas")
+
+
+@scenario
 def pushes(raw: RawNats) -> Iterator[object]:
     publish(raw, 3)
     inbox = f"_INBOX.pushed.{secrets.token_hex(4)}"

@@ -2,6 +2,9 @@
 
 A test that fails counts as *refused by design* only if refused.yaml names it, with the reason. What
 fails with JetStream itself, too, is *no measure*. Any other one counts as *failed*.
+
+The page is made from `results/`, one file for each suite, which are committed: so a suite can be
+run alone, and the page names the revision of each. What each test brought is kept in `build/`.
 """
 
 from __future__ import annotations
@@ -16,10 +19,21 @@ from typing import NamedTuple
 
 import yaml
 
-from jetstream_clients.suites import BUILD, KINDS, REPOSITORY, SUITES, Outcome, Suite, run
+from jetstream_clients.suite import (
+    BUILD,
+    ELSEWHERE,
+    KINDS,
+    REPOSITORY,
+    CannotRun,
+    Outcome,
+    Suite,
+    run,
+)
+from jetstream_clients.suites import SUITES
 
 PAGE = REPOSITORY / "docs/reference/jetstream-clients.md"
 _REFUSED = Path(__file__).with_name("refused.yaml")
+RESULTS = Path(__file__).with_name("results")
 WORDS = ("passed", "refused", "no measure", "failed")
 
 
@@ -48,74 +62,100 @@ def judged(outcome: Outcome) -> str:
     return "no measure" if outcome.theirs is False else "failed"
 
 
+class Result(NamedTuple):
+    """A suite's row, and its tests that did not pass."""
+
+    client: str
+    version: str
+    source: str
+    revisions: Mapping[str, int]
+    """How many tests were last run at each revision of liftlog."""
+    run: int
+    """Test functions that were run: each may bring several outcomes, one for each subtest."""
+    not_run: Mapping[str, int]
+    """And those that were not, by kind. A kind that nobody counted is not there."""
+    passed: int
+    others: Sequence[tuple[str, bool | None]]
+    """Each test that failed, and whether it passes with JetStream itself."""
+
+    def outcomes(self) -> list[Outcome]:
+        """Of the tests that failed."""
+        return [Outcome(self.client, test, False, "", theirs) for test, theirs in self.others]
+
+    def counts(self) -> dict[str, int]:
+        return {**counts(self.outcomes()), "passed": self.passed}
+
+    def left_out(self) -> int:
+        """Tests of JetStream that were not run."""
+        return sum(self.not_run.get(kind, 0) for kind in KINDS)
+
+
 def counts(outcomes: Sequence[Outcome]) -> dict[str, int]:
     found = Counter(map(judged, outcomes))
     return {word: found[word] for word in WORDS}
 
 
 def keep(suite: Suite, outcomes: Sequence[Outcome], *, is_all: bool) -> None:
-    """For the next table; unless these are all, in the place of what these tests brought before."""
-    kept: list[Outcome] = []
+    """Write the suite's result. Unless these are all outcomes, they take the place of what the same
+    tests brought before. Raises CannotRun if there is nothing before."""
+    revision = present_revision()
+    new = [(one, revision) for one in outcomes]
     if not is_all:
-        again = {one.test.partition("/")[0] for one in outcomes}
-        kept = [one for one in _last(suite.name)[1] if one.test.partition("/")[0] not in again]
-    revision = _revision() if is_all else _last(suite.name)[0]
-    content = {
-        "revision": revision,
-        "not_run": suite.not_run(),
-        "run": sum(not suite.kind_outside(test) for test in suite.tests()),
-        "outcomes": [tuple(one) for one in (*kept, *outcomes)],
-    }
+        again = {_function(one) for one in outcomes}
+        new = [*(pair for pair in _last(suite.name) if _function(pair[0]) not in again), *new]
+    content = [{**one._asdict(), "revision": at} for one, at in new]
     _kept(suite.name).write_text(json.dumps(content, indent=1))
+    result = Result(
+        suite.name,
+        suite.version,
+        suite.source,
+        dict(Counter(at for _, at in new)),
+        sum(not suite.kind_outside(test) for test in suite.tests()),
+        suite.not_run(),
+        sum(one.passed for one, _ in new),
+        [(one.test, one.theirs) for one, _ in new if not one.passed],
+    )
+    text = json.dumps(result._asdict(), indent=1)
+    (RESULTS / f"{suite.name}.json").write_text(text + "\n")
 
 
-def _last(name: str) -> tuple[str, list[Outcome]]:
-    """The revision at which all tests were run, empty if they never were, and the outcomes."""
+def _function(outcome: Outcome) -> str:
+    """The test without the name of its subtest."""
+    return outcome.test.partition("/")[0]
+
+
+def _last(name: str) -> list[tuple[Outcome, str]]:
+    """What each test brought when it was last run here, and at which revision."""
     if not _kept(name).exists():
-        return "", []
-    content = json.loads(_kept(name).read_text())
-    return content["revision"], [Outcome(*one) for one in content["outcomes"]]
-
-
-class Extent(NamedTuple):
-    """How many test functions of a suite were run, and how many were not, by kind."""
-
-    run: int
-    not_run: Mapping[str, int]
-
-
-def _extent(name: str) -> Extent:
-    content = json.loads(_kept(name).read_text())
-    return Extent(content.get("run", 0), content.get("not_run", {}))
+        raise CannotRun(f"run all tests of {name} once before some of them are kept")
+    return [
+        (Outcome(**{field: one[field] for field in Outcome._fields}), one["revision"])
+        for one in json.loads(_kept(name).read_text())
+    ]
 
 
 def _kept(name: str) -> Path:
-    return BUILD / f"{name}.outcomes.json"
+    return BUILD / f"{name}.tests.json"
 
 
-def _revision() -> str:
-    """Of the tree, without what does not change what comes out."""
+def present_revision() -> str:
     said = run(["git", "describe", "--always", "--dirty", "--abbrev=12"], cwd=REPOSITORY)
     return said.stdout.strip()
 
 
-def write() -> str:
-    """Write the page from the last outcomes of each suite. Returns why not: they are not of one
-    revision."""
-    revisions = {suite.name: _last(suite.name)[0] for suite in SUITES}
-    if len(set(revisions.values())) > 1 or "" in revisions.values():
-        found = ", ".join(f"{name} {which or 'never'}" for name, which in revisions.items())
-        return f"all tests were last run at several revisions: {found}"
-    [revision] = set(revisions.values())
-    outcomes = [one for suite in SUITES for one in _last(suite.name)[1]]
-    extents = {suite.name: _extent(suite.name) for suite in SUITES}
-    PAGE.write_text(page(outcomes, extents, revision))
-    return ""
+def results() -> list[Result]:
+    """The committed results, in the order of the suites."""
+    found = []
+    for suite in SUITES:
+        path = RESULTS / f"{suite.name}.json"
+        if path.exists():
+            found.append(Result(**json.loads(path.read_text())))
+    return found
 
 
-def page(outcomes: Sequence[Outcome], extents: Mapping[str, Extent], revision: str) -> str:
-    run = sum(one.run for one in extents.values())
-    total = run + sum(sum(one.not_run.values()) for one in extents.values())
+def page(found: Sequence[Result]) -> str:
+    run = sum(one.run for one in found)
+    total = run + sum(one.left_out() for one in found)
     lines = [
         "# Tests of JetStream's clients",
         "",
@@ -132,47 +172,62 @@ def page(outcomes: Sequence[Outcome], extents: Mapping[str, Extent], revision: s
         "- *not run*: the test is of a kind that was left out. The second table counts these",
         "  tests by kind: features that liftlog refuses as a whole, and tests that do not",
         "  test a server.",
+        "- *revision*: the revision of liftlog at which the tests were run. If some tests were",
+        "  run again later, each revision has the number of its tests in brackets.",
         "",
         "A test with subtests counts once for each subtest.",
         f"Of {total:,} test functions for JetStream {run:,} were run.",
-        f"All results are from revision {revision}.",
         "",
-        "| client | version | from | passed | refused | no measure | failed | not run |",
-        "|---|---|---|---|---|---|---|---|",
+        "| client | version | from | passed | refused | no measure | failed | not run | revision |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
-    for suite in SUITES:
-        mine = [one for one in outcomes if one.client == suite.name]
-        found = " | ".join(str(count) for count in counts(mine).values())
-        missing = sum(extents[suite.name].not_run.values())
-        lines.append(f"| {suite.name} | {suite.version} | {suite.source} | {found} | {missing} |")
-    lines += ["", *_left_out(extents)]
+    for one in found:
+        numbers = " | ".join(str(count) for count in one.counts().values())
+        about = f"{one.client} | {one.version} | {one.source}"
+        lines.append(f"| {about} | {numbers} | {one.left_out()} | {_revisions(one)} |")
     lines += [
         "",
-        "liftlog refuses memory storage. If a test requests memory storage, the client is",
-        "changed to request files, because otherwise the rest of the test would not run.",
+        *_left_out(found),
+        "",
+        "liftlog refuses memory storage. If a test requests memory storage, the client or the",
+        "test is changed to request files, because otherwise the rest of the test would not run.",
         "",
         "## Tests that did not pass",
         "",
         "| client | test | | reason |",
         "|---|---|---|---|",
     ]
-    for one in outcomes:
-        if not one.passed:
-            why = reason(one) or "-"
-            lines.append(f"| {one.client} | `{one.test}` | {judged(one)} | {why} |")
+    for outcome in (outcome for one in found for outcome in one.outcomes()):
+        why = reason(outcome) or "-"
+        lines.append(f"| {outcome.client} | `{outcome.test}` | {judged(outcome)} | {why} |")
     return "\n".join(lines) + "\n"
 
 
-def _left_out(extents: Mapping[str, Extent]) -> list[str]:
+def _revisions(result: Result) -> str:
+    if len(result.revisions) == 1:
+        return next(iter(result.revisions))
+    return ", ".join(f"{at} ({count})" for at, count in result.revisions.items())
+
+
+def _left_out(found: Sequence[Result]) -> list[str]:
     """The tests that were not run, by kind."""
-    names = [suite.name for suite in SUITES]
     lines = [
         "## Tests that were not run",
         "",
-        f"| tests of | {' | '.join(names)} | together |",
-        f"|---|{'---|' * len(names)}---|",
+        f"| tests of | {' | '.join(one.client for one in found)} | together |",
+        f"|---|{'---|' * len(found)}---|",
     ]
     for kind in KINDS:
-        each = [extents[name].not_run.get(kind, 0) for name in names]
+        each = [one.not_run.get(kind, 0) for one in found]
         lines.append(f"| {kind} | {' | '.join(map(str, each))} | {sum(each)} |")
-    return lines
+    counted = ", ".join(
+        f"{one.not_run[ELSEWHERE]} in {one.client}" for one in found if ELSEWHERE in one.not_run
+    )
+    if not counted:
+        return lines
+    return [
+        *lines,
+        "",
+        f"Tests of {ELSEWHERE}",
+        f"are not JetStream: not run, and not counted in the tables ({counted}).",
+    ]

@@ -5,9 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from liftlog.server.jetstream_api.answers import invalid_json, is_utf8
+from liftlog import __version__
+from liftlog.server.jetstream_api.answers import API_LEVEL, invalid_json, is_utf8
 
 _FAR = 2**63
+_ADDED_METADATA = ("_nats.level", "_nats.req.level", "_nats.ver")
+
+
+def with_levels(config: Mapping[str, Any], required: int = 0) -> dict[str, Any]:
+    """Return the configuration of a stream or consumer for an answer: its metadata has the level of
+    JetStream's API that it needs, and the one that the daemon has."""
+    levels = {
+        "_nats.level": f"{API_LEVEL}",
+        "_nats.req.level": f"{required}",
+        "_nats.ver": __version__,
+    }
+    return {**config, "metadata": {**config.get("metadata", {}), **levels}}
 
 
 def is_empty(value: object) -> bool:
@@ -25,6 +38,15 @@ class ConfigFields:
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._left = dict(config)
+
+    def _drop_levels(self) -> None:
+        """Remove the metadata that `with_levels` adds, because clients send back configurations
+        that they have read."""
+        metadata = self._left.get("metadata")
+        if isinstance(metadata, dict):
+            self._left["metadata"] = {
+                key: value for key, value in metadata.items() if key not in _ADDED_METADATA
+            }
 
     def _whole(self, key: str, *, least: int = 0) -> int:
         value = self._left.pop(key, None)

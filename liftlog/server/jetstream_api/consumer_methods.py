@@ -103,7 +103,9 @@ async def _made(request: Request, config: dict[str, Any], action: str) -> Answer
         request.authorize_work(spec.name)
     there = await _find(request, spec.name)
     if there is not None:
-        if there.spec == spec:
+        # JetStream compares the threshold of an ephemeral consumer before it sets the default.
+        is_same = there.spec == spec and (spec.is_durable or bool(config.get("inactive_threshold")))
+        if is_same or (there.spec == spec and action != "create"):
             return await there.info()
         if action == "create":
             raise JetStreamError(400, 10148, "consumer already exists")

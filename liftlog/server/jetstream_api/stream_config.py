@@ -291,6 +291,7 @@ class _Reader(ConfigFields):
         return count or 1
 
     def _own(self) -> dict[str, Any]:
+        self._drop_levels()
         metadata = self._left.pop("metadata", None) or {}
         if not isinstance(metadata, dict) or not all(
             isinstance(value, str) and is_utf8(key) and is_utf8(value)

@@ -41,6 +41,7 @@ from liftlog.server.jetstream_api.answers import (
     to_text,
     unavailable,
 )
+from liftlog.server.jetstream_api.config_fields import with_levels
 from liftlog.server.jetstream_api.fields import flag, text, whole
 from liftlog.server.jetstream_api.lookups import (
     MAX_HOLES,
@@ -182,7 +183,7 @@ async def _described(request: Request, info: StreamInfo) -> dict[str, Any]:
     if host is not None:
         await _count_shown(request, host, state)
     return {
-        "config": config_of(info.name, settings),
+        "config": with_levels(config_of(info.name, settings)),
         "created": own.created if own is not None and own.created else ZERO_TIME,
         "state": state,
         "ts": time_text(time.time_ns()),
@@ -349,7 +350,8 @@ async def _same(request: Request, existing: StreamInfo, wanted: dict[str, Any]) 
             400, 10058, "stream name already in use with a different configuration"
         )
     if not request.may_read(existing.name):
-        return {"config": wanted, "created": ZERO_TIME, "state": _state(StreamInfo(), 0, 0, 0)}
+        empty = _state(StreamInfo(), 0, 0, 0)
+        return {"config": with_levels(wanted), "created": ZERO_TIME, "state": empty}
     return await _described(request, existing)
 
 

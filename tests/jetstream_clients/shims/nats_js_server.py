@@ -19,9 +19,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-_REAL = os.environ["JETSTREAM_CLIENTS_NATS_SERVER"]
+REAL = os.environ["JETSTREAM_CLIENTS_NATS_SERVER"]
 _PR_SET_PDEATHSIG = 1
-_USER = "daemon"
+USER = "daemon"
 """The daemon's name and password on a server that has users."""
 
 
@@ -31,25 +31,25 @@ def main() -> None:
     text = config.read_text()
     jetstream = re.search(r"^jetstream \{$(.*?)^ \}$", text, re.MULTILINE | re.DOTALL)
     if jetstream is None or "JETSTREAM_CLIENTS_THEIRS" in os.environ:
-        os.execv(_REAL, [_REAL, *arguments])
+        os.execv(REAL, [REAL, *arguments])
     core = text[: jetstream.start()] + text[jetstream.end() :]
     core, has_users = re.subn(
         r"(authorization \{\s*users:? \[)",
-        rf"\g<1>\n{{ user: {_USER}, password: {_USER} }}\n",
+        rf"\g<1>\n{{ user: {USER}, password: {USER} }}\n",
         core,
     )
-    leafnode = f"127.0.0.1:{_free_port()}"
+    leafnode = f"127.0.0.1:{free_port()}"
     core = re.sub(r"(leafnodes \{\s*listen: )\S+", rf"\g<1>{leafnode}", core)
     with tempfile.TemporaryDirectory(prefix="nats-js-") as directory:
         core = re.sub(r"^ports_file_dir: .*$", f"ports_file_dir: {directory}", core, flags=re.M)
         written = Path(directory, "nats.conf")
         written.write_text(core)
-        server = subprocess.Popen([_REAL, "-c", str(written)], preexec_fn=_die_with_parent)
+        server = subprocess.Popen([REAL, "-c", str(written)], **TIED)
         ports = _ports(Path(directory, f"nats-server_{server.pid}.ports"), server)
     request = {"leafnode": leafnode, "store_dir": _value(jetstream[1], "store_dir")}
     if has_users:
-        request["user"] = _USER
-    link = _daemon({"url": ports["nats"][0], **request})
+        request["user"] = USER
+    link = daemon({"url": ports["nats"][0], **request})
     _announce(ports, Path(_value(text, "ports_file_dir")))
     server.wait()
     link.close()
@@ -57,6 +57,10 @@ def main() -> None:
 
 def _die_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+TIED: dict[str, Any] = {"preexec_fn": _die_with_parent}
+"""Options of a process that ends with this one."""
 
 
 def _value(text: str, name: str) -> str:
@@ -75,13 +79,13 @@ def _ports(path: Path, server: subprocess.Popen[bytes]) -> dict[str, Any]:
     sys.exit(f"nats-server ended: {server.returncode}")
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as one:
         port: int = one.getsockname()[1]
     return port
 
 
-def _daemon(request: dict[str, str]) -> socket.socket:
+def daemon(request: dict[str, str]) -> socket.socket:
     link = socket.socket(socket.AF_UNIX)
     link.connect(os.environ["JETSTREAM_CLIENTS_SERVERS"])
     link.sendall(json.dumps(request).encode() + b"\n")

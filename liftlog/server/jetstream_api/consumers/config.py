@@ -13,10 +13,8 @@ from datetime import datetime
 from typing import Any
 
 from acl.subjects import first_overlap, why_no_subject
-from liftlog import __version__
 from liftlog.deliveries.settings import MAX_WAIT_NS, AckPolicy, PriorityPolicy, Settings
 from liftlog.server.jetstream_api.answers import (
-    API_LEVEL,
     ZERO_TIME,
     JetStreamError,
     invalid_json,
@@ -24,7 +22,7 @@ from liftlog.server.jetstream_api.answers import (
     time_text,
     to_text,
 )
-from liftlog.server.jetstream_api.config_fields import ConfigFields, is_empty
+from liftlog.server.jetstream_api.config_fields import ConfigFields, is_empty, with_levels
 from liftlog.server.jetstream_api.consumers.pull_body import PullLimits
 
 _NS = 1_000_000_000
@@ -43,7 +41,6 @@ _DEFAULT_ACK_WAIT_NS = 30 * _NS
 _DEFAULT_ACK_PENDING = 1000
 _DEFAULT_PINNED_NS = 120 * _NS
 
-_ADDED_METADATA = ("_nats.level", "_nats.req.level", "_nats.ver")
 _ECHOED = ("description", "metadata", "num_replicas")
 _ACK_POLICIES = {
     "none": AckPolicy.NONE,
@@ -147,12 +144,7 @@ def shown_config(spec: ConsumerSpec) -> dict[str, Any]:
     needs and the daemon has."""
     settings = spec.settings
     needs_level_1 = settings.priority_groups or settings.pause_until_ns
-    levels = {
-        "_nats.level": f"{API_LEVEL}",
-        "_nats.req.level": "1" if needs_level_1 else "0",
-        "_nats.ver": __version__,
-    }
-    return {**spec.config, "metadata": {**spec.config.get("metadata", {}), **levels}}
+    return with_levels(spec.config, 1 if needs_level_1 else 0)
 
 
 class _Reader(ConfigFields):
@@ -160,7 +152,7 @@ class _Reader(ConfigFields):
     _limits: PullLimits | None = None
 
     def read(self, default_name: str) -> ConsumerSpec:
-        self._take_metadata()
+        self._drop_levels()
         name = self._name(default_name)
         deliver = self._deliver_subject()
         policy = self._choice("deliver_policy", _POLICIES)
@@ -193,15 +185,6 @@ class _Reader(ConfigFields):
             )
         self._refuse_unknown()
         return spec
-
-    def _take_metadata(self) -> None:
-        """Remove the metadata that answers add, because clients send back configurations that they
-        have read."""
-        metadata = self._left.get("metadata")
-        if isinstance(metadata, dict):
-            self._left["metadata"] = {
-                key: value for key, value in metadata.items() if key not in _ADDED_METADATA
-            }
 
     def _name(self, default: str) -> str:
         durable, name = self._text("durable_name"), self._text("name")
@@ -363,7 +346,7 @@ class _Reader(ConfigFields):
             "ack_policy": policy,
             "replay_policy": "original" if spec.is_replayed else "instant",
         }
-        config["num_replicas"] = 1
+        config["num_replicas"] = 0  # that is, those of the stream
         config |= {key: self._left[key] for key in _ECHOED if self._left.get(key)}
         config |= self._shown_features(spec)
         config["max_deliver"] = settings.max_deliver

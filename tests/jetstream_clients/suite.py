@@ -1,0 +1,147 @@
+"""A client's test suite: where it comes from, which tests concern liftlog, how one is run.
+
+Each test runs in a process of its own, so that one that hangs or panics costs only itself.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar, NamedTuple
+
+from jetstream_clients.servers import Servers
+
+REPOSITORY = Path(__file__).parents[2]
+SHIMS = Path(__file__).parent / "shims"
+BUILD = REPOSITORY / "build/jetstream-clients"
+_SECONDS = 240.0
+
+OBJECTS = "object stores"
+PLACES = "clusters, accounts, domains, mirrors"
+CLIENT = "the client alone, or other versions of the server"
+OLDER = "an older API of the client, for streams, consumers, buckets and objects"
+UNKNOWN = "batches and schedules of messages"
+SWITCHED_OFF = "what the suite itself switches off"
+ELSEWHERE = "connections, logins, TLS, plain messages and services"
+"""What is not JetStream."""
+KINDS = (OBJECTS, PLACES, UNKNOWN, OLDER, CLIENT, SWITCHED_OFF)
+
+
+class Outcome(NamedTuple):
+    client: str
+    test: str
+    """With its group, as the suite names it."""
+    passed: bool
+    text: str
+    """The end of what it printed, if it failed."""
+    theirs: bool | None = None
+    """Whether it passes with JetStream itself; None: not tried."""
+
+
+class CannotRun(Exception):
+    """What is missing."""
+
+
+def run(command: Sequence[str], **options: object) -> subprocess.CompletedProcess[str]:
+    """Raises CannotRun if the program is missing or fails."""
+    try:
+        done = subprocess.run(  # type: ignore[call-overload]
+            command, capture_output=True, text=True, errors="replace", check=False, **options
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise CannotRun(str(error)) from None
+    if done.returncode:
+        raise CannotRun(f"{' '.join(command[:4])} failed: {(done.stdout + done.stderr)[-2000:]}")
+    assert isinstance(done, subprocess.CompletedProcess)
+    return done
+
+
+def put(file: Path, text: str) -> None:
+    """Write it unless it is there: Cargo builds again what is newer than its result."""
+    if not file.exists() or file.read_text() != text:
+        file.write_text(text)
+
+
+class Suite:
+    name = version = source = ""
+    outside: ClassVar[Mapping[str, str]] = {}
+    """Tests that are not run on liftlog: names by kind. The first match counts."""
+    other_files: ClassVar[Mapping[str, Sequence[str]]] = {}
+    """Files of tests of JetStream of which none is run, by kind."""
+    one_test = r"(?!)"
+    """The beginning of each test in such a file, to count them."""
+    can_be_beside_itself = True
+    """Whether several tests may run at a time."""
+
+    def kind_outside(self, test: str) -> str:
+        """The kind of a test that is not run on liftlog; empty if it is run."""
+        return next((kind for kind, names in self.outside.items() if re.search(names, test)), "")
+
+    def not_run(self) -> dict[str, int]:
+        """How many tests, by kind."""
+        counts = Counter(kind for test in self.tests() if (kind := self.kind_outside(test)))
+        for kind, files in self.other_files.items():
+            for file in files:
+                text = (self.directory / file).read_text()
+                counts[kind] += len(re.findall(self.one_test, text, re.MULTILINE))
+        return dict(counts)
+
+    def prepare(self) -> None:
+        """Get and build what the tests need. Raises CannotRun."""
+        raise NotImplementedError
+
+    def tests(self) -> list[str]:
+        raise NotImplementedError
+
+    def command(self, test: str) -> tuple[list[str], Path]:
+        """And the directory it runs in."""
+        raise NotImplementedError
+
+    def outcomes(self, test: str, status: int, output: str) -> list[Outcome]:
+        return [Outcome(self.name, test, status == 0, "" if status == 0 else output[-3000:])]
+
+    def on_files(self, *paths: str) -> None:
+        """Where a test asks for memory storage, which is refused, have it ask for files: otherwise
+        nothing else of it would be tried."""
+        for path in paths:
+            file = self.directory / path
+            text = file.read_text()
+            changed = re.sub(
+                r"""(?<=[ =])"memory"(?=[,)\]]|$)""", '"file"', text, flags=re.MULTILINE
+            )
+            assert '"file"' in changed, f"{path} names no storage"
+            put(file, changed)
+
+    def run(self, test: str, servers: Servers) -> list[Outcome]:
+        return self.run_in(test, servers.environ)
+
+    def run_in(self, test: str, environ: Mapping[str, str]) -> list[Outcome]:
+        command, directory = self.command(test)
+        environ = {**os.environ, **environ}
+        try:
+            done = subprocess.run(
+                command,
+                cwd=directory,
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                timeout=_SECONDS,
+                text=True,
+                errors="replace",
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            text = error.stdout or ""
+            if isinstance(text, bytes):
+                text = text.decode(errors="replace")
+            return self.outcomes(test, 1, f"{text}\nnot done after {_SECONDS:.0f} s")
+        return self.outcomes(test, done.returncode, done.stdout)
+
+    @property
+    def directory(self) -> Path:
+        return BUILD / f"{self.name}-{self.version}"
