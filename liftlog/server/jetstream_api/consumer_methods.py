@@ -274,10 +274,10 @@ async def _next(request: Request) -> None:
         if request.parts.acked.refuse_pull(stream, name, request.reply):
             await _say(request, b"503")
         else:
-            _take_missed(request)
+            _take_missed(request, None)
         return
     if isinstance(consumer, AckedConsumer):
-        _take_missed(request)
+        _take_missed(request, consumer)
     elif consumer is None:
         asked = f"{PREFIX}CONSUMER.MSG.NEXT.{'.'.join(request.arguments[:2])}"
         await _say(request, b"503", b"Nats-Subject: %b\r\n" % asked.encode())
@@ -296,16 +296,21 @@ async def _next(request: Request) -> None:
             await _say(request, error.words)
 
 
-def _take_missed(request: Request) -> None:
+def _take_missed(request: Request, consumer: AckedConsumer | None) -> None:
     """Take a pull for a consumer with acks if it arrived before this node had subscribed to the
-    pulls for the stream. The connection of workers has received all other pulls."""
+    pulls for the stream, unless the former leader has read it. The connection of workers has
+    received all other pulls. `consumer` is None if it is not known yet."""
     stream, name, *held = request.arguments
     began = request.arrived - (int(held[0]) / 1000 if held and held[0].isdecimal() else 0.0)
     if began >= request.parts.acked.subscribed_at(stream):
         return
-    pull = request_of(request.payload)
+    pull, held_ns = request_of(request.payload), round((time.monotonic() - began) * 1e9)
+    if isinstance(pull, Pull) and consumer is not None:
+        began_ns = time.time_ns() - held_ns
+        if consumer.was_read(request.reply, pull.expires_ns, began_ns):
+            return
     if isinstance(pull, Pull) and pull.expires_ns:
-        left = pull.expires_ns - round((time.monotonic() - began) * 1e9)
+        left = pull.expires_ns - held_ns
         if left <= 0:
             return  # the client waits no longer
         pull = pull._replace(expires_ns=left)

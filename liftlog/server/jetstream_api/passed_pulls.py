@@ -5,6 +5,8 @@ question goes before the first pull, and the next question follows the answer to
 their order. While a question has no answer, the leader has not read the pulls after it. It may be
 frozen. If another node becomes the leader, or the same node in another epoch, the pulls are passed
 on again. No pull is passed on again after an answer, because the former leader may have served it.
+An answer can also be late or lost. So the next leader ignores a pull if the state of the consumer
+shows that the former leader has read it (`workers.arriving`).
 
 The subjects follow the node's own prefix:
 
@@ -24,6 +26,7 @@ from liftlog.errors import LiftlogError, NotLeader
 from liftlog.sequencing.destinations import own_subject
 from liftlog.server.jetstream_api.answers import command
 from liftlog.server.jetstream_api.waiting import Message
+from liftlog.server.metadata.membership import CONSUMERS_WITH_ACKS
 from liftlog.server.node.cluster_catalog import needed_node_of
 from liftlog.server.streams.broker import Broker
 
@@ -62,14 +65,16 @@ class PassedPulls:
         prefix_of: Callable[[str], bytes],
         leader_of: Callable[[str], Leader],
         may_answer: Callable[[str], bool],
+        answers: Callable[[str], bool],
         send: Callable[[bytes], object],
         again: Callable[[Message], object],
     ) -> None:
         """`name` is the name of this node, empty without a cluster. `prefix_of` returns the prefix
         of a node's own subjects, and raises LiftlogError if no node has this name. `leader_of`
         raises LiftlogError if a stream has no leader. `may_answer` returns True if this node
-        certainly leads a stream. `send` publishes an empty message on a subject. `again` gets the
-        pulls that are to be passed on again."""
+        certainly leads a stream. `answers` returns True for a node whose version answers
+        questions; an older node would seem to be frozen. `send` publishes an empty message on a
+        subject. `again` gets the pulls that are to be passed on again."""
         self._name = name
         self.own = prefix_of(name) if name else b""
         """Prefix of the subjects on which other nodes forward requests to this node; empty without
@@ -77,6 +82,7 @@ class PassedPulls:
         self._prefix_of = prefix_of
         self._leader_of = leader_of
         self._may_answer = may_answer
+        self._answers = answers
         self._send = send
         self._again = again
         self._asked: dict[str, _Asked] = {}
@@ -92,6 +98,8 @@ class PassedPulls:
         asked = self._asked.get(stream)
         if asked is None or asked.leader != leader:
             self._end(stream, is_silent=asked is not None and self._is_silent(asked, now))
+            if not self._answers(leader[0]):
+                return
             asked = self._asked[stream] = _Asked(leader, next(self._numbers), now, now)
             self._ask(stream, asked)
         size = _size_of(message)
@@ -207,6 +215,10 @@ def passed_pulls_of(
             raise NotLeader(f"{node} is not a node of the cluster")
         return passed_on_prefix(cluster.name, node).encode()
 
+    def answers(node: str) -> bool:
+        known = needed_node_of(broker).mirror.directory.nodes.get(node)
+        return known is not None and CONSUMERS_WITH_ACKS in known.features
+
     def leader_of(stream: str) -> Leader:
         node = catalog.answerer(stream)
         record = needed_node_of(broker).mirror.records.get(stream)
@@ -217,6 +229,7 @@ def passed_pulls_of(
         prefix_of,
         leader_of,
         catalog.may_answer,
+        answers,
         lambda subject: send(command(own_subject(subject), b"")),
         again,
     )

@@ -19,6 +19,7 @@ class Site:
     def __init__(self) -> None:
         self.leader: tuple[str, int] | None = ("b", 1)
         self.frozen: set[str] = set()
+        self.older: set[str] = set()
         self.sent: list[bytes] = []
         self.again: list[Message] = []
         self.nodes = {name: self._node(name) for name in "abc"}
@@ -28,7 +29,13 @@ class Site:
             return stream == "s" and self.leader is not None and self.leader[0] == name
 
         return PassedPulls(
-            name, self._prefix_of, self._leader_of, may_answer, self._send, self.again.append
+            name,
+            self._prefix_of,
+            self._leader_of,
+            may_answer,
+            lambda node: node not in self.older,
+            self._send,
+            self.again.append,
         )
 
     def _prefix_of(self, node: str) -> bytes:
@@ -149,3 +156,16 @@ async def test_subjects_of_others_are_left_alone(site: Site) -> None:
     assert node.takes(b"x.b.PULLS.1.a.other")
     assert node.takes(b"x.b.TAKEN.1")
     assert site.sent == []
+
+
+async def test_a_leader_of_an_older_version_is_not_asked(site: Site) -> None:
+    """It would never answer, and may have served the pulls."""
+    site.frozen.add("b")
+    site.older.add("b")
+    site.nodes["a"].note("s", pull(b"1"))
+    await asyncio.sleep(0.4)
+    assert not site.sent
+    site.leader = ("c", 2)
+    site.nodes["a"].note("s", pull(b"2"))
+    await asyncio.sleep(0.3)
+    assert not site.again

@@ -50,7 +50,7 @@ _MOST = 500
 """Maximum number of messages in one turn."""
 _PUSH_BYTES = 1024 * 1024
 _FULL_NS = 5_000_000
-_MOST_COUNTS = 5
+_MOST_COUNTS = 3
 _FAILED_NS = 1_000_000_000
 """Time until the next attempt after a failed read, or while the journal cannot be written."""
 
@@ -95,6 +95,7 @@ class AckedConsumer:
         self._position = 0
         """Position of the consumer's last change in the journal."""
         self._pulls = pulls
+        self.was_read = pulls.was_read
         self._answers: list[bytes] = []
         self._buffer = Buffer(cursor.next_offset, replay=Replay() if spec.is_replayed else None)
         self._idle = asyncio.Event()
@@ -189,6 +190,7 @@ class AckedConsumer:
         self.wake()
 
     def take_over(self) -> None:
+        self._pulls.take_over(self.machine.state)
         self.machine.take_over(self._shared.clock.now_ns())
         self._shared.rounds.ready(self)
 
@@ -483,8 +485,6 @@ class AckedConsumer:
         self._buffer.drop_removed(self._cursor, self.machine)
         await self._idle.wait()
         for _ in range(_MOST_COUNTS):  # another read may begin before the count
-            if self._cursor.is_counted:
-                break
             self.count_again()
             await self._idle.wait()
         figures = self.machine.figures(now := self._shared.clock.now_ns())

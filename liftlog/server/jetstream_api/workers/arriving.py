@@ -8,12 +8,17 @@ from collections.abc import Callable
 from liftlog.deliveries.consumer import Consumer
 from liftlog.deliveries.pull import PullRequest
 from liftlog.deliveries.settings import MAX_WAITING
+from liftlog.deliveries.state import ConsumerState
 from liftlog.server.jetstream_api.consumers.budget import Part
 from liftlog.server.jetstream_api.workers.local_work import is_local
 
 _GRACE_NS = 2_000_000_000
 """Time for which a pull waits for the report that its inbox has a subscriber. The pull can arrive
 before the report, which takes another path through NATS."""
+
+_CLOCKS_NS = 1_000_000_000
+"""Maximum difference between the times of a pull by the clocks of two nodes, with the time that the
+pull needs to reach them."""
 
 
 class ArrivingPulls:
@@ -24,9 +29,29 @@ class ArrivingPulls:
         """`part` is this consumer's part of the limit on the waiting pulls of all consumers."""
         self.queue: deque[PullRequest] = deque()
         self._part = part
+        self._earlier: list[tuple[bytes, int]] = []
+        self._delivered_ns = 0
         self._young: dict[bytes, int] = {}
         """Pulls whose inbox had no subscriber when they arrived a short time ago, with the time of
         arrival."""
+
+    def take_over(self, state: ConsumerState) -> None:
+        """Note which pulls the former leader has read; see `was_read`. `state` is its state."""
+        self._earlier = [(one.reply, one.expires_at_ns) for one in state.pulls.values()]
+        self._delivered_ns = state.delivered_ns
+
+    def was_read(self, reply: bytes, expires_ns: int, began_ns: int) -> bool:
+        """Return True if the former leader has read a pull, which was published at `began_ns` and
+        expires `expires_ns` later (0: never). It has then served the pull, or the pull has got its
+        status when this node took over."""
+        if self._delivered_ns >= began_ns:
+            return True  # the former leader was not frozen
+        expires_at_ns = began_ns + expires_ns if expires_ns else 0
+        for one in self._earlier:
+            if one[0] == reply and abs(one[1] - expires_at_ns) < _CLOCKS_NS:
+                self._earlier.remove(one)  # a client can send several pulls with one reply
+                return True
+        return False
 
     def add(self, request: PullRequest, waiting: int) -> bool:
         """Add a pull. Returns False if this consumer, or all consumers together, have too many

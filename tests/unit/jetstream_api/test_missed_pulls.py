@@ -1,0 +1,63 @@
+"""Pulls that reach the next leader although the former leader may have read them."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from support.worlds.acked_consumers import STREAM, World, acked_world, until
+
+from liftlog.server.jetstream_api.consumers.pull_body import Pull
+from liftlog.server.jetstream_api.workers.acked_consumer import AckedConsumer
+
+HOUR_NS = 3600 * 10**9
+INBOX = b"_INBOX.a"
+
+
+def loaded(world: World) -> AckedConsumer:
+    consumer = world.table.find(STREAM, "c")
+    assert consumer is not None
+    return consumer
+
+
+async def killed(world: World) -> None:
+    """The daemon ends without a word to its clients."""
+    journal = await world.broker.journal.get()
+    await journal.synced(journal.write([]))
+    loaded(world).abandon()
+
+
+async def test_a_pull_that_waited_at_the_former_leader_is_not_taken_twice(tmp_path: Path) -> None:
+    async with acked_world(tmp_path) as world:
+        consumer = await world.create("c")
+        began_ns = time.time_ns()
+        for _ in range(2):
+            consumer.pull(INBOX, Pull(batch=1, expires_ns=HOUR_NS))
+        await until(lambda: len(consumer.machine.state.pulls) == 2)
+        await killed(world)
+    async with acked_world(tmp_path) as world:
+        consumer = loaded(world)
+        assert not consumer.was_read(b"_INBOX.b", HOUR_NS, began_ns), "another client"
+        assert not consumer.was_read(INBOX, HOUR_NS // 2, began_ns), "another pull"
+        assert [consumer.was_read(INBOX, HOUR_NS, began_ns) for _ in range(3)] == [
+            True,
+            True,
+            False,
+        ]
+
+
+async def test_a_pull_that_the_former_leader_has_served_is_not_served_again(
+    tmp_path: Path,
+) -> None:
+    async with acked_world(tmp_path) as world:
+        consumer = await world.create("c")
+        await world.running.publish(STREAM, b"x")
+        began_ns = time.time_ns()
+        consumer.pull(INBOX, Pull(batch=1, expires_ns=HOUR_NS))
+        await until(lambda: consumer.machine.state.sequence == 1)
+        await killed(world)
+    later_ns = time.time_ns()
+    async with acked_world(tmp_path) as world:
+        consumer = loaded(world)
+        assert consumer.was_read(INBOX, HOUR_NS, began_ns)
+        assert not consumer.was_read(INBOX, HOUR_NS, later_ns), "nobody has read it"
