@@ -201,6 +201,16 @@ class Consumer:
             if scan.is_at_end and not state.pending.queued and not is_full:
                 self._instructions += self._pulls.end_of_data()
 
+    def deliver_to_nobody(self, offset: int, stamp_ns: int, now_ns: int) -> None:
+        """Count the first delivery of a record that no waiting client can take. `offset` is at or
+        above `next_offset`, and no wanted record is between them. `stamp_ns` is the timestamp of
+        the record. Like any message without an ack, it falls due after the ack wait."""
+        self._do(changes.Delivered(np.array([offset], np.int64), now_ns, stamp_ns, stamp_ns))
+
+    def redeliver_to_nobody(self, offset: int, now_ns: int) -> None:
+        """Count one more delivery of a queued message that no waiting client can take."""
+        self._do(changes.Redelivered(np.array([offset], np.int64), now_ns))
+
     # --- acks --------------------------------------------------------------------
 
     def acknowledge(self, acks: Acks, now_ns: int) -> Bytes:

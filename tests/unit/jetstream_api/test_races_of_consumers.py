@@ -455,6 +455,38 @@ async def test_what_is_too_large_for_nats_waits_for_the_socket(
     assert re.findall(rb"ACK.jobs.c.(\d.\d)", sent) == [b"1.1", b"1.3", b"2.1", b"2.3"]
 
 
+async def test_what_is_too_large_for_nats_does_not_wait_for_ever(
+    world: World, door: SocketDoor
+) -> None:
+    """No worker on the pull socket comes for an ack wait."""
+    world.leaf.max_payload_bytes = 10
+    config = {"durable_name": "c", "ack_policy": "explicit", "ack_wait": 300_000_000}
+    consumer = await world.table.create(
+        parse_consumer({**config, "max_deliver": 4}, "c"), world.host, b"", is_local=True
+    )
+    state = consumer.machine.state
+    consumer.pull(b"_INBOX.a", Pull(batch=10, expires_ns=3600 * 10**9))
+    await world.running.publish(STREAM, b"1", b"2" * 11, b"3" * 12, b"4")
+    await until(lambda: state.sequence >= 1)
+    assert state.next_offset == 2, "a worker on the pull socket may come"
+    await until(lambda: state.next_offset == 5)
+    assert state.pending.total == 4
+    acks = AcksOf(consumer.local.identity, AckKind.ACK, [Run(1, 1, 1), Run(4, 1, 1)], 0, "")
+    door.acknowledge(STREAM, "c", acks, lambda error: None)
+    await until(lambda: state.pending.total == 2)
+    await until(lambda: state.pending.queued)
+    worker = Client(10)
+    door.work(STREAM, "c", worker.asked, None)
+    await until(lambda: worker.is_answered)
+    ((first, _, deliveries),) = worker.deliveries[0].runs
+    assert first == 2
+    assert deliveries >= 2, "those that reached no worker count"
+    sent = b"".join(world.leaf.sent)
+    assert set(re.findall(rb"ACK.jobs.c.\d.(\d)", sent)) == {b"1", b"4"}
+    await until(lambda: sorted(state.exhausted) == [2, 3])
+    assert (await consumer.info())["num_ack_pending"] == 0
+
+
 async def test_large_messages_are_read_again_a_few_at_a_time(world: World) -> None:
     consumer = await world.create("c")
     for number in range(6):

@@ -342,7 +342,7 @@ class AckedConsumer:
             return {}
         examined = set(asked)
         order = [one for one in wants.again.tolist() if one in examined]
-        order, rows = large.again_of(order, rows, self._large())
+        order, rows = large.again_of(order, rows, self._large(now_ns))
         found = [rows[offset] for offset in sorted(rows)]
         queued = self.machine.state.pending.queued
         offsets = np.array(order, np.int64)
@@ -353,9 +353,9 @@ class AckedConsumer:
             self._wait_for_records(self.host.log.high_watermark)
         return rows
 
-    def _large(self) -> large.Waiting:
+    def _large(self, now_ns: int) -> large.Waiting:
         limit = large.limit_of(self.spec, self.machine, self._shared.leaf.max_payload_bytes)
-        return large.Waiting(limit, self.local, self.machine, self.spec.name)
+        return large.Waiting(limit, self.local, self.machine, self.spec.name, self._buffer, now_ns)
 
     def _deliver(self, wants: Wants, now_ns: int, room: int) -> dict[int, Row]:
         buffer, cursor, state = self._buffer, self._cursor, self.machine.state
@@ -377,7 +377,7 @@ class AckedConsumer:
         ):
             self._begin(buffer.read(cursor))
             return {}
-        most = large.most_of(buffer, self._large())
+        most = large.most_of(buffer, self._large(now_ns))
         if not most:
             return {}
         if is_at_end := self._is_at_end:

@@ -129,7 +129,7 @@ class Builder:
             shared,
             changes,
             ArrivingPulls(self._pulls.part()),
-            LocalWork(spec.name, host, loaded.origin, self._services, changes),
+            LocalWork(spec.name, host, loaded.origin, self._services, changes, shared.clock.now_ns),
             policy=policy,
             place=place,
         )

@@ -1,7 +1,10 @@
 """Records that are larger than the `max_payload` of NATS.
 
 Only workers on the pull socket can get them. If such workers use a consumer, these records wait for
-them, and pulls over NATS wait behind. Otherwise the records are left out.
+them, and pulls over NATS wait behind. If no such worker comes for an ack wait, the record counts as
+delivered, so that the workers over NATS can go on. It then falls due again and again like a message
+that no worker acks: a worker on the pull socket can still get it, and after `max_deliver`
+deliveries it is exhausted. If only clients of NATS use the consumer, the records are left out.
 """
 
 from __future__ import annotations
@@ -25,6 +28,8 @@ class Waiting(NamedTuple):
     local: LocalWork
     machine: Consumer
     name: str
+    buffer: Buffer
+    now_ns: int
 
     def takes_large(self) -> bool:
         """Let a worker on the pull socket get the next message. If no such worker waits, return
@@ -33,6 +38,19 @@ class Waiting(NamedTuple):
         if not is_taken:
             self.machine.nothing_to_deliver()
         return is_taken
+
+    def is_late(self) -> bool:
+        """Return True if the workers on the pull socket have been away for an ack wait. Otherwise
+        the consumer gets a turn at the end of this time."""
+        waits_ns = self.machine.state.settings.waits_ns
+        due_ns = self.local.seen_ns + waits_ns[0]
+        if self.local.is_waiting:  # it takes more when its last answer has left
+            return False
+        if due_ns > self.now_ns:
+            self.buffer.due_ns = due_ns
+            return False
+        self.local.wake()  # for the next record
+        return True
 
 
 def limit_of(spec: ConsumerSpec, machine: Consumer, max_payload_bytes: int) -> int:
@@ -44,24 +62,31 @@ def limit_of(spec: ConsumerSpec, machine: Consumer, max_payload_bytes: int) -> i
 
 def most_of(buffer: Buffer, waiting: Waiting) -> int:
     """Return the maximum number of the next rows that the waiting clients can take. 0 means that
-    the first row waits for a worker on the pull socket. If such a worker waits, it gets this
-    row."""
+    the first row waits for a worker on the pull socket, or counts as delivered. If such a worker
+    waits, it gets this row."""
     if not waiting.local.is_used:
         buffer.leave_out_large(waiting.limit, waiting.name)
         return sys.maxsize
     count = buffer.fitting(waiting.limit)
     if count == len(buffer.rows):
         return sys.maxsize
-    return count or int(waiting.takes_large())
+    if count or waiting.takes_large():
+        return count or 1
+    if waiting.is_late():
+        row, cursor = buffer.rows[0], waiting.local.cursor
+        waiting.machine.deliver_to_nobody(row.offset, row.timestamp_ns, waiting.now_ns)
+        buffer.drop_before(row.offset + 1)
+        cursor.left = max(cursor.left - 1, 0)
+    return 0
 
 
 def again_of(
     order: Sequence[int], rows: dict[int, Row], waiting: Waiting
 ) -> tuple[list[int], dict[int, Row]]:
     """Return the redeliveries that the waiting clients can take, and their records. Return nothing
-    if the first redelivery must wait for a worker on the pull socket. If such a worker waits
-    already, it gets this redelivery. An offset without a record means that the record no longer
-    exists."""
+    if the first redelivery must wait for a worker on the pull socket, or counts as made. If such a
+    worker waits already, it gets this redelivery. An offset without a record means that the record
+    no longer exists."""
     limit = waiting.limit
     if not waiting.local.is_used:
         fitting = within_payload([*rows.values()], limit, waiting.name)
@@ -70,5 +95,7 @@ def again_of(
     count = next((place for place, at in enumerate(order) if at in large), len(order))
     if order and not count:
         count = int(waiting.takes_large())
+        if not count and waiting.is_late():
+            waiting.machine.redeliver_to_nobody(order[0], waiting.now_ns)
     taken = list(order[:count])
     return taken, {at: rows[at] for at in taken if at in rows}

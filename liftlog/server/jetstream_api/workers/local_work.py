@@ -91,6 +91,7 @@ class LocalWork:
         origin: Origin,
         services: PullServices,
         changes: StreamChanges,
+        now_ns: Callable[[], int],
     ) -> None:
         self._host = host
         self.is_used = origin.is_local
@@ -100,6 +101,10 @@ class LocalWork:
         self.wake: Callable[[], None] = lambda: None
         """Function that gives the consumer a turn. The consumer sets `wake` and `cursor`."""
         self.cursor: Cursor
+        self.seen_ns = now_ns()
+        """Time at which a worker on the pull socket was last seen, at first the time at which this
+        node began to serve the consumer; by the clock `now_ns`."""
+        self._now_ns = now_ns
         self._name = name
         self._services = services
         self._changes = changes
@@ -146,7 +151,7 @@ class LocalWork:
         """Let a worker wait for messages. Raises LimitExceeded, and the reason why the consumer has
         ended."""
         self._check_open()
-        self.is_used = True
+        self.is_used, self.seen_ns = True, self._now_ns()
         if len(self._waiting) >= MAX_WAITING:
             raise LimitExceeded(
                 f"{MAX_WAITING} workers of the consumer {self._name!r} wait already",
@@ -193,6 +198,7 @@ class LocalWork:
         """Call `told` when the changes of the present turn are synced. Raises the reason why the
         consumer has ended."""
         self._check_open()
+        self.seen_ns = self._now_ns()
         self._told.append(told)
         self.wake()
 
@@ -301,7 +307,7 @@ class LocalWork:
             elif reply == self._reply and isinstance(one, Status):
                 status = one
         if parts or status is not None:
-            asked = self._waiting.popleft()
+            asked, self.seen_ns = self._waiting.popleft(), self._now_ns()
             if self._reply in machine.waiting:
                 machine.drop_pulls([self._reply])
             self._reply = b""
