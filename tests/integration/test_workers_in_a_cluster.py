@@ -331,3 +331,22 @@ async def test_the_next_leader_pins_a_client_again(cluster: Cluster, client: Cli
     assert stale.headers["Status"] == "423"
     await asyncio.to_thread(cluster.start)
     await asyncio.to_thread(cluster.wait_isr, "pinned")
+
+
+async def test_the_places_of_consumers_are_free_when_their_stream_is_deleted(
+    client: Client, cluster: Cluster
+) -> None:
+    config = {"name": "limited", "subjects": ["limited.>"], "num_replicas": 3, "max_consumers": 20}
+    for _ in range(5):
+        assert "error" not in await asked(client, "STREAM.CREATE.limited", config)
+        for number in range(20):
+            found = await asked(client, f"CONSUMER.CREATE.limited.c{number}", durable(f"c{number}"))
+            assert "error" not in found, found
+        found = await asked(client, "CONSUMER.CREATE.limited.more", durable("more"))
+        assert found["error"]["err_code"] == 10026
+        assert (await asked(client, "STREAM.DELETE.limited"))["success"]
+
+
+def durable(name: object) -> dict[str, Any]:
+    config = {"durable_name": str(name), "name": str(name), "ack_policy": "explicit"}
+    return {"stream_name": "limited", "config": config}

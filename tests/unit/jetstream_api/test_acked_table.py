@@ -22,6 +22,7 @@ from liftlog.server.jetstream_api.answers import JetStreamError
 from liftlog.server.jetstream_api.consumers.budget import Budget
 from liftlog.server.jetstream_api.consumers.config import parse_consumer
 from liftlog.server.jetstream_api.consumers.cursor import PIECE_BYTES
+from liftlog.server.jetstream_api.consumers.leaf import InterestChange
 from liftlog.server.jetstream_api.consumers.pull_body import Pull
 from liftlog.server.jetstream_api.workers import acked_table
 from liftlog.server.jetstream_api.workers.acked_consumer import AckedConsumer
@@ -239,6 +240,22 @@ async def test_one_that_is_inactive_goes_once_the_journal_can_be_written(world: 
     journal.error = None
     await until(lambda: world.table.find(STREAM, "c") is None)
     assert await world.stored("c") is None
+
+
+@pytest.mark.parametrize("more", [{}, {"deliver_subject": "out"}])
+async def test_nobody_is_inactive_while_nats_is_out_of_reach(
+    world: World, more: dict[str, str]
+) -> None:
+    world.leaf.has_interest = lambda subject: False  # type: ignore[method-assign]
+    world.leaf.connected = False
+    consumer = await world.create("c", inactive_threshold=100_000_000, **more)
+    await asyncio.sleep(0.3)
+    assert world.table.find(STREAM, "c") is consumer
+    world.leaf.connected = True
+    world.leaf.on_interest(InterestChange(set(), set(), is_connection=True))
+    began = time.monotonic()
+    await until(lambda: world.table.find(STREAM, "c") is None)
+    assert time.monotonic() - began > 0.09, "clients need time to come back"
 
 
 async def test_pulls_while_a_count_runs_are_limited(world: World) -> None:

@@ -37,7 +37,7 @@ class World:
         self._subjects: set[bytes] = set()
         self.looks = 0
         self._consumers = consumers
-        self.watch = InterestWatch(self._all, self._subjects.__contains__)
+        self.watch = InterestWatch(self._all, self._subjects.__contains__, lambda: 1)
 
     def _all(self) -> Iterable[Someone]:
         self.looks += 1

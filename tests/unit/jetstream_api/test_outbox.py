@@ -103,3 +103,17 @@ async def test_nothing_leaves_while_the_journal_fails(
     await site.until(site.nats.answers, b"a")
     await site.until(site.nats.sent, b"1")
     assert site.journal.counters.failures >= 1
+
+
+async def test_heartbeats_do_not_pile_up_while_nothing_can_be_written(site: Site) -> None:
+    position = site.change()
+    for _ in range(200_000):
+        site.outbox.after_written(position, b"x" * 100)
+    assert site.outbox.is_full
+    assert 4 * 2**20 < site.outbox.size_bytes < 4.2 * 2**20
+    site.journal.append_now()
+    await asyncio.sleep(0.01)
+    site.outbox.after_written(site.change(), b"on")
+    site.journal.append_now()
+    assert site.nats.sent[-1] == b"on"
+    assert site.outbox.size_bytes == 0

@@ -50,7 +50,6 @@ _MOST = 500
 """Maximum number of messages in one turn."""
 _PUSH_BYTES = 1024 * 1024
 _FULL_NS = 5_000_000
-_MOST_COUNTS = 3
 _FAILED_NS = 1_000_000_000
 """Time until the next attempt after a failed read, or while the journal cannot be written."""
 
@@ -243,11 +242,13 @@ class AckedConsumer:
             self._shared.on_inactive(self)
 
     def active_ns(self) -> int:
-        """Return the time at which clients last used the consumer."""
+        """Return the time at which clients last used the consumer, or could not reach it."""
+        leaf, to = self._shared.leaf, self.spec.deliver_subject.encode()
         is_in_use = self._pulls.queue or self.machine.state.pulls or self.local.is_waiting
-        to = self.spec.deliver_subject.encode()
-        if is_in_use or (to and self._shared.leaf.has_interest(to)):
+        is_out = not (leaf.connected or self.local.is_used)
+        if is_in_use or is_out or (to and leaf.has_interest(to)):
             self._active_ns = self._shared.clock.now_ns()
+        self._active_ns = max(self._active_ns, self._shared.interest.connection_ns)
         return self._active_ns
 
     def due_ns(self) -> int | None:
@@ -484,7 +485,7 @@ class AckedConsumer:
         """Return JetStream's description of the consumer."""
         self._buffer.drop_removed(self._cursor, self.machine)
         await self._idle.wait()
-        for _ in range(_MOST_COUNTS):  # another read may begin before the count
+        for _ in range(3):  # another read may begin before the count
             self.count_again()
             await self._idle.wait()
         figures = self.machine.figures(now := self._shared.clock.now_ns())

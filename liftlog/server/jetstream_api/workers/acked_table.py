@@ -260,6 +260,7 @@ class AckedConsumers:
                     if one.spec.deliver_subject or one.machine.state.pulls
                 ],
                 self._leaf.has_interest,
+                self._clock.now_ns,
             ),
             Growth(self._services.live_group),
             on_inactive=lambda one: self._services.spawn(

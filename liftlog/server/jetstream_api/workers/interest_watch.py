@@ -49,9 +49,16 @@ class InterestWatch:
     """
 
     def __init__(
-        self, consumers: Callable[[], Iterable[Waiting]], has_interest: Callable[[bytes], bool]
+        self,
+        consumers: Callable[[], Iterable[Waiting]],
+        has_interest: Callable[[bytes], bool],
+        now_ns: Callable[[], int],
     ) -> None:
         """`consumers` returns all consumers that deliver to a subject or have pulls."""
+        self.connection_ns = 0
+        """Time, by the clock `now_ns`, at which a connection to NATS was last made or lost; 0 if
+        there was none."""
+        self._now_ns = now_ns
         self._consumers = consumers
         self._has_interest = has_interest
         self._expected: dict[bytes, dict[Waiting, None]] = {}
@@ -80,7 +87,8 @@ class InterestWatch:
         """Note that the subscribers of some subjects have changed."""
         if change.added:
             self._wake_expected(_heads(set(map(_head, change.added))))
-        self._has_all_changed = self._has_all_changed or change.is_connection
+        if change.is_connection:
+            self._has_all_changed, self.connection_ns = True, self._now_ns()
         self._lost.update(map(_head, change.removed))
         if self._has_all_changed or self._lost:
             self._set_timer(_PAUSE_SECONDS)

@@ -14,7 +14,13 @@ from liftlog.errors import NatsUnavailable
 from liftlog.server.journal import Journal
 
 _MOST_BYTES = 1024 * 1024
+_MOST_WAITING_BYTES = 4 * _MOST_BYTES
 _RETRY_SECONDS = 0.2
+_SPARE_BYTES = 64 * 1024
+"""Space above the limit for the turn of a consumer that began below it: its deliveries count
+already, and must not be dropped because its heartbeat has exceeded the limit."""
+_ENTRY_BYTES = 128
+"""Memory of an entry beside its commands."""
 
 Offer = Callable[[bytes], bool]
 """Function that sends NATS commands at once. If they have to wait, it sends nothing and returns
@@ -41,13 +47,13 @@ class _Queue:
 
     def put(self, position: int, commands: bytes, source: object) -> None:
         self._waiting.append((position, commands, source))
-        self.size_bytes += len(commands)
+        self.size_bytes += len(commands) + _ENTRY_BYTES
 
     def drop(self, source: object) -> None:
         """Drop the commands of `source` that were not passed to NATS."""
         self._unsent = [one for one in self._unsent if one[2] is not source]
         self._waiting = deque(one for one in self._waiting if one[2] is not source)
-        self.size_bytes = sum([len(one[1]) for one in self._waiting])
+        self.size_bytes = sum([len(one[1]) + _ENTRY_BYTES for one in self._waiting])
 
     @property
     def is_due(self) -> bool:
@@ -68,7 +74,7 @@ class _Queue:
         reached = self._reached()
         while self._waiting and self._waiting[0][0] <= reached and size < _MOST_BYTES:
             taken = self._waiting.popleft()
-            size += len(taken[1])
+            size += len(taken[1]) + _ENTRY_BYTES
             found.append(taken)
         self.size_bytes -= size
         return found
@@ -116,8 +122,9 @@ class Outbox:
 
     @property
     def is_full(self) -> bool:
-        """True while too many bytes wait. Consumers then stop reading records."""
-        return self._deliveries.size_bytes > 4 * _MOST_BYTES
+        """True while too many bytes wait. Consumers then stop reading records, and further statuses
+        and heartbeats are dropped."""
+        return self._deliveries.size_bytes > _MOST_WAITING_BYTES
 
     @property
     def size_bytes(self) -> int:
@@ -137,6 +144,8 @@ class Outbox:
     def after_written(self, position: int, commands: bytes, source: object = None) -> None:
         """Send commands when the changes up to a position are written. `drop` with the same
         `source` drops them."""
+        if self._deliveries.size_bytes > _MOST_WAITING_BYTES + _SPARE_BYTES:
+            return  # heartbeats would fill the memory while the journal cannot be written
         self._deliveries.put(position, commands, source)
         self._schedule(self._deliveries)
 
