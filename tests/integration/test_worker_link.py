@@ -23,6 +23,8 @@ from liftlog.server.jetstream_api.consumers.leaf import LeafLink
 from liftlog.server.jetstream_api.consumers.leaf_frames import leaf_message
 from liftlog.server.jetstream_api.consumers.leaf_login import LeafLogin
 from liftlog.server.jetstream_api.consumers.pull_body import BadPull, Pull
+from liftlog.server.jetstream_api.workers import worker_link
+from liftlog.server.jetstream_api.workers.pulls import WorkerPull
 from liftlog.server.jetstream_api.workers.worker_link import Arrived, WorkerLink
 from liftlog.settings import NatsSettings
 
@@ -143,6 +145,108 @@ async def test_acks_of_one_read_come_before_its_pulls(server: NatsServer, raw: R
         ]
         assert arrived.answers == [b"_INBOX.none"]
         assert (link.counters.acks, link.counters.pulls) == (4, 1)
+
+
+class Choice:
+    """Stands for the consumers, whose states decide what is urgent."""
+
+    def __init__(self, *, waits: bool = True, first: bool = True) -> None:
+        self.waits, self.first = waits, first
+        self.asked: list[tuple[str, str, int]] = []
+
+    def can_wait(self, stream: str, consumer: bytes) -> bool:
+        return self.waits and (stream, consumer) == ("s", b"c")
+
+    def precedes(self, stream: str, pull: WorkerPull, acks: int) -> bool:
+        self.asked.append((stream, pull.consumer, acks))
+        return self.first
+
+
+async def test_acks_that_can_wait_are_passed_on_with_those_that_follow(
+    server: NatsServer, raw: RawNats, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_link, "WAIT_SECONDS", 3600.0)
+    async with linked(server) as (link, taken):
+        link.urgency = Choice(first=False)
+        link.lead("s")
+        await link.confirm("s")
+        for number in range(3):
+            raw.pub(reply_of(number), b"+ACK")
+            raw.ping()
+            await asyncio.sleep(0.05)  # each in a read of its own
+        assert not taken.arrived
+        raw.hpub(reply_of(3), header_block({"A": "b"}), b"+ACK")
+        raw.ping()
+        await asyncio.sleep(0.05)
+        raw.pub(reply_of(4), b"+ACK", reply="_INBOX.sync")
+        await until(lambda: taken.arrived)
+        [arrived] = taken.arrived
+        [acks] = arrived.acks
+        assert acks.acks.offsets.tolist() == [0, 1, 2, 3, 4]
+        assert list(acks.replies) == [b"", b"", b"", b"", b"_INBOX.sync"]
+        raw.pub(reply_of(5, "d"), b"+ACK")
+        await until(lambda: taken.offsets == [0, 1, 2, 3, 4, 5])  # a consumer of which no ack waits
+        raw.pub(reply_of(6), b"+ACK")
+        raw.ping()
+        await asyncio.sleep(0.05)
+        assert taken.offsets == [0, 1, 2, 3, 4, 5]
+        link.pass_on()
+        assert taken.offsets == [0, 1, 2, 3, 4, 5, 6]
+        raw.pub(reply_of(7), b"+ACK")
+        raw.ping()
+        await asyncio.sleep(0.05)
+        link.finish()
+        assert taken.offsets == [0, 1, 2, 3, 4, 5, 6, 7]
+        assert link.counters.acks == 8
+
+
+async def test_acks_wait_for_a_moment_only(server: NatsServer, raw: RawNats) -> None:
+    async with linked(server) as (link, taken):
+        link.urgency = Choice()
+        link.lead("s")
+        await link.confirm("s")
+        raw.pub(reply_of(1), b"+ACK")
+        await until(lambda: taken.offsets == [1])
+
+
+@pytest.mark.parametrize("first", [True, False])
+async def test_a_pull_can_precede_the_acks_of_its_read(
+    server: NatsServer, raw: RawNats, *, first: bool
+) -> None:
+    async with linked(server) as (link, taken):
+        link.urgency = choice = Choice(first=first)
+        link.lead("s")
+        await link.confirm("s")
+        acks = [pub_frame(reply_of(number), b"+ACK") for number in range(3)]
+        raw.send(b"".join(acks) + pub_frame(NEXT, b"5", reply="_INBOX.pull"))
+        await until(lambda: len(taken.offsets) == 3 and taken.pulls)
+        assert choice.asked == [("s", "c", 3)]
+        parts = [
+            (len(one.pulls), sum(len(some.acks) for some in one.acks)) for one in taken.arrived
+        ]
+        assert parts == ([(1, 0), (0, 3)] if first else [(1, 3)])
+        assert (link.counters.acks, link.counters.pulls) == (3, 1)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        pub_frame(reply_of(2), b"-NAK"),
+        pub_frame(reply_of(2), b"+ACK", reply="_INBOX.sync"),
+        pub_frame(reply_of(2), b"+NXT", reply="_INBOX.next"),
+        pub_frame(NEXT, b"5", reply="_INBOX.other"),
+    ],
+    ids=["nak", "confirmed", "next", "two pulls"],
+)
+async def test_some_acks_precede_every_pull(server: NatsServer, raw: RawNats, frame: bytes) -> None:
+    async with linked(server) as (link, taken):
+        link.urgency = Choice()
+        link.lead("s")
+        await link.confirm("s")
+        frames = [pub_frame(reply_of(1), b"+ACK"), frame, pub_frame(NEXT, b"5", reply="_INBOX.p")]
+        raw.send(b"".join(frames))
+        await until(lambda: 1 in taken.offsets and (b"_INBOX.p" in [one[1] for one in taken.pulls]))
+        assert len(taken.arrived) == 1
 
 
 async def test_the_acks_of_a_client(server: NatsServer) -> None:

@@ -188,6 +188,9 @@ def test_snapshots_between_acks_and_turns(server: NatsServer) -> None:
         publish(raw, "last")
         assert "error" not in create(raw, max_ack_pending=20_000)
         messages = pulled(raw, 12_001)
+        # Acks do not wait for each other while a pull waits for messages.
+        body = json.dumps({"batch": 1, "expires": 600 * 10**9})
+        raw.pub("$JS.API.CONSUMER.MSG.NEXT.jobs.c", body, reply=raw.new_reply())
         for message in messages[::2]:
             raw.pub(message.reply, b"+ACK")
             raw.ping()

@@ -62,6 +62,8 @@ class Link:
         self.sent: list[bytes] = []
         self.link = self
         self.on_read_end: Any = None
+        self.urgency: Any = None
+        self.passed_on = 0
         self.on_finish: Callable[[], None] = lambda: None
 
     def lead(self, stream: str) -> None:
@@ -81,6 +83,9 @@ class Link:
 
     def finish(self) -> None:
         self.on_finish()
+
+    def pass_on(self) -> None:
+        self.passed_on += 1
 
     def send(self, commands: bytes) -> None:
         self.sent.append(commands)

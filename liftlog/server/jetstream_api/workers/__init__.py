@@ -31,6 +31,7 @@ pieces          record batches for these workers, as stored or made from some re
 without_nats    for a daemon whose consumers have workers on the pull socket only
 
 worker_link     the connection on which acks and pulls arrive, for the streams that this node leads
+urgency         decides which acks can wait, and which pulls precede the acks of their read
 pressure        stops reading from it while too many earlier acks and pulls are not processed
 acks            parses the acks of one read into columns
 ack_bodies      decodes the body of one ack

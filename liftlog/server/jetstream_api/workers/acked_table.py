@@ -49,6 +49,7 @@ from liftlog.server.jetstream_api.workers.stored import (
     store_settings,
 )
 from liftlog.server.jetstream_api.workers.updates import check_update, settings_of
+from liftlog.server.jetstream_api.workers.urgency import ConsumerUrgency
 from liftlog.server.jetstream_api.workers.worker_link import Arrived, WorkerLink
 from liftlog.server.journal import Change, ConsumerKey, Journal, StateVersion
 from liftlog.server.journal.opening import JOURNAL
@@ -117,6 +118,11 @@ class AckedConsumers:
             lambda: broker.intake.ingested().size_bytes,
         )
         link.on_read_end = self.pressure.read_ended
+        link.urgency = ConsumerUrgency(
+            lambda stream: self._all.get(stream, {}),
+            self._clock,
+            lambda: 0 if self._shared is None else self._shared.room,
+        )
         self._tasks: list[asyncio.Task[None]] = []
 
     # --- life ---
@@ -295,12 +301,14 @@ class AckedConsumers:
         return sum(map(len, self._all.values()))
 
     def of(self, stream: str) -> list[AckedConsumer]:
+        self._link.pass_on()
         found = self._on(stream)
         return [found[name] for name in sorted(found)]
 
     def find(self, stream: str, name: str) -> AckedConsumer | None:
         """Return the consumer of this name, or None. Raises JetStreamError for a consumer that
         could not be loaded."""
+        self._link.pass_on()  # the caller may ask for the effect of acks that still wait
         if self._led is not None and (problem := self._led.problem_of(stream)):
             raise JetStreamError(503, 10008, problem)
         broken = self._loader.problem_of(self._broker.hosts.get(stream), name)

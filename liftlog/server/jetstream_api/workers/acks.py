@@ -68,9 +68,14 @@ class AckParser:
     """Parses the messages that arrive on `$JS.ACK.<stream>.>`."""
 
     def __init__(self, stream: str) -> None:
-        self._prefix = b"%b%b." % (PREFIX, stream.encode())
-        form = rb"%b[^.]+%b" % (re.escape(self._prefix), rb"\.(%b)" % _NUMBER * _NUMBERS)
+        self.prefix = b"%b%b." % (PREFIX, stream.encode())
+        form = rb"%b[^.]+%b" % (re.escape(self.prefix), rb"\.(%b)" % _NUMBER * _NUMBERS)
         self._match = re.compile(form).fullmatch
+
+    def head_of(self, subject: bytes) -> bytes:
+        """Return a subject up to the name of its consumer and the dot after it; empty if it has no
+        such dot."""
+        return subject[: subject.find(b".", len(self.prefix)) + 1]
 
     def parse(self, run: MessageRun) -> ParsedAcks:
         parsed = ParsedAcks([], [], [], 0)
@@ -94,8 +99,8 @@ class AckParser:
     def _by_consumer(self, subjects: Sequence[bytes]) -> Iterator[list[int] | None]:
         """Yield the indices of the acks of each consumer. If there is only one consumer, yield
         None, which means all."""
-        size = len(self._prefix)
-        head = subjects[0][: subjects[0].find(b".", size) + 1]
+        size = len(self.prefix)
+        head = self.head_of(subjects[0])
         if len(subjects) == 1 or (head and all(map(bytes.startswith, subjects, repeat(head)))):
             yield None
             return
@@ -118,7 +123,7 @@ class AckParser:
                 return count
             numbers = np.array([line for line in lines if line is not None], np.int64)
         dropped = count - len(numbers)
-        name = rows.subjects[0][len(self._prefix) :].partition(b".")[0]
+        name = rows.subjects[0][len(self.prefix) :].partition(b".")[0]
         try:
             consumer = name.decode()
         except UnicodeDecodeError:
@@ -137,8 +142,8 @@ class AckParser:
     def _numbers(self, subjects: Sequence[bytes]) -> Ints | None:
         """Return one row of five numbers for each subject of one consumer (see `_numbers_of`); None
         if one subject does not have this form."""
-        head = subjects[0][: subjects[0].find(b".", len(self._prefix)) + 1]
-        if not head.startswith(self._prefix) or len(head) <= len(self._prefix) + 1:
+        head = self.head_of(subjects[0])
+        if not head.startswith(self.prefix) or len(head) <= len(self.prefix) + 1:
             return None
         text = b"\n".join(subjects) + b"\n"
         if text.count(b"\n" + head) != len(subjects) - 1:

@@ -67,6 +67,9 @@ class NoWorkerLink(WorkerLink):
     def leave(self, stream: str) -> None:
         """Do nothing."""
 
+    def pass_on(self) -> None:
+        """Do nothing, because no acks arrive."""
+
     def subscribed_at(self, stream: str) -> float:
         return 0.0
 

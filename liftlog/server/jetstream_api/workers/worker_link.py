@@ -13,6 +13,10 @@ because a message without its ack is delivered again, and clients repeat a pull.
 One read can bring thousands of acks and pulls. They are parsed and passed on in parts, for a short
 time in each turn of the event loop, and nothing more is read meanwhile. So the acks of publishers
 do not wait until a flood of workers' messages is processed.
+
+NATS often passes on the acks of a client in several reads, and its next pull with the last of them.
+Acks that no client waits for are kept for about a millisecond, and parsed together with those that
+follow.
 """
 
 from __future__ import annotations
@@ -24,7 +28,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
+from itertools import chain, repeat
+from typing import NamedTuple, Protocol
 
 from liftlog.errors import NatsRefused
 from liftlog.sequencing.run import MessageRun
@@ -32,6 +37,7 @@ from liftlog.server.ingest.nats_link import NatsLink
 from liftlog.server.ingest.subscriptions import LinkSubscription
 from liftlog.server.jetstream_api.workers import acks as ack_columns
 from liftlog.server.jetstream_api.workers import pulls as pull_parsing
+from liftlog.server.jetstream_api.workers.ack_bodies import PLAIN
 from liftlog.server.jetstream_api.workers.acks import AckParser, WorkerAcks
 from liftlog.server.jetstream_api.workers.pulls import PullParser, WorkerPull, request_of
 from liftlog.server.vitals.rare_warnings import RareWarnings
@@ -43,17 +49,31 @@ _TURN_SECONDS = 0.002
 """Time in each turn of the event loop after which the remaining parts wait for the next turn."""
 _MOST_ACKS, _MOST_PULLS = 512, 64
 """Maximum numbers of acks and pulls in one part."""
+WAIT_SECONDS = 0.001
+"""Time for which acks may wait for those that follow."""
 
 
 class Arrived(NamedTuple):
-    """Acks and pulls for one stream, from one read of the connection. All acks of a read are
-    processed first, because they make room for the messages that the pulls request."""
+    """Acks and pulls for one stream, from one read of the connection. The acks are processed first,
+    because they make room for the messages that the pulls request."""
 
     stream: str
     acks: list[WorkerAcks]
     pulls: list[WorkerPull]
     answers: list[bytes]
     """Reply subjects of acks that have no effect, but whose clients want an empty answer."""
+
+
+class Urgency(Protocol):
+    """Decides which acks and pulls are urgent."""
+
+    def can_wait(self, stream: str, consumer: bytes) -> bool:
+        """Return True if acks of this consumer can wait for a moment."""
+        ...
+
+    def precedes(self, stream: str, pull: WorkerPull, acks: int) -> bool:
+        """Return True if a pull can be passed on before a number of acks that came with it."""
+        ...
 
 
 @dataclass(slots=True)
@@ -81,9 +101,21 @@ class _Led:
     acks: list[MessageRun] = field(default_factory=list)
     pulls: list[MessageRun] = field(default_factory=list)
 
+    def can_wait(self, urgency: Urgency) -> bool:
+        """Return True if all that has arrived are some acks of one consumer, which can wait."""
+        if self.pulls or sum(map(len, self.acks)) >= _MOST_ACKS:
+            return False
+        last = self.acks[-1]
+        head = self.ack_parser.head_of(last.subjects[0])
+        return (
+            not any(last.replies)
+            and all(map(bytes.startswith, last.subjects, repeat(head)))
+            and urgency.can_wait(self.stream, head[len(self.ack_parser.prefix) : -1])
+        )
+
     def take_parts(self) -> Iterator[_Part]:
         """Yield the acks and pulls that have arrived, in parts."""
-        acks = [part for run in self.acks for part in _parts(run, _MOST_ACKS)]
+        acks = _parts(_joined(self.acks), _MOST_ACKS) if self.acks else []
         pulls = [part for run in self.pulls for part in _parts(run, _MOST_PULLS)]
         self.acks.clear()
         self.pulls.clear()
@@ -125,6 +157,9 @@ class WorkerLink:
         self._parts: deque[_Part] = deque()
         """The parts of earlier reads that are not passed on yet. Nothing is read meanwhile."""
         self._next: asyncio.Handle | None = None
+        self._waits: asyncio.TimerHandle | None = None
+        self.urgency: Urgency | None = None
+        """If it is None, no acks wait, and all acks precede the pulls that came with them."""
         self._is_held = False
         self._leaving: set[asyncio.Future[bool]] = set()
         self._is_open = asyncio.Event()
@@ -151,6 +186,7 @@ class WorkerLink:
     async def close(self) -> None:
         """Send the queued answers, and close the connection. No acks and pulls are passed on
         afterwards."""
+        self._stop_waiting()
         self._led.clear()
         self._arrived.clear()
         self._parts.clear()
@@ -240,6 +276,7 @@ class WorkerLink:
         """Pass on all acks and pulls that have arrived, at once, because the consumers are about to
         end. Nothing is read afterwards."""
         self.hold()
+        self.pass_on()
         while self._parts:
             self._pass_on(self._parts.popleft())
 
@@ -258,6 +295,22 @@ class WorkerLink:
 
     def _hand_over(self) -> None:
         """Begin to pass on the acks and pulls of one read, after all its messages have arrived."""
+        if not self._arrived:
+            return
+        urgency = self.urgency
+        if urgency is None or not all(one.can_wait(urgency) for one in self._arrived.values()):
+            self.pass_on()
+        elif self._waits is None:
+            self._waits = asyncio.get_running_loop().call_later(WAIT_SECONDS, self.pass_on)
+
+    def _stop_waiting(self) -> None:
+        if self._waits is not None:
+            self._waits.cancel()
+            self._waits = None
+
+    def pass_on(self) -> None:
+        """Begin to pass on all that has arrived, including acks that wait for those that follow."""
+        self._stop_waiting()
         if not self._arrived:
             return
         arrived, self._arrived = self._arrived, {}
@@ -292,28 +345,51 @@ class WorkerLink:
 
     def _pass_on(self, part: _Part) -> None:
         led, acks, pulls, answers = part.led, list[WorkerAcks](), list[WorkerPull](), list[bytes]()
-        dropped = 0
+        found, dropped = list[WorkerPull](), 0
+        if part.pulls is not None:
+            found, dropped = led.pull_parser.parse(part.pulls)
+            self.counters.pulls += len(found)
+        if len(found) == 1 and part.acks is not None and self._precedes(led, found[0], part.acks):
+            self._take(Arrived(led.stream, [], found, []))
+            found = []
         if part.acks is not None:
             parsed = led.ack_parser.parse(part.acks)
-            acks, answers, dropped = parsed.acks, parsed.answers, parsed.dropped
+            acks, answers = parsed.acks, parsed.answers
+            dropped += parsed.dropped
             pulls = [
                 WorkerPull(pull.consumer, pull.reply, request_of(pull.body))
                 for pull in parsed.pulls
             ]
-            self.counters.acks += len(part.acks) - dropped
-        if part.pulls is not None:
-            found, not_parsed = led.pull_parser.parse(part.pulls)
-            pulls += found
-            dropped += not_parsed
-            self.counters.pulls += len(found)
+            self.counters.acks += len(part.acks) - parsed.dropped
+        pulls += found
         if dropped:
             self.counters.not_parsed += dropped
             self._warnings.warn("jetstream-acks-not-parsed stream=%s", led.stream)
         if acks or pulls or answers:
             self._take(Arrived(led.stream, acks, pulls, answers))
 
+    def _precedes(self, led: _Led, pull: WorkerPull, acks: MessageRun) -> bool:
+        """Return True if a pull is passed on before the acks of the same read. A nak, for example,
+        must come first, as the client expects the message again."""
+        urgency = self.urgency
+        if urgency is None or any(acks.replies):
+            return False
+        is_plain = sum(map(acks.payloads.count, PLAIN)) == len(acks)
+        return is_plain and urgency.precedes(led.stream, pull, len(acks))
+
     def _gap(self, reason: str) -> None:
         self.counters.gaps += 1
+
+
+def _joined(runs: list[MessageRun]) -> MessageRun:
+    """Return all messages of some runs, without the headers, which acks do not use."""
+    if len(runs) == 1:
+        return runs[0]
+    each = [(run.subjects, run.replies, run.payloads) for run in runs]
+    subjects, replies, payloads = [
+        list(chain.from_iterable(one)) for one in zip(*each, strict=True)
+    ]
+    return MessageRun(subjects, replies, payloads, has_cookie=False)
 
 
 def _parts(run: MessageRun, most: int) -> list[MessageRun]:
