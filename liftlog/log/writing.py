@@ -312,7 +312,7 @@ class LogWriter:
         return active.end.position > 0 and self._is_too_old(active.segment)
 
     def roll(self) -> bool:
-        """Seal the active segment unless it is empty. Returns True if it sealed one.
+        """Seal the active segment; return False if it is empty.
 
         Syncs first. Raises SyncFailed, StorageError, DiskFull.
         """
@@ -378,8 +378,8 @@ class LogWriter:
                 self.note_acked(base_offset)
 
     def _give_up_tail(self) -> None:
-        """Drop the tail in memory. So the log ends at the last durable position, even if the new
-        segment cannot be created; the next append then retries."""
+        """Drop the tail after the last durable position, in memory. So the log ends there even if
+        the new segment cannot be created; the next append retries."""
         state, durable = self.state, self.state.active.durable
         state.active.give_up_tail()
         # Records that an earlier sync made durable can still become committed.

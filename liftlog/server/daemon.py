@@ -98,8 +98,8 @@ def run(
 
 
 class Daemon:
-    """One run of the daemon, from its start to its end. If it is displaced, the process starts
-    another one."""
+    """One run of the daemon, from its start to its end. If a run is displaced, the process starts
+    another run."""
 
     def __init__(
         self,
@@ -253,7 +253,7 @@ class Daemon:
         return broker
 
     def _keep_clean(self, broker: Broker) -> Cleaner:
-        """Give the broker the objects that compact and scrub its streams."""
+        """Create the objects that compact and scrub streams, and pass them to the broker."""
         broker.hosted.compactor = cleaner = Cleaner(
             broker.hosts,
             broker.now_ns,
@@ -280,8 +280,8 @@ class Daemon:
     async def _join_cluster(
         self, stack: contextlib.AsyncExitStack, broker: Broker
     ) -> ClusterNode | None:
-        """Join the cluster; returns None if the settings have no section `cluster`. Also returns
-        when the daemon is asked to stop, because the metadata store may be unreachable for a long
+        """Join the cluster; returns None if the settings have no section `cluster`. A request to
+        stop the daemon ends the attempt, because the metadata store may be unreachable for a long
         time."""
         if self.settings.cluster is None:
             await asyncio.to_thread(refuse_node, self._data_dir)
@@ -333,8 +333,8 @@ class Daemon:
             link.ask_again()
 
     def _compare_settings(self, written: Settings) -> None:
-        """Report the settings that have changed in their source since the start: they need a
-        restart."""
+        """Report the settings that have changed in their source since the start. These changes need
+        a restart."""
         self.reloads.restart_needed = differing_keys(self.settings, written)
         if self.reloads.restart_needed:
             logger.warning("restart-needed changed=%s", ",".join(self.reloads.restart_needed))
@@ -433,7 +433,8 @@ class Daemon:
         return [url]
 
     def _announce(self, pull: list[str], http: str | None) -> None:
-        """Write the addresses to the log, and to a file for programs that chose port 0."""
+        """Write the addresses to the log, and to a file for programs that started the daemon with
+        port 0."""
         path = self._data_dir.path / ADDRESSES_NAME
         temporary = path.with_suffix(".tmp")
         with storage_errors(f"writing {path}"):
@@ -473,9 +474,9 @@ class Daemon:
 
 
 def _calm_garbage_collector() -> None:
-    """Keep collections out of the middle of commits. Objects that exist now stay until the end, and
-    messages create no cycles. So a collection every 700 objects would scan the same heap again and
-    again."""
+    """Prevent garbage collections during commits. Objects that exist now stay until the end, and
+    messages create no reference cycles. So a collection after every 700 new objects would only scan
+    the same heap again and again."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(_GC_THRESHOLD)

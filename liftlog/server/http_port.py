@@ -23,8 +23,8 @@ from liftlog.settings import Settings
 
 
 def make_http_server(settings: Settings, sources: Sources) -> HttpServer:
-    """Return the HTTP server. It does not listen yet, belongs to the running event loop, and its
-    requests pass the gate of the pull server."""
+    """Return the HTTP server. The server does not listen yet, and belongs to the running event
+    loop. The gate of the pull server checks its requests."""
     http = settings.http
     mounted: list[Mounted] = []
     hosts = HostNames(http.allowed_hosts)

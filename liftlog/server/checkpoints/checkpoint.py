@@ -1,4 +1,4 @@
-"""One checkpoint: its encoding, and the check that its stream can be read from there. Pure.
+"""One checkpoint: its encoding, and the check that the stream can be read from its offset. Pure.
 
 A checkpoint is a record of the stream `_offsets`; `docs/reference/checkpoints.md` is normative for
 its key and its value.
@@ -48,8 +48,7 @@ class Stored(NamedTuple):
 
 
 class Bounds(Protocol):
-    """The limits of a stream. They decide whether a checkpoint is valid. The log of the stream
-    provides them."""
+    """The limits of a stream, from its log. They decide whether a checkpoint is valid."""
 
     @property
     def incarnation(self) -> str: ...
@@ -70,7 +69,7 @@ class Bounds(Protocol):
 @dataclass(frozen=True, slots=True)
 class BoundsElsewhere:
     """Limits of a stream that another node leads. Incarnation and epoch come from the stream's
-    metadata. The end of the log is unknown here, so no offset counts as too high."""
+    metadata. This node does not know the end of the log, so no offset counts as too high."""
 
     incarnation: str
     leader_epoch: int
@@ -84,7 +83,7 @@ class BoundsElsewhere:
 
 
 class StreamBounds(NamedTuple):
-    """Takes the place of the `StreamHost` of a stream that another node leads."""
+    """Provides the limits of a stream that another node leads, in place of a `StreamHost`."""
 
     log: BoundsElsewhere
 
@@ -94,7 +93,7 @@ def encode_key(key: CheckpointKey) -> bytes:
 
 
 def decode_key(raw: bytes | None) -> CheckpointKey:
-    """Decode a key. Raises CorruptBatch if it is not the key of a checkpoint."""
+    """Decode a key. Raises CorruptBatch if the key is not that of a checkpoint."""
     try:
         consumer, stream = (raw or b"").decode("ascii").split(_SEPARATOR)
         check_consumer_name(consumer)
@@ -122,8 +121,8 @@ _quoted = (
 
 
 def decode_value(raw: bytes) -> Stored:
-    """Decode a value. Unknown JSON keys are ignored. Raises CorruptBatch for anything that is not a
-    checkpoint of this version."""
+    """Decode a value. Unknown JSON keys are ignored. Raises CorruptBatch if the value is not a
+    checkpoint in this version's format."""
     try:
         content = json.loads(raw)
         if not isinstance(content, dict) or content["v"] != VERSION:
@@ -182,8 +181,8 @@ def readable_offsets(log: Bounds, incarnation: str, epoch: int) -> range:
 def why_not_storable(
     log: Bounds, stream: str, offset: int, incarnation: str | None, epoch: int | None
 ) -> LiftlogError | None:
-    """Return the error for a commit that claims to have read the stream up to `offset`; None if the
-    claim can be true. If `incarnation` or `epoch` is None, its current value is meant."""
+    """Return the error for a commit of `offset`; None if a consumer can have read the stream up to
+    `offset`. An `incarnation` or `epoch` of None stands for the current value."""
     if offset < 1:
         return InvalidArgument("a checkpoint is the offset to read next, which is at least 1")
     if incarnation not in (None, log.incarnation):

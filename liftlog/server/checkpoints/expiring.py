@@ -18,8 +18,8 @@ logger = logging.getLogger("liftlog.server.checkpoints")
 _EXPIRED_AT_ONCE = 1000
 
 FirstSince = Callable[[str, int], Awaitable[tuple[str, int] | None]]
-"""Returns the incarnation of a stream and its first offset that is not older than a time, or None
-if they are not known."""
+"""A function that returns the incarnation of a stream and the offset of its first record at or
+after a time; None if these are not known."""
 
 
 async def expire(
@@ -33,8 +33,8 @@ async def expire(
     read since. Returns the number of deleted checkpoints.
 
     A consumer of a quiet stream has nothing to commit, so it does not count as gone. Groups without
-    members expire in the same way. For checkpoints of streams that were deleted or recreated, only
-    the age counts. `elsewhere` is called for streams that have no copy on this node.
+    members expire in the same way. For a checkpoint of a stream that was deleted or recreated, only
+    its age counts. `elsewhere` is called for streams that have no copy on this node.
     """
     table = checkpoints.table
     unread_since = partial(_unread_since, find_stream, elsewhere, before_ns=before_ns)
@@ -66,7 +66,7 @@ async def restamp_ahead(checkpoints: Checkpoints, ahead_ns: int) -> int:
     """Store checkpoints, and groups without members, again with the present time if their times are
     after `ahead_ns`. Returns their number.
 
-    These times come from a clock that was ahead. With them, the checkpoints would expire too late.
+    Such times come from a clock that was ahead, and would make the checkpoints expire too late.
     """
     table = checkpoints.table
     ahead = [
@@ -91,7 +91,7 @@ async def _unread_since(
     name: str,
     before_ns: int,
 ) -> tuple[str, int] | None:
-    """Return the incarnation of the stream, and its first offset that is not older than
+    """Return the incarnation of the stream, and the offset of its first record at or after
     `before_ns`; None if the stream exists but cannot be read."""
     try:
         log = find_stream(name).log

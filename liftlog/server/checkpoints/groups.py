@@ -40,8 +40,8 @@ logger = logging.getLogger("liftlog.server.checkpoints")
 
 
 _PAGE_WEIGHT = 8192
-"""Maximum number of slots and members in the groups of one page, because the event loop needs some
-milliseconds to collect such a page."""
+"""Maximum number of slots and members in the groups of one page, because collecting such a page
+blocks the event loop for some milliseconds."""
 
 
 class Progress(NamedTuple):
@@ -67,7 +67,7 @@ class Groups:
         now_ns: Callable[[], int],
     ) -> None:
         self.newer = set(newer)
-        """The keys of groups that only a newer version understands."""
+        """The keys of groups in a form that only a newer version can read."""
         self._find_stream = find_stream
         self._offsets = offsets
         self._subject_prefix = subject_prefix
@@ -92,9 +92,9 @@ class Groups:
 
         Raises InvalidArgument, StreamNotFound, StreamUnavailable and LimitExceeded. A commit or a
         seek to an offset that the stream never had raises OffsetOutOfRange; a commit can also raise
-        StaleIncarnation and Diverged. `told` may get GroupFenced, Conflict, StaleIncarnation,
-        LimitExceeded, DiskFull, StreamUnavailable and ShuttingDown; for a new group also
-        InvalidArgument and OffsetOutOfRange.
+        StaleIncarnation and Diverged. The error that `told` receives may be GroupFenced, Conflict,
+        StaleIncarnation, LimitExceeded, DiskFull, StreamUnavailable and ShuttingDown; for a new
+        group also InvalidArgument and OffsetOutOfRange.
         """
         if self._closed is not None:
             raise self._closed
@@ -107,8 +107,8 @@ class Groups:
         self._go_on()  # not at once: other requests of this turn of the loop join the flight
 
     def _ask_newer(self, asked: Asked, told: Told) -> None:
-        """Refuse any request for a group that only a newer version understands, except its deletion
-        by an operator. Raises StreamUnavailable."""
+        """Refuse every request for a group in a form that only a newer version can read, except the
+        deletion by an operator. Raises StreamUnavailable."""
         group, stream = asked.key
         if not isinstance(asked, Remove):
             raise refusal(f"group {group} of stream {stream}")
@@ -416,7 +416,7 @@ def _complete(
     assignment: Assignment | None,
     error: LiftlogError | None,
 ) -> None:
-    """Complete a future, unless its waiter was cancelled."""
+    """Complete a future, unless the waiting task was cancelled."""
     if future.done():
         return
     if error is None:

@@ -2,9 +2,10 @@
 
 The key of a record names its kind: `<consumer>/<stream>` is a checkpoint, `<kind>:...` is another
 kind, of which this version supports only `group`. The value is a JSON object, in which `v` is the
-version of the form. This version keeps a record of another kind, or of a higher `v`, as it is: it
-neither reads nor replaces it, and compaction keeps the newest record of each key in any case. A new
-form gets a higher `v` if an older version would lose something by replacing the record.
+version of the form. This version neither reads nor replaces a record of another kind, or with a
+higher `v`. Compaction keeps such records, because it keeps the newest record of each key. A new
+form of the value must get a higher `v` if an older version that replaced the record would lose
+information.
 """
 
 from __future__ import annotations

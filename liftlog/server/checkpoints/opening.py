@@ -36,15 +36,15 @@ class StreamsOfDaemon(Protocol):
 
 
 def subject_prefix(settings: Settings) -> str:
-    """Return the subject prefix of checkpoints. The nodes of a cluster share one, because
-    checkpoints belong to the cluster."""
+    """Return the subject prefix of checkpoints. All nodes of a cluster have the same prefix,
+    because checkpoints belong to the cluster."""
     name = settings.name if settings.cluster is None else settings.cluster.name
     return f"liftlog.{name}.offsets"
 
 
 def offsets_settings(settings: Settings, **more: object) -> StreamSettings:
-    """Return the settings of `_offsets`. Segments are small, because compaction does not touch the
-    active one, and a start has to read all remaining records."""
+    """Return the settings of `_offsets`. Segments are small, because compaction does not change the
+    active segment, and a start has to read all remaining records."""
     return parse_stream_settings(
         {
             **more,
@@ -60,8 +60,8 @@ def offsets_settings(settings: Settings, **more: object) -> StreamSettings:
 
 
 def is_open_to_nats(settings: Settings) -> bool:
-    """Return True if commits may arrive over NATS. Core NATS does not report who publishes, so if
-    there is an ACL, the settings must allow it."""
+    """Return True if commits may arrive over NATS. Core NATS does not identify the publisher. So if
+    there is an ACL, the settings must explicitly allow such commits."""
     chosen = settings.checkpoints.over_nats
     return settings.acl.file is None if chosen is None else chosen
 
@@ -109,7 +109,8 @@ def make_checkpoints(
 
 
 def receive_over_nats(streams: StreamsOfDaemon, checkpoints: Callable[[], Checkpoints]) -> None:
-    """Accept commits from NATS, if the settings allow that. Call this before the link exists."""
+    """Accept commits from NATS, if the settings allow this. Call the function before the link
+    exists."""
     settings = streams.settings
     if not is_open_to_nats(settings):
         return

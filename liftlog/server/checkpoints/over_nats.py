@@ -4,7 +4,7 @@ name>.offsets.<stream>.<consumer>`.
 The payload is the offset in decimal digits, or a JSON object with `offset` and, as in the pull
 protocol's `commit`, `expected`, `metadata`, `incarnation` and `epoch`. If a message has a reply
 subject, the daemon answers when the checkpoint is durable, or with an error. No input of a
-publisher raises an exception here.
+publisher makes this module raise an exception.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ _MESSAGE_BYTES = 512
 """Memory of a queued message, apart from its payload."""
 
 OVER_NATS_OWNER = "(nats)"
-"""The owner of checkpoints that arrive over NATS; not a valid name of a principal in an ACL."""
+"""The owner of checkpoints that arrive over NATS. An ACL cannot contain a principal of this
+name."""
 
 
 class CheckpointIntake:
@@ -55,9 +56,9 @@ class CheckpointIntake:
         *,
         owner: str = "",
     ) -> None:
-        """`checkpoints` returns the service. While commits cannot be accepted, it raises their
-        error. The checkpoints count against the quota of `owner`, or against no quota if `owner` is
-        empty."""
+        """`checkpoints` returns the service. While commits cannot be accepted, `checkpoints` raises
+        the error to answer. The checkpoints count against the quota of `owner`, or against no quota
+        if `owner` is empty."""
         self._owner = owner
         self._checkpoints = checkpoints
         self._skipped = prefix.count(".") + 1
@@ -70,8 +71,8 @@ class CheckpointIntake:
         """The answers of one slice, which are sent together."""
 
     def receive(self, run: MessageRun) -> None:
-        """Take the commits of one read, which can be thousands: some of them now, the others in
-        later turns of the event loop. Commits beyond a limit are dropped, and their clients get no
+        """Take the commits of one read, possibly thousands: some of them now, the others in later
+        turns of the event loop. Commits beyond a limit are dropped, and their clients get no
         answer."""
         is_idle = not self._queue
         for message in zip(run.subjects, run.replies, run.payloads, strict=True):
@@ -136,8 +137,9 @@ class CheckpointIntake:
                 self._unsent.append((target, text))
 
     def _note(self, stream: str, consumer: str, error: LiftlogError, *, answered: bool) -> None:
-        """Log a refusal that no client receives, because the message had no reply subject. Logs
-        fewer and fewer of them, so that a publisher cannot fill the log."""
+        """Log a refusal that no client receives, because the message had no reply subject. The more
+        refusals there are, the smaller the part that is logged, so that a publisher cannot fill the
+        log."""
         if answered:
             return
         self._silent_refusals += 1

@@ -1,8 +1,9 @@
 """The checkpoints of the daemon: judged one by one, stored many at a time.
 
-Belongs to the event loop. Changes are written to disk in *flights*, one at a time. Later changes
-wait for the next flight, which judges them by the state that is durable then. So no answer depends
-on a write that may still fail, and all waiting changes share one fsync.
+Belongs to the event loop. Changes are written to disk in *flights*, one at a time. Changes that
+arrive during a flight wait for the next flight. Each flight judges its changes by the durable state
+at its start. So no answer depends on a write that may still fail, and all waiting changes share one
+fsync.
 """
 
 from __future__ import annotations
@@ -54,17 +55,18 @@ _MAX_OWNER_WAITING = 10_000
 the others."""
 _MAX_FLIGHT = 1_000
 _MAX_FLIGHT_CHARS = 500_000
-"""Maximum number of changes per flight, and of characters of their metadata. The event loop judges
-a flight in one turn, encodes it in another and answers it in a third; each takes some 10 ms."""
+"""Maximum number of changes per flight, and of characters of their metadata. The event loop judges,
+encodes and answers a flight in three turns; each turn takes some 10 ms."""
 _MAX_LOOKED_AT = 10_000
-"""Maximum number of checkpoints examined for one page, because the event loop waits meanwhile."""
+"""Maximum number of checkpoints examined for one page, because this blocks the event loop."""
 
 _Bounds = dict[tuple[str, str, int], tuple[range, int]]
-"""Maps stream, incarnation and epoch to the offsets at which a consumer can continue, and the high
-watermark. Valid until the next await."""
+"""A function from stream, incarnation and epoch to two values: the offsets at which a consumer can
+continue, and the high watermark. The result is valid until the next await."""
 
 Told = Callable[[LiftlogError | None], None]
-"""A callback on the event loop. It receives None when a change is durable, or else its error."""
+"""A callback on the event loop. It receives None when the change is durable, or the error of the
+change."""
 
 
 @dataclass(slots=True, eq=False)
@@ -111,7 +113,7 @@ class Checkpoints:
         now_ns: Callable[[], int],
         check_storable: Callable[[], None] = lambda: None,
     ) -> None:
-        """`check_storable` raises the error of a change that cannot be stored at present."""
+        """`check_storable` raises an error while changes cannot be stored."""
         self.table = table
         self.commits = 0
         self.refused: Counter[str] = Counter()
@@ -156,8 +158,8 @@ class Checkpoints:
         `told` is called later, never within this call.
 
         Raises InvalidArgument, StreamNotFound, StreamUnavailable, OffsetOutOfRange,
-        StaleIncarnation, Diverged, LimitExceeded; `told` may get CheckpointMoved, LimitExceeded,
-        DiskFull, StreamUnavailable, ShuttingDown.
+        StaleIncarnation, Diverged, LimitExceeded. The error that `told` receives may be
+        CheckpointMoved, LimitExceeded, DiskFull, StreamUnavailable, ShuttingDown.
         """
         try:
             check_consumer_name(consumer)
@@ -359,7 +361,8 @@ class Checkpoints:
 
     @property
     def newer(self) -> str:
-        """The records that only a newer version understands, in words; empty if there are none."""
+        """A description of the records that only a newer version can read; empty if there are
+        none."""
         groups = {key for key in self.table.newer if kind_of(key) == GROUP}
         return in_words((self.table.newer - groups) | self.groups.newer)
 
@@ -367,8 +370,8 @@ class Checkpoints:
         """Return the durable checkpoint, or None. With `check`, raises the error that a reader at
         this checkpoint gets.
 
-        If the only checkpoint may be lost through damage, that error is CheckpointUncertain;
-        without `check` the result is an uncertain checkpoint at offset 0.
+        If damage may have destroyed the only checkpoint, the error is CheckpointUncertain. Without
+        `check` the result is then an uncertain checkpoint at offset 0.
         """
         check_consumer_name(consumer)
         stored = self.table.get((consumer, stream))
@@ -401,7 +404,7 @@ class Checkpoints:
         """Return a page of checkpoints, and the `after` of the next one, or None at the end.
 
         A page may be shorter than `limit`. The `after` may name a checkpoint that `may_read` hides,
-        so do not show it to clients.
+        so it must not be shown to clients.
         """
         behind: CheckpointKey | None = None
         if after is not None:
@@ -433,8 +436,8 @@ class Checkpoints:
         ]
 
     def _lag(self, stream: str, stored: Stored, bounds: _Bounds) -> int | None:
-        """Return the lag of a consumer; None if it cannot continue, or if its stream is not known
-        here."""
+        """Return the lag of a consumer; None if the consumer cannot continue, or if this node does
+        not know the stream."""
         read = (stream, stored.incarnation, stored.epoch)
         if read not in bounds:
             bounds[read] = self._readable(*read)
@@ -480,15 +483,15 @@ class Checkpoints:
 
 
 def _for(change: Change, error: LiftlogError) -> LiftlogError:
-    """Return the error of a flight in the form for one of its changes. The next leader may still
-    store the change, so the error allows a retry only to callers that can repeat the change."""
+    """Return the error for one change of a flight that failed. The next leader may still store the
+    change, so the error permits a retry only if the change can be repeated."""
     if isinstance(error, RequestTimeout) and change.expected is None and change.only_if is None:
         return NotReady(error.message, hint="try again: storing it twice changes nothing")
     return error
 
 
 def complete(future: asyncio.Future[None], error: LiftlogError | None) -> None:
-    """Complete a future, unless its waiter was cancelled."""
+    """Complete a future, unless the waiting task was cancelled."""
     if future.done():
         return
     if error is None:

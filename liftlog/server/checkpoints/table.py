@@ -1,4 +1,4 @@
-"""The checkpoints in memory, and their loading from the log when the daemon starts."""
+"""The checkpoints in memory. Loads them from the log when the daemon starts."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class CheckpointTable:
     ) -> None:
         self.losses = losses
         self.newer = set(newer)
-        """The keys of records that only a newer version understands."""
+        """The keys of records that only a newer version can read."""
         self.groups = dict(groups or {})
         """The records of consumer groups as they were read; only `groups.py` decodes them."""
         self._settled = set(settled)
@@ -70,7 +70,7 @@ class CheckpointTable:
         return self._entries.get(key)
 
     def apply(self, changes: Mapping[CheckpointKey, Stored | None]) -> None:
-        """Store new checkpoints; None deletes one."""
+        """Store new checkpoints; a value of None deletes the checkpoint."""
         if self.losses:
             self._settled.update(changes)
             if len(self._settled) > len(self._entries) + _MAX_SETTLED:
@@ -133,7 +133,7 @@ class CheckpointTable:
     ) -> Iterator[tuple[CheckpointKey, Stored]]:
         """Yield the checkpoints after `key`, sorted by consumer and stream. With `consumer` or
         `stream`, yield only the checkpoints of that consumer or on that stream. The table must not
-        change meanwhile."""
+        change during the iteration."""
         if stream is None:
             found = _between(self._order, key, consumer)
         else:
@@ -178,9 +178,10 @@ def load_table(log: Log) -> CheckpointTable:
     """Load all committed checkpoints of `_offsets`.
 
     Damage loses only the records in the damaged range. If the newest checkpoint of a key is lost,
-    an older one becomes valid again, and the consumer reads some records twice. The table stores
-    the keys for which this is possible. Each loss is logged as an ERROR. Raises StorageError if the
-    files cannot be read, because a failed read must not look like "no checkpoint".
+    an older checkpoint becomes valid again, and the consumer reads some records twice. The table
+    stores the keys that this may have happened to. Each loss is logged as an ERROR. Raises
+    StorageError if the files cannot be read, because a failed read must not look like "no
+    checkpoint".
     """
     found = _Rebuilding()
     offset = log.log_start_offset

@@ -1,12 +1,12 @@
 """Selects the next cleaning job; one job runs at a time.
 
-A round first compacts the streams that are due, the dirtiest first. Then it gives re-batching,
-sketching and scrubbing a share of time each. Requested passes precede all others.
+A round first compacts the streams that are due, the dirtiest first. Then re-batching, sketching and
+scrubbing each get a share of the time. Requested passes precede all others.
 
 If the keys of a stream do not fit into memory, its compaction takes several passes. After some time
-its turn ends and the next stream follows; the rest is compacted in the next round, so that no
-stream delays the others for long. A failed job affects only its own stream: the cleaner skips that
-stream for a time that grows with each failure.
+the turn of such a stream ends, and the next stream follows. The next round compacts the rest, so
+that no stream delays the others for long. A failed job affects only its own stream: the cleaner
+skips that stream for a time that grows with each failure.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ logger = logging.getLogger("liftlog.server.cleaner")
 _SECOND_NS = 1_000_000_000
 _MAX_DROPPED_PASSES = 3
 _LOOKING_PART = 200
-"""Checks of a stream may take at most 1/200 of the time, because the cost of a check grows with the
-number of segments."""
+"""Divisor: checks of a stream may take at most 1/200 of the time. The limit exists because the cost
+of a check grows with the number of segments."""
 
 
 class Cleaner:
     """Runs the cleaning of all streams. Belongs to the event loop. `run` does the work; the other
-    methods may be called meanwhile.
+    methods may be called while it runs.
 
     `hosts` are the streams of the daemon. `now_ns` returns the time that ages are compared with.
-    `seen` is called often while a job runs; it measures the daemon's own work, which determines the
-    rate of the job. Without `seen` the daemon counts as busy.
+    `seen` measures the daemon's own work. It is called often while a job runs, and its result
+    determines the rate of the job. Without `seen` the daemon counts as busy.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class Cleaner:
         return found
 
     def history(self, host: StreamHost) -> list[dict[str, Any]]:
-        """Return the results of the most recent passes since the start of the daemon, newest
+        """Return the results of the most recent passes since the start of the daemon, the newest
         first."""
         return list(self.state_of(host).history)
 
@@ -157,7 +157,7 @@ class Cleaner:
 
     async def interrupt(self, host: StreamHost) -> None:
         """End the running job of a stream whose settings have changed. The job has ended on return;
-        the next round plans a new one."""
+        the next round plans a new job."""
         if self._current is not None and self._current[0] is host:
             task = self._current[1]
             task.cancel()
@@ -204,8 +204,8 @@ class Cleaner:
             await self._guarded(self._serve_requests())
 
     async def _guarded(self, work: Coroutine[Any, Any, bool | None]) -> bool:
-        """Return the result of `work`; False if it failed, because an error of cleaning must not
-        end the daemon."""
+        """Run `work`, and return its result. If it fails, log the error and return False, because
+        an error in cleaning must not end the daemon."""
         try:
             return bool(await work)
         except Exception:  # a supervisor
@@ -251,8 +251,8 @@ class Cleaner:
         return self.state_of(host).not_before <= time.monotonic()
 
     async def _work(self, host: StreamHost, kind: str, work: Coroutine[Any, Any, None]) -> None:
-        """Run `work` in a task of its own, so that its failure or cancellation ends nothing
-        else."""
+        """Run `work` in a separate task, so that a failure or a cancellation ends only this
+        task."""
         if self._hosts.get(host.name) is not host:
             work.close()
             return
@@ -301,8 +301,9 @@ class Cleaner:
     # --- compaction ---
 
     def _due(self) -> list[StreamHost]:
-        """Return the streams to compact, the dirtiest first. Returns none while the clock is not
-        trusted: after a jump of the clock, new records and tombstones would seem old."""
+        """Return the streams to compact, the dirtiest first. Returns no stream while the clock is
+        not trusted, because after a jump of the clock, new records and tombstones would seem
+        old."""
         found: list[tuple[float, StreamHost]] = []
         if not self._clock_is_trusted():
             return []
@@ -374,8 +375,7 @@ class Cleaner:
     # --- re-batching and scrubbing ---
 
     async def _rebatch_some(self) -> bool:
-        """Re-batch for about as long as the pause between rounds; return True if there is more to
-        do."""
+        """Re-batch for about as long as the pause between rounds; return True if work remains."""
         end = time.monotonic() + self._settings.interval_seconds
         for host in list(self._hosts.values()):
             while self._may_work_on(host):
@@ -403,8 +403,8 @@ class Cleaner:
             raise
 
     async def _sketch_some(self) -> bool:
-        """Make sketches for about as long as the pause between rounds; return True if there is more
-        to do."""
+        """Make sketches for about as long as the pause between rounds; return True if work
+        remains."""
         end = time.monotonic() + self._settings.interval_seconds
         for host in list(self._hosts.values()):
             while self._may_work_on(host):
@@ -433,8 +433,7 @@ class Cleaner:
             raise
 
     async def _scrub_some(self, scrubs: ScrubSchedule) -> bool:
-        """Scrub for about as long as the pause between rounds; return True if there is more to
-        do."""
+        """Scrub for about as long as the pause between rounds; return True if work remains."""
         end = time.monotonic() + self._settings.interval_seconds
         more = False
         for host in list(self._hosts.values()):

@@ -1,5 +1,5 @@
-"""Decides when a stream is compacted, and explains why it is not. The rules are in
-`compaction.planning`; this module passes them the stream's settings, leases and segments."""
+"""Decides when a stream is compacted, or gives the reason why it is not compacted. The rules are in
+`compaction.planning`; this module provides the stream's settings, leases and segments."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SECOND_NS = 1_000_000_000
 
 
 def compaction_of(settings: StreamSettings) -> CompactionSettings | None:
-    """Return the compaction settings of a stream; None if it is not compacted."""
+    """Return the compaction settings of a stream; None if the stream is not compacted."""
     compaction = settings.compaction
     return compaction if compaction is not None and compaction.enabled else None
 
@@ -54,11 +54,11 @@ def plan_pass(
     keep_tombstones: bool = False,
 ) -> CompactionPlan | None:
     """Return the pass over `segments` (a snapshot of the log's segments) that is due now; None if
-    none is due. The cost grows with the number of segments.
+    no pass is due. The cost grows with the number of segments.
 
-    With `keep_tombstones` no tombstone is dropped, whatever its age. A replicated stream keeps each
-    tombstone until every replica has it, because a replica that lacks it may still have the records
-    that the tombstone deletes.
+    With `keep_tombstones` no tombstone is dropped, regardless of its age. A replicated stream keeps
+    each tombstone until every replica has it: a replica without the tombstone may still have the
+    records that it deletes.
     """
     try:
         leases = log.leases.live(now_ns)
@@ -86,8 +86,8 @@ def plan_pass(
 
 
 def _first_stamp_ns(log: Log, segment: Segment) -> int:
-    """Return the timestamp of the segment's first batch; if that cannot be read, the timestamp of
-    its newest record."""
+    """Return the timestamp of the segment's first batch; if the batch cannot be read, the timestamp
+    of the segment's newest record."""
     return first_stamp_ns(log.environment, segment) or segment.max_timestamp_ns
 
 
@@ -99,8 +99,8 @@ def measure_backlog(
     bound_offset: int | None = None,
     after_roll: bool = False,
 ) -> CompactionBacklog:
-    """Measure what could be compacted below `bound_offset`. The default is the high watermark,
-    which ignores leases.
+    """Measure the data below `bound_offset` that could be compacted. The default is the high
+    watermark, which ignores leases.
 
     With `after_roll` the active segment counts as sealed, because a pass on demand seals it first.
     """
@@ -131,7 +131,7 @@ def why_idle(
     can be compacted.
 
     `could_be` is the result of `measure_backlog`. `on_demand` is True if an operator requested a
-    pass; then the dirty ratio does not count.
+    pass; in this case the dirty ratio does not count.
     """
     policy = policy_of(settings)
     ratio = 0.0 if on_demand else policy.min_dirty_ratio

@@ -46,12 +46,13 @@ _THREADS = 2
 _STALL_SECONDS = 10.0
 _MEND_RATE_BYTES = 4 * BUSY_RATE_BYTES
 _SKETCH_RATE_BYTES = BUSY_RATE_BYTES // 4
-"""Rate of sketching while the daemon is busy. It is low because nothing waits for a sketch."""
+"""Rate of sketching while the daemon is busy. The rate is low because no reader waits for a
+sketch."""
 _T = TypeVar("_T")
 
 
 class JobRunner:
-    """Runs jobs. It belongs to the event loop; changes of the log run in threads of its own.
+    """Runs jobs. It belongs to the event loop; changes of the log run in its own threads.
 
     Jobs raise LiftlogError, JobFailed and WorkerDied. After each of these errors, and after a
     cancellation, no file of the job is left and no part of the job is running.
@@ -67,8 +68,8 @@ class JobRunner:
         self._threads.shutdown(wait=False)
 
     async def in_thread(self, call: Callable[[], _T]) -> _T:
-        """Run `call` in a thread and return its result. Even if this coroutine is cancelled, it
-        returns only after `call` has ended, unless the disk stalls."""
+        """Run `call` in a thread and return its result. A cancelled coroutine, too, returns only
+        after `call` has ended, unless the disk stalls."""
         future = asyncio.get_running_loop().run_in_executor(self._threads, call)
         try:
             return await asyncio.shield(future)
@@ -197,7 +198,7 @@ class JobRunner:
     # --- sketches ---
 
     async def sketch(self, host: StreamHost, state: StreamCleaning, job: SketchJob) -> None:
-        """Make the sketch of one segment. Nothing is swapped in, because readers find the sketch
+        """Make the sketch of one segment. The log does not change, because readers find the sketch
         next to the segment."""
         busy = min(_SKETCH_RATE_BYTES, self._settings.max_rate_bytes or _SKETCH_RATE_BYTES)
         await self._run(kinds.SKETCH, job, host, state, Rates(busy, self._settings.max_rate_bytes))
@@ -270,7 +271,8 @@ class JobRunner:
 
 
 def _is_of_no_interest(future: asyncio.Future[_T]) -> None:
-    """Retrieve the error of a future whose caller was cancelled; otherwise asyncio would log it."""
+    """Retrieve the error of a future whose caller was cancelled; otherwise asyncio would log the
+    error."""
     if not future.cancelled():
         future.exception()
 
@@ -278,8 +280,8 @@ def _is_of_no_interest(future: asyncio.Future[_T]) -> None:
 def _announce_removal(log: Log, result: CompactResult, now_ns: int) -> None:
     """Write into the manifest that tombstones will be removed, before the first of them is removed.
 
-    Raises an error, and nothing is swapped, if a lease was granted after the pass was planned: the
-    lease guarantees its reader that the tombstones stay.
+    Raises an error, so that no segment is swapped, if a lease was granted after the pass was
+    planned: the lease guarantees its reader that the tombstones stay.
     """
     held_from = log.leases.low_bound(now_ns)
     if held_from is not None and held_from < result.tombstones_removed_below:
@@ -312,8 +314,8 @@ def _discard_leftovers(log: Log, job: CompactJob | RebatchJob | MendJob) -> None
 
 
 def _drop_index(log: Log, name: str) -> None:
-    """Remove the index of a segment and rebuild it here. Otherwise the next reader would rebuild it
-    on the event loop."""
+    """Remove the index of a segment, and rebuild it in this thread. Otherwise the next reader would
+    rebuild it on the event loop."""
     path = log.directory / name
     try:
         log.environment.fs.unlink(index_path(path))

@@ -1,16 +1,16 @@
 """Repairs damaged segments of this node from other replicas of their streams.
 
 A scrub, a reader or a follower finds damage, and the damaged range is quarantined. This module
-fetches the records of the range from a node that has them (`Donors`), and a separate worker process
-rewrites the segment. If the damage is in the active segment, that segment is sealed first. Readers
-can wait for a running repair, because the records are not lost.
+fetches the records of the range from another node (`Donors`), and a worker process rewrites the
+segment. If the damage is in the active segment, that segment is sealed first. Readers can wait for
+a running repair, because the records are not lost.
 
-Offsets that no replica has stay quarantined, as on a daemon without replicas. The repair is tried
-again later.
+Offsets that are missing on all replicas stay quarantined, as on a daemon without replicas. The
+repair is tried again later.
 
 A damaged range from which tombstones were removed is not repaired in this way, because another
-replica may still have an old value of a key whose tombstone is gone here. Instead the whole copy is
-replaced by the leader's copy.
+replica may still have an old value of a key, although this node has already removed the tombstone
+of the key. Instead this node replaces its whole copy by the leader's copy.
 """
 
 from __future__ import annotations
@@ -41,11 +41,12 @@ logger = logging.getLogger("liftlog.server.cleaner")
 
 _LOOK_SECONDS = 5.0
 _LOOK_AGAIN_SECONDS = 1.0
-"""Pause before the next search for damage to repair."""
+"""Pause, in seconds, before the next search for damage to repair."""
 _FIRST_PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 600.0
 _PATIENCE_SECONDS = 30.0
-"""Maximum time that readers wait for a replica that does not respond. Then they get an error."""
+"""Maximum time, in seconds, that readers wait for a replica that does not respond. After this time
+they get an error."""
 _PATCH_SUFFIX = ".patch.tmp"
 
 
@@ -72,8 +73,8 @@ class Donors(Protocol):
     ) -> str:
         """Pass every batch with a record in [first, end) to `take`, in their order.
 
-        Returns the reason if batches are missing; empty if all were passed. `turn` determines which
-        node is asked first.
+        Returns the reason if batches are missing; empty if none is missing. `turn` determines the
+        node to ask first.
         """
         ...
 
@@ -95,7 +96,7 @@ class _Attempts:
 
 class Mender:
     """Repairs all streams. Belongs to the event loop. `run` does the work; the other methods may be
-    called meanwhile."""
+    called while it runs."""
 
     def __init__(
         self,
@@ -116,7 +117,7 @@ class Mender:
 
     def is_expected(self, host: StreamHost, first: int, end: int) -> bool:
         """Return True if damage in [first, end) will probably be repaired soon, so that readers
-        wait instead of getting an error."""
+        wait and get no error."""
         if host.failure or not self._donors.count(host.name):
             return False
         log = host.log
@@ -130,7 +131,7 @@ class Mender:
 
     def wait(self, host: StreamHost, told: Callable[[], None]) -> Callable[[], None]:
         """Call `told` once, when the next repair of the stream has ended, successfully or not.
-        Returns a function that cancels the call."""
+        Returns a function that cancels this request."""
         waiting = self._waiting.setdefault(host, set())
         waiting.add(told)
         self._poke.set()
@@ -246,7 +247,7 @@ class Mender:
         )
 
     async def _mend(self, host: StreamHost, segment: Segment) -> str:
-        """Repair a segment; return the reason if that failed, else ""."""
+        """Repair a segment; return the reason if the repair failed, else ""."""
         log, name = host.log, segment.path.name
         if not segment.sealed:
             await host.run_exclusive(log.writer.roll)
@@ -336,8 +337,8 @@ def _remove(fs: FileSystem, path: Path) -> None:
 
 
 def _damaged_segment(log: Log, bad: QuarantinedRange) -> Segment | None:
-    """Return the segment that contains the bytes of a lost range; None if there is none, or if no
-    reader needs the range."""
+    """Return the segment that contains the bytes of a lost range; None if no segment contains them,
+    or if no reader needs the range."""
     if not bad.is_loss or bad.next_offset <= log.log_start_offset:
         return None
     for segment in log.segments:
@@ -357,8 +358,8 @@ def _ranges_in(log: Log, segment: Segment) -> list[QuarantinedRange]:
 
 
 def _is_committed(log: Log, segment: Segment, bad: QuarantinedRange) -> bool:
-    """Return True if all records of the damaged segment are committed. Only then do other replicas
-    have the same records. A sealed segment is replaced as a whole, so all of it must be
-    committed."""
+    """Return True if all records of the damaged segment are committed. Other replicas have the same
+    records only if the records are committed. A repair replaces a sealed segment as a whole, so all
+    records of the segment must be committed."""
     end = segment.next_offset if segment.sealed else bad.next_offset
     return end <= log.high_watermark

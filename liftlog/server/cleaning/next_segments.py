@@ -4,9 +4,9 @@ next.
 Re-batching examines each segment once, to find segments with many small batches.
 
 Scrubbing verifies each segment again after an interval. A round visits all segments of a stream
-from the oldest to the newest; the next round begins one interval after this one began. The progress
-is stored in a checkpoint file, so that a daemon that is often restarted does not start over each
-time. If the file is lost, the interval begins again.
+from the oldest to the newest; the next round begins one interval after the beginning of this round.
+The progress is stored in a checkpoint file, so that a restart of the daemon does not restart the
+round. If the file is lost, the interval begins again.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from liftlog.settings import StreamSettings
 
 _LOOK_AT_ONCE = 64
 SKETCHED_BYTES = 1024 * 1024
-"""Smaller segments get neither a sketch nor a subject index, because reading a whole segment of
-that size costs little."""
+"""Size in bytes. Smaller segments get neither a sketch nor a subject index, because reading a whole
+small segment is fast."""
 _SECOND_NS = 1_000_000_000
 
 
 class SmallBatches:
     """Finds segments with many small batches. It examines each segment of a stream once. A
-    rewritten segment counts as new and is examined again."""
+    rewritten segment counts as a new segment."""
 
     def __init__(self) -> None:
         self._judged: set[str] = set()
@@ -170,8 +170,8 @@ _NOT_RUNNING = -1
 
 @dataclass(slots=True)
 class ScrubRound:
-    """The current scrub round of one stream. It continues at `next_offset`; between two rounds this
-    is -1."""
+    """The current scrub round of one stream. The round continues at `next_offset`, which is -1
+    between two rounds."""
 
     incarnation: str
     started_ns: int
@@ -235,7 +235,7 @@ class ScrubSchedule:
 
     def _claimed(self, log: Log) -> Segment | None:
         """Return a segment with quarantined bytes that were not verified again yet; None if there
-        is none."""
+        is no such segment."""
         known = self._reviewed.get(log.name, frozenset())
         names = {
             bad.segment

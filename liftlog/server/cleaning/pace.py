@@ -1,9 +1,9 @@
 """Sets the rate of cleaning: unlimited while the daemon is idle, low while it is busy.
 
-While a job runs, the daemon measures its own work every 20 ms. If it is idle, it grants the worker
-process full speed for a short time, and renews the grant while it stays idle. It withdraws the
-grant as soon as messages arrive. If the daemon stalls and cannot withdraw it, the grant expires by
-itself.
+While a job runs, the daemon measures its own work every 20 ms. An idle daemon grants full speed to
+the worker process for a short time, and renews this grant while it stays idle. The daemon withdraws
+the grant as soon as messages arrive. If the daemon stalls and cannot withdraw it, the grant expires
+by itself.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def fixed_rate(bytes_per_second: int) -> Rates:
 
 def rates_of(cleaner_bytes: int | None, stream_bytes: int | None = None) -> Rates:
     """Return the rates for the settings `cleaner.max_rate` (None: auto) and `compaction.max_rate`
-    of a stream (None: no limit of its own). A configured rate is an upper limit, whether the daemon
-    is idle or not."""
+    of a stream (None: no limit of its own). A configured rate is an upper limit, also while the
+    daemon is idle."""
     ceilings = [rate for rate in (cleaner_bytes, stream_bytes) if rate is not None]
     if cleaner_bytes is not None:
         return fixed_rate(min(ceilings))
@@ -52,7 +52,7 @@ class Seen(NamedTuple):
     received_bytes: int
     """Bytes received from NATS."""
     syncs: int
-    """Number of syncs of all streams, including those for the daemon's own records."""
+    """Number of syncs of all streams, including syncs for the daemon's own records."""
     is_committing: bool
     """True if a commit waits for the disk. Only this field distinguishes a stalled disk from an
     idle one."""
@@ -62,7 +62,7 @@ class Seen(NamedTuple):
 
 
 def is_busy(before: Seen, now: Seen) -> bool:
-    """Return True if the daemon did work between the two measurements that cleaning could slow
+    """Return True if, between the two measurements, the daemon did work that cleaning could slow
     down."""
     return (
         now.is_committing
@@ -73,7 +73,7 @@ def is_busy(before: Seen, now: Seen) -> bool:
 
 
 class IdleWatch:
-    """Treats the daemon as idle once it has not been busy for a quarter of a second."""
+    """Treats the daemon as idle when it has not been busy for a quarter of a second."""
 
     def __init__(self) -> None:
         self._before: Seen | None = None
@@ -82,8 +82,8 @@ class IdleWatch:
     def look(self, now: Seen) -> bool:
         """Compare the measurement with the previous one; return True if the daemon is idle.
 
-        No measurements are taken between jobs. So the first measurement of a job covers all the
-        time since the last one of the previous job.
+        No measurements are taken between jobs. So the first measurement of a job covers the whole
+        time since the last measurement of the previous job.
         """
         before, self._before = self._before, now
         if before is None or is_busy(before, now):

@@ -81,8 +81,8 @@ class Worker:
     ) -> dict[str, Any]:
         """Run one job and return its result. Raises JobFailed, WorkerDied.
 
-        If the call is cancelled, the process is dead before the call returns, so nothing more is
-        written.
+        If the call is cancelled, the process is killed before the call returns, so it writes
+        nothing more.
         """
         if self._idle is not None:
             self._idle.cancel()
@@ -123,8 +123,8 @@ class Worker:
             self._granted_until = 0.0
 
     def _tell(self, line: dict[str, Any]) -> bool:
-        """Send a line to the process. Return False if the process does not run or does not read; an
-        earlier grant then expires by itself."""
+        """Send a line to the process. Return False if the process does not run or does not read. In
+        this case an earlier grant expires by itself."""
         stdin = None if self._process is None else self._process.stdin
         if stdin is None or stdin.is_closing() or stdin.transport.get_write_buffer_size():
             return False

@@ -20,14 +20,14 @@ class StreamCleaning:
     monotonic clock, except in `history`."""
 
     requested: int = 0
-    """Number of requested passes; `finished` counts those that have been carried out."""
+    """Number of requested passes; `finished` is the number of requested passes that have ended."""
     finished: int = 0
     rolled: int = 0
-    """Number of the last request for which the active segment was rolled."""
+    """Number of the last request for which the active segment was already rolled."""
     unfinished: bool = False
-    """True if the stream's turn ended before its passes did."""
+    """True if the stream's turn ended before its passes were complete."""
     running: str = ""
-    """Kind of the running job: "compact", "rebatch" or "scrub"; "" if none runs."""
+    """Kind of the running job: "compact", "rebatch" or "scrub"; "" if no job runs."""
     progress: dict[str, Any] | None = None
     backlog: CompactionBacklog = field(default_factory=lambda: CompactionBacklog(0, 0))
     history: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=_MAX_HISTORY))

@@ -2,16 +2,16 @@
 
 It reads jobs from stdin, one per line. For each job it writes lines of progress and one line with
 the result to stdout. All lines are JSON. At the end of stdin it exits at once, even in the middle
-of a job: the files of a job do not count until the daemon has listed them in the manifest.
+of a job: the files of a job have no effect until the daemon has listed them in the manifest.
 
     in   {"kind": "compact", "job": {...}, "max_rate_bytes": 33554432, "idle_rate_bytes": null}
     in   {"idle_seconds": 0.2}
     out  {"progress": ["rewrite", 1048576, 8388608]}
     out  {"result": {...}}   or   {"failed": {"reason": "damaged", "message": "...", "file": "..."}}
 
-A line with `idle_seconds` is a grant: for that time the rate limit is `idle_rate_bytes` (null: no
-limit) instead of `max_rate_bytes`. The next such line replaces the grant. Without a grant, the
-limit is `max_rate_bytes`. `file` is empty unless the reason is `damaged`.
+A line with `idle_seconds` is a grant: during these seconds the rate limit is `idle_rate_bytes`
+(null: no limit) instead of `max_rate_bytes`. The next such line replaces the grant. Without a
+grant, the limit is `max_rate_bytes`. `file` is empty unless the reason is `damaged`.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ _BURST_SECONDS = 0.1
 _LOOK_EVERY_BYTES = 4 * 1024 * 1024
 _MIN_FREE_BYTES = 64 * 1024 * 1024
 _MIN_FREE_PART = 20
-"""On a small file system, 1/20 of its size stays free instead."""
+"""Divisor: on a small file system, 1/20 of its size stays free instead of `_MIN_FREE_BYTES`."""
 
 _LEAST_FREE_PART = 10
-"""Subject indexes are built only while 1/10 of the file system is free: they only make reads
-faster, and messages need the space more."""
+"""Divisor: subject indexes are built only while 1/10 of the file system is free, because messages
+need the space more than reads need the speed."""
 
 _RUNNERS: dict[str, tuple[Any, Callable[..., Any]]] = {
     COMPACT: (CompactJob, compact),
@@ -84,7 +84,7 @@ _RUNNERS: dict[str, tuple[Any, Callable[..., Any]]] = {
 
 
 class IdleGrant:
-    """The end of the daemon's current grant. One thread stores grants as they arrive, another
+    """The end of the daemon's current grant. One thread stores grants as they arrive, and another
     thread runs the job."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -131,8 +131,8 @@ class RateLimit:
         self._rate = bytes_per_second
         self._paid_at = clock()
         self._owed_bytes = 0.0
-        """Number of bytes that passed before the rate allowed them. If negative, this number of
-        bytes may pass at once."""
+        """Number of bytes by which the job is ahead of its rate. A negative number is the number of
+        bytes that may pass at once."""
 
     def __call__(self, size_bytes: int) -> None:
         self._pay()
@@ -142,8 +142,8 @@ class RateLimit:
             self._pay()
 
     def _pay(self) -> None:
-        """Subtract the bytes that the rate has allowed since the last call, and read the current
-        rate."""
+        """Subtract the bytes that the rate has allowed since the last call from `_owed_bytes`, and
+        determine the current rate."""
         now = self._clock()
         if self._rate == math.inf:
             self._owed_bytes = 0.0  # no burst right after full speed

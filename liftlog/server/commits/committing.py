@@ -1,16 +1,16 @@
 """The commits of one stream: groups that its sequencer has judged are written, synced, answered.
 
 This module writes the messages of publishers. It writes at most one group at a time; messages that
-arrive meanwhile form the next one. A group is written inside the event loop while syncs are fast,
-else in a writer thread. With `durability: interval` a flush commits many groups at once.
+arrive during the write form the next group. A group is written inside the event loop while syncs
+are fast, else in a writer thread. With `durability: interval` a flush commits many groups at once.
 
 The gate decides when a group that is stored here is committed. With one copy it is committed at
-once. With several copies the group is *held* until the other nodes have it, and the next group is
-written meanwhile.
+once. With several copies the group is *held* until the other nodes have it; the next group can be
+written in the meantime.
 
 Code that writes to a stream in another way, such as appending batches fetched from another node,
-belongs into a module next to this one: it shares the log, its turns and its waiters, but not the
-sequencer.
+belongs in a separate module next to this one: such code shares the log, its turns and its waiting
+callers, but not the sequencer.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ logger = logging.getLogger("liftlog.server.stream")
 
 FOLLOWED_INLINE_BYTES = 512 * 1024
 """In a stream with followers, a group of up to this size is written inside the event loop while
-syncs are fast, however many messages it has. A thread needs two handovers, one to wake the
-followers and one to report the end, and under load these take longer than the write."""
+syncs are fast, regardless of its number of messages. A write in a thread needs two handovers, one
+to wake the followers and one to report the end, and under load the handovers take longer than the
+write."""
 
 
 class CommitResources(Protocol):
@@ -50,7 +51,7 @@ class CommitResources(Protocol):
 
     def send(self, commands: bytes) -> None: ...
     def pending_changed(self) -> None:
-        """Note that messages that waited for the disk have been answered."""
+        """Note that waiting messages have been answered."""
         ...
 
 
@@ -58,8 +59,8 @@ class GroupCommits:
     """Writes the groups of one stream. Belongs to the event loop.
 
     `fail` stops the stream: it is called with a reason if the state of the log is unknown.
-    `step_down` ends this node's leadership: it is called if followers may hold records that are
-    dropped here.
+    `step_down` ends this node's leadership: it is called if followers may hold records that this
+    node drops.
 
     The high watermark moves in `_finish` and `commit_up_to`, and nowhere else.
     """
@@ -81,7 +82,7 @@ class GroupCommits:
         step_down: Callable[[str], None],
     ) -> None:
         self.flush_is_overdue = False
-        """With `durability: interval`, this is True if a flush became due during a job."""
+        """With `durability: interval`: True if a flush became due during a job."""
         self._log = log
         self._sequencer = sequencer
         self._settings = settings
@@ -106,8 +107,8 @@ class GroupCommits:
     # --- one group ---
 
     def commit(self, messages: int) -> bool:
-        """Commit the next group of the waiting `messages`, or begin to. Call it while no job runs.
-        Returns True if more messages can be committed at once."""
+        """Commit the next group of the waiting `messages`, or begin the commit in a thread. Call
+        this while no job runs. Returns True if more messages can be committed at once."""
         size_bytes = self._sequencer.pending_bytes - self._sequencer.held_bytes
         if self._has_followers and size_bytes <= FOLLOWED_INLINE_BYTES:
             messages = 1  # so the budget decides as it does for a single message
@@ -207,8 +208,8 @@ class GroupCommits:
         self._shared.pending_changed()
 
     def _hold(self, group: CommitGroup, high_watermark: int) -> None:
-        """Hold a group that is stored here, if this group or an earlier one is not committed
-        yet."""
+        """Hold a group that is stored on this node, if this group or an earlier group is not
+        committed yet."""
         if not self._sequencer.is_holding:
             self._held_since = time.monotonic()
         early = self._sequencer.hold(group)
@@ -229,7 +230,8 @@ class GroupCommits:
         self._own_records.committed(high_watermark)
 
     def commit_up_to(self, offset: int) -> None:
-        """Note that records below `offset` are committed, as far as they are stored here."""
+        """Note that records below `offset` are committed, up to the end of the records that are
+        stored on this node."""
         self._release(self._log.commit_up_to(offset))
 
     @property
@@ -279,8 +281,8 @@ class GroupCommits:
         """Drop all records that are not durable; returns True if writing can continue in another
         file.
 
-        After a failed sync the kernel may drop the pages and report success the next time, so the
-        same file cannot be synced again.
+        After a failed sync, the kernel may drop the pages and report success for the next sync. So
+        the same file must not be used again.
         """
         try:
             self._log.writer.abandon_tail(keep_offsets=keep_offsets)
@@ -301,9 +303,8 @@ class GroupCommits:
         self._waiters.wake(self._log.high_watermark)
 
     def _take_back_waiting(self, error: Exception) -> None:
-        """Handle a failed sync that no group waited for. Its records were acked early because of
-        `durability: interval` or `os`. Their offsets are recorded as lost, and waiting messages are
-        nacked."""
+        """Handle a failed sync of records that were acked before it, with `durability: interval` or
+        `os`. Record the offsets of these records as lost, and nack the waiting messages."""
         self._take_back(None, error)
 
     def give_up(self, reason: str) -> None:
@@ -319,8 +320,8 @@ class GroupCommits:
     def step_down(self, refusal: RefusalReason) -> None:
         """Stop committing, because this node no longer leads the stream.
 
-        Messages that were judged but not written are nacked. Written ones get no answer: the next
-        leader may commit them, and publishers send them again with their ids.
+        Messages that were judged but not written are nacked. Messages that were written get no
+        answer: the next leader may commit them, and publishers send them again with the same ids.
         """
         self._is_over = True
         nacks = self._sequencer.step_down(refusal)
@@ -350,7 +351,7 @@ class GroupCommits:
 
     def flush_due(self) -> None:
         """Flush, because the oldest record that is not synced has waited for `flush.interval`. The
-        timer may still fire after a stream has failed, but not after it was closed."""
+        timer may still fire after the stream has failed, but not after the stream was closed."""
         self._flush_timer = None
         # Under load other jobs may follow the current one without a pause, so the flush is made the
         # next job.
@@ -358,7 +359,7 @@ class GroupCommits:
         self._turns.begin_next()
 
     def flush(self) -> None:
-        """Sync the records that were acked before their sync. Call it while no job runs."""
+        """Sync the records that were acked before a sync. Call this while no job runs."""
         self.flush_is_overdue = False
         self._turns.begin(lambda: None, self._log.sync, self._flushed)
 
@@ -370,8 +371,8 @@ class GroupCommits:
             self._commit_durable()
 
     def _commit_durable(self) -> None:
-        """Commit durable records, whose acks were sent earlier. If the stream is moving to another
-        node, the copy there must also have them before they are committed."""
+        """Commit durable records that were already acked. If the stream is moving to another node,
+        the copy on that node must also have the records before they are committed."""
         if not self._is_over:
             self.commit_up_to(self._gate.local(self._log.durable_end_offset))
 
@@ -388,8 +389,8 @@ class GroupCommits:
     # --- what the host reports ---
 
     def after_exclusive(self, error: Exception | None) -> None:
-        """Continue after an exclusive call, whether it ran in a thread or in the event loop. The
-        call may have synced the log."""
+        """Continue after an exclusive call, which ran in a thread or in the event loop. The call
+        may have synced the log."""
         self._observe_sync()
         if isinstance(error, SyncFailed):
             self._take_back_waiting(error)

@@ -26,9 +26,10 @@ def log_config(settings: StreamSettings, *, replicated: bool = False) -> LogConf
 
 
 class NewestBytes:
-    """The size of a log, not counting records that newer ones of the same subject supersede.
+    """The size of a log without the records that newer records of the same subject supersede.
 
-    The size is only as exact as the last count. If no count is possible, all records count.
+    The size is only as exact as the last count. If no count is possible, the size includes all
+    records.
     """
 
     def __init__(self, log: Log) -> None:
@@ -40,8 +41,8 @@ class NewestBytes:
 
     @property
     def grown_bytes(self) -> int:
-        """Return the number of bytes by which the log has grown. Freed bytes are not subtracted,
-        unless the log also grew between the same two reads of this property."""
+        """Return the number of bytes by which the log has grown. Bytes that were freed are not
+        subtracted, unless the log grew and shrank between two reads of this property."""
         size_bytes = self._log.view.size_bytes
         self._grown += max(0, size_bytes - self._seen)
         self._seen = size_bytes
@@ -53,8 +54,8 @@ class NewestBytes:
         self.count(0, self.grown_bytes)
 
     def count(self, size_bytes: int | None, grown_bytes: int = 0) -> None:
-        """Set the size of the newest records, or None if it is unknown. It was measured when the
-        property `grown_bytes` had this value, or a little later."""
+        """Set the size of the newest records, or None if it is unknown. `grown_bytes` is the value
+        of the property of this name when the count began."""
         self._counted, self._counted_at = size_bytes, grown_bytes
 
     @property

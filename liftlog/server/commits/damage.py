@@ -1,7 +1,7 @@
 """Quarantines damage that a reader finds, before the reader gets the error.
 
-The scrubber would also find the damage, but later. Until then every reader would meet the damage
-again, and neither metrics nor health would report it.
+The scrubber would also find the damage, but later. Until then every reader would get the error
+again, and neither metrics nor health would report the damage.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ def quarantine_damage(log: Log, first_offset: int, next_offset: int) -> None:
     """Quarantine the damage in this range, unless all of it is already known. Blocking, so call it
     in a thread.
 
-    Raises StorageError if the manifest cannot be written. On a disk that also fails to write, the
-    damage may be temporary, so the reader should retry. If the disk is full, this is only logged,
-    and the reader gets the error about the damage.
+    Raises StorageError if the manifest cannot be written. If writes fail, too, the fault may be
+    temporary, so the reader should retry. If the disk is full, the failure is only logged, and the
+    reader gets the error about the damage.
     """
     if log.is_quarantined(first_offset, next_offset):
         return

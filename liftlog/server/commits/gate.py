@@ -1,8 +1,8 @@
-"""Decides when a group that is stored here counts as committed: at once if this is the only copy,
-otherwise when the other copies have it too.
+"""Decides when a group that is stored on this node counts as committed: at once if this is the only
+copy, and otherwise when the other copies have the group.
 
 With several copies, `liftlog.cluster.leading` decides. `ReplicatedGate` reports events of this node
-to it, and passes its decisions on to the stream and the followers.
+to that module, and passes the module's decisions on to the stream and the followers.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from liftlog.log import EncodedBatch
 from liftlog.sequencing.refusals import NOT_ENOUGH_REPLICAS, RefusalReason
 
 _TELL_SECONDS = 0.005
-"""If no record is sent to the followers within this time, a new high watermark is sent without
-one."""
+"""Time in seconds. If no record is sent to the followers within this time, a new high watermark is
+sent without a record."""
 
 
 class LedStream(Protocol):
-    """The methods of a stream that its gate calls: the high watermark has moved, or this node no
-    longer leads the stream. The gate never calls them inside `written` and `local`."""
+    """The methods of a stream that its gate calls when the high watermark has moved, or when this
+    node no longer leads the stream. The gate never calls them during `written` and `local`."""
 
     def commit_up_to(self, offset: int) -> None: ...
     def step_down(self, reason: str) -> None: ...
@@ -34,15 +34,15 @@ class CommitGate(Protocol):
     """Decides the high watermark of one stream that this node leads. Belongs to the event loop."""
 
     has_followers: bool
-    """True if other nodes may hold records before they are durable here, and may commit them when
-    this node no longer leads. In that case a failed sync ends the leadership, and written records
-    get no answer."""
+    """True if other nodes may hold records that are not durable on this node yet, and may commit
+    these records when this node no longer leads. In that case a failed sync ends the leadership,
+    and written records get no answer."""
 
     @property
     def refuses(self) -> RefusalReason | None:
-        """The reason why messages that ask for an ack of all copies are refused now: there are too
-        few copies. None if such messages are accepted. Other messages are stored in any case, and
-        can be read later."""
+        """The reason why messages that ask for an ack of all copies are refused now: too few copies
+        are in sync. None if such messages are accepted. All other messages are stored in any case,
+        and can be read later."""
         ...
 
     def bind(self, stream: LedStream) -> None:
@@ -55,18 +55,18 @@ class CommitGate(Protocol):
         ...
 
     def local(self, end: int) -> int:
-        """Note that everything below offset `end` is stored here, as durably as the stream
-        requires. Returns the high watermark."""
+        """Note that all records below offset `end` are stored on this node, as durably as the
+        stream requires. Returns the high watermark."""
         ...
 
     def stepped_down(self, reason: str) -> None:
-        """Note that this node no longer leads the stream: `StreamHost.step_down` was called, here
-        or after a failed sync. The gate is not called again."""
+        """Note that this node no longer leads the stream: `StreamHost.step_down` was called, by the
+        gate itself or after a failed sync. The stream calls no further methods of the gate."""
         ...
 
 
 class LocalGate:
-    """The gate of a stream with its only copy here: stored records are committed."""
+    """The gate of a stream with its only copy on this node: stored records count as committed."""
 
     has_followers = False
     refuses: RefusalReason | None = None
@@ -106,8 +106,8 @@ class ReplicatedGate:
         """`wake` is called with the followers whose parked requests can be answered now. If the
         write is inside the event loop, `wake` is called between the write and its sync, so that the
         answers are sent before the sync. `keep` is called with the appended batches before `wake`.
-        `ended` is called once, with the reason why this node's leadership in this epoch ends. None
-        of them blocks or raises. `now` is monotonic, in seconds."""
+        `ended` is called once, with the reason why this node's leadership in this epoch ends. These
+        callbacks must not block or raise. `now` returns monotonic seconds."""
         self.leader = leader
         self._log_end = log_end
         self._keep = keep
@@ -161,12 +161,12 @@ class ReplicatedGate:
         return verdict
 
     def expired(self, node: str) -> None:
-        """Answer a request without news, because it has been parked for too long."""
+        """Answer a parked request that has no news, because it has waited for too long."""
         self._wake_all(self.leader.expired(node, self._now()))
 
     def tell_of_record(self) -> None:
-        """Send the stream's metadata to those parked followers that acks wait for and that do not
-        have this version yet."""
+        """Send the stream's metadata to parked followers that do not have this version yet, if acks
+        wait for these followers."""
         self._wake_all(self.leader.disagreeing(self._now()))
 
     def lost(self, node: str) -> None:

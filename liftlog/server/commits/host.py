@@ -1,8 +1,8 @@
-"""One stream inside the daemon: its log, its settings, who writes it and who waits for it.
+"""One stream inside the daemon: its log, its settings, its writers and its waiting callers.
 
-Everything here runs on the event loop, except for the log calls that `turns` passes to the writer
-pool. `committing` writes the messages of publishers; this module decides whose turn it is, which
-messages are accepted, and how the stream changes and ends.
+All code of this module runs on the event loop, except for the log calls that `turns` passes to the
+writer pool. `committing` writes the messages of publishers; this module accepts or refuses
+messages, changes settings, begins jobs, and ends the stream.
 """
 
 from __future__ import annotations
@@ -65,18 +65,18 @@ class Committers(CommitResources, Protocol):
     """Resources that the streams of a daemon share."""
 
     dirty: dict[StreamHost, None]
-    """The streams with something to commit at the end of the chunk that is being parsed."""
+    """The streams that have messages to commit at the end of the chunk that is being parsed."""
 
     def mark_dirty(self, host: StreamHost) -> None: ...
     def now_ns(self) -> int: ...
     def steady_ns(self) -> int:
-        """Return nanoseconds of a clock that never steps: the wall clock at the start plus the time
-        since then."""
+        """Return the time in ns by a clock that never jumps: the wall clock at the start, plus the
+        monotonic time since then."""
         ...
 
 
 class StreamHost:
-    """One stream of the daemon. Created once its log is open."""
+    """One stream of the daemon. Created when the log of the stream is open."""
 
     def __init__(
         self,
@@ -91,8 +91,8 @@ class StreamHost:
         gate: CommitGate | None = None,
         is_leading: bool = True,
     ) -> None:
-        """Without a `gate` the only copy is here. If `is_leading` is False, the host copies a
-        stream that another node leads: it accepts no messages, and other code appends to its
+        """Without a `gate`, this node has the only copy. If `is_leading` is False, the host copies
+        a stream that another node leads: it accepts no messages, and other code appends to its
         log."""
         self.name = name
         self.settings = settings
@@ -108,8 +108,8 @@ class StreamHost:
         """Number of possible losses since the start."""
         self.recovery_point_offset = log.log_end_offset
         self.rewriting = False
-        """True while a compaction pass reads old segments; retention does not delete their files
-        meanwhile."""
+        """True while a compaction pass reads old segments; during this time retention does not
+        delete the files of these segments."""
         self.observed = StreamObservations()
         self.turns = LogTurns(
             name, committers.pool, begin_next=self.kick, after_exclusive=self._after_exclusive
@@ -170,8 +170,8 @@ class StreamHost:
         values: Sequence[bytes | None],
         told: Told,
     ) -> None:
-        """Commit records that the daemon itself writes. `told` is called on the loop: without an
-        error when they are committed with the stream's durability, or with the error if they are
+        """Commit records that the daemon itself writes. `told` is called on the loop: with None
+        when the records are committed with the stream's durability, or with the error if they are
         not stored. Never raises."""
         refusal = self._refuse_with
         if refusal is not None and refusal not in (PAUSED, READ_ONLY):
@@ -183,8 +183,8 @@ class StreamHost:
         self._shared.mark_dirty(self)
 
     def is_crowded(self) -> bool:
-        """Return True if the messages that wait for this stream's disk and for other nodes have
-        reached half of their limit in bytes, and neither the disk nor the other nodes are stuck."""
+        """Return True if the waiting messages of this stream have reached half of their limit in
+        bytes, although neither the disk nor another node is stuck."""
         if self.sequencer.pending_bytes * 2 < self.settings.max_pending_bytes:
             return False
         if self.turns.is_taken:
@@ -194,7 +194,8 @@ class StreamHost:
     # --- whose turn it is ---
 
     def kick(self) -> None:
-        """Begin the next job. If one is running, its end begins the next one. Never raises."""
+        """Begin the next job. If a job is running, the next job begins when it ends. Never
+        raises."""
         turns = self.turns
         if turns.is_taken or turns.is_closed:
             return
@@ -237,8 +238,8 @@ class StreamHost:
     # --- calls of the gate ---
 
     def commit_up_to(self, offset: int) -> None:
-        """Note that records below `offset` are committed, as far as they are stored here. Never
-        raises."""
+        """Note that records below `offset` are committed, up to the end of the records that are
+        stored on this node. Never raises."""
         try:
             self._commits.commit_up_to(offset)
         except Exception as error:  # noqa: BLE001  # a supervisor, as above
@@ -249,9 +250,9 @@ class StreamHost:
     def step_down(self, reason: str) -> None:
         """Stop leading this stream.
 
-        Messages that were judged but not written are nacked. Written ones that are not committed
-        get no answer: the next leader may commit them. A write in progress completes, and is not
-        answered.
+        Messages that were judged but not written are nacked. Messages that were written but not
+        committed get no answer: the next leader may commit them. A write in progress completes, and
+        its messages get no answer either.
         """
         logger.warning("stepped-down stream=%s reason=%s", self.name, reason)
         self._refuse_with = STORE_FAILED if self.failure else NOT_LEADING
@@ -267,8 +268,8 @@ class StreamHost:
         """Run a blocking log call in a writer thread while no commit of the stream runs.
 
         If the call succeeds, `then` is called on the event loop before the next commit begins, even
-        if the future was cancelled meanwhile. A closed stream refuses the call, because another
-        stream may have its name by then.
+        if the future has been cancelled. A closed stream refuses the call, because another stream
+        may already have its name.
         """
         return self.turns.run_exclusive(call, then)
 
@@ -276,7 +277,7 @@ class StreamHost:
         """Run a log call that appends and syncs a little data inside the event loop, without a
         thread, if syncs are fast and no other job of the log runs.
 
-        Returns True if the call ran; raises its error. Returns False if it did not run.
+        Returns True if the call ran, and raises its error. Returns False if the call did not run.
         """
         inline = self._shared.inline
         began = time.perf_counter()
@@ -297,9 +298,10 @@ class StreamHost:
         """Like `run_exclusive`, for a caller that may be cancelled, and for a disk that may be
         full.
 
-        With a `reserve`, a call that finds the disk full is retried once in the room of the
-        reserve: pass it if the call frees disk space or helps to free it. If the caller is
-        cancelled, this waits for the end of the call before it raises, unless the disk stalls.
+        With a `reserve`, a call that fails because the disk is full is retried once, in the space
+        of the reserve: pass a reserve if the call frees disk space or helps to free it. If the
+        caller is cancelled, this method first waits for the end of the call, unless the disk
+        stalls.
         """
         try:
             return await self.turns.uninterrupted(call, then)
@@ -314,8 +316,8 @@ class StreamHost:
 
     @contextmanager
     def compacting(self) -> Iterator[None]:
-        """Mark the stream as compacting until the context ends. A compaction pass reads its old
-        segments in this context."""
+        """Mark the stream as compacting until the context ends. A compaction pass reads the old
+        segments inside this context."""
         self.rewriting = True
         try:
             yield
@@ -325,15 +327,15 @@ class StreamHost:
     # --- settings, and other contents of the manifest ---
 
     def adopt(self, settings: StreamSettings, overrides: Overrides | None = None) -> None:
-        """Apply these settings from the next message on. If `overrides` is None, they stay as they
-        are.
+        """Apply these settings from the next message on. If `overrides` is None, the overrides do
+        not change.
 
-        Call it as the `then` of an exclusive call that has stored the settings, and that has also
-        synced everything if `durability` changes. No group is being written at that moment: groups
-        are taken only while no job runs, and the next job begins after `then`. So each group is
-        written, synced and answered by one set of settings, and the settings are on disk before a
-        message is judged by them. Messages that were judged earlier keep their outcome and are
-        committed by the new settings.
+        Call this method as the `then` of an exclusive call that has stored the settings, and that
+        has also synced all records if `durability` changes. No group is being written at that
+        moment: groups are taken only while no job runs, and the next job begins after `then`. So
+        each group is written, synced and answered by one set of settings, and the settings are on
+        disk before they apply to a message. Messages that were judged earlier keep their outcome,
+        and are committed by the new settings.
         """
         self.settings = settings
         if overrides is not None:
@@ -354,8 +356,9 @@ class StreamHost:
         self._commits.adopt(settings)
 
     def shown_settings(self) -> dict[str, Any]:
-        """The settings in the form that YAML shows. Cached until they change, because computing
-        them is half of the cost of describing a stream. Do not modify the result."""
+        """The settings in the form that YAML shows. The result is cached until the settings change,
+        because this conversion takes half of the time for describing a stream. Callers must not
+        modify the result."""
         if self._shown_settings is None:
             self._shown_settings = self.settings.to_yaml_dict()
         return self._shown_settings
@@ -363,8 +366,8 @@ class StreamHost:
     def metadata(
         self, settings: StreamSettings | None = None, overrides: Overrides | None = None
     ) -> dict[str, Any]:
-        """Return the part of the manifest's data that this layer writes; with the new settings and
-        overrides, if they are given."""
+        """Return the metadata that this layer stores in the manifest. New settings and overrides
+        replace the present ones, if they are given."""
         overrides = self.overrides if overrides is None else overrides
         metadata = new_metadata(settings or self.settings, self.origin)
         metadata["possible_losses"] = self._own_losses
@@ -373,14 +376,14 @@ class StreamHost:
     def set_neighbours(
         self, destinations: Destinations, siblings: dict[bytes, tuple[str, ...]]
     ) -> None:
-        """Set the subjects to which acks may be sent. Also set, by name, the subjects of the
-        streams that receive messages of their own. Applies from the next message on."""
+        """Set the subjects to which acks may be sent. Also set, by stream name, the subjects of the
+        other streams that get their own copies of messages. Applies from the next message on."""
         self.sequencer.destinations = destinations
         self.sequencer.sibling_streams = siblings
 
     def note_possible_loss(self, reason: str, time_ns: int) -> int:
-        """Note that messages may be missing before the next one; returns the offset of the next
-        one.
+        """Note that messages may be missing before the next message, and return the offset of that
+        message.
 
         The note is stored with the next `metadata`, or in the side state if there are replicas.
         """
@@ -403,11 +406,12 @@ class StreamHost:
 
     @property
     def has_moved(self) -> bool:
-        """True if records were written since the recovery point was saved."""
+        """True if records were written after the recovery point was saved."""
         return self.log.log_end_offset != self.recovery_point_offset
 
     def recovery_point_saved(self, next_offset: int) -> None:
-        """Note that a recovery point was saved: recovery will scan from `next_offset` on."""
+        """Note that a recovery point was saved: the next recovery begins its scan at
+        `next_offset`."""
         self.recovery_point_offset = next_offset
 
     # --- readers ---
@@ -424,7 +428,7 @@ class StreamHost:
     # --- the end ---
 
     def refuse_new(self, refusal: RefusalReason = SHUTTING_DOWN) -> None:
-        """Nack everything that arrives from now on."""
+        """Nack every message that arrives from now on."""
         if self._refuse_with is None:
             self._refuse_with = refusal
 
@@ -460,12 +464,12 @@ class StreamHost:
         """Begin no more jobs, and release all waiting callers. The broker closes the log later,
         outside the loop.
 
-        A commit that a thread has begun runs to its end: its messages are on disk then, so they are
-        committed and answered as usual, but no further job begins. The broker closes the log after
-        that, once the stream is drained or the writer threads have ended. Messages that are judged
-        but not written get no answer, so their publishers retry. The daemon's own records that are
-        not committed yet are reported as failed, even if the current commit contains them: as after
-        a lost ack, the caller may store them again.
+        A commit that a thread has begun runs to its end, because its messages are then on disk;
+        these messages are committed and answered as usual. No further job begins. The broker closes
+        the log after that, once the stream is drained or the writer threads have ended. Messages
+        that are judged but not written get no answer, so their publishers retry. The daemon's own
+        records that are not committed yet are reported as failed, even if the current commit
+        contains them. As after a lost ack, the caller may store such records again.
         """
         self.turns.close()
         self.subjects.close()

@@ -8,7 +8,8 @@ from collections import deque
 from liftlog.server.vitals.histogram import COUNT_BOUNDS, LATENCY_BOUNDS, Histogram
 
 _REFUSING_SECONDS = 5.0
-"""After this time without a failed commit, the next commit is expected to succeed."""
+"""Time in seconds. After this time without a failed commit, the stream no longer counts as
+refusing."""
 
 
 class StreamObservations:
@@ -50,16 +51,18 @@ class StreamObservations:
         """Number of offsets that were copied from the log of the leader."""
         self.copied_bytes = 0
         self.read_records = 0
-        """Upper bound of the records sent to consumers, because batches are not opened to count."""
+        """Number of records sent to consumers. An upper bound, because batches are sent without
+        counting their records."""
         self.read_bytes = 0
         self.repaired_ranges = 0
         """Number of damaged ranges restored from another replica."""
         self.refusing = ""
-        """The reason why the last commit failed; empty if it succeeded or there was none yet."""
+        """The reason why the last commit failed; empty if it succeeded, or if there was no commit
+        yet."""
         self.refusing_since = 0.0
         """Time of the last failed commit, by the monotonic clock."""
         self.refusing_first = 0.0
-        """Time of the first failed commit since the last one that succeeded."""
+        """Time of the first failed commit after the last successful commit."""
         self._arrivals: deque[tuple[float, int]] = deque()
 
     def read(self, records: int, size_bytes: int) -> None:
@@ -79,7 +82,8 @@ class StreamObservations:
 
     @property
     def wait_seconds(self) -> float:
-        """Time for which the oldest message without an answer has waited; 0.0 if none waits."""
+        """Time for which the oldest message without an answer has waited; 0.0 if no message
+        waits."""
         return time.perf_counter() - self._arrivals[0][0] if self._arrivals else 0.0
 
     def answered(self, messages: int, records: int) -> None:
@@ -110,7 +114,8 @@ class StreamObservations:
             still_waiting -= self._arrivals[-1][1]
 
     def refuses_seconds(self) -> float:
-        """Time for which all commits have failed; 0.0 if the last one succeeded or is long ago."""
+        """Time for which all commits have failed; 0.0 if the last commit succeeded, or was a long
+        time ago."""
         now = time.monotonic()
         if not self.refusing or now - self.refusing_since > _REFUSING_SECONDS:
             return 0.0

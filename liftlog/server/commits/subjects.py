@@ -5,8 +5,8 @@ were not the oldest (by compaction, damage or a failed sync).
 
 At the start, a small log is scanned when it is opened. A thread scans a large log while commits
 continue; all later scans also run in a thread. Until a scan ends, a message that names the expected
-last offset of its subject is refused with a code for this case. This does not apply if a message
-was written to the subject after the scan began.
+last offset of its subject is refused with a special code. A message is not refused for this reason
+if its subject has a record from after the beginning of the scan.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ logger = logging.getLogger("liftlog.server.stream")
 
 _SCAN_BYTES = 1024 * 1024
 _AT_ONCE_BYTES = 256 * 1024 * 1024
-"""A log up to this size is scanned before its stream is served; the scan takes about a second."""
+"""Size in bytes. A smaller log is scanned before its stream is served; the scan takes at most about
+a second."""
 _LOOK_AGAIN_SECONDS = 0.5
 _PAUSE_SECONDS = 0.001
 """Pause between two reads of a scan, so that commits get the interpreter."""
@@ -57,8 +58,8 @@ def new_table(settings: StreamSettings, log: Log, known_from: int) -> SubjectSeq
 
 
 def restore_subjects(log: Log, table: SubjectSequences) -> None:
-    """Fill the table of a log that is being opened. Leaves it empty if the scan would take too
-    long, or if a new leader has to commit the end of the log first. Blocking."""
+    """Fill the table of a log that is being opened. Leaves the table empty if the scan would take
+    too long, or if a new leader must first commit the end of the log. Blocking."""
     if log.high_watermark < log.log_end_offset or restore_subject_snapshot(log, table):
         return
     if sum(segment.size_bytes for segment in log.segments) <= _AT_ONCE_BYTES:
@@ -70,10 +71,10 @@ def scan_subjects(
 ) -> SubjectScan:
     """Scan all records that are committed now; returns `scan`. Blocking.
 
-    `go_on` is called for every megabyte. If it returns False, the scan ends early and leaves
-    `scan.end` as it was. Damage is quarantined when it is found. Records that are lost count as
-    deleted. If records exist but cannot be read, `scan` notes that they may be the newest ones of
-    any subject.
+    `go_on` is called for every megabyte. If it returns False, the scan ends early and does not
+    change `scan.end`. Damage that the scan finds is quarantined. Lost records count as deleted. If
+    records exist but cannot be read, `scan` notes that they may be the newest records of any
+    subject.
     """
     offset, end, examined = log.log_start_offset, log.high_watermark, -1
     while offset < end:
@@ -120,7 +121,7 @@ def _end_of_segment(log: Log, offset: int, end: int) -> int:
 
 def _learn(raw: bytes, offset: int, end: int, place: Place, scan: SubjectScan) -> int:
     """Add the records in [offset, end) of the batches in `raw`; returns the offset to continue at.
-    Stops at a damaged batch, and at a batch that does not belong at its place."""
+    Stops at a damaged or misplaced batch."""
     reached, position = offset, 0
     while position < len(raw) and reached < end:
         try:
@@ -153,8 +154,8 @@ def _without_deleted(batch: RecordBatch) -> tuple[list[bytes], list[int]]:
 class SubjectUpkeep:
     """Scans one stream, one scan at a time. Belongs to the event loop.
 
-    A follower judges no messages and has no table. When it becomes the leader, it creates the table
-    from the log as after a start, so all replicas would give the same answers.
+    A follower judges no messages and has no table. A new leader creates the table from its log, as
+    after a start. So the answers of all replicas would be the same.
     """
 
     def __init__(
@@ -198,8 +199,8 @@ class SubjectUpkeep:
             self.request()
 
     def request(self) -> None:
-        """Request a scan of the remaining records, because some were removed. Does nothing without
-        a table."""
+        """Request a scan of the remaining records, because records were removed. Does nothing
+        without a table."""
         if self._sequencer.subjects is None or self._closed.is_set():
             return
         self._wanted, self._is_current = True, False
@@ -253,8 +254,8 @@ class SubjectUpkeep:
         self._closed.set()
 
     def save(self) -> None:
-        """Write a snapshot for the next start, if the table agrees with the log. Call it when the
-        stream has been closed. Blocking. Raises OSError."""
+        """Write a snapshot for the next start, if the table agrees with the log. Call this when the
+        stream is closed. Blocking. Raises OSError."""
         table, log = self._sequencer.subjects, self._log
         if log.high_watermark < log.log_end_offset:
             return  # records that are not committed are not in the table
@@ -279,7 +280,7 @@ def write_subject_snapshot(log: Log, table: SubjectSequences) -> None:
 
 
 def restore_subject_snapshot(log: Log, table: SubjectSequences) -> bool:
-    """Restore the table; returns True if there was a snapshot of exactly this state of the log."""
+    """Restore the table; return True if there is a snapshot of exactly this state of the log."""
     try:
         content = read_dispensable_file(log.environment.fs, _snapshot_path(log), _SNAPSHOT_NAME)
         state = _state_of(log)
@@ -296,8 +297,8 @@ def _snapshot_path(log: Log) -> Path:
 
 
 def _state_of(log: Log) -> dict[str, Any]:
-    """Return the state that a snapshot depends on. If the files or the damage differ, there may be
-    other records."""
+    """Return the state that a snapshot depends on. With other files or other damage, the log may
+    have other records."""
     return {
         "lineage": log.view.manifest.lineage,
         "log_end_offset": log.log_end_offset,

@@ -1,4 +1,4 @@
-"""Decides whose turn it is to use the log of one stream: one job at a time, in a writer thread.
+"""Decides which job uses the log of one stream next. One job runs at a time, in a writer thread.
 
 A job is a commit, a flush, or an *exclusive call*: a log call that must not run at the same time as
 a commit, such as a roll, retention, a lease or new settings. Exclusive calls and messages take
@@ -21,7 +21,8 @@ from liftlog.server.commits.writing import CommitJob, WriterPool
 logger = logging.getLogger("liftlog.server.stream")
 
 _CANCELLED_SECONDS = 10.0
-"""Time for which a cancelled caller waits for its exclusive call if the disk stalls."""
+"""Maximum time, in seconds, that a cancelled caller waits for the end of its exclusive call if the
+disk stalls."""
 
 _T = TypeVar("_T")
 
@@ -44,8 +45,8 @@ class ExclusiveCall(NamedTuple):
 
 
 class LogTurns:
-    """The turns of one log. Belongs to the event loop. Every writer of the log goes through `begin`
-    or `run_exclusive`. The exception is a commit inside the event loop, which finishes before any
+    """The turns of one log. Belongs to the event loop. Every writer of the log uses `begin` or
+    `run_exclusive`. The exception is a commit inside the event loop, which finishes before any
     other code can run."""
 
     def __init__(
@@ -56,8 +57,8 @@ class LogTurns:
         begin_next: Callable[[], None],
         after_exclusive: Callable[[Exception | None], None],
     ) -> None:
-        """`begin_next` is called after each job, to begin the next one. `after_exclusive` gets the
-        outcome of an exclusive call before its caller does."""
+        """`begin_next` is called after each job, to begin the next job. `after_exclusive` gets the
+        outcome of an exclusive call before the caller of the exclusive call gets it."""
         self.is_taken = False
         """True while a job runs."""
         self.begin_next = begin_next
@@ -89,9 +90,9 @@ class LogTurns:
         done: Callable[[Exception | None], None],
         written: Callable[[], None] | None = None,
     ) -> None:
-        """Write and sync in a writer thread. `done` gets the error, or None, on the loop; then the
-        next job begins. `written` is called on the loop between write and sync. Call this while no
-        job runs."""
+        """Write and sync in a writer thread. `done` is called on the loop with the error or None;
+        after that the next job begins. `written` is called on the loop between write and sync. Call
+        this while no job runs."""
         self.is_taken = True
         self._taken_since = time.monotonic()
         loop = asyncio.get_running_loop()
@@ -122,8 +123,8 @@ class LogTurns:
         return future
 
     def run_inline(self, call: Callable[[], object]) -> bool:
-        """Run `call` at once in the event loop, if no job runs and no call waits; returns True if
-        it ran. Raises the error of `call`."""
+        """Run `call` at once in the event loop, if no job runs and no call waits; return True if it
+        ran. Raises the error of `call`."""
         if self.is_taken or self._waiting or self.is_closed:
             return False
         error: Exception | None = None
@@ -153,15 +154,15 @@ class LogTurns:
         return outcome[0]
 
     def exclusive_comes_first(self, *, messages_wait: bool) -> bool:
-        """Return True if an exclusive call comes before the messages. If it returns False, the
-        messages have their turn now, and the next exclusive call comes before later messages."""
+        """Return True if an exclusive call comes before the messages. After a result of False, the
+        messages have their turn, and the next exclusive call comes before later messages."""
         if self._waiting and not (self._exclusive_ran_last and messages_wait):
             return True
         self._exclusive_ran_last = False
         return False
 
     def begin_exclusive(self) -> None:
-        """Begin the next exclusive call, unless no call waits or a job is running."""
+        """Begin the next exclusive call, if a call waits and no job is running."""
         if self.is_taken or not self._waiting:
             return
         work = self._waiting.popleft()
@@ -186,7 +187,7 @@ class LogTurns:
 
     def close(self) -> None:
         """Refuse all waiting exclusive calls, and all later ones. A call that a thread has begun
-        runs to its end, and its caller gets its outcome."""
+        runs to its end, and the caller gets the outcome."""
         self.is_closed = True
         while self._waiting:
             self._waiting.popleft().finish([], self._closed_error())

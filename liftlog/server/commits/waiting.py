@@ -1,6 +1,7 @@
 """Callers that wait for the commits of one stream. Belongs to the event loop.
 
-They wait for the high watermark to move, or for records that the daemon itself writes.
+A caller waits for the high watermark to move, or for the commit of records that the daemon itself
+writes.
 """
 
 from __future__ import annotations
@@ -74,8 +75,8 @@ class OwnRecords:
         self._waiting: deque[tuple[int, Told]] = deque()
 
     def wait(self, next_offset: int, told: Told) -> None:
-        """Call `told` later: with None when everything below `next_offset` is committed, or with
-        the error if that fails."""
+        """Call `told` later: with None when all records below `next_offset` are committed, or with
+        the error if the commit fails."""
         self._waiting.append((next_offset, told))
 
     def committed(self, next_offset: int) -> None:
@@ -84,8 +85,8 @@ class OwnRecords:
             waiting.popleft()[1](None)
 
     def failed(self, error: Exception | str, from_offset: int = 0) -> None:
-        """Fail all callbacks of records from `from_offset` on: the write was undone, so these
-        records have lost their offsets."""
+        """Call all callbacks of records from `from_offset` on with an error: the write was undone,
+        so these records have lost their offsets."""
         waiting, self._waiting = self._waiting, deque()
         for next_offset, told in waiting:
             if next_offset <= from_offset:
@@ -94,8 +95,8 @@ class OwnRecords:
                 told(self._told_about(error))
 
     def stepped_down(self) -> None:
-        """Fail all callbacks, because another node leads the stream now. It may still commit the
-        records written here."""
+        """Call all callbacks with an error, because another node leads the stream now. The new
+        leader may still commit the records that were written on this node."""
         waiting, self._waiting = self._waiting, deque()
         for _, told in waiting:
             told(
@@ -107,7 +108,7 @@ class OwnRecords:
             )
 
     def refused(self, refusal: RefusalReason, told: Told) -> None:
-        """Fail a callback, because the stream accepts no records now."""
+        """Call a callback with an error, because the stream accepts no records now."""
         if refusal is SHUTTING_DOWN:
             told(ShuttingDown("the daemon is stopping"))
         elif refusal in (NOT_LEADING, MOVING):

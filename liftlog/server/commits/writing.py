@@ -3,10 +3,10 @@
 `GroupWriter` divides a group into batches, compresses and appends them. This runs inside the event
 loop if `InlineBudget` allows it, and otherwise in a thread of the `WriterPool`.
 
-A small group that is synced inline is acked without two handovers between threads, which would be
-most of a lone publisher's latency. The loop must not wait for a slow disk, so inline writes are
-allowed only while recent syncs were fast, and only for a small share of the time: at most the
-budget for each chunk that is read.
+A small group that is synced inline is acked without two handovers between threads. For a lone
+publisher, the handovers would be most of the latency. The loop must not wait for a slow disk, so
+inline writes are allowed only while recent syncs were fast, and only for a limited time per chunk
+that is read.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MAX_JOBS_AT_ONCE = 64
 def compressed(batches: list[EncodedBatch], compression: str) -> list[EncodedBatch]:
     """Return each batch compressed, or unchanged if compression would not make it smaller.
 
-    Compresses about 100 MB/s and releases the GIL.
+    Compresses about 100 MB per second. Releases the GIL.
     """
     codec = codec_named(compression)
     if codec is None:
@@ -53,9 +53,11 @@ class GroupWriter:
         self._compression = settings.compression
         self._acks_early = settings.durability != "fsync"
         self.max_inline_bytes = math.inf if self._compression == "none" else _INLINE_BYTES
-        """A limit, because compressing more would block the event loop for too long."""
+        """Maximum size, in bytes, of a group that is written inline. Compressing a larger group
+        would block the event loop for too long."""
         self.syncs_at: float = 0
-        """A group is synced if this number of records, including its own, are not synced yet."""
+        """A group is synced if, together with its own records, at least this number of records are
+        not synced yet."""
         if self._acks_early:
             self.syncs_at = math.inf
             if settings.durability == "interval":
@@ -106,10 +108,10 @@ class InlineBudget:
     def observe(self, sync_seconds: float) -> None:
         """Note the duration of a sync, inline or in a thread.
 
-        The median decides: one slow sync does not stop inline commits, and one lucky sync does not
-        allow them again. A stall is different, because the event loop stalls together with the
-        disk. It stops inline commits at once; they begin again when fast syncs in threads have made
-        the median fast.
+        The median of recent syncs decides: one slow sync does not stop inline commits, and one fast
+        sync does not allow them again. But one stalled sync stops inline commits at once, because
+        the event loop stalls together with the disk. Inline commits begin again when enough fast
+        syncs in threads have lowered the median.
         """
         if sync_seconds > _STALLED_SYNC_SECONDS:
             self._recent_slow.extend([True] * _REMEMBERED_SYNCS)
@@ -120,11 +122,11 @@ class InlineBudget:
         self._recent_slow.append(slow)
 
     def spent(self, seconds: float) -> None:
-        """Note how much time an inline commit took of the current chunk's share."""
+        """Subtract the time of an inline commit from the budget of the current chunk."""
         self._left_seconds -= seconds
 
     def begin_chunk(self) -> None:
-        """Begin a chunk: inline commits have their full share of time again."""
+        """Begin a chunk: inline commits have the full budget again."""
         self._left_seconds = self._budget_seconds
 
 
@@ -147,8 +149,8 @@ class CommitJob:
 class WriterPool:
     """A fixed number of threads over one queue, so that a slow disk never stops the event loop.
 
-    A thread takes several waiting jobs, and does all writes before all syncs: the file system's
-    journal commits all of these writes in the first sync, so the other syncs are fast.
+    A thread takes several waiting jobs, and does all writes before all syncs. The first sync makes
+    the file system commit all these writes to its journal, so the other syncs are fast.
     """
 
     def __init__(self, threads: int) -> None:

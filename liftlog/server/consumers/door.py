@@ -33,8 +33,8 @@ class Asked(NamedTuple):
 
 
 class AcksOf(NamedTuple):
-    """Acks of one kind. They have no effect if `identity` belongs to an earlier consumer of this
-    name."""
+    """Acks of one kind. The acks have no effect if `identity` belongs to an earlier consumer of
+    this name."""
 
     identity: str
     kind: AckKind
@@ -62,23 +62,24 @@ class Door(Protocol):
         ...
 
     def cancel(self, stream: str, consumer: str, asked: Asked) -> bool:
-        """End the wait of a worker. Returns False if its answer is already being sent."""
+        """End the wait of a worker. Returns False if the answer to the worker is already being
+        sent."""
         ...
 
     def rest(self, stream: str, consumer: str, worker: str) -> None:
-        """Answer the waiting request of a worker without messages, even if the request arrives
-        later."""
+        """Answer the waiting request of a worker without messages, or the next request if none is
+        waiting."""
         ...
 
     def acknowledge(self, stream: str, consumer: str, acks: AcksOf, told: Told | None) -> None:
-        """Apply acks. `told` is called when they, and all earlier ones, are synced."""
+        """Apply acks. `told` is called when these acks and all earlier acks are synced."""
         ...
 
     async def create(
         self, stream: str, consumer: str, config: Mapping[str, Any], party: str, readable: Readable
     ) -> tuple[ConsumerInfo, bool]:
-        """Create a consumer; durable on return. Returns False if it existed with this
-        configuration. Raises Conflict, InvalidArgument, LimitExceeded."""
+        """Create a consumer; durable on return. Returns False if the consumer already existed with
+        this configuration. Raises Conflict, InvalidArgument, LimitExceeded."""
         ...
 
     async def update(

@@ -2,8 +2,8 @@
 stream's ack.
 
 The appender has a NATS connection of its own, because the daemon's connection is opened with
-`no_echo` and so does not receive messages that it publishes itself. The first append opens the
-connection, and it stays open.
+`no_echo` and so does not receive messages that it publishes itself. The first append opens this
+connection, which then stays open.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Appender:
         *,
         ack_timeout_seconds: float,
     ) -> None:
-        """`recording` returns the streams that record and ack a subject."""
+        """`recording` is a function that returns the streams that record and ack a subject."""
         self._recording = recording
         self._settings = settings
         self._servers = list(servers)
@@ -154,8 +154,8 @@ class Appender:
 
 
 def subject_of(stream: StreamInfo, asked: str | None) -> str:
-    """Return the subject on which to publish so that `stream` stores the message. Raises
-    InvalidArgument for a subject that the stream does not record."""
+    """Return the subject on which `stream` stores the message. Raises InvalidArgument for a subject
+    that the stream does not record."""
     if asked is None:
         patterns = stream.recorded_subjects
         if len(patterns) == 1 and is_literal(patterns[0]):
@@ -172,8 +172,8 @@ def subject_of(stream: StreamInfo, asked: str | None) -> str:
 
 
 def _fits_header(key: bytes | None) -> bool:
-    """Return True if a NATS header carries the key unchanged; a header loses blanks at both ends of
-    its value."""
+    """Return True if a NATS header can carry the key unchanged. NATS clients remove blanks at both
+    ends of a header's value."""
     if key is None:
         return True
     try:

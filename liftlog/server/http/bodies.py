@@ -71,8 +71,8 @@ class PostedMessage:
 
 
 def record_json(stream: str, record: Record, encoding: Encoding) -> Iterator[str]:
-    """Yield the text of a JSON object in pieces. Each piece takes about a millisecond at most,
-    whatever the number of headers.
+    """Yield the text of a JSON object in pieces. Each piece takes at most about a millisecond,
+    regardless of the number of headers.
 
     Raises NotRepresentable with the encoding `utf-8`, for bytes that are not valid UTF-8.
     """
@@ -138,7 +138,7 @@ def _does_not_fit(record: Record, what: str) -> NotRepresentable:
 
 
 def _quoted(raw: bytes) -> str:
-    """Percent-encode every byte that a header line would not carry unchanged, including `%`."""
+    """Percent-encode every byte that would change in a header line, and `%`."""
     text = quote_from_bytes(raw, safe=_UNRESERVED)
     if text[:1] == " ":
         text = "%20" + text[1:]
@@ -182,8 +182,8 @@ def message_from_json(body: bytes) -> PostedMessage:
 
 
 def message_from_raw(headers: Mapping[str, str], body: bytes) -> PostedMessage:
-    """Parse a raw message. The body is the value; all other fields are in the same HTTP headers as
-    in a raw answer."""
+    """Parse a raw message. The body is the value; the HTTP headers for all other fields are those
+    of a raw answer."""
     tombstone = headers.get(TOMBSTONE, "false").lower()
     if tombstone not in ("true", "false"):
         raise InvalidArgument(f"{TOMBSTONE}: expected true or false")
@@ -205,7 +205,7 @@ def message_from_raw(headers: Mapping[str, str], body: bytes) -> PostedMessage:
 
 def _prefixed(headers: Mapping[str, str]) -> list[tuple[HeaderText, HeaderText]]:
     """Return the message's own headers in the order in which they were sent; a name can occur
-    several times. Their text is checked later."""
+    several times. Other code checks their text later."""
     found: list[tuple[HeaderText, HeaderText]] = []
     for name, value in headers.items():
         if name.lower().startswith(HEADER_PREFIX.lower()):

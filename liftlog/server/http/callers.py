@@ -23,7 +23,7 @@ from liftlog.server.reading.turns import Asker
 _BEARER = "bearer "
 
 ASKER = web.RequestKey("asker", Asker)
-"""The asker of a request while the request is carried out in turns."""
+"""The caller for whom the current request is carried out, in fair turns with other callers."""
 
 
 class HostNames:
@@ -32,7 +32,7 @@ class HostNames:
     The check defends against DNS rebinding: the author of a web page can make a host name of that
     page resolve to this machine. The browser then treats this port as part of the page's site, and
     the page can read every answer that needs no credentials. Only the host name in the request
-    reveals the attack. Therefore such requests are answered only under names that no stranger can
+    shows the attack. Therefore such requests are answered only under names that no attacker can
     register: IP addresses, `localhost`, names without a dot (of a container, a service, this
     machine), and the configured names in `allowed` (without a port, in any case).
     """
@@ -42,8 +42,8 @@ class HostNames:
         self._names = frozenset(name.lower().rstrip(".") for name in names if name)
 
     def knows(self, request: web.Request) -> bool:
-        """Return True if the host name of the request is one of these names, or if the request has
-        no `Host` header, which only a program can omit."""
+        """Return True if the host name of the request is one of these names. Also return True if
+        the request has no `Host` header, because browsers always send this header."""
         host = request.headers.get("Host")
         return host is None or self.is_ours(host)
 
@@ -107,7 +107,8 @@ class Callers:
 
     def recognized(self, request: web.Request) -> str | None:
         """Return the principal whose token the request carries, if the token was checked before.
-        The result only decides whose turn it is; the request still has to be identified."""
+        The result only determines the turn of the request; `identify` must still check the
+        request."""
         policy = self.gate.policy
         if policy is None:
             return None
@@ -141,11 +142,11 @@ class Callers:
     def check_origin(self, request: web.Request, *, navigation: bool = False) -> None:
         """Refuse requests that a browser sent for a page of another site. Raises Forbidden.
 
-        The page's author may be unable to reach this port, while the browser can. The page may send
-        its requests to this host directly, or under a host name of its own that resolves to this
-        machine. Programs other than browsers do not send the headers that are checked here. With
-        `navigation` a request is allowed if the user followed a link on a page of another site;
-        that page cannot read the answer.
+        The author of the page may be unable to reach this port, but the user's browser can reach
+        it. The page may send its requests to this host directly, or to a host name of the attacker
+        that resolves to this machine. Programs other than browsers do not send the headers that are
+        checked here. With `navigation` a request is allowed if the user followed a link on a page
+        of another site; the other page cannot read the answer.
         """
         host = request.headers.get("Host", "")
         origin = request.headers.get("Origin")
@@ -171,8 +172,9 @@ def is_navigation(request: web.Request) -> bool:
 
 async def asks(request: web.Request, principal: str | None) -> Hashable:
     """Store and return the party of this request. The party is the principal, or the client's
-    address if the principal is unknown. Parties take turns, and this returns when it is the party's
-    turn. Before this call, a request whose caller was not recognized counts for its address."""
+    address if the principal is unknown. Parties take turns, and this call returns when it is the
+    party's turn. Before this call, a request counts for its address if its caller was not
+    recognized."""
     known = principal not in (None, ANONYMOUS)
     party: Hashable = principal if known else place_of(request.remote)
     asker = request.get(ASKER)

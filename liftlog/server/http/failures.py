@@ -105,7 +105,7 @@ def _status_of_refusal(error: PublishRefused) -> int:
 
 
 def failure(error: Exception) -> web.Response:
-    """Return the answer that carries `error`. If the error is not meant for clients, it is only
+    """Return the answer that carries `error`. An error that is not meant for clients is only
     logged, and the answer is INTERNAL."""
     if isinstance(error, PublishRefused):
         return _answer(status_of(error), _refusal_object(error))

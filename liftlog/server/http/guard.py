@@ -1,15 +1,16 @@
 """Limits HTTP connections: how many exist, and how long a slow client may take.
 
 aiohttp limits the size of headers and bodies. It limits neither the number of connections nor the
-time in which a request must arrive or a client must read an answer. Here one rule covers both
-times: after each answer, the client has `timeout` seconds to read the rest of that answer and to
-send the head of its next request. (The time for a body is limited by the code that reads it.)
+time in which a request must arrive or a client must read an answer. This module limits both times
+by one rule: after each answer, the client has `timeout` seconds to read the rest of that answer and
+to send the head of its next request. (The code that reads a body limits the time for the body.)
 
 When all places are taken, the guard closes a connection that is not being served. It prefers
 connections that have never presented a valid token. Among these, it chooses the address with the
-most connections, and closes the one that has waited longest. So idle connections never lock out a
-health check. A flood of unknown clients never locks out authenticated ones, not even while its
-tokens are being checked. A closed connection frees its place at once.
+most connections, and closes the connection of this address that has waited longest. So idle
+connections never prevent a health check. A flood of unknown clients never locks out authenticated
+clients, even while tokens of the flood are being checked. A closed connection frees its place at
+once.
 
 Health checks are always served: some places are reserved for them.
 """
@@ -34,8 +35,8 @@ HEALTH_PATHS = frozenset({"/livez", "/readyz"})
 HEALTH_PLACES = 16
 
 _SETTLING_SECONDS = 1.0
-"""Time limit for an accepted connection to get its transport. It normally gets one in the next turn
-of the loop; some never do."""
+"""Time limit, in seconds, for an accepted connection to get its transport. Normally it gets the
+transport in the next turn of the loop, but some connections never get one."""
 _LINGER_SECONDS = 1.0
 _MAX_LINGERING = 64
 """Maximum number of refused connections that are kept open until the client has read the reason.
@@ -53,8 +54,8 @@ _FULL = (
 
 
 class _Seat:
-    """One connection. `since` is the time at which it began to wait, or at which the check of its
-    caller began."""
+    """One connection. `since` is the time at which the connection began to wait, or at which the
+    check of its caller began."""
 
     __slots__ = ("connection", "guard", "identifying", "is_known", "place", "since", "waits")
 
@@ -88,10 +89,11 @@ _SEAT = web.RequestKey("seat", _Seat)
 
 @contextlib.contextmanager
 def identifying(request: web.Request) -> Iterator[None]:
-    """Allow the guard to close the connection to make room until its caller is identified.
+    """Until the caller is identified, allow the guard to close the connection when it needs a
+    place.
 
     If the check of the caller fails, the connection can be closed until the request ends: many
-    callers may fail at once, and answering them must not take the places of health checks.
+    callers may fail at once, and the answers to them must not take the places of health checks.
     """
     seat = request.get(_SEAT)
     if seat is not None:
@@ -112,7 +114,7 @@ def require_place(request: web.Request) -> None:
 
 
 def identified(request: web.Request) -> None:
-    """Mark the caller as identified: its connection is among the last that the guard closes."""
+    """Mark the caller as identified. The guard closes connections of identified callers last."""
     seat = request.get(_SEAT)
     if seat is not None:
         seat.is_known = True
@@ -128,8 +130,8 @@ class ConnectionGuard:
         timeout_seconds: float = 30.0,
         health_places: int = HEALTH_PLACES,
     ) -> None:
-        """Serve at most `max_connections` at once, and accept `health_places` more for health
-        checks."""
+        """Serve at most `max_connections` connections at once, and up to `health_places` additional
+        connections for health checks."""
         self.timeout_seconds = timeout_seconds
         self._most_served = max_connections
         self._most = max_connections + health_places
@@ -182,8 +184,8 @@ class ConnectionGuard:
 
     @web.middleware
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Mark the connection as being served until the handler returns. In that time the handler,
-        not the guard, limits how long the request takes."""
+        """Mark the connection as being served until the handler returns. During this time the
+        handler limits the duration of the request, not the guard."""
         seat = self._seats.get(request.protocol)
         if seat is None:
             raise web.HTTPServiceUnavailable  # the guard has just closed it
@@ -202,8 +204,8 @@ class ConnectionGuard:
             self._schedule()
 
     def require_place(self, seat: _Seat) -> None:
-        """Refuse the request of `seat` if serving it would take a place that is reserved for health
-        checks. Raises HTTPServiceUnavailable."""
+        """Refuse the request of `seat` if it would take a place that is reserved for health checks.
+        Raises HTTPServiceUnavailable."""
         if self.connection_count <= self._most_served:
             return
         served = sum(not other.may_end for other in self._seats.values() if other is not seat)
@@ -219,7 +221,8 @@ class ConnectionGuard:
             self._timer = None
 
     def _schedule(self) -> None:
-        """Start the timer that looks for slow clients; it runs only while clients are connected."""
+        """Start the timer that looks for slow clients; the timer runs only while clients are
+        connected."""
         if self._timer is None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(max(self.timeout_seconds / 4, 0.02), self._sweep)
@@ -253,8 +256,8 @@ class ConnectionGuard:
         return True
 
     def _abort(self, seat: _Seat) -> None:
-        """Close a connection with a reset. After an orderly close the kernel would keep the bytes
-        that the client does not read."""
+        """Close a connection with a reset. After an orderly close, the kernel would keep the unread
+        bytes in memory."""
         connection, task = seat.connection, seat.identifying
         del self._seats[connection]
         if connection.transport is not None:

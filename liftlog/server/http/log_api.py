@@ -51,7 +51,8 @@ _CATCH_UP_SECONDS = 1.0
 
 
 TruncatePrefix = Callable[[str, int], Awaitable[Any]]
-"""Deletes the records of a stream below an offset. The deletion is durable on return."""
+"""The function that deletes the records of a stream below an offset. The deletion is durable on
+return."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +169,8 @@ class LogApi:
         """Return this node's log of the stream.
 
         If the leader has committed the record at `offset` and this node's copy lacks it, wait for
-        the copy to catch up. Raises NotLeader if that takes longer than `_CATCH_UP_SECONDS`.
+        the copy to catch up. Raises NotLeader if the copy does not catch up within
+        `_CATCH_UP_SECONDS`.
         """
         host = self._broker.readable_stream(stream)
         if offset < host.log.high_watermark:
@@ -287,7 +289,8 @@ def _offsets(known: StreamInfo | Log) -> dict[str, int]:
 
 
 def _choice(request: web.Request, name: str, known: tuple[str, ...]) -> str:
-    """Return the value of a query parameter, one of `known`; the first of them if it is missing."""
+    """Return the value of a query parameter, one of `known`; the first value of `known` if the
+    parameter is missing."""
     value = request.query.get(name, known[0])
     if value not in known:
         raise InvalidArgument(f"{name}: expected one of {', '.join(known)}")

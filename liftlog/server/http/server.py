@@ -24,8 +24,8 @@ from liftlog.server.vitals.conditions import MayRead
 from liftlog.server.vitals.histogram import LATENCY_BOUNDS, Histogram
 
 NO_ROUTE = "none"
-"""Label of requests for a path without a route: labels must not contain text that a client
-chose."""
+"""Label of requests for a path without a route. The label must not contain the path, because the
+client chose it."""
 CUT_OFF = "cut off"
 """Label that replaces the status if a request ended before its answer: its connection was closed to
 make room, or the daemon stopped."""
@@ -65,11 +65,12 @@ _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 _HEALTH = "(health)"
 """Party of all health checks, whatever their source."""
 _METRICS = "/metrics"
-"""Party of all scrapes. They share one, because a scrape takes long if there are many metrics."""
+"""Party of all scrapes. All scrapes are one party, because a scrape with many metrics takes
+long."""
 _SHUTDOWN_SECONDS = 1.0
 _LINGER_SECONDS = 2.0
-"""Time for which the rest of an unwanted body is read and dropped, so that the sender reads the
-answer before the connection is reset."""
+"""Time, in seconds, for which the rest of an unwanted body is read and dropped, so that the sender
+can read the answer before the connection is reset."""
 
 
 class _ClientErrors(logging.Filter):
@@ -95,7 +96,7 @@ def _protocol_logger() -> logging.Logger:
 class SharedReadiness:
     """Shares one answer about readiness among many requests.
 
-    Any client may request the readiness, and its computation takes longer with more streams.
+    Any client may request the readiness, and the computation takes longer with more streams.
     Therefore an answer is reused for about ten times as long as its computation took. So even a
     client that sends requests without pause uses at most a tenth of the event loop's time.
     """
@@ -127,8 +128,8 @@ class HttpCounters:
         self.requests_total: Counter[tuple[str, str]] = Counter()
         """Number of requests by route, such as `/ui/streams/{stream}`, and status."""
         self.seconds: dict[str, Histogram] = {}
-        """Time from a request to its finished answer, by route. It excludes sending the answer,
-        which depends on the client."""
+        """Time from a request to its finished answer, by route. The time for sending the answer is
+        not included, because it depends on the client."""
 
     @web.middleware
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -271,8 +272,8 @@ class HttpServer:
         return await self._turns.run(asker, handled())
 
     def _party_of(self, request: web.Request) -> str:
-        """Return the party of a request that is not identified yet. A caller who is not recognized
-        shares the turns of its address, which may be the address of a proxy."""
+        """Return the party of a request whose caller is not identified yet. A caller that is not
+        recognized shares the turns of its address, which may be the address of a proxy."""
         if request.path in HEALTH_PATHS:
             return _HEALTH
         if request.path == _METRICS:

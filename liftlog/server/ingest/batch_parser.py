@@ -36,11 +36,11 @@ class MessageSink(Protocol):
 
     def deliver(self, sid: int, run: MessageRun) -> None:
         """Take a run of messages. `sid` is the number of their subscription, or the number of the
-        run if several subscriptions share it."""
+        run if several subscriptions share a run."""
         ...
 
     def chunk_end(self) -> None:
-        """Note that all messages of one read have been delivered."""
+        """Called when all messages of one read have been delivered."""
         ...
 
 
@@ -94,8 +94,8 @@ class _Shape:
     the few `sizes`. A size is a pair: the bytes of the headers (0 for a message without headers),
     and the bytes of headers and payload.
 
-    With a single pair of sizes, headers and payload are groups of the expression. With several, all
-    bytes after the reply subject are one group, which is cut up afterwards.
+    If there is only one size, headers and payload are separate groups of the expression. With
+    several sizes, all bytes after the reply subject are one group, which is divided afterwards.
     """
 
     __slots__ = ("_fixed_bytes", "_header_sizes", "has_headers", "has_reply", "pattern", "run",
@@ -145,7 +145,7 @@ class _Shape:
     def take(self, columns: _Columns, fields: Sequence[bytes]) -> int:
         """Append the messages that were split into `fields`; returns their length in bytes.
 
-        Returns 0 and changes nothing if the fields turn out to be something else.
+        Returns 0 and changes nothing if the fields are not messages of this shape.
         """
         stride = self.stride
         count = len(fields) // stride
@@ -200,8 +200,8 @@ def _cut(
 
 
 class BatchParser:
-    """Parses one connection's input. Not thread-safe. State is consistent at every await: if
-    `parse` is cancelled, input that was not delivered is kept; `reset` during an await ends the
+    """Parses one connection's input. Not thread-safe. The state is consistent at every await: if
+    `parse` is cancelled, input that was not delivered is kept. A `reset` during an await ends the
     current parse."""
 
     def __init__(
@@ -217,8 +217,8 @@ class BatchParser:
         """`on_error` gets each -ERR line and returns True if it has handled the line completely.
 
         Several subscriptions can share one run, so that their messages stay in the order of
-        arrival. The run has the `sid` of one of them, and `joined_runs` maps the `sid` of each of
-        the others to it.
+        arrival. The run has the `sid` of one of these subscriptions, and `joined_runs` maps the
+        `sid` of each other one to this `sid`.
         """
         self._joined = joined_runs
         self._stock = stock
@@ -243,7 +243,7 @@ class BatchParser:
 
     async def parse(self, data: bytes = b"") -> None:
         """Parse the bytes of one read. Raises ProtocolError for every failure, so that the client
-        reconnects instead of dying silently."""
+        reconnects. After other exceptions it would stop reading without an error."""
         try:
             await self._parse(data)
         except ProtocolError:
@@ -272,8 +272,8 @@ class BatchParser:
     def feed(self, data: bytes) -> bytes:
         """Deliver the messages at the beginning of a read, without an await.
 
-        Returns the bytes that follow them if they begin with a whole line of another kind. Keeps an
-        incomplete line or message for the next call. Raises ProtocolError.
+        Returns the bytes after these messages if they begin with a whole line of another kind.
+        Keeps an incomplete line or message for the next call. Raises ProtocolError.
         """
         if self._missing:
             # In the middle of a large message: collect the pieces instead of copying them each
@@ -311,10 +311,10 @@ class BatchParser:
 
     def _take_lone(self, data: bytes) -> bool:
         """Deliver a chunk that is one whole message with a reply subject. Returns False, without a
-        change, if it is anything else.
+        change, for any other chunk.
 
-        `_take_messages` has the same result, but takes longer, which delays a publisher that waits
-        for each ack before it sends the next message.
+        `_take_messages` has the same result, but takes longer. This would delay a publisher that
+        waits for each ack before it sends the next message.
         """
         line_end = data.find(_CRLF)
         words = data[: max(line_end, 0)].split(b" ")
@@ -336,7 +336,7 @@ class BatchParser:
 
     def _take_messages(self, data: bytes, pos: int) -> int:
         """Deliver every whole message from `pos` on. Return the position of the first byte after
-        them."""
+        these messages."""
         start = pos
         # Nothing is faster than a search for one byte, and text does not contain this byte.
         may_have_cookie = data.find(_COOKIE_BYTE, pos) >= 0
@@ -366,9 +366,9 @@ class BatchParser:
         """Take messages of the learned shape: one call of the regex engine splits the chunk into
         columns.
 
-        The split is a search, so text between two matches is what the search has skipped. This text
-        is parsed message by message, and the next match counts only if it begins where the last of
-        these messages ends; otherwise the match was found inside a payload.
+        The split is a search, and the search may skip text between two matches. Skipped text is
+        parsed message by message. The next match counts only if it begins where the last of these
+        messages ends; otherwise the match is inside a payload.
         """
         shape = self._uniform
         assert shape is not None
@@ -431,16 +431,16 @@ class BatchParser:
         self._uniform = _Shape(run, sids, sizes, subject, has_reply=not without_reply)
 
     def _sids_of(self, run: bytes) -> list[bytes]:
-        """Return the numbers of the subscriptions that share this run, but only the numbers of the
-        most frequent length: one expression finds numbers of one length."""
+        """Return the numbers of the subscriptions that share this run, but only numbers of the most
+        frequent length, because one expression can find only numbers of one length."""
         sids = [run, *(sid for sid, joined in self._joined.items() if joined == run)]
         lengths = [len(sid) for sid in sids]
         usual = max(lengths, key=lengths.count)
         return [sid for sid in sids if len(sid) == usual]
 
     def _take_any(self, data: bytes, pos: int, until: int, by_run: dict[bytes, _Columns]) -> int:
-        """Parse one message after the other, of any form, as long as they begin before `until`.
-        Returns the position after the last one."""
+        """Parse one message after the other, of any form, as long as the messages begin before
+        `until`. Returns the position after the last message."""
         find = data.find
         length = len(data)
         columns = _Columns()
@@ -482,8 +482,8 @@ class BatchParser:
 
 
 def _arguments(words: Sequence[bytes], least: int) -> tuple[bytes, bytes, bytes, bytes]:
-    """Return (sid, total size, subject, reply or b"") of a control line with `least` words, or with
-    one more if it has a reply subject."""
+    """Return (sid, total size, subject, reply or b"") of a control line, which has `least` words,
+    or one more word if it has a reply subject."""
     if len(words) == least:
         return words[2], words[-1], words[1], b""
     if len(words) == least + 1:

@@ -22,8 +22,8 @@ class Coalescing(Generic[_T, _R]):
         self._work = work
         self._items: list[_T] = []
         self._turns: list[asyncio.Task[_R]] = []
-        """Tasks that wait for the lock or call `work`. The last one takes the items in `_items`, if
-        there are any."""
+        """Tasks that wait for the lock or call `work`. The last task takes the items in `_items`,
+        if there are any."""
 
     @property
     def waiting(self) -> Sequence[_T]:

@@ -37,8 +37,8 @@ CONFIRM_SECONDS = 10.0
 _CLOSE_SECONDS = 1.0
 _MAX_UNSENT_BYTES = 16 * 1024 * 1024
 _BEHIND_BYTES = 256 * 1024
-"""A connection that ended with at least this number of unread bytes is assumed to have been closed
-because the daemon was slow."""
+"""Number of bytes. If at least this number of bytes is unread when a connection ends, the module
+assumes that NATS closed the connection because the daemon was slow."""
 
 
 class NatsConnection:
@@ -58,7 +58,8 @@ class NatsConnection:
         tls_name: str = "",
         stood_still_seconds: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """`stood_still_seconds` returns for how long the process has just been paused."""
+        """`stood_still_seconds` is a function that returns the duration of the last pause of the
+        process."""
         self.address = address
         self.ending: Ending | None = None
         self.lame_duck = False
@@ -67,18 +68,20 @@ class NatsConnection:
         self.max_payload_bytes = 0
         """The largest payload that the server accepts; 0 if not known."""
         self.connect_urls: list[object] = []
-        """The servers of its cluster that the server last announced."""
+        """The addresses of the servers of the cluster, from the server's last announcement."""
         self.sids: dict[LinkSubscription, dict[str, int]] = {}
-        """The numbers of the subjects of each subscription, without those that NATS refuses."""
+        """The numbers of the subjects of each subscription, without the subjects that NATS
+        refuses."""
         self._handlers: dict[int, RunHandler] = {}
-        """Keyed by run number: the first number that a subscription had on this connection."""
+        """By run number. The run number of a subscription is the first number that it had on this
+        connection."""
         self._runs: dict[LinkSubscription, int] = {}
         self._joined_runs: dict[bytes, bytes] = {}
         """Maps each other number of a subscription to its run number."""
         self._wanted: dict[int, tuple[LinkSubscription, str]] = {}
         self._asked: dict[int, str] = {}
-        """Numbers of the subjects that wait for an answer, with the reason if NATS has refused one,
-        else ""."""
+        """By number of a subject that waits for an answer: the reason if NATS has refused the
+        subject, else ""."""
         self._refused_unnamed = ""
         self.chunk_end = on_chunk_end
         self._on_revoked = on_revoked
@@ -165,7 +168,7 @@ class NatsConnection:
 
     @property
     def is_read(self) -> bool:
-        """True if the read loop runs. It stops only if nats-py fails."""
+        """True if the read loop runs. The read loop stops only if nats-py fails."""
         task = self._client._reading_task
         return task is not None and not task.done()
 
@@ -262,8 +265,8 @@ class NatsConnection:
     # --- reading ---
 
     async def _pressure(self) -> None:
-        """Pause reading while too many bytes are unsent or reading is held. The parser awaits this
-        after each chunk."""
+        """Pause reading while too many bytes are unsent, or while another part of the daemon has
+        paused reading. The parser awaits this after each chunk."""
         self._pauses.begin()
         try:
             if self._transport.unsent_bytes() > _MAX_UNSENT_BYTES:
@@ -328,7 +331,7 @@ class NatsConnection:
         return dict(found)
 
     def _leave(self, wanted: Iterable[LinkSubscription]) -> list[int]:
-        """Unsubscribe from subjects that are no longer wanted; returns their numbers. This comes
+        """Unsubscribe from subjects that are no longer wanted; returns their numbers. Must come
         before new subscriptions, because a new subject may overlap with an old one, and no message
         may arrive twice. Messages that NATS has already sent are still delivered."""
         left: list[int] = []
@@ -393,7 +396,7 @@ class NatsConnection:
         return [sid for sid in found if sid is not None]
 
     def set_handler(self, wanted: LinkSubscription, handler: RunHandler) -> None:
-        """Deliver the messages of the subscription `wanted` to `handler` from now on."""
+        """Pass the messages of the subscription `wanted` to `handler` from now on."""
         self._handlers[self._runs[wanted]] = handler
 
     def _unsubscribe(self, sids: Iterable[int]) -> None:
@@ -421,8 +424,9 @@ class NatsConnection:
                     self._forget(sid)
 
     async def confirm(self, seconds: float = CONFIRM_SECONDS) -> None:
-        """Wait until the server has processed all commands sent so far, and all that it sent before
-        its answer has been received. Raises NatsUnavailable."""
+        """Wait until the server has processed all commands sent so far, and has confirmed this. All
+        bytes that it sent before the confirmation have then been received. Raises
+        NatsUnavailable."""
         flushed = asyncio.ensure_future(self._client.flush(seconds))  # type: ignore[arg-type]
         ended = asyncio.ensure_future(self.ended.wait())
         try:
@@ -458,4 +462,5 @@ class NatsConnection:
 
 
 async def _say_nothing(error: Exception) -> None:
-    """Ignore the error: `connect` raises it too, or the owner receives it."""
+    """Ignore the error, because `connect` also raises it, or the owner of the connection receives
+    it."""

@@ -34,7 +34,7 @@ class Dialer:
         self._new_connection = new_connection
         self._warnings = warnings
         self.problem = "no connection was made yet"
-        """The reason why the server that was tried last is not available, or why the last
+        """The reason why the server of the last attempt is not available, or why the last
         connection ended."""
 
     @property
@@ -47,16 +47,16 @@ class Dialer:
         self._pool.learn(connection.address, connection.connect_urls)
 
     def round(self) -> list[NatsServerAddress]:
-        """Return all servers in random order, the configured ones first."""
+        """Return all servers in random order, the configured servers first."""
         return self._pool.round()
 
     def round_elsewhere(self, old: NatsConnection) -> list[NatsServerAddress]:
-        """Return all servers. The address of `old` comes last: behind a load balancer, it may lead
-        to another server."""
+        """Return all servers. The address of `old` comes last. It is included because it may lead
+        to another server behind a load balancer."""
         return sorted(self._pool.round(), key=lambda one: one.shown == old.address.shown)
 
     async def open(self, address: NatsServerAddress) -> NatsConnection | None:
-        """Connect to one server; returns None if it is not available, and logs the reason."""
+        """Connect to one server. If it is not available, log the reason and return None."""
         tls_name = self._settings.tls.hostname or address.tls_name
         connection = self._new_connection(address, tls_name=tls_name)
         try:

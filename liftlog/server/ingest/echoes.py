@@ -1,13 +1,14 @@
-"""Recognises the daemon's own messages, which come back while two servers are in use.
+"""Recognises the daemon's own messages, which come back while the daemon is connected to two
+servers.
 
 NATS does not send a client its own messages (`no_echo`). With two connections, the daemon is two
-clients: messages that it sends over the old connection reach its subscriptions on the new one, if a
-stream has subjects of inboxes. No stream on `_INBOX.` may store these messages, however late they
-arrive. A stream on another prefix that publishers use for their acks may store them, because a
-handover only covers `_INBOX.`.
+clients: messages that it sends over the old connection reach its subscriptions on the new
+connection, if a stream records inboxes. No stream on `_INBOX.` may store these messages, however
+late they arrive. A stream on another prefix that publishers use for their acks may store them,
+because a handover only covers `_INBOX.`.
 
-NATS keeps the order from one connection to one subscription. So once the last sent message has come
-back, no earlier message can come back.
+NATS keeps the order from one connection to one subscription. So when the last sent message has come
+back, no earlier message can come back any more.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from liftlog.server.ingest.overlap import Parts, digest_of, parts_of, select
 from liftlog.server.ingest.subscriptions import LinkSubscription
 
 FORGET_SECONDS = 60.0
-"""If no message was sent over a connection for this time, no more are expected to come back: such a
-connection was abandoned long ago."""
+"""Time in seconds. If no message was sent over a connection for this time, the connection was
+abandoned, and no message is expected to come back."""
 
 
 class Echoes:
@@ -31,21 +32,21 @@ class Echoes:
         """`now` is a monotonic clock in seconds."""
         self._now = now
         self._over = [_OverOne(now)]
-        """One entry for each connection that was used for sending, the last one at the end."""
+        """One entry for each connection that was used for sending, in order."""
 
     def __len__(self) -> int:
         return sum(map(len, self._over))
 
     def for_next(self) -> Echoes:
         """Return the echoes of the next connection: all messages that have not come back yet may
-        also come back there."""
+        also come back over that connection."""
         following = Echoes(self._now)
         following._over[:0] = [one.copy() for one in self._over if len(one)]
         return following
 
     def sent(self, one: LinkSubscription, message: Parts) -> None:
-        """Note a sent message. It comes back if the new server has the subscription when the
-        message arrives there."""
+        """Note a sent message. The message comes back if it reaches the new server after the daemon
+        has subscribed there."""
         self._over[-1].sent(one, message)
 
     def are_due(self, one: LinkSubscription) -> bool:
@@ -71,7 +72,7 @@ class Echoes:
 
 
 class _OverOne:
-    """Messages sent over one connection, keyed by the subscription to which they come back."""
+    """Messages sent over one connection, by the subscription to which they come back."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now

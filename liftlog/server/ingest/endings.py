@@ -66,14 +66,14 @@ def ending_of(words: str) -> Ending:
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """A command that NATS refused without closing the connection."""
+    """The refusal of a command by NATS, which does not close the connection."""
 
     text: str
     """NATS's text, without quotes."""
     is_publish: bool = False
     subject: str = ""
-    """The refused subject; empty if NATS does not name it. In lower case if it passed through
-    nats-py's parser."""
+    """The refused subject; empty if NATS does not name it. The subject is in lower case if the text
+    passed through nats-py's parser."""
     sid: int | None = None
 
 
@@ -108,6 +108,6 @@ _ERR_LINE = re.compile(rb"-ERR\s+'?(.*?)'?\s*\r\n", re.DOTALL)
 
 
 def error_words(line: bytes) -> str | None:
-    """Return the text of an `-ERR '...'` line; None if it is another line."""
+    """Return the text of an `-ERR '...'` line; None for any other line."""
     found = _ERR_LINE.fullmatch(line)
     return None if found is None else found[1].decode("utf-8", "replace")

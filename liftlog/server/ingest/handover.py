@@ -29,10 +29,11 @@ from liftlog.server.ingest.subscriptions import LinkSubscription, Refusals, RunH
 logger = logging.getLogger("liftlog.server.nats")
 
 _OVERLAP_SECONDS = 1.5
-"""The time for which both connections are subscribed: longer than a cluster needs to propagate a
-subscription. NATS waits 10 s by default before it closes the first connection."""
+"""The time, in seconds, for which both connections are subscribed. It is longer than a cluster
+needs to propagate a subscription. NATS waits 10 s by default before it closes the first
+connection."""
 _PAIR_SECONDS = 1.0
-"""Time within which both copies of a message arrive."""
+"""Time, in seconds, within which both copies of a message arrive."""
 _DRAIN_SECONDS = 3.0
 _MARK_SECONDS = 2.0
 """Time limit for a message to pass from one server of a cluster to another."""
@@ -53,8 +54,9 @@ class Handover:
         hurry: asyncio.Event,
         echoes: Echoes,
     ) -> None:
-        """Once `hurry` is set, the overlap ends as soon as possible. `echoes` are messages of an
-        earlier handover that may still come back over `old`, and therefore also over `new`."""
+        """When `hurry` is set, the overlap ends as soon as possible. `echoes` are the daemon's own
+        messages that may still come back over `old` after an earlier handover, and therefore also
+        over `new`."""
         self._old = old
         self.new = new
         self.wanted = list(wanted)
@@ -72,7 +74,7 @@ class Handover:
             max_held_bytes=_MAX_HELD_BYTES,
         )
         self.refused: dict[LinkSubscription, Refusals] = {}
-        """Subscriptions of which the new server refused a subject, with the reasons."""
+        """Subscriptions with a subject that the new server refused, and the reasons."""
         self.doubt = ""
         """The reason why a message may have been lost; empty if no message was lost."""
         self._echoing = [
@@ -89,7 +91,7 @@ class Handover:
 
     async def run(self) -> None:
         """Hand over, and wait until the new connection has taken over. Raises NatsUnavailable if
-        this fails; the old connection then works as before."""
+        the handover fails; the old connection then works as before."""
         await self._let_answers_pass()
         shared = [one for one in self.wanted if one in self._old.sids and not one.queue_group]
         for one in shared:
@@ -111,8 +113,8 @@ class Handover:
             self._switch()
 
     def sent(self, commands: bytes) -> None:
-        """Note acks that were sent over the old connection. If the daemon has subscribed to their
-        subjects, they arrive over the new connection like acks of another client."""
+        """Note acks that were sent over the old connection. If a stream records their subjects,
+        these acks also arrive over the new connection, like acks of another client."""
         if not self._echoing:
             return
         for message in published(commands):
@@ -127,10 +129,10 @@ class Handover:
         """Wait until messages that the daemon sent before this handover, and that are not in
         `echoes`, can no longer arrive over the new connection. Raises NatsUnavailable.
 
-        The old server receives them first. If a client of the new server waits for them, the old
-        server forwards them at once. If they reach the new server late, after the daemon has
-        subscribed there, the new server delivers them to the daemon, too. Servers keep the order,
-        so the daemon sends a mark after them and waits for the mark.
+        The old server receives these messages first, and forwards them to the new server for
+        clients there. If they reach the new server after the daemon has subscribed, the new server
+        also delivers them to the daemon. Servers keep the order, so the daemon sends a mark after
+        these messages and waits until the mark arrives.
         """
         if not self._echoing:
             return
@@ -182,8 +184,8 @@ class Handover:
                         await came.wait()
 
     def publish_refused(self, subject: str) -> bool:
-        """Return True if NATS has refused the mark. NATS may allow only replies, so the handover
-        continues without the mark."""
+        """Return True if NATS has refused the mark. The permissions in NATS may allow only replies.
+        In this case the handover continues without the mark."""
         if subject.lower() != self._mark.lower():
             return False
         self._mark_refused.set()
@@ -242,8 +244,8 @@ class Handover:
             one.handler(left)
 
     def _switch(self) -> None:
-        """Switch to the new connection. Has no await, because no message of the new connection may
-        arrive in between."""
+        """Switch to the new connection. This method must not await, because no message of the new
+        connection may arrive in between."""
         for receiver, run in self._overlap.release():
             receiver.handler(run)
         self._on_chunk_end()

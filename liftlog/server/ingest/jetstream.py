@@ -1,6 +1,7 @@
 """Finds out whether JetStream acks the same messages as the daemon.
 
-A publisher takes the first ack that arrives, so it would take JetStream's ack for the daemon's.
+A publisher uses the first ack that arrives. So it could treat an ack of JetStream as an ack of the
+daemon.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _API_PREFIX = "$JS.API."
 _NAMES = f"{_API_PREFIX}STREAM.NAMES"
 _ANSWER_SECONDS = 2.0
 _LOOK_SECONDS = 300.0
-"""Pause between two checks while nothing changes."""
+"""Pause, in seconds, between two checks while nothing changes."""
 
 
 class JetStreamWatch:
@@ -89,21 +90,22 @@ class _Look:
         self._inbox = f"_INBOX.{secrets.token_hex(8)}"
         self._answers: dict[int, list[str]] = {}
         self._first = self._asked = 0
-        """The current questions have the numbers from `_first` to below `_asked`."""
+        """The current questions have the numbers from `_first` to `_asked` - 1."""
         self._missing = 0
         self._is_there = False
         """True if a server other than liftlog has answered."""
         self._done = asyncio.Event()
         self._subscription = LinkSubscription((f"{self._inbox}.*",), None, self._receive)
         self.is_refused = False
-        """True if NATS does not let the daemon ask: asking again is useless."""
+        """True if NATS does not allow the questions, so that further attempts are useless."""
 
     async def ask(self, wanted: Sequence[LinkSubscription]) -> None:
         """Set `jetstream_streams` of each subscription to the streams of JetStream that overlap
         with it.
 
-        The first question is asked alone. If JetStream does not answer it, the others are not
-        asked: so without JetStream a check takes as long for one stream as for thousands.
+        The first question is asked alone. If JetStream does not answer this question, no other
+        question is asked. So without JetStream, a check of thousands of streams takes no longer
+        than a check of one stream.
         """
         questions = [(one, subject) for one in wanted for subject in one.subjects]
         try:

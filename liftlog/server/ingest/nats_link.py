@@ -42,7 +42,7 @@ class NatsLink:
 
     `on_chunk_end()` is called after the messages of one read were delivered. While
     `reading_is_held()`, the link awaits `wait_until_ready_to_read()` before it reads more.
-    `stood_still_seconds()` returns for how long the process has just been paused.
+    `stood_still_seconds()` returns the duration of the last pause of the process.
     """
 
     def __init__(
@@ -92,8 +92,8 @@ class NatsLink:
         """Callbacks that run when the subscriptions of a new connection have been requested."""
         self.on_publish_refused: list[Callable[[str], bool]] = []
         """Callbacks that get the subject of a message that NATS refuses. They are called in turn
-        until one returns True, which claims the message. If none returns True, the message was an
-        ack."""
+        until a callback returns True: the message was its own. If no callback returns True, the
+        message was an ack."""
 
     # --- state ---
 
@@ -113,7 +113,7 @@ class NatsLink:
 
     @property
     def servers(self) -> list[str]:
-        """The configured servers. The link may discover other servers of their cluster."""
+        """The configured servers. The link may discover other servers of the same cluster."""
         return self._dialer.urls
 
     @property
@@ -148,12 +148,12 @@ class NatsLink:
 
     @property
     def is_lame_duck(self) -> bool:
-        """True if the server is about to stop and no other was found yet."""
+        """True if the server is about to stop and no other server was found yet."""
         return self._connection is not None and self._connection.lame_duck
 
     def send(self, commands: bytes) -> None:
-        """Queue NATS commands (acks). They are lost without a connection: a publisher that waits
-        for an ack times out and publishes again, as the ack protocol intends."""
+        """Queue NATS commands (acks). Without a connection, the acks are lost. A publisher that
+        waits for an ack then times out and publishes again, as the ack protocol requires."""
         max_payload_bytes = self.max_payload_bytes
         if 0 < max_payload_bytes < len(commands):
             commands = self._within_payload(commands, max_payload_bytes)
@@ -175,7 +175,7 @@ class NatsLink:
 
     def _within_payload(self, commands: bytes, max_payload_bytes: int) -> bytes:
         """Drop commands that are too large: the server would close the connection, and messages of
-        other streams would be lost with it."""
+        other streams would be lost."""
         commands, left_out = within_payload(commands, max_payload_bytes)
         if left_out:
             self.counters.acks_oversized += left_out
@@ -253,7 +253,8 @@ class NatsLink:
             tell()
 
     async def _serve(self, connection: NatsConnection) -> Ending | None:
-        """Serve until the connection, or its successor after a handover, ends; returns why."""
+        """Serve until the connection, or its successor after a handover, ends; return the reason
+        for the end."""
         hand_over_at = 0.0
         while not self._closing:
             self._work.clear()
@@ -295,8 +296,8 @@ class NatsLink:
     # --- lame duck mode ---
 
     async def _go_elsewhere(self, old: NatsConnection) -> NatsConnection:
-        """Move to another server; returns the connection that serves from now on, which is `old` if
-        no other server is available."""
+        """Move to another server; return the connection to use from now on: `old` if no other
+        server is available."""
         self._warnings.warn("nats-lame-duck server=%s action=go-elsewhere", old.address.shown)
         for address in self._dialer.round_elsewhere(old):
             new = await self._dialer.open_other(address, old)
@@ -305,7 +306,7 @@ class NatsLink:
         return old
 
     async def _hand_over(self, old: NatsConnection, new: NatsConnection) -> bool:
-        """Hand over from `old` to `new`; returns True if `new` serves now."""
+        """Hand over from `old` to `new`; return True if `new` is now in use."""
         try:
             async with self._lock:
                 handover = Handover(
@@ -357,7 +358,7 @@ class NatsLink:
         self.refused_acks.add(rejection)
 
     async def _attach_missing(self, now: float) -> None:
-        """Request subscriptions that are not confirmed: new ones, and those that were refused."""
+        """Request subscriptions that are not confirmed: new subscriptions, and refused ones."""
         missing = self._book.missing(now)
         if not missing:
             return
@@ -393,8 +394,8 @@ class NatsLink:
         *,
         is_acked: bool = False,
     ) -> LinkSubscription:
-        """Request a subscription to subjects that do not overlap. It is made as soon as NATS is
-        available.
+        """Request a subscription to subjects that do not overlap. The subscription is made as soon
+        as NATS is available.
 
         `on_gap` is called with the reason whenever messages may have been missed. If `is_acked`,
         the link checks whether JetStream acks the same messages.
@@ -406,8 +407,9 @@ class NatsLink:
         return wanted
 
     def retarget(self, wanted: LinkSubscription, subjects: tuple[str, ...]) -> None:
-        """Change the subjects of a subscription. Messages on the old ones are delivered until NATS
-        has confirmed the new ones; see `attach`. Does nothing if the subjects are the same."""
+        """Change the subjects of a subscription. Messages on the old subjects are delivered until
+        NATS has confirmed the new subjects; see `attach`. Does nothing if the subjects are the
+        same."""
         if wanted.retarget(subjects):
             self._jetstream.changed()
             self._work.set()
@@ -415,8 +417,8 @@ class NatsLink:
     async def attach(self, wanted: LinkSubscription) -> None:
         """Make a wanted subscription and wait until NATS confirms it.
 
-        Raises NatsRefused, and NatsUnavailable without a connection. The subscription stays wanted
-        and is made later.
+        Raises NatsRefused, and NatsUnavailable without a connection. After NatsUnavailable, the
+        subscription is made later.
         """
         await self._attaching.do(wanted)
         if wanted.problem:
@@ -433,8 +435,8 @@ class NatsLink:
     async def unwant(self, wanted: LinkSubscription) -> bool:
         """End a subscription, even if the caller is cancelled.
 
-        Returns True if NATS answered in time: then messages in flight were delivered before the
-        return.
+        Returns True if NATS answered in time. In this case all messages in flight were delivered
+        before the return.
         """
         self._book.remove(wanted)  # `_leave` may run late, on a newer connection
         connection = self._connection
@@ -445,8 +447,8 @@ class NatsLink:
     async def _leave(self, leaving: list[tuple[LinkSubscription, bool]]) -> set[LinkSubscription]:
         """End the subscriptions. The caller holds the lock.
 
-        Returns the subscriptions whose messages were all received. The result does not include
-        subscriptions on a connection that has ended since.
+        Returns the subscriptions of which all messages were received. A subscription on a
+        connection that ended in the meantime is not in the result.
         """
         connection = self._connection
         if connection is None:

@@ -1,8 +1,9 @@
 """Delivers each message once while two connections receive the same messages.
 
-While the daemon moves to another server, both connections are subscribed: a cluster needs a moment
-to propagate a subscription, and messages published meanwhile must arrive over one of them. Core
-NATS does not number messages, so copies are found by content: subject, reply, headers and payload.
+While the daemon moves to another server, both connections are subscribed: a cluster needs some time
+to propagate a subscription, and messages that are published during this time must arrive over one
+of the connections. Core NATS does not number messages, so copies are found by content: subject,
+reply, headers and payload.
 
     old connection   ----a--b--c--d--e|            everything is delivered at once
     new connection             c--d--e--f--g--     held back; c, d and e are dropped as copies
@@ -13,11 +14,11 @@ The order of each publisher's messages is kept. Messages are counted: two equal 
 over both connections are delivered twice, not once and not four times.
 
 Equal messages need more care. Some may have arrived over the old connection before the new
-subscription took effect: they have no copies, and must not be paired with equal messages that
-arrive after the old connection has ended. While both connections are quiet, the number of messages
-without a copy is known: the old connection has delivered that many more. If equal messages arrive
-so fast that there is no quiet moment, the number is estimated, rather too high: a few messages may
-then be stored twice, but none is lost.
+subscription took effect. These have no copies, and must not be paired with equal messages that
+arrive after the end of the old connection. While both connections are quiet, the number of messages
+without a copy is known: it is the difference between the numbers of delivered messages. If equal
+messages arrive so fast that there is no quiet moment, this number is estimated, and the estimate is
+rather too high. So a few messages may be stored twice, but no message is lost.
 """
 
 from __future__ import annotations
@@ -65,14 +66,14 @@ class Overlap:
 
     @property
     def is_full(self) -> bool:
-        """True if the overlap should end soon, since it uses too much memory."""
+        """True if the overlap should end soon, because it uses too much memory."""
         return len(self._seen) > self._max_messages or self.held_bytes > self._max_held_bytes
 
     # --- while both are subscribed ---
 
     def from_old(self, receiver: Receiver, run: MessageRun) -> None:
-        """Note a run that arrived over the old connection. The caller delivers it, so its copies
-        will be dropped."""
+        """Note a run that arrived over the old connection. The caller delivers the run, so copies
+        of its messages will be dropped."""
         now = self._now()
         for one in parts_of(run):
             seen = self._seen_of(receiver, one)
@@ -86,8 +87,8 @@ class Overlap:
                 self.copies += 1
 
     def from_new(self, receiver: Receiver, run: MessageRun) -> None:
-        """Hold back the messages of a run over the new connection that have not arrived over the
-        old one."""
+        """Hold back those messages of a run over the new connection that have not arrived over the
+        old connection."""
         now = self._now()
         for row, one in enumerate(parts_of(run)):
             seen = self._seen_of(receiver, one)
@@ -172,14 +173,14 @@ class _Seen:
         self.held: deque[int] = deque()
         self.example: tuple[Receiver, MessageRun, int] | None = None
         self.seconds: dict[int, float] = {}
-        """For each lead of the old connection, in messages, the seconds for which it had this
-        lead."""
+        """By lead of the old connection, in messages: the number of seconds for which the
+        connection had this lead."""
         self.at = 0.0
         self._expected: int | None = None
 
     def pass_time(self, now: float) -> None:
-        """Add the time since the last change to `seconds`. Call this before each change. A single
-        message is not measured, because it shows nothing."""
+        """Add the time since the last change to `seconds`. Call this before each change. Does
+        nothing for a single message, because its lead shows nothing."""
         if self.old > 1:
             ahead = self.old - self.copies - len(self.held)
             self.seconds[ahead] = self.seconds.get(ahead, 0.0) + now - self.at

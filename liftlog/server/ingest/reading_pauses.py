@@ -6,15 +6,15 @@ import time
 from collections.abc import Callable
 
 STILL_SECONDS = 1.0
-"""A connection that ended after this time without reads is assumed to have been closed by NATS as a
-slow consumer."""
+"""Time in seconds. If a connection ends after this time without reads, the daemon assumes that NATS
+closed it because of a slow consumer."""
 _JUST_NOW_SECONDS = 5.0
 
 
 class ReadingPauses:
     """Measures for how long a connection is not read.
 
-    `stood_still_seconds` returns for how long the process has just been paused.
+    `stood_still_seconds` is a function that returns the duration of the last pause of the process.
     """
 
     def __init__(self, stood_still_seconds: Callable[[], float]) -> None:
@@ -34,8 +34,8 @@ class ReadingPauses:
         self._since = 0.0
 
     def not_read_seconds(self) -> float:
-        """Return the length in s of the present pause, or of the last long one if it ended at most
-        5 s ago; otherwise 0.0. A pause of the whole process counts, too."""
+        """Return the length, in seconds, of the present pause, or of the last long pause if it
+        ended at most 5 s ago; otherwise 0.0. A pause of the whole process counts, too."""
         now = time.monotonic()
         until, seconds = self._last
         if self._since:

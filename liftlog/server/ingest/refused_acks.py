@@ -1,4 +1,4 @@
-"""The acks that NATS refuses: NATS does not let the daemon publish to their subject."""
+"""The acks that NATS refuses, because the daemon has no permission to publish to their subject."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ class RefusedAck:
 
 
 class RefusedAcks:
-    """Records the acks that NATS refuses. `last` is the most recent one; None before the first."""
+    """Records the acks that NATS refuses. `last` is the most recent one; None before the first
+    refused ack."""
 
     def __init__(self) -> None:
         self.last: RefusedAck | None = None
         self._told_at = -_TOLD_AGAIN_SECONDS
 
     def add(self, rejection: Rejection) -> None:
-        """Note a refusal, and log it, but at most one a minute, because publishers choose the
+        """Note a refusal. Log at most one refusal per minute, because publishers choose the
         subjects."""
         now = time.monotonic()
         self.last = RefusedAck(rejection.subject, rejection.text, now)
@@ -42,5 +43,5 @@ class RefusedAcks:
             )
 
     def log_at_once(self) -> None:
-        """Log the next refusal, even if the last one was logged less than a minute ago."""
+        """Log the next refusal, even if the last refusal was logged less than a minute ago."""
         self._told_at = -_TOLD_AGAIN_SECONDS

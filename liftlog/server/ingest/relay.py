@@ -1,7 +1,7 @@
 """Passes the messages of one subscription to a stream that can move to another node.
 
-While the stream moves, two nodes are subscribed: `liftlog.cluster.handover` decides what each of
-them does with the messages. This module passes it the messages as runs.
+While the stream moves, two nodes are subscribed: `liftlog.cluster.handover` decides which of the
+two nodes stores which messages. This module passes the messages to it as runs.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from liftlog.server.ingest.subscriptions import RunHandler
 class Relay:
     """Receives the messages of one subscription. Belongs to the event loop.
 
-    `receive` is the handler of the subscription for as long as it exists. It drops the messages if
-    there is neither `deliver` nor a taker. `now` is monotonic, in seconds.
+    `receive` is the handler of the subscription for as long as it exists. The relay drops the
+    messages if there is neither `deliver` nor a taker. `now` returns monotonic seconds.
     """
 
     def __init__(self, now: Callable[[], float], deliver: RunHandler | None = None) -> None:
         self.giver: Giver | None = None
-        """The rules of the move while the stream moves to another node; else None."""
+        """The giver's side of the handover while the stream moves to another node; else None."""
         self.taker: Taker[MessageRun] | None = None
-        """The rules of the move while the stream moves to this node, and a little longer; else
-        None."""
+        """The taker's side of the handover while the stream moves to this node, and for a short
+        time after that; else None."""
         self._now = now
         self._deliver = deliver
 
@@ -50,9 +50,9 @@ class Relay:
             self.taker = None  # no more copies come
 
     def take(self, log_end: int, deliver: RunHandler) -> bool:
-        """Deliver the held messages, and all messages from now on, because this node leads now. Its
-        log ends at `log_end`. Returns False, and delivers nothing, if the held messages cannot be
-        used."""
+        """Deliver the held messages, and all messages from now on, because this node now leads the
+        stream. The node's log ends at `log_end`. Returns False, and delivers nothing, if the held
+        messages cannot be used."""
         held = None if self.taker is None else self.taker.take(log_end, self._now())
         if held is None:
             return False

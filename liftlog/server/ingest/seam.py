@@ -1,9 +1,9 @@
 """Plugs into nats-py, and checks that the installed version fits.
 
-nats-py calls Python once per message and fails silently on some inputs, so messages are taken from
-it at an earlier stage. The preferred way replaces the client's parser by the batch parser. If the
-installed nats-py does not fit, a Client subclass takes raw bytes from `_process_msg`, which is
-slower and equally safe.
+nats-py calls Python once per message and fails silently on some inputs, so the daemon takes
+messages from nats-py at an earlier stage. The preferred way replaces the client's parser by the
+batch parser. If the installed nats-py does not fit, a Client subclass takes raw bytes from
+`_process_msg`, which is slower and equally safe.
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ def separate_at_blanks_only() -> None:
 
 
 def replace_done_pongs(client: Client) -> None:
-    """Replace a finished future that a flush left behind when it timed out. Otherwise nats-py's
-    handling of PONG would raise an error and end the read loop."""
+    """Replace the finished future of a flush that timed out. Otherwise nats-py's handling of PONG
+    would raise an error and end the read loop."""
     pongs = client._pongs
     if pongs and pongs[0].done():
         pongs[0] = asyncio.get_running_loop().create_future()
 
 
 class Owner(Protocol):
-    """The owner of the client; it decides what happens to the connection. No method may raise."""
+    """The owner of the client; it handles the events of the connection. No method may raise."""
 
     def on_error_words(self, words: str) -> None:
         """Handle an `-ERR` that NATS has sent."""
@@ -100,7 +100,8 @@ class SingleClient(Client):
 
 
 class RawClient(SingleClient):
-    """The fallback: nats-py's own parser, messages as raw bytes, no decoding that can fail."""
+    """The slower way: uses nats-py's own parser, and takes messages as raw bytes, without decoding
+    that can fail."""
 
     def __init__(
         self,
@@ -149,7 +150,8 @@ class RawClient(SingleClient):
 
 
 def parser_seam_problem() -> str | None:
-    """Return why the batch parser does not fit this nats-py, or None if it does."""
+    """Return the reason why the batch parser does not fit the installed nats-py; None if it
+    fits."""
     client = Client()
     checks = (
         (isinstance(getattr(client, "_ps", None), Parser), "Client._ps is not a Parser"),
@@ -190,8 +192,8 @@ _CLIENT_METHODS = {
 
 
 def client_seam_problem() -> str | None:
-    """Return why not even raw messages can be taken from this nats-py, or None if they can. Both
-    seams use the transport and the error handling of this package."""
+    """Return the reason why even raw messages cannot be taken from the installed nats-py; None if
+    this works. Both ways use the transport and the error handling of this package."""
     client = Client()
     for name in _CLIENT_ATTRIBUTES:
         if not hasattr(client, name):
@@ -244,10 +246,10 @@ def make_client(
     """Return a nats-py client that is not connected yet, and its transport. Its messages go to
     `sink`.
 
-    `pressure` is awaited after each chunk that passes through the read loop; all chunks do so while
-    `is_pressed` returns True. `scheme` is the scheme of the server's URL. `tls_name` is the name
-    expected in the server's certificate if it is not the URL's host. `joined_runs` is passed to
-    `BatchParser`, and may change.
+    `pressure` is awaited after each chunk that passes through the read loop; while `is_pressed`
+    returns True, all chunks pass through it. `scheme` is the scheme of the server's URL. `tls_name`
+    is the name to expect in the server's certificate, if this is not the host in the URL.
+    `joined_runs` is passed to `BatchParser`, and may change.
     """
     if seam == "client":
         separate_at_blanks_only()

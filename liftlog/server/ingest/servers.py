@@ -23,7 +23,7 @@ class NatsServerAddress:
     url: str
     """The URL, which may contain a password."""
     tls_name: str = ""
-    """The name expected in its certificate if the URL has only an IP address."""
+    """The name to expect in the server's certificate if the URL has only an IP address."""
 
     @property
     def shown(self) -> str:
@@ -59,7 +59,7 @@ class ServerPool:
         return list(self._urls)
 
     def round(self) -> list[NatsServerAddress]:
-        """Return all servers in random order, the configured ones first. The order is random so
+        """Return all servers in random order, the configured servers first. The order is random so
         that many daemons do not all choose the same server."""
         first, then = list(self._configured), list(self._discovered)
         random.shuffle(first)
@@ -67,9 +67,10 @@ class ServerPool:
         return first + then
 
     def learn(self, source: NatsServerAddress, connect_urls: Iterable[object]) -> None:
-        """Replace the discovered servers by the servers that the server at `source` announces. They
-        get the login and the scheme of `source`, because a server announces only host and port.
-        This is called twice a second, usually with servers that are known already.
+        """Replace the discovered servers by the servers that the server at `source` announces. The
+        discovered servers get the login and the scheme of `source`, because a server announces only
+        hosts and ports. This method is called twice a second, usually with servers that are already
+        known.
         """
         urls = list(connect_urls)
         if self._told == (source, urls):

@@ -11,7 +11,7 @@ from liftlog.sequencing.run import MessageRun
 logger = logging.getLogger("liftlog.server.nats")
 
 _ASK_AGAIN_SECONDS = (1.0, 30.0)
-"""First and longest pause before NATS is asked again for subscriptions that it refused."""
+"""First and longest pause, in seconds, before refused subscriptions are requested again."""
 
 RunHandler = Callable[[MessageRun], None]
 
@@ -32,7 +32,7 @@ def _ignore(reason: str) -> None:
 class LinkSubscription:
     """The subscription of one receiver; it outlives connections.
 
-    No message matches two of its subjects, and messages on all of them arrive in the order in which
+    No message matches two of its subjects. Messages on all subjects arrive in the order in which
     NATS sends them.
     """
 
@@ -42,18 +42,18 @@ class LinkSubscription:
     on_gap: Callable[[str], None] = _ignore
     """A callback that receives the reason when messages may have been missed."""
     is_acked: bool = False
-    """True if its messages are acked: then JetStream should not ack them as well."""
+    """True if the daemon acks the messages, so that JetStream should not ack them."""
     jetstream_streams: list[str] = field(default_factory=list)
-    """Streams of JetStream that receive some of the same messages, as of the last check."""
+    """Streams of JetStream that received some of the same messages at the last check."""
     confirmed: bool = False
-    """True if NATS delivers on all subjects, as far as is known."""
+    """True if NATS delivers on all subjects, according to its last answer."""
     refusals: dict[str, str] = field(default_factory=dict)
     """The refused subjects, with the reasons. NATS delivers on the other subjects."""
     was_confirmed: bool = False
     was_refused: bool = False
-    """True if NATS has refused it since it was last confirmed."""
+    """True if NATS has refused the subscription after the last confirmation."""
     is_changed: bool = False
-    """True if its subjects have changed since NATS was last asked for them."""
+    """True if the subjects have changed since the last request to NATS."""
 
     @property
     def problem(self) -> str:
@@ -66,7 +66,7 @@ class LinkSubscription:
         return ", ".join(self.refusals)
 
     def retarget(self, subjects: tuple[str, ...]) -> bool:
-        """Change the subjects; NATS is not asked for them yet. Returns False if they are the
+        """Change the subjects; Sends no request to NATS yet. Returns False if the subjects are the
         same."""
         if subjects == self.subjects:
             return False
@@ -89,7 +89,7 @@ class LinkSubscription:
 
 
 class SubscriptionBook:
-    """All wanted subscriptions, and the time at which to request the refused ones again."""
+    """All wanted subscriptions, and the time at which to request refused subscriptions again."""
 
     def __init__(self) -> None:
         self.refusals = 0
@@ -105,7 +105,7 @@ class SubscriptionBook:
         self._wanted.append(subscription)
 
     def remove(self, subscription: LinkSubscription) -> None:
-        """Remove the subscription. Does nothing if it is not wanted any more."""
+        """Remove the subscription. Does nothing if the subscription is no longer wanted."""
         if subscription in self._wanted:
             self._wanted.remove(subscription)
         subscription.confirmed = False
@@ -118,8 +118,8 @@ class SubscriptionBook:
     def answered(
         self, asked: Iterable[LinkSubscription], refused: Mapping[LinkSubscription, Refusals]
     ) -> None:
-        """Note the answer of NATS to the requests `asked`: `refused` has the refused subjects, with
-        the reasons."""
+        """Note the answer of NATS to the requests `asked`. `refused` contains the refused subjects,
+        with the reasons."""
         for one in asked:
             if one in refused:
                 self._refuse(one, refused[one])
@@ -155,8 +155,8 @@ class SubscriptionBook:
                 one.on_gap(reason)
 
     def missing(self, now: float) -> list[LinkSubscription]:
-        """Return the subscriptions to request: subscriptions made while there was no connection,
-        and from time to time subscriptions that NATS refused. The pause between requests doubles
+        """Return the subscriptions to request: subscriptions that were made without a connection
+        and, from time to time, subscriptions that NATS refused. The pause between requests doubles
         each time."""
         missing = [one for one in self._wanted if not one.confirmed and not one.problem]
         if now >= self._ask_again_at:
@@ -170,8 +170,8 @@ class SubscriptionBook:
         return [one for one in asked if one in self._wanted and not one.confirmed]
 
     def shorten_pause(self) -> None:
-        """Repeat refused requests soon, because NATS has just granted one that it refused
-        before."""
+        """Repeat refused requests soon, because NATS has just granted a subscription that it had
+        refused before."""
         self._ask_again_seconds = _ASK_AGAIN_SECONDS[0]
 
     def ask_at_once(self) -> None:

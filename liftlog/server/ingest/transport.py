@@ -16,20 +16,22 @@ logger = logging.getLogger("liftlog.server.ingest")
 
 READ_BYTES = 1024 * 1024
 _FULL_READ = 64 * 1024
-"""The event loop reads up to about 256 KB at once. A read of less than this emptied the socket."""
+"""The event loop reads up to about 256 KB at once. A read of fewer bytes means that the socket is
+empty."""
 _JUST_NOW_SECONDS = 0.1
 
 Feed = Callable[[bytes], bytes]
-"""Takes the bytes that were read and returns those that it leaves to the read loop."""
+"""A function that takes the bytes of a read, and returns the bytes that it leaves to the read
+loop."""
 
 
 class DirectReader(asyncio.StreamReader):
     """A StreamReader that passes data to `feed` at once while the read loop waits for data.
 
     Messages then neither pass through the reader's buffer nor wait until the task of the read loop
-    is scheduled. That saves two copies of everything, and a tenth of a single message's round trip.
-    Bytes that `feed` returns, and all data while the read loop is busy, pass through the buffer as
-    usual.
+    is scheduled. This saves two copies of all data, and a tenth of the round trip of a single
+    message. Bytes that `feed` returns, and all data while the read loop is busy, pass through the
+    buffer as usual.
     """
 
     def __init__(self, limit: int, feed: Feed | None) -> None:
@@ -38,8 +40,8 @@ class DirectReader(asyncio.StreamReader):
         self._loop_waits = False
         self._holds_data = False
         self.behind_bytes = 0
-        """Bytes read recently without ever emptying the socket. If the number is large, NATS had to
-        wait for the daemon."""
+        """Number of bytes read since the socket was last empty. A large number means that NATS had
+        to wait for the daemon."""
         self._was_emptied = True
         self._read_at = 0.0
 
@@ -94,8 +96,8 @@ class _DirectProtocol(asyncio.StreamReaderProtocol):
 
 
 class _TlsProtocol(_DirectProtocol):
-    """The protocol of a connection that starts TLS later, which asyncio's own protocol does not
-    detect."""
+    """The protocol of a connection that starts TLS later. asyncio's own protocol does not support
+    this."""
 
     def eof_received(self) -> bool:
         super().eof_received()
@@ -175,7 +177,7 @@ class WideTransport(TcpTransport):
         return 0 if self._out is None else self._out.get_write_buffer_size()
 
     def behind_bytes(self) -> int:
-        """Bytes read recently without ever emptying the socket."""
+        """Number of bytes read since the socket was last empty."""
         reader = self._io_reader
         return reader.behind_bytes if isinstance(reader, DirectReader) else 0
 

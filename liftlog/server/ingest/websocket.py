@@ -1,7 +1,7 @@
 """NATS over a WebSocket, with the interface of nats-py's transports.
 
 nats-py's own transport keeps written data until `drain` is awaited, treats a frame as a line, and
-cannot connect twice. Acks are written by code that does not await, so here a task sends them.
+cannot connect twice. Acks come from code that does not await, so in this module a task sends them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class WebSocketTransport(Transport):
 
     def __init__(self, is_live: Callable[[], bool], tls_name: str = "") -> None:
         """`is_live` returns True while the client still uses this connection. `tls_name` is the
-        name expected in the server's certificate; if empty, the host of the URL."""
+        name to expect in the server's certificate; if it is empty, this is the host in the URL."""
         self._is_live = is_live
         self._tls_name = tls_name
         self._session: aiohttp.ClientSession | None = None

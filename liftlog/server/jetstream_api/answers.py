@@ -30,8 +30,8 @@ PREAMBLE = b"NATS/1.0\r\n"
 _NO_STATUS = (b"", PREAMBLE)
 API_LEVEL = 2
 """The level of JetStream's API that is reported. Programs require level 1 before they pause
-consumers, and level 2 before they create a consumer with a pinned client. Some features of these
-levels are missing here, and the daemon refuses requests for them."""
+consumers, and level 2 before they create a consumer with a pinned client. The daemon lacks some
+features of these levels, and refuses requests for them."""
 ZERO_TIME = "0001-01-01T00:00:00Z"
 """The value that a Go program shows for an unset time."""
 

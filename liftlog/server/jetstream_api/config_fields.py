@@ -57,7 +57,8 @@ class ConfigFields:
         return value
 
     def _choice(self, key: str, known: tuple[str, ...]) -> str:
-        """Read a field whose value must be one of `known`; the first of them is the default."""
+        """Read a field. Its value must be one of `known`; the first value of `known` is the
+        default."""
         value = self._left.pop(key, None)
         if value is None:
             return known[0]

@@ -31,7 +31,7 @@ def _no_constant(word: str) -> None:
 
 
 def whole(body: dict[str, Any], name: str, *, least: int = 0) -> int:
-    """Return a whole number of 64 bits; 0 if it is missing. Raises JetStreamError."""
+    """Return a whole number of 64 bits; 0 if the field is missing. Raises JetStreamError."""
     value = body.get(name)
     if value is None:
         return 0
@@ -41,7 +41,8 @@ def whole(body: dict[str, Any], name: str, *, least: int = 0) -> int:
 
 
 def text(body: dict[str, Any], name: str) -> str:
-    """Return a text, empty if it is missing. Raises JetStreamError unless UTF-8 can encode it."""
+    """Return a text, empty if the field is missing. Raises JetStreamError unless UTF-8 can encode
+    it."""
     value = body.get(name)
     if value is None:
         return ""

@@ -1,5 +1,6 @@
-"""Pulls that arrive while no node leads their stream. They wait here for the next leader: clients
-do not repeat a pull before it expires or heartbeats are missing, which can take 30 s."""
+"""Pulls that arrive while no node leads their stream. This module holds these pulls until there is
+a leader. Otherwise clients would repeat a pull only when it has expired or heartbeats are missing,
+which can take 30 s."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ class HeldPulls:
     def __init__(
         self, check_led: Callable[[str], None], again: Callable[[Message], object]
     ) -> None:
-        """`check_led` raises LiftlogError while no node leads a stream. Once a node leads it,
-        `again` gets the pulls."""
+        """`check_led` raises LiftlogError while no node leads a stream. When a node leads the
+        stream, `again` gets the pulls."""
         self._check_led = check_led
         self._again = again
         self._held: list[tuple[str, Message]] = []
@@ -31,8 +32,8 @@ class HeldPulls:
         self._waiting: asyncio.Task[None] | None = None
 
     def hold(self, stream: str, message: Message) -> bool:
-        """Hold a pull until a node leads the stream. Returns False if a node leads it already, if
-        the pull is too old, or if too many pulls wait."""
+        """Hold a pull until a node leads the stream. Returns False if a node already leads the
+        stream, if the pull is too old, or if too many pulls wait."""
         size = sum(map(len, message[:3]))
         is_full = len(self._held) >= _MAX_HELD or self._size_bytes + size > _MAX_HELD_BYTES
         if is_full or self._is_old(message) or self._is_led(stream):

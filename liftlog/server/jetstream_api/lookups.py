@@ -33,7 +33,7 @@ from liftlog.server.reading.scan import Scan
 from liftlog.server.reading.walking import Backward, Damage, Span
 
 _SEARCH_SECONDS = 4.0
-"""Time limit of a search, because clients time out after 5 s."""
+"""Time limit of a search, in seconds. It is lower than the usual timeout of clients, 5 s."""
 MAX_RESULTS = 1024
 MAX_HOLES = 50_000
 MAX_SUBJECTS = 250_000
@@ -51,7 +51,7 @@ class Found(NamedTuple):
 
 
 class TooManyResults(Exception):
-    """There are more subjects or records than one answer may contain."""
+    """Raised if there are more subjects or records than one answer may contain."""
 
 
 class Lookup:
@@ -65,8 +65,8 @@ class Lookup:
         readable: tuple[str, ...] | None,
         member: Hashable,
     ) -> None:
-        """Create a lookup. It never finds records on subjects that are not `readable`; None stands
-        for all subjects."""
+        """Create a lookup. The lookup finds only records on `readable` subjects; None stands for
+        all subjects."""
         self._shown = shown
         self._log: Log = shown.host.log
         self._subjects = shown.host.sequencer.subjects
@@ -78,13 +78,13 @@ class Lookup:
         self._until = time.monotonic() + _SEARCH_SECONDS
 
     async def at(self, offset: int) -> Found | None:
-        """Return the record at an offset; None if it does not exist or is not shown."""
+        """Return the record at an offset; None if the record does not exist or is not shown."""
         found = await self.stored(offset)
         return found if found is not None and await self._shown.shows(found.record) else None
 
     async def stored(self, offset: int) -> Found | None:
-        """Return the record at an offset that was found a moment ago. It is returned even if a
-        newer record of its subject has arrived since."""
+        """Return the record at an offset that a search has just found, even if a newer record of
+        the same subject has arrived."""
         try:
             record, block = await self._run(read_record, self._log, offset, cold=True)
         except (NoRecord, OffsetOutOfRange):
@@ -120,8 +120,8 @@ class Lookup:
         return None
 
     def _known_last(self, pattern: str) -> int | None:
-        """Return the last offset of a subject without a search: 0 if it has no record, None if the
-        offset is unknown."""
+        """Return the last offset of a subject without a search: 0 if the subject has no record,
+        None if the offset is unknown."""
         if self._subjects is None or not is_literal(pattern):
             return None
         offset = self._subjects.last_committed(pattern.encode())
@@ -291,9 +291,9 @@ def _member(request: Request) -> Hashable:
 
 
 def _piece(log: Log, scan: Scan) -> tuple[bytes, int]:
-    """Return the encoded batches of a piece of the log, and the end of the piece. Damaged and
-    missing batches are skipped: the daemon reports damage elsewhere, and the client can see the gap
-    in the sequences."""
+    """Return the encoded batches of a piece of the log, and the end of the piece. Skips damaged and
+    missing batches: the daemon reports damage in another way, and the client can see the gap in the
+    sequences."""
     try:
         scanned = scan_log(log, scan)
     except CorruptRange as damage:

@@ -68,10 +68,10 @@ class Parts:
     mark: str
     """The name in answers that identifies this daemon or its cluster."""
     send: Callable[[Callable[[], bytes]], Awaitable[None]]
-    """Function that waits for space in the send buffer, then calls another function and queues the
-    NATS commands that this second function returns. The commands are composed only after the wait,
-    because the allowed subjects can change meanwhile. Raises NatsUnavailable, and the errors of the
-    called function."""
+    """Function that waits for space in the send buffer, then calls another function, and queues the
+    NATS commands that the other function returns. The commands are composed only after the wait,
+    because the allowed subjects can change during the wait. Raises NatsUnavailable, and the errors
+    of the called function."""
     max_payload_bytes: Callable[[], int]
     """Function that returns the maximum size of one message; 0 if it is unknown."""
     consumers: Consumers
@@ -81,7 +81,8 @@ class Parts:
     counters: ApiCounters
     inboxes: Inboxes
     take: Callable[[Arrived], None]
-    """Takes pulls for consumers with acks, as if the connection of workers had received them."""
+    """Function that takes pulls for consumers with acks, as if the connection of workers had
+    received them."""
 
     @property
     def gate(self) -> Gate:
@@ -91,7 +92,7 @@ class Parts:
 
 
 class NoDestination(Exception):
-    """The reply subject must not receive anything, not even an error."""
+    """Raised if nothing may be sent to the reply subject, not even an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +165,8 @@ class Request:
 
 
 Perform = Callable[[Request], Awaitable[Answer | None]]
-"""Function that returns the body of a JSON answer; None if it has sent the answer itself."""
+"""Function that returns the body of a JSON answer; None if the function has already sent the
+answer."""
 
 
 IsCheap = Callable[[Sequence[str], bytes], bool]
@@ -179,8 +181,8 @@ def never(_: Sequence[str], __: bytes) -> bool:
 
 
 def without(*words: bytes) -> IsCheap:
-    """Return a function that checks that none of these fields is in the payload. Escaped text could
-    hide such a field, so it fails the check."""
+    """Return a function that returns True if the payload contains none of these fields. Escaped
+    text could hide such a field, so the function returns False for escaped text."""
 
     def is_cheap(_: Sequence[str], payload: bytes) -> bool:
         return not any(word in payload for word in (*words, b"\\"))
@@ -198,8 +200,8 @@ class Method(NamedTuple):
     at_leader: bool
     """True if only the leader of the stream can answer."""
     is_cheap: IsCheap
-    """Function that returns True if a request with these arguments and this payload is answered
-    quickly. All other requests may search a log, write, or describe many streams. They wait in a
+    """Function that returns True if a request with these arguments and this payload can be answered
+    quickly. All other requests may search a log, write, or describe many streams, and wait in a
     separate lane (`waiting`)."""
 
 
@@ -226,7 +228,7 @@ def answers(
 def find_method(tokens: Sequence[str]) -> tuple[Method, Sequence[str]] | None:
     """Return the method of a subject without `PREFIX`, and the tokens after it. If several names
     match, the longest counts: CONSUMER.MSG.NEXT before CONSUMER.MSG. Returns None if no method
-    matches, or the number of tokens is wrong."""
+    matches, or if the number of tokens is wrong."""
     for length in (3, 2, 1):
         method = METHODS.get(".".join(tokens[:length]))
         if method is not None:

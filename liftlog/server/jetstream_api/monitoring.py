@@ -2,7 +2,8 @@
 that scale workers, such as KEDA, and exporters of metrics read it.
 
 The page contains the streams that the section `nats` of the ACL allows clients of NATS to read. In
-a cluster each node describes the streams of all nodes, because its readers ask one address.
+a cluster each node describes the streams of all nodes, because the readers of the page request only
+one address.
 """
 
 from __future__ import annotations
@@ -145,13 +146,13 @@ class MonitoringPage:
     """The page, mounted on the HTTP port. Belongs to the event loop.
 
     Like the metrics, the figures need no token. The settings of a stream and its consumers are only
-    shown to those who may read the stream.
+    shown to callers that may read the stream.
     """
 
     def __init__(
         self, overviews: Callable[[], Overviews | str], callers: Callers, hosts: HostNames
     ) -> None:
-        """`overviews` returns the reason if the API is not available."""
+        """`overviews` returns the reason while the API is not available."""
         self._overviews = overviews
         self._callers = callers
         self._hosts = hosts

@@ -26,7 +26,7 @@ _AGE_SECONDS = (1.0, 15.0)
 
 
 class Seen(NamedTuple):
-    """One stream: the answers to STREAM.INFO and CONSUMER.LIST."""
+    """One stream, as the answers to STREAM.INFO and CONSUMER.LIST."""
 
     info: Mapping[str, Any]
     leader: str
@@ -44,8 +44,8 @@ class Overview(NamedTuple):
 class Overviews:
     """Describes all streams of the daemon or its cluster. It belongs to the event loop.
 
-    A description is reused for about ten times as long as it took to make. So even an endless
-    series of requests uses at most a tenth of the event loop's time.
+    A description is reused for about ten times as long as it took to make. So even requests without
+    pause use at most a tenth of the event loop's time.
     """
 
     def __init__(self, parts: Parts, requests: OwnRequests, node_prefix: Callable[[str], str]):

@@ -15,8 +15,8 @@ from liftlog.server.jetstream_api.answers import command
 
 
 class OwnRequests:
-    """Requests over one NATS link. Each gets its answer on a subject of its own. Belongs to the
-    event loop."""
+    """Requests over one NATS link. Each request gets its answer on a separate subject. Belongs to
+    the event loop."""
 
     def __init__(self, link: NatsLink) -> None:
         self._link = link
@@ -26,7 +26,7 @@ class OwnRequests:
         self._wanted = link.want((f"{self._inbox}.*",), None, self._receive)
 
     async def ask(self, subject: str, payload: bytes, *, seconds: float) -> bytes:
-        """Return the answer to a request. It is empty if nobody subscribes to the subject.
+        """Return the answer to a request. The answer is empty if the subject has no subscriber.
 
         Raises RequestTimeout if no answer arrives in time. Also raises NatsUnavailable,
         NatsRefused, and the error that the owner passes to `fail`.

@@ -1,8 +1,8 @@
 """Limits the share of the event loop that requests and their answers use.
 
-A stored message needs two or three turns of the event loop before its ack is sent. Between any two
-of these turns, all answers together get a limited time. While messages arrive, the answers then
-pause for the same time.
+A stored message needs two or three turns of the event loop before its ack is sent. Between two of
+these turns, all answers together get a limited time. While messages arrive, the answers then pause
+for as long as they have run.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 
 TURN_SECONDS = 0.001
 FLOOD_PAUSE_SECONDS = 0.02
-"""Pause between two reads during a flood. One read brings at most 256 KB of requests, which take
-some milliseconds to handle."""
+"""Pause, in seconds, between two reads during a flood. One read brings at most 256 KB of requests,
+which take some milliseconds to handle."""
 
 Result = TypeVar("Result")
 
@@ -36,12 +36,13 @@ class Pace:
         self._spent = 0.0
         self._is_open = True
         self._is_handing_on = False
-        """True from the wake-up of a caller to the end of its step."""
+        """True from the time at which a caller is woken to the end of its step."""
         self._queue: deque[asyncio.Future[None]] = deque()
 
     async def turn(self) -> None:
         """Wait until there is time to begin work. Callers get their turns in the order of their
-        calls. Otherwise a caller that has just ended a piece of work could always be the first."""
+        calls. Without this order, a caller that has just ended a piece of work could always be the
+        first again."""
         if self._is_open and not self._queue and not self._is_handing_on:
             return
         mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -64,8 +65,7 @@ class Pace:
                 asyncio.get_running_loop().call_soon(self._hand_on)
 
     async def run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Run `work`, and count the time that it spends in the loop, without the time that it
-        waits."""
+        """Run `work`, and count its time in the event loop, without the time of its waits."""
         result: Result = await _Timed(work, self._clock, self._count)
         return result
 
@@ -84,8 +84,8 @@ class Pace:
 class ReadingPause:
     """Delays the next read after a read that brought more requests than can wait.
 
-    The data stays in NATS meanwhile. Acks have a connection of their own and are not delayed.
-    Belongs to the event loop.
+    During the delay the data stays in NATS. Acks are not delayed, because they have a separate
+    connection. Belongs to the event loop.
     """
 
     def __init__(self) -> None:
@@ -110,7 +110,7 @@ class ReadingPause:
 
 
 class _Timed(Generator[Any, Any, Any]):
-    """Awaits a coroutine, and reports the running time of each of its steps."""
+    """Awaits a coroutine, and reports the duration of each of its steps."""
 
     def __init__(
         self,

@@ -10,8 +10,8 @@ shows that the former leader has read it (`workers.arriving`).
 
 The subjects follow the node's own prefix:
 
-    PULLS.<number>.<node>.<stream>   the question of another node, `node`, which this node leads
-    TAKEN.<number>                   the answer to a question of this node
+    PULLS.<number>.<node>.<stream> a question of another node, `node` TAKEN.<number> the answer to a
+    question of this node
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ from liftlog.server.streams.broker import Broker
 
 _LOOK_SECONDS = 0.1
 _AGAIN_SECONDS = 0.5
-"""A question without an answer is repeated after this time, because it may be lost."""
+"""Time in seconds. A question without an answer is repeated after this time, because it may be
+lost."""
 _SILENT_SECONDS = 0.2
-"""A leader that was replaced before a question had waited for this time may have read the pulls
-although it has not answered yet."""
+"""Time in seconds. If the leader changes before a question has waited for this time, the former
+leader may have read the pulls, although it has not answered yet."""
 _KEPT_SECONDS = 30.0
 _MAX_KEPT = 1_000
 _MAX_KEPT_BYTES = 1024 * 1024
@@ -47,7 +48,7 @@ Leader = tuple[str, int]
 
 @dataclass(slots=True)
 class _Asked:
-    """A question to the leader of a stream, and the pulls after it."""
+    """A question to the leader of a stream, and the pulls that were sent after the question."""
 
     leader: Leader
     number: int
@@ -57,7 +58,7 @@ class _Asked:
 
 
 class PassedPulls:
-    """Belongs to the event loop."""
+    """The pulls that this node has passed on. Belongs to the event loop."""
 
     def __init__(
         self,
@@ -92,8 +93,8 @@ class PassedPulls:
         self._watching: asyncio.Task[None] | None = None
 
     def note(self, stream: str, message: Message) -> None:
-        """Note a pull, just before it is passed on to the leader. Raises LiftlogError if there is
-        no leader."""
+        """Note a pull. Called just before the pull is passed on to the leader. Raises LiftlogError
+        if there is no leader."""
         leader, now = self._leader_of(stream), time.monotonic()
         asked = self._asked.get(stream)
         if asked is None or asked.leader != leader:
@@ -111,7 +112,8 @@ class PassedPulls:
             self._watching = asyncio.create_task(self._watch(), name="jetstream-api-passed")
 
     def was_repeated(self, message: Message) -> bool:
-        """Return True, once, for a pull that `again` got. It may be older than other requests."""
+        """Return True for a pull that `again` has received, once per pull. Such a pull may be older
+        than other requests."""
         is_repeated = message in self._repeated
         self._repeated.discard(message)
         return is_repeated
@@ -164,7 +166,8 @@ class PassedPulls:
                 return
 
     def _end(self, stream: str, *, is_silent: bool) -> None:
-        """Forget a question. If the leader was silent, pass the pulls after it on again."""
+        """Forget a question. If the leader was silent, pass the pulls after the question on
+        again."""
         asked = self._asked.pop(stream, None)
         for message in () if asked is None else asked.pulls:
             self._count -= 1

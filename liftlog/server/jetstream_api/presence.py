@@ -1,5 +1,5 @@
-"""Checks whether JetStream or another daemon answers on `$JS.API`, because this daemon must then
-not answer.
+"""Checks whether JetStream or another daemon answers on `$JS.API`, because in this case this daemon
+must not answer.
 
 A client uses the first answer that arrives. If two servers answered, a client could create a stream
 in one server and request its description from the other.
@@ -33,8 +33,8 @@ class Presence:
         link.on_publish_refused.append(self._refused)
 
     async def rival(self) -> str:
-        """Return a description of the other server that answers; empty if there is none. Raises
-        NatsUnavailable, and NatsRefused if NATS does not allow the request."""
+        """Return a description of the other server that answers; empty if no other server answers.
+        Raises NatsUnavailable, and NatsRefused if NATS does not allow the request."""
         if self._link.server_has_jetstream:
             return "JetStream is enabled on the NATS server"
         try:

@@ -3,7 +3,7 @@
 Records never change. To delete the oldest records, the log start is moved. In a stream with
 `max_msgs_per_subject`, a tombstone deletes the records of a subject. A tombstone is a record like
 any other, so it is durable and on all replicas before the answer is sent. From then on readers skip
-the records before it, and compaction deletes their bytes later.
+the deleted records, and compaction removes their bytes later.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from liftlog.server.jetstream_api.streams import asked, description, settings_of
 _AT_ONCE = 500
 """Number of tombstones that are written before other tasks run."""
 _COMMIT_SECONDS = 4.0
-"""Time limit of a commit, because clients time out after 5 s."""
+"""Time limit of a commit, in seconds. It is lower than the usual timeout of clients, 5 s."""
 
 
 @answers("STREAM.PURGE", "stream_purge", arguments=(1, 1), at_leader=True)
@@ -122,9 +122,9 @@ def _doomed(offsets: Sequence[int], keep: int, seq: int) -> int:
 
 
 def _key(host: StreamHost, subject: bytes, rest: Sequence[int], seq: int) -> bytes:
-    """Return the key of the tombstone. If a record is kept, the key names the offset below which
-    all records are deleted. The key is empty if no tombstone is needed, because the only shown
-    record is kept."""
+    """Return the key of the tombstone. If the newest records are kept, the key names the offset
+    below which all records of the subject are deleted. The key is empty if no tombstone is needed,
+    because the only shown record is kept."""
     if not rest and not (seq and _last_offset(host, subject) >= seq):
         return subject
     own = host.settings.jetstream

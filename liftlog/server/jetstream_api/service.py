@@ -75,7 +75,8 @@ from liftlog.server.streams.catalog import Catalog
 logger = logging.getLogger("liftlog.server.jetstream_api")
 
 _STALE_SECONDS = 10.0
-"""A request that has waited for this time is dropped, because clients time out after 5 s."""
+"""Time in seconds. A request that has waited for this time is dropped, because clients time out
+after 5 s."""
 _MAX_UNSENT_BYTES = 64 * 1024
 _TAKEOVER_SECONDS = 2.0
 _TAKEOVER_LOOK_SECONDS = 0.02
@@ -88,7 +89,7 @@ _UNAVAILABLE = 503
 
 __all__ = ["JetStreamApi"]
 _REGISTERED = (consumer_methods, message_methods, purging, streams)
-"""Imported because these modules register methods."""
+"""The modules that register methods. They are imported only for that."""
 
 
 class JetStreamApi:
@@ -97,12 +98,12 @@ class JetStreamApi:
     def __init__(
         self, broker: Broker, servers: list[str], seam: str, services: PullServices
     ) -> None:
-        """`servers` and `seam` are the same as for the link on which messages arrive. The API has a
-        link of its own, because one client can send any number of requests, and messages must not
+        """`servers` and `seam` are those of the link on which messages arrive. The API has a
+        separate link, because one client can send any number of requests, and messages must not
         wait behind these requests."""
         settings = broker.settings
         self.problem = "not yet known whether JetStream is off"
-        """Reason why requests are not answered; empty if they are answered."""
+        """Reason why requests are not answered; empty if requests are answered."""
         self.counters = ApiCounters()
         cluster = settings.cluster
         mark = f"{settings.name} {broker.server_id}"
@@ -154,11 +155,10 @@ class JetStreamApi:
         self._presence: Presence | None = None
         self._subscriptions: list[LinkSubscription] = []
         self._checked = -1
-        """Number of the NATS connection for which a check has shown that no other server
-        answers."""
+        """Generation of the NATS connection on which a check found no other server that answers."""
         self._look = asyncio.Event()
         self._looked = asyncio.Event()
-        """An event that is set once the present connection has been checked."""
+        """An event that is set when the present connection has been checked."""
         self._tasks: list[asyncio.Task[None]] = []
 
     def _ingested_bytes(self) -> int:
@@ -211,8 +211,8 @@ class JetStreamApi:
 
     @property
     def worker_problems(self) -> dict[str, str]:
-        """Return the reasons, by stream, for which NATS does not pass on acks and pulls for its
-        consumers."""
+        """Return, by stream, the reason why NATS does not deliver the acks and pulls for the
+        stream's consumers."""
         return self._workers.problems()
 
     def _take_from_workers(self, arrived: Arrived) -> None:
@@ -426,17 +426,17 @@ class JetStreamApi:
         return await method.perform(request)
 
     def _check_led(self, stream: str) -> None:
-        """Raise LiftlogError if no node leads the stream, or if this node does not reach its
-        leader, which may have failed a moment ago."""
+        """Raise LiftlogError if no node leads the stream, or if this node cannot reach the leader,
+        which may have just failed."""
         catalog = self._broker.catalog
         node = catalog.answerer(stream)
         if node is not None and not catalog.reaches(node):
             raise catalog.not_leader(stream)
 
     async def _take_over(self, catalog: Catalog, stream: str) -> None:
-        """Wait until this node leads the stream, if it is about to become the leader. Programs use
-        a stream as soon as its creation is answered. If too many requests wait already, return at
-        once; the request is then refused."""
+        """Wait until this node leads the stream, if it is about to become the leader. This wait
+        exists because programs use a stream as soon as its creation is answered. If too many
+        requests already wait, return at once; the request is then refused."""
         if not catalog.begins_to_lead(stream) or self._at_takeover >= _MAX_AT_TAKEOVER:
             return
         self._at_takeover += 1
@@ -479,8 +479,8 @@ class JetStreamApi:
     # --- answers ---
 
     async def send(self, compose: Callable[[], bytes]) -> None:
-        """Queue an answer as `Parts.send` describes. Acks use the same connection and must not wait
-        behind long answers."""
+        """Queue an answer as `Parts.send` describes. The wait exists because acks use the same
+        connection, and must not wait behind long answers."""
         await self.link.room()
         self.link.send(compose())
 

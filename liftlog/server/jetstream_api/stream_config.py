@@ -1,7 +1,7 @@
 """Converts JetStream's configuration of a stream to our settings and back. Pure.
 
-A JetStream setting that liftlog cannot fulfil is refused, never ignored. Our settings that
-JetStream lacks (durability, batches, compaction's times ...) get their defaults when a stream is
+A JetStream setting that liftlog cannot fulfil is refused, never ignored. liftlog settings that
+JetStream lacks (durability, batches, times of compaction) get their defaults when a stream is
 created, and keep their values when it is updated.
 """
 
@@ -34,8 +34,8 @@ _MAX_NS = 100 * 365 * 86_400 * _NS
 _MIN_SEGMENT_BYTES, _MAX_SEGMENT_BYTES = 64 * 1024, 256 * 2**20
 _MIN_SEGMENT_SECONDS, _MAX_SEGMENT_SECONDS = 1.0, 86_400.0
 _SEGMENTS_PER_LIMIT = 8
-"""Number of segments within a limit. Whole segments are deleted, so a limit is exceeded by at most
-an eighth."""
+"""Number of segments within a limit. Because only whole segments are deleted, a stream exceeds its
+limit by at most an eighth."""
 
 _REFUSED = {
     "mirror": "mirrors are not supported",
@@ -112,7 +112,7 @@ _CHANGEABLE = {
     "compression": "compression",
     "read_only": "sealed",
 }
-"""Our settings that carry more information than JetStream's fields."""
+"""liftlog settings that contain more information than the fields of JetStream."""
 
 
 def changes_from(
@@ -121,9 +121,9 @@ def changes_from(
     """Return the changes for `update_stream` that lead to `settings`, the result of
     `settings_from`.
 
-    `have` and `want` are the results of `config_of` for the present and the wanted configuration. A
-    setting that is equal in both is not changed. Settings that were derived when the stream was
-    created are not changed either.
+    `have` and `want` are the results of `config_of` for the present and the wanted configuration.
+    The result omits settings that are equal in both. It also omits settings that were derived when
+    the stream was created.
     """
     changes = {key: settings[key] for key in ("retention", "jetstream")}
     history = settings["jetstream"]["max_msgs_per_subject"]
@@ -225,7 +225,8 @@ class _Reader(ConfigFields):
                 raise invalid_config(f"{key}: {why}")
 
     def _is_object_store(self) -> bool:
-        """Return True if the name and subjects are those that all clients give to object stores."""
+        """Return True if the stream has the name and the subjects that all clients use for object
+        stores."""
         subjects = self._left.get("subjects")
         named = subjects if isinstance(subjects, list) else []
         return self._name.startswith("OBJ_") and any(
@@ -312,8 +313,8 @@ class _Reader(ConfigFields):
         }
 
     def _history(self) -> int | None:
-        """Return the history of a key-value bucket; None if it has no limit. Raises JetStreamError
-        if roll-ups are allowed without such a limit."""
+        """Return the history of a key-value bucket; None if the history has no limit. Raises
+        JetStreamError if roll-ups are allowed without such a limit."""
         limit = self._limit("max_msgs_per_subject")
         if limit is not None and limit > MAX_HISTORY:
             raise invalid_config(f"max_msgs_per_subject: expected at most {MAX_HISTORY}")

@@ -68,7 +68,7 @@ _DEFAULT_PAYLOAD = 2**20
 _SUBJECTS_LIMIT = 100_000
 """Maximum number of subjects in one page, as in JetStream."""
 _PLAIN = re.compile(rb"[ !#-\[\]-~]*")
-"""Text that has the same length in JSON."""
+"""Pattern of texts that have the same length in JSON."""
 
 _NO_LIMITS = {
     "max_memory": 0,
@@ -135,8 +135,8 @@ async def _stream_info(request: Request) -> Answer:
 async def _subjects_page(
     request: Request, state: dict[str, Any], pattern: str, offset: int
 ) -> dict[str, Any]:
-    """Add to `state` the number of messages of each subject, for as many subjects as fit. Return
-    the fields that describe the page."""
+    """Add to `state` the number of messages of each subject, for as many subjects as fit into one
+    answer. Return the fields that describe the page."""
     counts = await open_lookup(request)[1].subjects(pattern, MAX_SUBJECTS)
     names = sorted(counts)
     offset = max(0, min(offset, len(names)))
@@ -191,8 +191,8 @@ async def _described(request: Request, info: StreamInfo) -> dict[str, Any]:
 
 
 async def _count_shown(request: Request, host: StreamHost, state: dict[str, Any]) -> None:
-    """Count only the shown messages of a bucket. Superseded records are not delivered, but
-    compaction deletes them later."""
+    """Count only the shown messages of a bucket. Superseded records do not count, because they are
+    never delivered, although compaction deletes them later."""
     known, own = host.sequencer.subjects, host.settings.jetstream
     subjects = None if known is None else known.count()
     history = None if own is None else own.max_msgs_per_subject
@@ -285,8 +285,8 @@ def _subject_in(body: dict[str, Any]) -> str:
 
 
 async def _readable_names(request: Request, subject: str) -> list[str]:
-    """Return the names of the streams that `_listed` would return, without describing them: every
-    new stream is compared with these names."""
+    """Return the names of the streams that `_listed` would return, without describing the streams.
+    Used for every new stream, whose name is compared with these names."""
     return [
         name
         for name in filter(request.may_read, request.broker.stream_names())
@@ -356,9 +356,9 @@ async def _same(request: Request, existing: StreamInfo, wanted: dict[str, Any]) 
 
 
 async def _check_neighbours(request: Request, wanted: dict[str, Any]) -> None:
-    """Refuse a stream whose subjects overlap with another stream's, as JetStream does. If two
-    streams acked the same message, its publisher would get two acks. Over the pull port such
-    streams are allowed, with a warning."""
+    """Refuse a stream whose subjects overlap with another stream's, as JetStream does. Otherwise
+    two streams would ack the same message, and its publisher would get two acks. Clients of the
+    pull port may create such streams, and get a warning."""
     if wanted.get("no_ack"):
         return
     # Streams that this client may not read count, too. So the client can detect that the subject is
@@ -397,7 +397,7 @@ async def _update(request: Request) -> Answer:
 
     def changes(present: StreamSettings) -> dict[str, Any]:
         """Compute the change from the present settings, because other clients may have changed them
-        meanwhile."""
+        in the meantime."""
         have = config_of(request.stream, present)
         check_unchangeable(have, want)
         return changes_from(settings, have, want)

@@ -16,8 +16,8 @@ from typing import NamedTuple
 from liftlog.server.jetstream_api.inboxes import Inboxes, party_of
 
 Message = tuple[bytes, bytes, bytes, float]
-"""(subject, reply, payload, arrival). If another node has forwarded the request, the subject is one
-of this node's own."""
+"""A tuple (subject, reply, payload, arrival). The subject of a request that another node has
+forwarded begins with this node's own prefix."""
 
 MAX_OF_PARTY = 64
 _MAX_WAITING = 1024
@@ -107,8 +107,8 @@ class Waiting:
                 raise
 
     def _wake(self) -> None:
-        """Wake one of the waiting callers of `take`. To wake all of them for each request would
-        cost more than many requests do."""
+        """Wake one of the waiting callers of `take`. To wake all callers for each request would
+        take more time than many requests take."""
         while self._idle:
             first = self._idle.popleft()
             if not first.done():

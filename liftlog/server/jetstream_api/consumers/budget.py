@@ -5,8 +5,8 @@ from __future__ import annotations
 
 
 class Budget:
-    """A limit of `total` for all parts. Each part can always use its `share`, even if the total is
-    exceeded. So all parts together can use up to `total` plus one `share` for each part."""
+    """A limit of `total` for all parts. Each part can always use its `share`, even if this exceeds
+    the total. So all parts together can use up to `total` plus one `share` for each part."""
 
     def __init__(self, total: int, share: int) -> None:
         self._total, self._share = total, share

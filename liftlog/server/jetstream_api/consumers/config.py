@@ -32,8 +32,8 @@ _LEAST_EXPIRES_NS = 1_000_000
 MAX_WAITING = 512
 _MAX_FILTERS = 256
 _MAX_CONFIG_BYTES = 16 * 1024
-"""Maximum size of a configuration, which is kept as long as the consumer and repeated in
-answers."""
+"""Maximum size of a configuration in bytes. The limit exists because the daemon keeps the
+configuration as long as the consumer, and repeats it in answers."""
 _MAX_NAME = 255
 _FAR = 2**63
 
@@ -61,11 +61,11 @@ _TIME = re.compile(r"(\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?([Zz]|[+
 
 @dataclass(frozen=True, slots=True)
 class ConsumerSpec:
-    """The configuration of one consumer. Without `filters` it delivers all records;
-    `heartbeat_seconds` 0 means no heartbeats."""
+    """The configuration of one consumer. Without `filters` the consumer delivers all records. A
+    `heartbeat_seconds` of 0 means no heartbeats."""
 
     config: dict[str, Any]
-    """The configuration as answers repeat it."""
+    """The configuration in the form for answers."""
     name: str
     policy: str
     start_sequence: int
@@ -92,13 +92,13 @@ class ConsumerSpec:
 
     @property
     def takes_parts(self) -> bool:
-        """True if one delivery may have only some of the records that were read: with priority
-        groups, which divide records among pulls, or within a push window."""
+        """True if one delivery may contain only a part of the records of a read. This is possible
+        with priority groups, which divide records among pulls, and with a push window."""
         return bool(self.settings.priority_groups or self.deliver_subject)
 
     @property
     def is_kept(self) -> bool:
-        """True if the consumer's state outlives its client and the daemon."""
+        """True if the consumer's state survives the end of its client and of the daemon."""
         return (
             self.is_durable
             or self.settings.ack_policy is not AckPolicy.NONE

@@ -3,7 +3,7 @@
 A pull consumer delivers the records that clients request. A push consumer delivers to its subject,
 as long as the subject has a subscriber. Such a consumer exists only in memory, and ends when its
 client, the stream's leadership or the link ends. Clients then create another consumer, which
-continues at their position.
+continues at the client's position.
 """
 
 from __future__ import annotations
@@ -41,15 +41,14 @@ from liftlog.server.pull.services import PullServices
 logger = logging.getLogger("liftlog.server.jetstream_api")
 
 _PIECES_NOW = 16
-"""Number of pieces that are read in the event loop just after they were written; a thread reads the
-rest."""
+"""Number of newly written pieces that are read in the event loop; a thread reads further pieces."""
 _LONGEST_PAUSE_SECONDS = 5.0
 _FLOW_REQUEST = status_block(b"100 FlowControl Request")
 
 
 class Consumer:
-    """A consumer without acks. Belongs to the event loop. It calls `on_end` once, after its last
-    delivery."""
+    """A consumer without acks. Belongs to the event loop. The consumer calls `on_end` once, after
+    its last delivery."""
 
     def __init__(
         self,
@@ -86,8 +85,8 @@ class Consumer:
         self._rows: deque[Row] = deque()
         self._caught_up = False
         self._pieces_now = 0
-        """Number of pieces that may still be read in the event loop. It is reset when the consumer
-        has caught up."""
+        """Number of pieces that may still be read in the event loop. The number is reset when the
+        consumer has caught up."""
         self._group = services.live_group(host)
         self._reading = asyncio.Lock()
         """A lock, because the cursor accepts one call at a time."""
@@ -120,8 +119,8 @@ class Consumer:
             self._news.set()
 
     def idle_seconds(self) -> float:
-        """Return the time since the last request to a pull consumer; 0 while a request waits. A
-        push consumer ends with its subscriber."""
+        """Return the time since the last request to a pull consumer; 0 while a request waits.
+        Always 0 for a push consumer, which ends together with its subscriber."""
         if self.spec.deliver_subject or self._requests:
             return 0.0
         return self._loop.time() - self._active_at
@@ -131,7 +130,7 @@ class Consumer:
 
     async def close(self, status: bytes = b"") -> None:
         """End the consumer, and send `status` to waiting requests. As in JetStream, no status is
-        sent to a deliver subject: its subscribers would take it for a message."""
+        sent to a deliver subject: its subscribers would treat the status as a message."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -200,7 +199,7 @@ class Consumer:
         self._on_end(self)
 
     async def _step(self) -> str:
-        """Deliver records, or wait. Returns the reason if the consumer ends."""
+        """Deliver records, or wait. If the consumer ends, returns the reason."""
         if not self.is_there():
             await self._say_end(b"409 Leadership Change")
             return "the stream is not led here, or may not be read any more"
@@ -248,7 +247,8 @@ class Consumer:
                 self._cursor.left = len(self._rows)
 
     def _within_payload(self, rows: list[Row]) -> list[Row]:
-        """Leave out rows that are larger than `max_payload` of NATS, which can be lowered."""
+        """Leave out rows that are larger than NATS's `max_payload`. Stored records can be larger if
+        `max_payload` was lowered."""
         limit = self._leaf.max_payload_bytes
         if not limit or self.spec.headers_only or self._cursor.read_bytes <= limit:
             return rows
@@ -271,8 +271,8 @@ class Consumer:
             return self._cursor.read_now(self._group)
 
     async def _open_share(self) -> None:
-        """Wait while the event loop has no time left for answers, because messages of publishers
-        come first."""
+        """Wait while the event loop has no time for answers, because messages of publishers have
+        priority."""
         share = self._services.read_share
         while not share.is_open:
             opened = asyncio.Event()

@@ -1,5 +1,5 @@
-"""The position of a consumer in the log: reads the records that it wants, in order, a piece at a
-time.
+"""The position of a consumer in the log: reads the records that the consumer wants, in order, one
+piece at a time.
 
 The pieces are bounded, and are read in the threads that all readers share fairly, as for filtered
 fetches (`reading.filtering`).
@@ -46,18 +46,20 @@ logger = logging.getLogger("liftlog.server.jetstream_api")
 PIECE_BYTES = 128 * 1024
 _COUNT_SECONDS = 2.0
 _SEARCH_SECONDS = 4.5
-"""Time limit of a search, because clients time out after 5 s."""
+"""Time limit of a search, in seconds. It is lower than the usual timeout of clients, 5 s."""
 _CLOSE = 512
 """Maximum gap, in offsets, between two wanted records that are read in one piece."""
 _LONGEST_RUN = 4096
-"""Maximum number of records in one piece: the search for its end runs in the event loop."""
+"""Maximum number of records in one piece. The limit exists because the search for the end of a
+piece runs in the event loop."""
 
 Result = TypeVar("Result")
 
 
 class Budgets(NamedTuple):
-    """Limits for all cursors together: on the offsets that are noted during a search for the newest
-    records (some 200 bytes each), and on the offsets that wait to be delivered (8 bytes each)."""
+    """Limits for all cursors together: the number of offsets that searches for the newest records
+    store (some 200 bytes each), and the number of offsets that wait to be delivered (8 bytes
+    each)."""
 
     noted: Budget
     chosen: Budget
@@ -86,12 +88,14 @@ class Cursor:
         self._restarts = 0
         self.log: Log = shown.host.log
         self.next_offset = shown.first_offset
-        """All offsets below it have been examined."""
+        """The next offset to examine."""
         self.left = 0
-        """Number of wanted records from `next_offset` on, as far as they have been counted."""
+        """Number of wanted records from `next_offset` on, up to the offset at which the count
+        ended."""
         self._selection = Selection(subjects=filters or None, readable=readable)
         self.read_bytes = 0
-        """Upper bound of the bytes of the last read, including everything around the records."""
+        """Upper bound of the number of bytes of the last read, including headers and other bytes
+        around the records."""
         self._is_all = not filters and readable is None
         self._keeps_tombstones = shown.history is None
         self._threads = services.scanners.of("(nats)", member)
@@ -139,8 +143,8 @@ class Cursor:
         await self.begin(found[-1] if found else self.log.high_watermark, None)
 
     async def count(self) -> None:
-        """Count the wanted records. The count is exact unless it would take long. In that case
-        records that do not match are counted, too."""
+        """Count the wanted records. If an exact count would take long, the count also includes
+        records that do not match."""
         log, end = self.log, self.log.high_watermark
         at = max(self.next_offset, self._counted_to)
         if at >= end:
@@ -324,13 +328,13 @@ class Cursor:
 
     @property
     def wanted_subjects(self) -> tuple[tuple[str, ...] | None, ...]:
-        """Sets of subject patterns; all returned records match each of the sets. None: any
-        subject."""
+        """Sets of subject patterns. Each returned record matches at least one pattern of each set.
+        None for no condition."""
         return self._selection.subjects, self._selection.readable
 
     def passed(self, offsets: Ints, end: int) -> None:
-        """Count wanted records that the caller has read elsewhere: at rising `offsets`, up to
-        `end`."""
+        """Count wanted records that the caller has read in another way: at the ascending `offsets`,
+        up to `end`."""
         if end > self._counted_to:
             self._note(len(offsets) - int(offsets.searchsorted(self._counted_to)), end)
 
@@ -384,14 +388,14 @@ class Cursor:
         self.next_offset = offset
 
     def skip(self, offset: int) -> None:
-        """Continue at `offset` if it is above the present position: no record before it is
+        """Continue at `offset` if it is above the present position: no record before `offset` is
         wanted."""
         if offset > self.next_offset:
             self.next_offset = offset
             self._counted_to = max(self._counted_to, offset)
 
     def close(self) -> None:
-        """Free the cursor's memory. Do not read from it afterwards."""
+        """Free the cursor's memory. After that, the cursor must not be used."""
         self._chosen = ()
         self._kept.close()
 
@@ -454,7 +458,8 @@ def _has(chosen: Sequence[int], offset: int) -> bool:
 
 
 def _end_of_run(chosen: Sequence[int], place: int) -> int:
-    """Return the offset after the last of the chosen records that follow each other closely."""
+    """Return the end of the first run of chosen offsets with only small gaps: the offset after the
+    last record of this run."""
     end = chosen[place]
     for at in range(place + 1, min(place + _LONGEST_RUN, len(chosen))):
         if chosen[at] - end > _CLOSE:

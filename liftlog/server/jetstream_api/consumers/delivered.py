@@ -11,7 +11,7 @@ from liftlog.server.jetstream_api.consumers.leaf_frames import leaf_message
 from liftlog.server.jetstream_api.consumers.rows import Row
 
 Message = tuple[bytes, bytes, bytes]
-"""(reply with the subject, headers, payload)"""
+"""A tuple: the reply subject, which contains the subject of the record; headers; payload."""
 
 
 class Delivered:
@@ -26,7 +26,7 @@ class Delivered:
         self._headers_only = headers_only
 
     def messages(self, rows: Sequence[Row], left: int) -> list[Message]:
-        """Return the messages that carry these rows if they are delivered next. `left` is the
+        """Return the messages with these rows, as if the rows were delivered next. `left` is the
         number of wanted records from the first row on."""
         head = self._ack_head
         messages = []
@@ -60,8 +60,8 @@ class Delivered:
         return [leaf_message(target, *message, queues) for message in messages]
 
     def position(self, examined: int) -> bytes:
-        """Return the lines of a heartbeat that show the progress of the consumer. All offsets below
-        `examined` were delivered or do not match."""
+        """Return the header lines of a heartbeat that show the progress of the consumer. All
+        offsets below `examined` were delivered or do not match."""
         return b"Nats-Last-Consumer: %d\r\nNats-Last-Stream: %d\r\n" % (
             self.count,
             max(self.last_offset, examined - 1),
@@ -69,8 +69,8 @@ class Delivered:
 
 
 def size_of(message: Message) -> int:
-    """Return the size that counts for `max_bytes` of a pull: subject, reply, headers and payload,
-    as clients count it."""
+    """Return the size of a message for the `max_bytes` of a pull: subject, reply, headers and
+    payload, as clients count them."""
     reply, headers, value = message
     return len(reply) - 1 + len(headers) + len(value)  # the reply holds the subject after an `@`
 

@@ -1,7 +1,7 @@
 """Decides to which subjects records may be sent for clients of JetStream's API.
 
 `Destinations` contains the subjects that streams record. The ACL lists the subjects, besides
-inboxes, that clients of NATS may name. Both can change, so each delivery is checked again.
+inboxes, that clients of NATS may name. Both can change, so each delivery is checked.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Deliveries:
         self._pushes: Destination | Why = Why.RESERVED
 
     def pushes(self) -> Destination | Why:
-        """Return the subject of a push consumer. Called at each step; decided again only if streams
-        or the ACL have changed."""
+        """Return the subject of a push consumer. Called at each step; the decision is repeated only
+        after a change of streams or of the ACL."""
         destinations, granted = self._broker.destinations, self._gate.deliverable
         judged = self._judged
         if judged is None or destinations is not judged[0] or granted is not judged[1]:

@@ -19,8 +19,9 @@ _ONLY_PLAIN: Groups = frozenset((PLAIN,))
 
 
 class _Node:
-    """The patterns below one prefix of tokens. `here` has the groups of the patterns that end with
-    the prefix, `below` the groups of the patterns that end with a `>` after it."""
+    """The patterns below one prefix of tokens. `here` contains the groups of the patterns that are
+    equal to the prefix. `below` contains the groups of the patterns that consist of the prefix and
+    `>`."""
 
     __slots__ = ("below", "here", "next")
 
@@ -62,7 +63,7 @@ class Interest:
 
     def add(self, subject: bytes, queue: bytes = PLAIN) -> None:
         """Record that the subject, or the pattern, has subscribers. For a queue group, the server
-        repeats this whenever the number of members changes."""
+        reports this again whenever the number of members changes."""
         self._has_queues = self._has_queues or queue != PLAIN
         tokens = subject.split(b".")
         if _is_literal(tokens):
@@ -78,8 +79,8 @@ class Interest:
             node.here = _with(node.here, queue)
 
     def remove(self, subject: bytes, queue: bytes = PLAIN) -> None:
-        """Record that the subject or pattern has no subscribers any more. Does nothing if it had no
-        subscribers."""
+        """Record that the subject or pattern no longer has subscribers. Does nothing if it had
+        none."""
         tokens = subject.split(b".")
         if _is_literal(tokens):
             groups = self._literals.pop(subject, _NONE) - {queue}
@@ -119,7 +120,7 @@ class Interest:
         return subject in self._literals or any(self._found(subject))
 
     def queues(self, subject: bytes) -> bytes:
-        """Return the queue groups whose members subscribe to this literal subject, in order and
+        """Return the queue groups whose members subscribe to this literal subject, sorted and
         separated by blanks."""
         if not self._has_queues:
             return b""

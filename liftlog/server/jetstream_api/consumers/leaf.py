@@ -25,7 +25,7 @@ from liftlog.server.jetstream_api.consumers.leaf_login import LeafLogin
 logger = logging.getLogger("liftlog.server.jetstream_api")
 
 FLOW_PREFIX = "$JS.FC."
-"""Prefix of the subjects on which clients answer a request of flow control."""
+"""Prefix of the subjects on which clients answer requests of flow control."""
 
 _CONNECT_SECONDS = 5.0
 _CLOSE_SECONDS = 1.0
@@ -46,7 +46,8 @@ class InterestChange(NamedTuple):
     """Subjects and patterns that have lost their subscribers, or the subscribers of one queue
     group."""
     is_connection: bool = False
-    """True if the connection was made or has ended, so that any subject may have changed."""
+    """True if the connection has begun or ended, so that the subscribers of every subject may have
+    changed."""
 
 
 class LeafLink:
@@ -54,10 +55,11 @@ class LeafLink:
 
     def __init__(self, addresses: Sequence[str], login: LeafLogin, *, name: str) -> None:
         """`addresses` are HOST:PORT of the `leafnodes` listeners of one or several servers. The
-        link is connected to one of them at a time, and switches to the next if that one fails."""
+        link is connected to one of them at a time, and switches to the next address if the
+        connection fails."""
         self._addresses = random.sample(addresses, len(addresses))  # spreads the daemons
         self.problem = "no connection was made yet"
-        """The reason why there is no connection; empty if there is one."""
+        """The reason why there is no connection; empty while there is a connection."""
         self._told: dict[str, str] = {}
         """The last problem of each address since the last connection."""
         self.on_flow: Callable[[bytes], None] = lambda subject: None

@@ -6,7 +6,7 @@ r"""The part of the protocol between leaf nodes of NATS that the daemon needs. N
     LMSG <subject> + <reply> <queue>... <size>\r\n    for queue groups, and `|` without a reply
 
 HMSG is like LMSG, with the size of the headers before the size of both. A message from a leaf node
-reaches members of a queue group only if it names the group (nats-server: leafnode.go,
+reaches members of a queue group only if the message names the group (nats-server: leafnode.go,
 processLeafMsgArgs; client.go, processMsgResults).
 """
 
@@ -28,7 +28,8 @@ class LeafEvents(Protocol):
     """Receives the events that the server sends. No method may block."""
 
     def interest_added(self, subject: bytes, queue: bytes) -> None:
-        """A subject has subscribers; `queue` is empty unless they are members of a group."""
+        """A subject has subscribers; `queue` is empty unless these subscribers are members of a
+        queue group."""
 
     def interest_removed(self, subject: bytes, queue: bytes) -> None: ...
 
@@ -51,7 +52,7 @@ class LeafParser:
         """Number of bytes of a payload that have not arrived yet."""
 
     def feed(self, data: bytes) -> None:
-        """Parse received bytes. Raises ValueError for bytes that do not follow the protocol,
+        """Parse received bytes. Raises ValueError for bytes that do not follow the protocol, and
         NatsUnavailable if the server ends the connection with a reason."""
         if self._skipped:
             dropped = min(self._skipped, len(data))
@@ -97,9 +98,9 @@ class LeafParser:
 def leaf_message(
     target: Destination, reply: bytes, headers: bytes, body: bytes, queues: bytes = b""
 ) -> bytes:
-    """Return the command with which one leaf node sends a message to another. `queues` are the
-    groups, separated by blanks. One member of each group gets the message, and so do the
-    subscribers without a group."""
+    """Return the command that sends a message from a leaf node. `queues` are the groups, separated
+    by blanks. One member of each group gets the message, and so do the subscribers without a
+    group."""
     place: bytes = target
     if queues:
         place = b"%b + %b %b" % (target, reply, queues) if reply else b"%b | %b" % (target, queues)
@@ -120,8 +121,8 @@ def leaf_deliveries(
     bodies: Sequence[bytes],
     queues: bytes = b"",
 ) -> bytes:
-    """Return the commands that deliver records, as `leaf_message` does for each of them. `numbers`
-    are the columns of the five numbers that follow `ack_head` in the reply subject."""
+    """Return the commands that deliver records, each in the form of `leaf_message`. `numbers` are
+    the columns of the five numbers that follow `ack_head` in the reply subject."""
     if any(headers):
         each = each_leaf_delivery(target, ack_head, numbers, subjects, headers, bodies, queues)
         return b"".join(each)

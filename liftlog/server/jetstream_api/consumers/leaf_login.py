@@ -1,7 +1,7 @@
 """The daemon's login as a leaf node: uses the settings of its other connection to NATS.
 
-The requirements of the two listeners can differ, so TLS is also used if only the leafnodes listener
-requires it. A login is never sent unencrypted if the settings require TLS.
+The server's two listeners can have different requirements. So the daemon also uses TLS if only the
+leafnodes listener requires TLS. A login is never sent unencrypted if the settings require TLS.
 """
 
 from __future__ import annotations
@@ -74,9 +74,9 @@ class LeafLogin:
         return fields or self._of_url(host)
 
     def _of_url(self, host: str) -> dict[str, str]:
-        """Return the login in the URL of the server at this host. If no URL has this host, because
-        the listener has a different address, return the login of the first URL that has a login. As
-        in nats-py, a name without a password is a token."""
+        """Return the login in the URL with this host. The listener may have a different address: if
+        no URL has this host, return the first login in any URL. As in nats-py, a name without a
+        password is a token."""
         found = [parts for parts in map(urlsplit, self._settings.servers) if parts.username]
         here = [parts for parts in found if parts.hostname == host.lower()] or found
         if not here:

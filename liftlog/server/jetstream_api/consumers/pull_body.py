@@ -30,8 +30,8 @@ class BadPull(Exception):
 
 
 class Pull(NamedTuple):
-    """The fields of one pull. A value of 0 in `max_bytes`, `expires_ns` and `heartbeat_ns` means
-    that the field is not set."""
+    """The fields of one pull. In `max_bytes`, `expires_ns` and `heartbeat_ns`, 0 means that the
+    field is not set."""
 
     batch: int = 1
     """Maximum number of messages to send, from 1 to `MAX_BATCH`."""
@@ -40,7 +40,8 @@ class Pull(NamedTuple):
     expires_ns: int = 0
     heartbeat_ns: int = 0
     group: str = ""
-    """The priority group. The fields below apply only to some policies of groups."""
+    """The priority group. The fields below this one apply only to some policies of priority
+    groups."""
     pin_id: str = ""
     min_pending: int = 0
     min_ack_pending: int = 0

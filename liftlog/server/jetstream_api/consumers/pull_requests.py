@@ -20,8 +20,8 @@ SHUTDOWN = b"409 Server Shutdown"
 _NS = 1_000_000_000
 _MAX_EXPIRES_SECONDS = 3600.0
 _GRACE_SECONDS = 2.0
-"""Time for which a request waits for the report that its reply subject has a subscriber. The
-request can arrive before the report, which takes another path through NATS."""
+"""Time, in seconds, for which a request waits for the report that its reply subject has a
+subscriber. The report takes another path through NATS, so it can arrive after the request."""
 
 
 class PullRequest:
@@ -58,8 +58,8 @@ class PullRequests:
 
     def __init__(self, most: int, waiting: Part, to: Deliveries, leaf: LeafLink) -> None:
         """Limit the number of waiting requests to `most`. `waiting` is this consumer's part of the
-        requests that wait on all consumers. `leaf` reports which reply subjects have
-        subscribers."""
+        requests that wait on all consumers. `leaf` determines whether a reply subject has a
+        subscriber."""
         self._most = most
         self._part = waiting
         self._to = to
@@ -70,9 +70,10 @@ class PullRequests:
         return len(self._waiting)
 
     def add(self, request: PullRequest) -> bytes:
-        """Let a request wait if there is room. Returns the status that refuses it, or an empty
-        status if it waits. A client that uses heartbeats gets no refusal, because it would send the
-        next request at once, without end. It detects that its heartbeats are missing."""
+        """Let a request wait if there is room. Returns the status that refuses the request; empty
+        if the request waits. A client that uses heartbeats gets no refusal, because it would send
+        the next request at once, without end. Such a client detects the failure by missing
+        heartbeats."""
         count = len(self._waiting)
         if count >= self._most or not self._part.resize(count + 1):
             if request.heartbeat_seconds:
@@ -111,8 +112,8 @@ class PullRequests:
         return b"".join([self._status(one, b"404 No Messages") for one in ended])
 
     def heartbeats(self, now: float, position: bytes) -> list[bytes]:
-        """Return the heartbeats that are due, and count them as sent. `position` has their header
-        lines that show the progress of the consumer."""
+        """Return the heartbeats that are due, and count them as sent. `position` contains the
+        header lines that show the progress of the consumer."""
         commands = []
         for request in self._waiting:
             if request.heartbeat_at is not None and request.heartbeat_at <= now:
@@ -176,8 +177,8 @@ class PullRequests:
     def _status(
         self, request: PullRequest, words: bytes, lines: bytes = b"", *, counted: bool = False
     ) -> bytes:
-        """Return the command that sends a status to a request; empty if nothing may be sent there.
-        With `counted`, the status contains the remaining counts of the request."""
+        """Return the command that sends a status to a request; empty if nothing may be sent to its
+        subject. With `counted`, the status contains the remaining counts of the request."""
         target = self._to.statuses(request.reply)
         if target is None:
             return b""

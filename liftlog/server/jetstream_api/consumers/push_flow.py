@@ -10,10 +10,10 @@ from liftlog.server.jetstream_api.consumers.config import ConsumerSpec
 from liftlog.server.jetstream_api.consumers.leaf import FLOW_PREFIX
 
 WINDOW_BYTES, LEAST_WINDOW_BYTES = 1024 * 1024, 128 * 1024
-"""The size of a window, in bytes: normal and least. After one window, the daemon asks a client with
-flow control to answer, and sends up to one more window before the answer. Some clients check for
-these requests only a few times a second, so a small window slows them down. If many consumers share
-the limit on all windows, each window has the least size."""
+"""The normal and the smallest size of a window, in bytes. After one window, the daemon asks a
+client with flow control to answer, and sends up to one more window before the answer. Some clients
+check for these requests only a few times a second, so a small window slows them down. If many
+consumers share the limit on all windows, each window has the smaller size."""
 
 
 class PushFlow:
@@ -38,8 +38,8 @@ class PushFlow:
         return not self.question or self._bytes < self._window_bytes
 
     def sent(self, size: int) -> bytes:
-        """Count the sent bytes. Return the subject for a new request of flow control; empty if none
-        is due."""
+        """Count the sent bytes. Return the subject for a new request of flow control; empty if no
+        request is due."""
         if not self._is_on:
             return b""
         self._bytes += size
@@ -68,8 +68,8 @@ class PushFlow:
         self._heartbeat_at = now + self._heartbeat_seconds
 
     def heartbeat(self, now: float, position: bytes) -> bytes:
-        """Return the headers of a heartbeat that is due, and count it as sent; empty if none is
-        due. `position` has the header lines that show the progress of the consumer."""
+        """Return the headers of a heartbeat that is due, and count it as sent; empty if no
+        heartbeat is due. `position` has the header lines that show the progress of the consumer."""
         if not self._heartbeat_seconds or self._heartbeat_at > now:
             return b""
         self._heartbeat_at = now + self._heartbeat_seconds

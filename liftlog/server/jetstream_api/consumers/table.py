@@ -28,12 +28,12 @@ MAX_CONSUMERS = 512
 MAX_OF_PARTY = 128
 """Maximum number of consumers of one client."""
 IDLE_SECONDS = 5.0
-"""If the maximum number of consumers is reached, a new consumer replaces a consumer that has
+"""Time in seconds. At the maximum number of consumers, a new consumer replaces a consumer that has
 received no request for this time."""
 _MAX_NOTED, _MAX_CHOSEN, _MAX_WAITING = 1_000_000, 8_000_000, 16_384
 _NOTED_SHARE = 60_000
-"""Share of one search, in offsets. Only a few searches run at a time, whereas all consumers share
-the other budgets."""
+"""Share of one search in its budget, in offsets. It can be large, because only a few searches run
+at a time."""
 _MAX_WINDOWS_BYTES = 16 * 2**20
 """Maximum total size of all windows. A client that does not answer can be two windows behind with
 each of its consumers. For the maximum number of consumers, this is less than the 64 MiB that NATS
@@ -131,8 +131,9 @@ class Consumers:
         may_read: Callable[[], bool],
         party: bytes,
     ) -> Consumer:
-        """Create a consumer for the client `party`. The consumer ends when it may no longer read
-        the `readable` subjects, as `may_read` reports. Raises LiftlogError, JetStreamError."""
+        """Create a consumer for the client `party`. The consumer ends when `may_read` reports that
+        the client may no longer read the `readable` subjects. Raises LiftlogError,
+        JetStreamError."""
         leaf = self._leaf
         if leaf is None:
             raise refused(NO_LEAF)

@@ -20,8 +20,8 @@ logger = logging.getLogger("liftlog.server.jetstream_api")
 
 _LOOK_SECONDS = 0.2
 _MOST_OF_TIME = 0.2
-"""Maximum share of its time that the task spends on reading logs. The more streams there are, the
-less often each is examined."""
+"""Maximum share of the time that the task spends on reading logs. With more streams, the task
+examines each stream less often."""
 _NS = 1_000_000_000
 
 
@@ -98,8 +98,8 @@ def _age_of(log: Log, max_age_ns: int, now_ns: int) -> _Age:
 
 
 def timestamp_at(log: Log, offset: int) -> int:
-    """Return the time of the first record at or after the offset, in ns since 1970; 0 if it is
-    unknown. Blocking."""
+    """Return the time of the first record at or after the offset, in ns since 1970; 0 if the time
+    is unknown. Blocking."""
     try:
         piece = log.read(offset, 1, 1)
         if piece is None:

@@ -1,9 +1,9 @@
 """Keeps the offsets and sizes of a bucket's shown records in memory. An update reads only the
-records that have arrived since the previous one.
+records that have arrived since the previous update.
 
 These offsets and sizes are used for the counts in a bucket's description, for the revisions of a
-longer history, and for a limit of bytes. Older records are deleted later, but must not count for
-the limit, which would then refuse new values.
+longer history, and for a limit of bytes. Superseded records are deleted later. They must not count
+for the limit, because the bucket would then refuse new values.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ _TURN_SECONDS = 0.02
 """Time for reading one bucket in a thread, before another bucket or a scan has its turn."""
 _MAX_RECORDS = 2_000_000
 """Maximum number of shown records of all buckets together, at about 250 bytes each. A bucket that
-would exceed it has no index."""
+would exceed this number gets no index."""
 _PATIENCE_SECONDS = 2.0
 _LOOK_SECONDS = 0.2
 _MOST_OF_TIME = 0.2
-"""Maximum share of time in which a bucket is read for its limit of bytes."""
+"""Maximum share of the time for reading a bucket that has a limit of bytes."""
 _OVERHEAD_BYTES = 24
 """Overhead in bytes that is counted for a record that shares its batch with others."""
 _TUPLE_RECORDS = 64
-"""A subject with more records has a deque, which takes more memory than a tuple but can drop its
-first item cheaply."""
+"""A subject with more records has a deque in place of a tuple. A deque takes more memory, but can
+drop its first item quickly."""
 _SIZE_BITS = 32
 _SIZE_MASK = (1 << _SIZE_BITS) - 1
 
 _Some = tuple[int, ...] | deque[int]
-"""Ascending offsets, with the sizes in their lowest bits. They are tuples because garbage
-collection stops the whole process. It visits each tuple of numbers only once; with millions of
-lists it would take half a second."""
+"""Ascending offsets, with the sizes in their lowest bits. They are stored in tuples because the
+garbage collector, which stops the whole process, visits a tuple of numbers only once. With millions
+of lists, a collection would take half a second."""
 
 
 class Buckets:
@@ -73,7 +73,8 @@ class Buckets:
 
     async def index(self, host: StreamHost) -> BucketIndex | None:
         """Return the index of all records that are committed now. Returns None if the stream has no
-        history or too many records, or if it cannot be read in the time that a caller waits."""
+        history or too many records, or if the bucket cannot be read within the time limit of a
+        caller."""
         known = self._index_of(host)
         if known is None:
             return None
@@ -102,7 +103,7 @@ class Buckets:
         return index.next_offset < end or index.first_offset != self._ages.first_offset(host)
 
     def _begin(self, index: BucketIndex, host: StreamHost) -> bool:
-        """Start reading the rest of the bucket, unless that is already running. Return False if the
+        """Start to read the rest of the bucket, unless this is already running. Return False if the
         bucket would exceed the limit."""
         if index.advancing is None:
             refused, log = index.refused, host.log
@@ -117,7 +118,7 @@ class Buckets:
         return _MAX_RECORDS - sum(one.count for one in self._known.values() if one is not index)
 
     async def _advance(self, index: BucketIndex, host: StreamHost) -> bool:
-        """Read the rest of the bucket. Return False if it cannot be read or has too many
+        """Read the rest of the bucket. Return False if the bucket cannot be read or has too many
         records."""
         log, end, took = host.log, host.log.high_watermark, 0.0
         try:
@@ -167,16 +168,16 @@ class Buckets:
 
 
 class Refused:
-    """A bucket that had more than `most` records. Another attempt to index it would take a long
-    time and would most likely fail again."""
+    """A bucket that had more than `most` records. Another attempt to index such a bucket would take
+    a long time and would most likely fail."""
 
     def __init__(self, log: Log, first_offset: int, most: int) -> None:
         self._first_offset, self._end, self._most = first_offset, log.high_watermark, most
         self._size_bytes = log.view.size_bytes
 
     def still(self, log: Log, first_offset: int, most: int) -> bool:
-        """Return True while another attempt is likely to fail. Return False once about an eighth of
-        the bucket was lost or deleted, or the limit has grown by about an eighth."""
+        """Return True while another attempt is likely to fail. Return False when about an eighth of
+        the bucket was lost or deleted, or when the limit has grown by about an eighth."""
         extent = max(1, self._end - self._first_offset)
         return (
             self._first_offset <= first_offset < self._first_offset + extent / 8

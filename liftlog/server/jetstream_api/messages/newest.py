@@ -28,8 +28,8 @@ def deleted_below(key: bytes | None, offset: int) -> int:
 
 
 def partial_key(below: int) -> bytes:
-    """Return the key of a tombstone that deletes only records below this offset; see
-    `deleted_below`."""
+    """Return the key of a tombstone that deletes only the records of its subject below this offset;
+    see `deleted_below`."""
     return PARTIAL + b"%d" % below
 
 
@@ -126,6 +126,6 @@ def newest_of(history: int | None, end: int, *, count: int | None = None) -> New
 
 
 def _below(body: bytes, end: int) -> Iterable[RecordBatch]:
-    """Yield the batches below `end`; the last piece of a search may reach beyond it."""
+    """Yield the batches below `end`; the last piece of a search may extend beyond `end`."""
     for batch in iter_batches(body, verify=False):
         yield batch.trim(batch.base_offset, end)

@@ -1,7 +1,7 @@
 """The part of a stream that clients of JetStream see: the messages that JetStream would still have.
 
-Retention deletes whole segments by age, and compaction deletes older records of a subject. Both act
-later than JetStream would, and until then these records are in the log but are not shown.
+Retention deletes whole segments by age, and compaction deletes older records of a subject. Both
+happen later than in JetStream. Until then these records are in the log, but are not shown.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from liftlog.server.jetstream_api.messages.buckets import Buckets
 
 
 class Shown:
-    """The part of one stream that is shown at the moment of each call. Belongs to the event
-    loop."""
+    """The part of one stream that is shown, as of each call. Belongs to the event loop."""
 
     def __init__(self, host: StreamHost, ages: Ages, buckets: Buckets | None) -> None:
         self.host = host
@@ -29,7 +28,7 @@ class Shown:
         return self._ages.first_offset(self.host)
 
     async def shows(self, record: Record) -> bool:
-        """Return True if JetStream would still have the record. If that cannot be determined, the
+        """Return True if JetStream would still have the record. If this cannot be determined, the
         record is shown as long as it exists."""
         if record.offset < self.first_offset:
             return False

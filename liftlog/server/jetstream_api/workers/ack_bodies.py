@@ -8,7 +8,7 @@ The rules are the same as in nats-server (consumer.go, processAck and processNak
     +TERM, with a reason        done without success
     +NXT, with the body of a pull            done, and a pull
 
-Any other body has no effect, but is answered.
+Any other body has no effect, but its sender gets an answer.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class AckBody(NamedTuple):
     kind: AckKind | None
     """The kind of the ack; None if the ack has no effect."""
     delay_ns: int = 0
-    """Delay of a NAK, at most MAX_WAIT_NS; 0 for none."""
+    """Delay of a NAK, at most MAX_WAIT_NS; 0 for no delay."""
     reason: str = ""
     """Reason of a TERM, at most 1,024 characters."""
     pull: bytes | None = None
-    """The body of the pull that follows the ack; None without one."""
+    """The body of the pull that follows the ack; None if there is no pull."""
 
 
 def parse_ack_body(body: bytes) -> AckBody:

@@ -3,7 +3,7 @@ writes its changes to the journal.
 
 `liftlog.deliveries` makes the decisions. A turn (`step`) never waits. A long operation, such as a
 read in a thread, makes the consumer ready again when it ends. Messages are sent only after the
-journal has the changes of the turn (`outbox`).
+journal has written the changes of the turn (`outbox`).
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ _MOST = 500
 _PUSH_BYTES = 1024 * 1024
 _FULL_NS = 5_000_000
 _FAILED_NS = 1_000_000_000
-"""Time until the next attempt after a failed read, or while the journal cannot be written."""
+"""Time, in ns, until the next attempt after a failed read, or while the journal cannot be
+written."""
 
 
 class AckedConsumer:
@@ -134,8 +135,8 @@ class AckedConsumer:
         self.changes.after_written(0, self._composer.status(Status(reply, words)))
 
     def acknowledge(self, arrived: WorkerAcks) -> None:
-        """Apply acks at once. An ack that asks for an answer gets it when the changes are
-        synced."""
+        """Apply acks at once. The sender of an ack that requests an answer gets it when the changes
+        are synced."""
         now = self._active_ns = self._shared.clock.now_ns()
         if self.spec.sample_percent:
             publish_samples(self._shared.advisories, self, arrived, now)
@@ -184,7 +185,7 @@ class AckedConsumer:
         return [one for one in self.machine.waiting if not is_local(one)]
 
     def subscriber_lost(self) -> None:
-        """Take a turn: a subject that was in use may have lost its subscriber."""
+        """Take a turn, because a subject that was in use may have lost its subscriber."""
         self._active_ns = self._shared.clock.now_ns()
         self.wake()
 
@@ -194,8 +195,8 @@ class AckedConsumer:
         self._shared.rounds.ready(self)
 
     def end(self, why: Ending, *, is_stored: bool = True) -> None:
-        """End all pulls, and stop the consumer. Its last changes are stored unless `is_stored` is
-        false, as for a consumer that was deleted."""
+        """End all pulls, and stop the consumer. The last changes are stored, unless `is_stored` is
+        false because the consumer was deleted."""
         if not self.is_closed:
             self._pulls.pass_on(self.machine, self._cursor.left, self._shared.clock.now_ns())
             self.machine.end_pulls(why)
@@ -204,8 +205,7 @@ class AckedConsumer:
             self.abandon(why)
 
     def abandon(self, why: Ending = Ending.LEADERSHIP_CHANGE) -> None:
-        """Stop without storing anything. Changes since the last turn are lost, as if the daemon had
-        ended."""
+        """Stop without storing anything. Changes since the last turn are lost, as after a crash."""
         if self.is_closed:
             return
         self.is_closed = True
@@ -406,7 +406,8 @@ class AckedConsumer:
         return self._buffer.is_at_end and self._cursor.next_offset >= self.host.log.high_watermark
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
-        """Start a read. Only one runs at a time; the consumer becomes ready when it has ended."""
+        """Start a read. Only one read runs at a time. The consumer becomes ready when the read has
+        ended."""
         if self._idle.is_set():
             self._idle.clear()
             self._shared.services.spawn(self._reading(work))
@@ -425,7 +426,7 @@ class AckedConsumer:
             self._shared.rounds.ready(self)
 
     def _wait_for_records(self, offset: int) -> None:
-        """Become ready when there may be a wanted record from `offset` on."""
+        """Make the consumer ready when there may be a wanted record from `offset` on."""
         if self._shared.growth.wait(self, self.host, self.spec.filters, offset):
             self._buffer.waits(self._cursor.next_offset, offset)
 
@@ -435,7 +436,7 @@ class AckedConsumer:
         self.wake()
 
     def _skip(self) -> None:
-        """Pass the records that were examined while the consumer waited for them."""
+        """Skip the records that were examined, without a match, while the consumer waited."""
         examined = self._shared.growth.examined(self, self.host)
         if self._idle.is_set():
             self._cursor.skip(self._buffer.skip(self._cursor.next_offset, examined))
@@ -465,8 +466,9 @@ class AckedConsumer:
         return encode_settings(self.spec, self.local.origin, self._cursor.chosen_end)
 
     def snapshot(self) -> Change:
-        """Return the whole consumer. Acks and pulls may have changed it since its last turn. Their
-        delta is written before the snapshot, so that it is not applied twice."""
+        """Return the whole consumer. Acks and pulls may have changed the consumer since its last
+        turn. The delta of these changes is written before the snapshot, so that it is not applied
+        twice."""
         self._end_turn({})
         return Change.snapshot(
             self.key, self.version, self.stored_settings(), encode_snapshot(self.machine.state)

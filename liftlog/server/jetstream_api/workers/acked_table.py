@@ -1,8 +1,8 @@
 """All consumers with acks of the streams that this node leads, and their journal.
 
 A consumer is created in three steps. The table creates its state, and the journal syncs the state.
-Only then does the client get its answer, and the consumer starts. Updates and deletions have the
-same steps.
+After that the client gets its answer, and the consumer starts. Updates and deletions have the same
+steps.
 """
 
 from __future__ import annotations
@@ -60,15 +60,17 @@ logger = logging.getLogger("liftlog.server.jetstream_api")
 
 SWEEP_SECONDS = 1.0
 PATIENCE_SECONDS = 4.0
-"""Time for which a request waits until consumers are loaded. Clients of JetStream wait for 5 s."""
+"""Maximum time, in seconds, that a request waits until consumers are loaded. Clients of JetStream
+wait for 5 s."""
 LINGER_SECONDS = 5.0
-"""Time for which the subscriptions of a stream stay after its last consumer was deleted. Programs
-often create the next consumer at once, which would wait for two answers of NATS."""
+"""Time, in seconds, for which the subscriptions for a stream stay after its last consumer was
+deleted. Programs often create the next consumer at once, and would otherwise wait for two answers
+of NATS."""
 _FIRST = StateVersion(1, 0)
 
 Changing = Callable[[ConsumerSpec], ConsumerSpec]
-"""Function that returns the new configuration of a consumer. Its argument is the present
-configuration, after all changes that were requested before."""
+"""Function that returns the new configuration of a consumer. The argument is the present
+configuration, after all earlier changes."""
 
 
 class AckedConsumers:
@@ -82,8 +84,8 @@ class AckedConsumers:
         leaf: LeafLink,
         link: WorkerLink,
     ) -> None:
-        """`leaf` sends deliveries, `link` receives acks and pulls. The caller opens and closes
-        both."""
+        """`leaf` sends deliveries, `link` receives acks and pulls. The caller opens and closes both
+        of them."""
         self.problem = ""
         """The reason why consumers with acks are not available; empty if they are."""
         self._broker = broker
@@ -100,7 +102,7 @@ class AckedConsumers:
             self._led = LedStreams(broker, self._open_led, self._lost, self.take)
         self._all: dict[str, dict[str, AckedConsumer]] = {}
         self._hosts: dict[str, StreamHost] = {}
-        """Streams whose consumers in `_all` all belong to this host."""
+        """By stream: the host to which all its consumers in `_all` belong."""
         self._by_key: dict[ConsumerKey, AckedConsumer] = {}
         self._opened = asyncio.Event()
         self._renewing = Renewing(self._builder, services)
@@ -200,8 +202,8 @@ class AckedConsumers:
             await self._loader.load_all(shared, led.host, names, lambda: not led.served.is_closed)
 
     def _lost(self, led: LedStream) -> None:
-        """End the consumers of a stream that this node does not lead any more. The next leader ends
-        the waiting pulls, unless the stream was deleted."""
+        """End the consumers of a stream that this node no longer leads. The next leader ends the
+        waiting pulls, unless the stream was deleted."""
         self._lingering.pop(led.host.name, None)
         is_deleted = self._broker.catalog.was_deleted(led.host.name)
         for consumer in [*self._all.get(led.host.name, {}).values()]:
@@ -216,8 +218,8 @@ class AckedConsumers:
 
     async def opened(self, stream: str) -> None:
         """Wait until the consumers of a stream are open, or opening them has failed. Raises
-        JetStreamError if this takes too long, and at once if they cannot be loaded at present,
-        because the journal cannot be written."""
+        JetStreamError if this takes too long. Raises it at once if the consumers cannot be loaded
+        at present, because the journal cannot be written."""
         if self.is_open(stream):
             return
         journal = self._broker.journal.opened
@@ -342,7 +344,7 @@ class AckedConsumers:
     ) -> AckedConsumer:
         """Return a new consumer, or the existing consumer of this name if its configuration is the
         same. `is_local` means that the client uses the pull socket. Raises LiftlogError,
-        JetStreamError; then nothing has changed."""
+        JetStreamError without a change."""
         if self.problem:
             raise JetStreamError(503, 10008, self.problem)
         if self._led is not None:
@@ -371,8 +373,8 @@ class AckedConsumers:
     async def _create(
         self, spec: ConsumerSpec, host: StreamHost, place: Place, is_local: bool
     ) -> AckedConsumer:
-        """Return a new consumer that is stored. Raises LiftlogError, JetStreamError; then it is not
-        stored."""
+        """Return a new consumer that is stored. Raises LiftlogError, JetStreamError; after an error
+        it is not stored."""
         self._link.lead(host.name)
         if not is_local:
             await self._leaf.wait_connected()
@@ -400,7 +402,7 @@ class AckedConsumers:
 
     async def restart(self, named: AckedConsumer, change: Changing) -> AckedConsumer:
         """Let a consumer begin again with the configuration that `change` returns, which has
-        another start. Raises LiftlogError, JetStreamError; then nothing has changed."""
+        another start. Raises LiftlogError, JetStreamError without a change."""
         async with self._change_of(named) as (_, consumer):
             spec, host = change(consumer.spec), consumer.host
             origin = consumer.local.origin._replace(created_ns=time.time_ns())
@@ -410,7 +412,7 @@ class AckedConsumers:
 
     async def update(self, named: AckedConsumer, change: Changing) -> AckedConsumer:
         """Change the settings of a consumer to those that `change` returns, and return the
-        consumer. Raises LiftlogError, JetStreamError; then nothing has changed."""
+        consumer. Raises LiftlogError, JetStreamError without a change."""
         host = named.host
         async with self._change_of(named) as (shared, consumer):
             before = consumer.spec
@@ -437,7 +439,7 @@ class AckedConsumers:
 
     async def reset(self, named: AckedConsumer, sequence: int) -> int:
         """Let a consumer begin again at `sequence`, or at its ack floor if `sequence` is 0. Returns
-        the sequence. Raises LiftlogError, JetStreamError; then nothing has changed."""
+        the sequence. Raises LiftlogError, JetStreamError without a change."""
         async with self._change_of(named) as (_, consumer):
             offset = await reset_offset(self._builder, consumer, sequence)
             cursor, policy = await cursor_at(self._builder, consumer, offset)
@@ -448,7 +450,7 @@ class AckedConsumers:
     @asynccontextmanager
     async def _change_of(self, named: AckedConsumer) -> AsyncIterator[tuple[Shared, AckedConsumer]]:
         """Wait for other changes of a consumer, which may have replaced it. Raises JetStreamError
-        if it was deleted meanwhile, LiftlogError if the journal cannot be written."""
+        if the consumer was deleted, LiftlogError if the journal cannot be written."""
         host, name = named.host, named.spec.name
         async with self._locks.hold(host.name, name, seconds=PATIENCE_SECONDS):
             shared, consumer = self._shared, self.find(host.name, name)
@@ -527,8 +529,8 @@ class AckedConsumers:
         return self._link.subscribed_at(stream)
 
     def refuse_pull(self, stream: str, name: str, reply: bytes) -> bool:
-        """Forget a pull that is held until the consumers of a stream are open, because its client
-        gets an answer now. Returns False if the consumer is open already, and has the pull."""
+        """Drop a pull that waits until the consumers of a stream are open, because its client is
+        about to get a refusal. Returns False if the consumer is already open and has the pull."""
         if name in self._all.get(stream, ()):
             return False
         if self._led is not None:
@@ -574,7 +576,7 @@ class AckedConsumers:
             self._leave_unused(consumer.host.name)
 
     def _leave_unused(self, stream: str) -> None:
-        """Unsubscribe for a stream without consumers, unless the last one was just deleted."""
+        """Unsubscribe for a stream without consumers, unless its last consumer was just deleted."""
         if not self._admission.is_used(stream) and stream not in self._lingering:
             self._link.leave(stream)
 

@@ -5,7 +5,7 @@ The reply subject of a delivery, to which a worker sends its ack, has nine token
     $JS.ACK.<stream>.<consumer>.<count>.<sequence>.<consumer sequence>.<stamp>.<pending>
 
 Every client that may publish to these subjects can send an ack. So messages without this form are
-counted and dropped. Parsing costs a few operations per column, not per ack.
+counted and dropped. Parsing takes a few operations per column, not per ack.
 """
 
 from __future__ import annotations
