@@ -54,7 +54,7 @@ class Handover:
         hurry: asyncio.Event,
         echoes: Echoes,
     ) -> None:
-        """When `hurry` is set, the overlap ends as soon as possible. `echoes` are the daemon's own
+        """If `hurry` is set, the overlap ends as soon as possible. `echoes` are the daemon's own
         messages that may still come back over `old` after an earlier handover, and therefore also
         over `new`."""
         self._old = old

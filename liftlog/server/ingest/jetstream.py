@@ -97,7 +97,7 @@ class _Look:
         self._done = asyncio.Event()
         self._subscription = LinkSubscription((f"{self._inbox}.*",), None, self._receive)
         self.is_refused = False
-        """True if NATS does not allow the questions, so that further attempts are useless."""
+        """True if NATS does not allow the questions."""
 
     async def ask(self, wanted: Sequence[LinkSubscription]) -> None:
         """Set `jetstream_streams` of each subscription to the streams of JetStream that overlap

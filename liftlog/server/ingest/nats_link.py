@@ -152,8 +152,8 @@ class NatsLink:
         return self._connection is not None and self._connection.lame_duck
 
     def send(self, commands: bytes) -> None:
-        """Queue NATS commands (acks). Without a connection, the acks are lost. A publisher that
-        waits for an ack then times out and publishes again, as the ack protocol requires."""
+        """Queue commands (acks). Without a connection the acks are lost; a publisher that waits for
+        an ack then publishes again."""
         max_payload_bytes = self.max_payload_bytes
         if 0 < max_payload_bytes < len(commands):
             commands = self._within_payload(commands, max_payload_bytes)
@@ -296,8 +296,8 @@ class NatsLink:
     # --- lame duck mode ---
 
     async def _go_elsewhere(self, old: NatsConnection) -> NatsConnection:
-        """Move to another server; return the connection to use from now on: `old` if no other
-        server is available."""
+        """Move to another server; return the connection to use then: `old` if no other server is
+        available."""
         self._warnings.warn("nats-lame-duck server=%s action=go-elsewhere", old.address.shown)
         for address in self._dialer.round_elsewhere(old):
             new = await self._dialer.open_other(address, old)

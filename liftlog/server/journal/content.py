@@ -62,7 +62,7 @@ class Content:
     losses: list[int] = field(default_factory=list)
     """First offsets of all other lost ranges."""
     synced_below: int = 0
-    """All records below this offset had been synced, according to later records."""
+    """According to later records, all records below this offset had been synced."""
 
 
 # --- all of it ---
@@ -73,7 +73,7 @@ def read_content(log: Log, unsynced_losses: Collection[int] = ()) -> Content:
     found.
 
     Damaged records are lost, and their consumers return to an older state. If the lost records had
-    been synced, every consumer to which one of them may have belonged becomes uncertain. Raises
+    been synced, each consumer that may have had one of the lost records becomes uncertain. Raises
     StorageError if files cannot be read, NewerFormat.
     """
     content = Content(unsynced_losses=set(unsynced_losses))
@@ -178,8 +178,8 @@ def _report(first: int, following: int, reason: object) -> None:
 
 
 def read_chain(log: Log, key: ConsumerKey, entry: Entry) -> list[Change]:
-    """Read the records of a consumer, from its snapshot on. All of them must be committed. Raises
-    StorageError, also for damage that has occurred since the start."""
+    """Read the records of a consumer, from its snapshot on. All these records must be committed.
+    Raises StorageError, also for damage from after the start."""
     chain: list[Change] = []
     reader = _Reader(log)
     offset = entry.last
@@ -206,18 +206,18 @@ def read_consumer(log: Log, key: ConsumerKey, entry: Entry) -> StoredConsumer:
 
 
 class _Reader:
-    """Reads single records. It keeps the batches that it read last, because records of a chain are
-    often neighbours."""
+    """Reads single records. The reader keeps the batches of its last read, because records of a
+    chain are often neighbours."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
         self._raw = b""
         self._first = self._next = 0
         self._batches: list[tuple[int, int]] = []
-        """Base offset and position of the batches in `_raw` that were looked at."""
+        """Base offset and position of the examined batches in `_raw`."""
         self._parsed_bytes = 0
         self._span = _FIRST_SPAN
-        """Distance, in offsets, from the start of a read to the record that it looks for."""
+        """Distance, in offsets, from the start of a read to the wanted record."""
 
     def at(self, key: ConsumerKey, offset: int) -> StoredChange:
         """Return the record at an offset. Raises StorageError."""

@@ -1,5 +1,5 @@
-"""Owns the journal of a daemon: opens it at the start, and closes it at the end. It is created for
-the first consumer."""
+"""Owns the journal of a daemon: opens it at the start, and closes it at the end. The journal is
+created for the first consumer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class JournalHolder:
         settings: ConsumerSettings,
         records: StreamRecords | None,
     ) -> None:
-        """`records` also names the journal, if the data directory has one; None in a cluster."""
+        """`records` is the file in which the existence of the journal is noted; None in a
+        cluster."""
         self.opened: Journal | None = None
         """The open journal; None if this daemon has no consumers with acks, or if the journal could
         not be opened."""
@@ -38,7 +39,7 @@ class JournalHolder:
         self._settings = settings
         self._records = records
         self.problem: LiftlogError | None = None
-        """The reason why the journal could not be opened; empty if there is none."""
+        """The reason why the journal could not be opened; empty if there is no problem."""
         self._creation: asyncio.Task[None] | None = None
         self._was_opened = asyncio.Event()
 
@@ -58,10 +59,9 @@ class JournalHolder:
         await self._was_opened.wait()
 
     async def check_held(self) -> str:
-        """Note in the records that the data directory has a journal. If a journal is noted there
-        but its directory is missing, return the reason; then no journal is created until the next
-        start. An empty journal would not contain the consumers, and they would deliver all records
-        again."""
+        """Note in the records that the data directory has a journal. If the records name a journal
+        but its directory is missing, return a problem, and create no journal until the next start.
+        A new journal would not contain the consumers, and they would deliver all records again."""
         records = self._records
         if records is None or self.problem is not None:
             return ""
@@ -84,8 +84,8 @@ class JournalHolder:
         return why
 
     async def get(self) -> Journal:
-        """Return the journal, and create it for the first consumer. Raises StreamUnavailable if it
-        could not be opened, StorageError, DiskFull."""
+        """Return the journal, and create it for the first consumer. Raises StreamUnavailable if the
+        journal could not be opened, StorageError, DiskFull."""
         if self.problem is not None:
             raise StreamUnavailable(
                 f"the journal of consumers could not be opened: {self.problem}",

@@ -2,8 +2,8 @@
 
 The changes of one turn of the event loop are one append, even if they belong to different consumers
 and streams. One sync confirms everything that was written before it. A sync runs in a writer
-thread, and appends continue meanwhile. If a write or a sync fails, all waiting futures get the
-error. The journal drops no change: it retries all changes that are not synced, in their order.
+thread, and appends continue during the sync. If a write or a sync fails, all waiting futures get
+the error. The journal drops no change: it retries all changes that are not synced, in their order.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from liftlog.server.vitals.rare_warnings import RareWarnings
 logger = logging.getLogger("liftlog.server.journal")
 
 _INLINE_BYTES = 256 * 1024
-"""A larger append runs in a writer thread."""
+"""Size in bytes. A larger append runs in a writer thread."""
 _FIRST_RETRY_SECONDS = 0.1
 _LAST_RETRY_SECONDS = 5.0
 
@@ -106,7 +106,8 @@ class Journal:
 
         The journal keeps the order of the changes. It drops a delta or settings of a consumer that
         does not exist. While writes fail, the changes wait, and are written later. So if a client
-        gets a refusal for a change, another change must undo it.
+        gets a refusal for a change that was accepted, the caller must write another change that
+        undoes it.
         """
         self._accept(list(changes))
         self._soon()
@@ -134,7 +135,7 @@ class Journal:
 
     @property
     def unsynced(self) -> int:
-        """Number of accepted changes that are not synced; they are kept in memory."""
+        """Number of accepted changes that are not synced. These changes are kept in memory."""
         return self._accepted - self.synced_position
 
     @property
@@ -149,12 +150,12 @@ class Journal:
 
     def written(self, position: int) -> asyncio.Future[None]:
         """Return a future that is done when all changes up to `position` are written. If a write or
-        sync fails first, the future gets its error."""
+        sync fails before that, the future gets the error."""
         return self._wait(position, self.written_position, self._to_write)
 
     def synced(self, position: int) -> asyncio.Future[None]:
         """Request a sync of all changes up to `position`, and return a future that is done when
-        they are synced. If a write or sync fails first, the future gets its error."""
+        they are synced. If a write or sync fails before that, the future gets the error."""
         return self._wait(position, self.synced_position, self._to_sync)
 
     def _wait(self, position: int, reached: int, waiting: Waiting) -> asyncio.Future[None]:
@@ -372,14 +373,15 @@ class Journal:
         return self._store.size_bytes
 
     async def load(self, key: ConsumerKey) -> StoredConsumer | None:
-        """Read a consumer, including all changes that were passed to `write` before. Returns None
+        """Read a consumer, including all changes that were already passed to `write`. Returns None
         if the consumer does not exist. While the journal cannot be written, waits for `writable`.
         Raises StorageError, ShuttingDown."""
         return await self._read(key, self._store.read)
 
     async def records_of(self, key: ConsumerKey) -> list[Change]:
         """Read the records of a consumer, from its snapshot on; empty if there is no such consumer.
-        Call it only while the consumer does not change. Waits and raises like `load`."""
+        Call this only while the consumer does not change. Waits like `load`, and raises the same
+        errors."""
         return await self._read(key, self._store.read_changes) or []
 
     async def _read(

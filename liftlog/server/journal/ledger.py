@@ -23,8 +23,8 @@ from liftlog.server.journal.records import (
 )
 
 MAX_DELTA_BYTES = 64 * 1024
-"""A consumer with this number of bytes of deltas gets a new snapshot, unless its present snapshot
-is larger."""
+"""Number of bytes. A consumer with more bytes of deltas gets a new snapshot, unless its present
+snapshot is larger than the deltas."""
 
 
 class Entry(NamedTuple):
@@ -41,12 +41,12 @@ class Entry(NamedTuple):
 
     @property
     def version(self) -> StateVersion:
-        """The version of its newest change."""
+        """The version of the consumer's newest change."""
         return StateVersion(self.epoch, self.number)
 
     @property
     def is_heavy(self) -> bool:
-        """True if a snapshot should replace its deltas."""
+        """True if a snapshot should replace the consumer's deltas."""
         return self.delta_bytes >= MAX_DELTA_BYTES and self.delta_bytes >= self.base_bytes
 
     @property
@@ -62,7 +62,7 @@ class Ledger:
     def __init__(self) -> None:
         self.entries: dict[ConsumerKey, Entry] = {}
         self.lost: set[ConsumerKey] = set()
-        """Consumers whose deltas were found without a snapshot."""
+        """Consumers with deltas in the log, but without a snapshot."""
         self.base_bytes = 0
         self.delta_bytes = 0
         self._by_stream: dict[str, set[str]] = {}
@@ -95,8 +95,8 @@ class Ledger:
         return entry is not None and entry.is_uncertain
 
     def floor(self) -> int | None:
-        """Return the lowest offset that is needed, even after a rollback of the unsynced changes;
-        None if no record is needed."""
+        """Return the lowest offset of the needed records, including records that are needed after a
+        rollback of the unsynced changes; None if no record is needed."""
         bases = [one.base for one in self.entries.values()]
         for undo in (self._unsynced, self._syncing):
             bases += [one.base for one in undo.values() if one is not None]
@@ -143,12 +143,12 @@ class Ledger:
     def replay(
         self, key: ConsumerKey, head: Head, size: int, offset: int, losses: Sequence[int] = ()
     ) -> None:
-        """Add a record of `size` bytes that was read. Call it in the order of offsets. If the
-        record does not follow the last known record of its consumer, the consumer returns to an
+        """Add a record of `size` bytes that was read. Call this method in the order of offsets. If
+        the record does not follow the last known record of its consumer, the consumer returns to an
         older state.
 
-        `losses` are the first offsets of lost records before it. If none of them had been synced,
-        only unsynced records are missing, and the consumer does not become uncertain.
+        `losses` are the first offsets of lost records before it. If none of the lost records had
+        been synced, the consumer does not become uncertain.
         """
         kind, flags, _, epoch, unsynced, number, previous = head
         if kind is Kind.DELTA or kind is Kind.SETTINGS:
@@ -227,8 +227,8 @@ class Ledger:
     # --- syncs ---
 
     def sync_begins(self) -> None:
-        """Note that a sync begins. It covers the records that were added so far, but no later
-        ones."""
+        """Note that a sync begins. The sync covers the records that were added so far, and no later
+        records."""
         for key, entry in self._unsynced.items():
             self._syncing.setdefault(key, entry)
         self._unsynced = {}
@@ -255,7 +255,7 @@ class Chainer:
 
     def chain(self, change: Change, offset: int, durable_end: int) -> Chaining | None:
         """Return the header fields that chain a change at `offset`; None if the consumer does not
-        exist, so that the change has no effect. Call it in the order of offsets."""
+        exist, so that the change has no effect. Call this method in the order of offsets."""
         key = change.key
         last, is_uncertain = self._end(key)
         if not last and change.kind in (Kind.DELTA, Kind.SETTINGS):

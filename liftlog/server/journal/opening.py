@@ -3,7 +3,7 @@
 The journal is a log in the directory `streams/_deliveries`. It is not a stream: clients cannot list
 it, read it, publish to it or change it. The manifest stores the format version of its records in
 the place of a stream's settings. Versions of liftlog without consumers treat the journal as a
-stream with an unknown setting: they report it, and do not change it.
+stream with an unknown setting: they report the journal, and do not change it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ async def open_journal(
 ) -> Journal | None:
     """Open the journal. Returns None if it does not exist. Raises StorageError, DiskFull,
     CorruptMetadata, and NewerFormat if a newer version of liftlog has written it; an error leaves
-    the files as they are."""
+    the files unchanged."""
     store = await asyncio.to_thread(open_store, data_dir)
     return None if store is None else _journal(store, pool, settings)
 
@@ -60,8 +60,8 @@ async def close_journal(
     data_dir: DataDir, journal: Journal, records: StreamRecords | None = None
 ) -> None:
     """Close the journal, before `data_dir` is closed. A journal without consumers is removed, so
-    that versions of liftlog without consumers can use the data directory again. It is first removed
-    from the `records`."""
+    that versions of liftlog without consumers can use the data directory again. Before that, its
+    name is removed from the file `records`."""
     state = await journal.close()
     if state is not None and not journal.ledger and not journal.ledger.lost:
         if records is not None:
@@ -145,8 +145,8 @@ def _check_form(metadata: Mapping[str, Any]) -> None:
 
 
 def _own_environment(shared: LogEnvironment) -> LogEnvironment:
-    """Return an environment whose files keep their own descriptors, because a file with a shared
-    descriptor cannot be written during a sync."""
+    """Return an environment in which each file keeps its own descriptor. With shared descriptors, a
+    file could not be written during its sync."""
     fs: FileSystem = OsFileSystem() if isinstance(shared.fs, SharedDescriptors) else shared.fs
     own = LogEnvironment.create(
         fs, shared.clock, max_open_files=8, cached_indexes=8, synced=shared.synced

@@ -12,9 +12,9 @@ The key of a record is `<incarnation of the stream>/<consumer>`. Its value begin
     16   8  number          u64  ... and number
     24   8  previous        u64  offset of the consumer's record before this one; 0: none
 
-`previous` chains the records of one consumer, the newest first. The chain shows if a record is
-missing, and leads from the newest record to the snapshot. `unsynced` shows which records were
-certainly synced before this one was written.
+`previous` chains the records of one consumer, the newest first. The chain leads from the newest
+record to the snapshot, and shows whether a record is missing. `unsynced` shows which records were
+certainly synced before this record was written.
 """
 
 from __future__ import annotations
@@ -91,14 +91,14 @@ class Change(NamedTuple):
         *,
         settles: bool = False,
     ) -> Change:
-        """Return a change with the whole state of a consumer that is new, or whose earlier records
-        this one replaces. `settles` is true if the state comes from another replica or was reset,
-        so that records lost here no longer matter."""
+        """Return a change with the whole state of a consumer. It replaces all earlier records of
+        the consumer. `settles` is true if the state comes from another replica or was reset, so
+        that records that this node has lost no longer matter."""
         return cls(key, Kind.SNAPSHOT, version, settings, state, settles)
 
     @classmethod
     def updated(cls, key: ConsumerKey, version: StateVersion, settings: bytes) -> Change:
-        """Return a change with new settings of a consumer. Its state stays."""
+        """Return a change with new settings of a consumer. The state does not change."""
         return cls(key, Kind.SETTINGS, version, settings, b"")
 
     @classmethod
@@ -113,7 +113,7 @@ class Change(NamedTuple):
 
     @classmethod
     def stream_deleted(cls, incarnation: str) -> Change:
-        """Return the change for a stream that was deleted, together with all of its consumers."""
+        """Return the change for a stream that was deleted, together with all its consumers."""
         return cls.deleted(ConsumerKey(incarnation, ""))
 
 

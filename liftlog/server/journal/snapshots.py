@@ -2,7 +2,7 @@
 
 A consumer is written again if it has many deltas, if all consumers together have too many deltas,
 or if its records keep old segments on the disk. The owner of the consumers makes the snapshot. If
-it does not have a consumer in memory, the records of that consumer are copied as they are.
+the owner does not have a consumer in memory, the records of that consumer are copied unchanged.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _TURN_SECONDS = 0.002
 _SPARE_BYTES = 2 * SEGMENT_BYTES
 
 Owner = Callable[[ConsumerKey], Change | None]
-"""Function that returns the snapshot of a consumer, with exactly the changes that it has passed to
-the journal; None if the consumer is not in memory."""
+"""Function that returns the snapshot of a consumer: its state after exactly the changes that were
+passed to the journal. None if the consumer is not in memory."""
 
 
 class Snapshots:
@@ -32,7 +32,7 @@ class Snapshots:
     def __init__(self, ledger: Ledger) -> None:
         self.owner: Owner = lambda key: None
         self.copies: dict[ConsumerKey, None] = {}
-        """Consumers whose records are due to be copied."""
+        """Consumers with records that are due for a copy."""
         self._ledger = ledger
         self._heavy: dict[ConsumerKey, None] = {}
         self._moving: dict[ConsumerKey, None] = {}
@@ -49,7 +49,7 @@ class Snapshots:
         return bool(self._moving or self.copies)
 
     def changed(self, key: ConsumerKey) -> None:
-        """Schedule a snapshot of a consumer if its latest delta made one due."""
+        """Schedule a snapshot of a consumer if it is due because of the consumer's latest delta."""
         entry = self._ledger.entries.get(key)
         if entry is None or not entry.is_heavy:
             return
@@ -71,7 +71,7 @@ class Snapshots:
             self._heavy[key] = None
 
     def is_too_large(self, size_bytes: int) -> bool:
-        """Return True if a log of this size holds more old records than needed ones."""
+        """Return True if a log of this size holds more old records than needed records."""
         ledger = self._ledger
         return size_bytes > 2 * (ledger.base_bytes + ledger.delta_bytes) + _SPARE_BYTES
 
@@ -80,7 +80,7 @@ class Snapshots:
         self._moving.update(dict.fromkeys(self._ledger.based_below(offset)))
 
     def collect(self) -> list[Change]:
-        """Ask the owner for the snapshots that are due, as many as fit into 2 ms."""
+        """Request due snapshots from the owner, for at most about 2 ms."""
         found: list[Change] = []
         until = time.monotonic() + _TURN_SECONDS
         for waiting in (self._heavy, self._moving):

@@ -38,7 +38,7 @@ class Prepared(NamedTuple):
 
     changes: Sequence[Change]
     offsets: Sequence[int]
-    """The offset of each change; 0 for a change that is not written, because its consumer does not
+    """The offset of each change; 0 for a change that is not written because its consumer does not
     exist."""
     batches: list[EncodedBatch]
     size_bytes: int
@@ -55,7 +55,7 @@ class JournalStore:
         self.synced_position = 0
         """All changes up to this position were fdatasynced."""
         self.must_abandon = False
-        """True after a failed sync: nothing may be appended before `abandon`."""
+        """True after a failed sync: no append is allowed before `abandon`."""
         self._unsynced: deque[tuple[int, Change]] = deque()
         self._syncing_position = 0
 
@@ -113,8 +113,8 @@ class JournalStore:
         )
 
     def write(self, prepared: Prepared) -> None:
-        """Append all of the changes, or none on an error. They are not durable yet. Raises
-        DiskFull, StorageError."""
+        """Append all changes or, on an error, none. They are not durable yet. Raises DiskFull,
+        StorageError."""
         if self.must_abandon:
             raise SyncFailed(f"the end of {self.log.name} is not dropped yet")
         if prepared.batches:
@@ -163,8 +163,9 @@ class JournalStore:
         return changes
 
     def abandon(self) -> None:
-        """Truncate the log's unsynced end after a failed sync, because it may or may not be on
-        disk. Raises StorageError, DiskFull; the caller must then call it again."""
+        """Truncate the log's unsynced end after a failed sync, because it is unknown which of its
+        records are on disk. Raises StorageError, DiskFull; after an error the caller must call it
+        again."""
         if self.must_abandon:
             self.log.writer.abandon_tail(keep_offsets=False)
             self.must_abandon = False
@@ -182,7 +183,7 @@ class JournalStore:
 
     def read_changes(self, key: ConsumerKey, entry: Entry) -> list[Change]:
         """Return the records of a consumer, to be written again. Raises StorageError. Any thread
-        may call it."""
+        may call this."""
         return read_chain(self.log, key, entry)
 
     # --- its size ---
@@ -192,8 +193,8 @@ class JournalStore:
         return self.log.view.size_bytes
 
     def cut_offset(self) -> int | None:
-        """Return the offset below which no record is needed; None if a cut at this offset would
-        free no segment."""
+        """Return an offset below which no record is needed; None if a cut there would free no
+        segment."""
         segments = self.log.segments
         if len(segments) < 2:
             return None

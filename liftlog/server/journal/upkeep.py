@@ -56,7 +56,7 @@ class Upkeep:
     ) -> None:
         self.snapshots = Snapshots(store.ledger)
         self.must_look = True
-        """True if the log may have become too long. The next sync is followed by a check."""
+        """True if the log may have become too long. A check then follows the next sync."""
         self.needs_sync = False
         """True if a consumer cannot be copied before the next sync."""
         self._store = store
@@ -80,8 +80,8 @@ class Upkeep:
             self._wake()
 
     def synced(self) -> None:
-        """Cut off old segments. If old snapshots prevent this, schedule their consumers to be
-        written again."""
+        """Cut off old segments. If old snapshots prevent this, schedule new snapshots of their
+        consumers."""
         self.needs_sync = False
         if not self.must_look or self._is_cutting or self.snapshots.are_moving:
             return
@@ -155,7 +155,7 @@ class Upkeep:
 
     def _unchanged(self, queued: set[ConsumerKey]) -> list[Change]:
         """Return the records of the consumers that have not changed since the read; the records of
-        the others are read again."""
+        the other consumers are read again."""
         entries = self._store.ledger.entries
         deleted = {key.incarnation for key in queued if not key.consumer}
         found: list[Change] = []

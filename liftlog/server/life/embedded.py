@@ -1,8 +1,8 @@
 """Runs the embedded nats-server (`nats: {embedded: true}`).
 
-The server is a child process that listens on 127.0.0.1 and is killed when the daemon ends. It has a
-session of its own, so that Ctrl-C in a terminal reaches only the daemon: the daemon still needs the
-server to send its last acks. JetStream is off, because liftlog stores the messages.
+The server is a child process that listens on 127.0.0.1 and is killed when the daemon ends. The
+server runs in a separate session, so that Ctrl-C in a terminal reaches only the daemon, which needs
+the server to send its last acks. JetStream is off, because liftlog stores the messages.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ _BACKOFF_SECONDS = (0.1, 0.5, 1.0, 5.0)
 
 
 def find_nats_server() -> Path:
-    """Return the path of the nats-server of this Python environment, or else of the one on PATH.
+    """Return the path of the nats-server of this Python environment, or else of the nats-server on
+    PATH.
 
     Raises ConfigError if neither exists.
     """
@@ -88,7 +89,7 @@ class EmbeddedNats:
     """Starts, watches and stops one nats-server.
 
     It belongs to the event loop that calls `start`. Call `start` from the main thread, because the
-    server is killed when the thread that started it ends.
+    kernel kills the server when the thread that started it ends.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class EmbeddedNats:
         `extra` is added to the configuration.
 
         The server listens on the port that it used last time (stored in `directory`), or else on
-        `wanted_port`. If each of the two is unknown or in use, the kernel chooses a port.
+        `wanted_port`. If neither port is known and free, the kernel chooses a port.
         """
         self._directory = directory
         self._extra = extra or {}
@@ -192,7 +193,7 @@ class EmbeddedNats:
         return await self._process.wait()
 
     async def keep_running(self) -> None:
-        """Restart the server on the same port whenever it ends. Cancel it before `stop`."""
+        """Restart the server on the same port whenever it ends. Cancel this before `stop`."""
         failures = 0
         while True:
             if self._process is not None:

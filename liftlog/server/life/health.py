@@ -26,9 +26,9 @@ from liftlog.server.vitals.conditions import Condition, MayRead, by_kind, first_
 from liftlog.server.vitals.disk import DiskProbe
 
 STALLED_SECONDS = 10.0
-"""A commit that takes longer counts as a stalled disk."""
+"""Time in seconds. A commit that takes longer counts as a stalled disk."""
 _ACK_REFUSED_SECONDS = 300.0
-"""Time for which the daemon reports an ack that NATS refused."""
+"""Time, in seconds, for which the daemon reports an ack that NATS refused."""
 
 
 class Phase(Enum):
@@ -63,8 +63,8 @@ class Health:
         *,
         ready_after_seconds: float = 0.0,
     ) -> None:
-        """A started daemon reports ready once its replicas are in sync, and at the latest after
-        `ready_after_seconds`."""
+        """After a start, the daemon reports ready when its replicas are in sync, and at the latest
+        after `ready_after_seconds`."""
         self.phase = Phase.RECOVERING
         self.jetstream_api: JetStreamApi | None = None
         """The part that answers JetStream's clients; None if the daemon does not answer them."""
@@ -84,7 +84,7 @@ class Health:
         return self.phase is not Phase.RECOVERING
 
     def liveness(self) -> dict[str, Any]:
-        """Return the body of `/livez`. Any answer at all shows that the event loop runs."""
+        """Return the body of `/livez`. Every answer shows that the event loop runs."""
         return {
             "status": "ok",
             "phase": self.phase.value,

@@ -5,8 +5,8 @@ key=value pairs, then optional free text. The pairs are taken from the format st
 arguments, not from the finished text, so a value may contain blanks, quotes or an equals sign and
 is still logged correctly.
 
-Every event takes one line, whatever its values contain. Passwords in URLs are masked. An event that
-is repeated many times is counted instead of printed.
+Every event takes one line, regardless of the characters in its values. Passwords in URLs are
+masked. An event that is repeated many times is counted instead of printed.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _take_apart(template: str) -> _Template | None:
 
 
 def event_of(record: logging.LogRecord) -> Event:
-    """Convert a log record to an event. Never raises, whatever was logged."""
+    """Convert a log record to an event. Never raises, for any log record."""
     arguments = record.args
     template = _take_apart(record.msg) if isinstance(record.msg, str) else None
     if template is None or not isinstance(arguments, (tuple, type(None))):
@@ -239,7 +239,7 @@ class LogFile(logging.FileHandler):
         )
 
     def reopen(self) -> None:
-        """Continue in a new file of the same name, or in the old file if the new one cannot be
+        """Continue in a new file of the same name, or in the old file if the new file cannot be
         opened."""
         try:
             stream = self._open()

@@ -50,7 +50,7 @@ class Reloads:
 
     def add(self, name: str, load: Callable[[], T], swap: Callable[[T], None]) -> None:
         """Add a part. `load` runs in a thread: it reads and checks the files, and raises
-        LiftlogError for invalid ones. `swap` runs on the event loop with the result of `load`, and
+        LiftlogError for invalid files. `swap` runs on the event loop with the result of `load`, and
         must not fail."""
         self._parts.append(_Part(name, load, swap))
 
@@ -77,7 +77,7 @@ class Reloads:
 
     async def run(self) -> bool:
         """Reload every part; return True if all were valid. An invalid part keeps its previous
-        content, and the others are replaced. Clients do not wait for a reload."""
+        content, and all other parts are replaced. Clients do not wait for a reload."""
         began_ns = time.monotonic_ns()
         problems: dict[str, str] = {}
         loaded: list[tuple[_Part, Any]] = []

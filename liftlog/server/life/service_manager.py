@@ -19,8 +19,8 @@ logger = logging.getLogger("liftlog.server")
 _MICROSECONDS = 1_000_000
 _PINGS_PER_DEADLINE = 3
 _CLOSING_SECONDS = 20.0
-"""Time after the drain in which the daemon sends the last answers, closes files and stops the
-embedded nats-server."""
+"""Time, in seconds, after the drain. During it the daemon sends the last answers, closes files and
+stops the embedded nats-server."""
 
 
 class ServiceManager:
@@ -65,15 +65,16 @@ class ServiceManager:
         self._tell(f"RELOADING=1\nMONOTONIC_USEC={micros}\nSTATUS=reloading")
 
     def stopping(self, drain_seconds: float) -> None:
-        """Report that the daemon is stopping, and how long the settings allow it to drain. Without
-        this time, systemd would kill the daemon after the unit's TimeoutStopSec."""
+        """Report that the daemon is stopping, and the time that the settings allow for the drain.
+        Otherwise systemd would kill the daemon after the unit's TimeoutStopSec."""
         micros = round((drain_seconds + _CLOSING_SECONDS) * _MICROSECONDS)
         status = "committing and acking what has arrived"
         self._tell(f"STOPPING=1\nEXTEND_TIMEOUT_USEC={micros}\nSTATUS={status}")
 
     async def keep_watchdog(self) -> None:
-        """Report regularly that the event loop runs, until cancelled. Cancel it last, because the
-        watchdog also covers the drain. Returns at once if systemd has requested no watchdog."""
+        """Report regularly that the event loop runs, until cancelled. Cancel this call last,
+        because the watchdog also covers the drain. Returns at once if systemd has requested no
+        watchdog."""
         if self.watchdog_seconds is None:
             return
         while True:

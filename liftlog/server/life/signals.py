@@ -16,13 +16,13 @@ logger = logging.getLogger("liftlog.server")
 
 _MAX_SHOWN_TASKS = 200
 REPEATED_SECONDS = 1.0
-"""Two SIGTERMs within this time count as one. If a whole group of processes receives the signal, a
-wrapper process may forward it to the daemon a second time."""
+"""Time in seconds. Two SIGTERMs within this time count as one: if a whole group of processes
+receives the signal, a wrapper process may forward it to the daemon a second time."""
 
 
 class Signals:
     """Handles signals as long as the event loop exists. A signal that arrives before the daemon
-    serves takes effect once it serves."""
+    serves takes effect when the daemon serves."""
 
     def __init__(
         self,
@@ -84,8 +84,8 @@ class Signals:
 
 
 def dump_tasks() -> None:
-    """Print to stderr where each task of the event loop waits. Called after the stacks of the
-    threads were printed."""
+    """Print to stderr, for each task of the event loop, the place where it waits. Called after the
+    stacks of the threads were printed."""
     tasks = sorted(asyncio.all_tasks(), key=lambda task: task.get_name())
     lines = [f"Tasks of the event loop: {len(tasks)}"]
     for task in tasks[:_MAX_SHOWN_TASKS]:
@@ -95,7 +95,7 @@ def dump_tasks() -> None:
 
 
 def _awaits(awaited: Any) -> Iterator[str]:
-    """Yield the chain of awaits of a task. The task itself shows only the first of them."""
+    """Yield the chain of awaits of a task. The task object itself shows only the first await."""
     while awaited is not None:
         frame = getattr(awaited, "cr_frame", None) or getattr(awaited, "gi_frame", None)
         if frame is None:

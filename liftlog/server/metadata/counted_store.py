@@ -1,4 +1,4 @@
-"""Accesses the metadata store, one key at a time: raises the errors of clients, and counts
+"""Accesses the metadata store, one key at a time: raises errors that clients receive, and counts
 writes."""
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from liftlog.cluster.store import CasLost, CasUnknown, Entry, MetaStore, StoreUn
 from liftlog.errors import MetadataUnavailable
 
 ATTEMPTS = 50
-"""Number of attempts to change a record. Each fails only if another change came first."""
+"""Number of attempts to change a record. An attempt fails only if another change came first."""
 
 
 class CountedStore:
@@ -19,7 +19,7 @@ class CountedStore:
         """Attempts to change a record, by result."""
 
     async def read(self, key: str) -> Entry | None:
-        """Return the entry, which may be out of date."""
+        """Return the entry, which may be outdated."""
         try:
             return await self.raw.get(key)
         except StoreUnavailable as error:
@@ -33,7 +33,7 @@ class CountedStore:
             raise MetadataUnavailable(str(error)) from error
 
     async def write(self, key: str, value: bytes, revision: int) -> int | None:
-        """Store a value if the stored one has this revision. Returns the new revision; None if
+        """Store a value if the stored value has this revision. Returns the new revision; None if
         another change came first."""
         try:
             stored = await self.raw.cas(key, value, revision)

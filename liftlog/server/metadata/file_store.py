@@ -1,8 +1,8 @@
 """`FileMetaStore`: the metadata store in one file.
 
-A daemon without a cluster uses this store (in `<data_dir>/records`), and so do several daemons on
-one machine that share a directory. Calls come from the event loop. Only one thread accesses the
-file; it makes all changes that have waited for it with one write.
+A daemon without a cluster uses this store (in `<data_dir>/records`). Several daemons on one machine
+that share a directory also use it. Calls come from the event loop. Only one thread accesses the
+file; it writes all waiting changes with one write.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ _T = TypeVar("_T")
 class FileMetaStore:
     """A MetaStore in the file `path`. Belongs to one event loop.
 
-    With `shared`, other processes of this machine change the file, too. They lock `<path>.lock`,
-    and this store reads their changes within 0.05 s. Without `shared` the caller must exclude other
-    processes, for example by the lock of a data directory.
+    With `shared`, other processes on this machine also change the file. These processes lock
+    `<path>.lock`, and this store reads their changes within 0.05 s. Without `shared` the caller
+    must exclude other processes, for example by the lock of a data directory.
     """
 
     def __init__(self, path: Path, *, shared: bool, fs: FileSystem | None = None) -> None:
@@ -59,8 +59,8 @@ class FileMetaStore:
         self._is_closed = False
 
     def close(self) -> None:
-        """Wait for the thread's current call, and end the thread. Sessions must be closed before;
-        later and waiting calls raise StoreUnavailable."""
+        """Wait for the thread's current call, and end the thread. The caller closes all sessions
+        before. Waiting and later calls raise StoreUnavailable."""
         self._is_closed = True
         self._thread.shutdown()
 
@@ -142,8 +142,7 @@ class FileMetaStore:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     async def _change(self, change: Change) -> int:
-        """Make a change. Changes that arrive while the thread writes are made together with the
-        next write."""
+        """Make a change. Changes that arrive while the thread writes are written together next."""
         if self._is_closed:
             raise _closed()
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()

@@ -3,7 +3,7 @@
 The holder writes its identity into `live.<node>`, which expires if it is not renewed. Another
 process that wants the name waits until the entry expires, unless it can prove that the holder has
 ended. There are two proofs. Either the waiting process has acquired the file lock that the holder
-had, or both use the same kernel, which no longer has the holder's process.
+had, or both processes run on the same kernel, and the kernel no longer has the holder's process.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ logger = logging.getLogger("liftlog.server.replication")
 
 _LOOK_SECONDS = 0.25
 _RENEWALS_OF_THE_LIVING = 2
-"""A holder that has renewed its entry this many times is running. A single renewal proves nothing,
-because it can arrive after the process has ended."""
+"""Number of renewals that prove that a holder is running. A single renewal proves nothing, because
+it can arrive after the end of the process."""
 _TOLD_AGAIN_SECONDS = 60.0
 _PROCESSES = Path("/proc")
 _ENDED = -1
@@ -37,8 +37,8 @@ _ENDED = -1
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A process, and the directory that it uses. A field is empty if the process could not
-    determine it."""
+    """A process, and the directory that it uses. A field that the process could not determine is
+    empty."""
 
     data_id: str
     life: str
@@ -102,8 +102,8 @@ class Holder:
 
 
 def _process_space() -> int:
-    """Return the PID namespace of this process; 0 if it cannot be determined, or `/proc` belongs to
-    another namespace."""
+    """Return the PID namespace of this process; 0 if it cannot be determined, or if `/proc` belongs
+    to another namespace."""
     try:
         if int(str((_PROCESSES / "self").readlink())) != os.getpid():
             return 0
@@ -114,8 +114,9 @@ def _process_space() -> int:
 
 def _is_gone(process: int, began: int) -> bool:
     """Return True if it is certain that this process has ended: the kernel has no process with that
-    number, or `/proc` shows another one. A process that is missing in `/proc` proves nothing,
-    because `/proc` may hide processes of other users, and opening a file may fail."""
+    number, or `/proc` shows a different process with that number. If the process is merely missing
+    in `/proc`, this proves nothing, because `/proc` may hide processes of other users, and opening
+    a file may fail."""
     try:
         os.kill(process, 0)
     except ProcessLookupError:
@@ -129,7 +130,7 @@ def _is_gone(process: int, began: int) -> bool:
 
 
 def _began(process: int) -> int:
-    """Return the start time of a process; 0 if it is unknown, _ENDED if the process has ended and
+    """Return the start time of a process; 0 if it is unknown, _ENDED if the process has ended but
     its parent has not called `wait` yet."""
     try:
         text = (_PROCESSES / str(process) / "stat").read_text()
@@ -151,10 +152,10 @@ async def take_name(
 ) -> NodeSession:
     """Begin the session of `node`; after that no other process has the name.
 
-    Processes of older versions write nothing about themselves. With `same_directory`, such a holder
-    counts as an earlier process of this directory. Raises ConfigError if a running process has the
-    name; with `was_displaced`, waits until that process has ended instead. Raises CasUnknown,
-    StoreUnavailable.
+    Processes of older versions do not describe themselves in the entry. With `same_directory`, such
+    a holder counts as an earlier process of this directory. If a running process has the name,
+    raises ConfigError or, with `was_displaced`, waits until that process has ended. Raises
+    CasUnknown, StoreUnavailable.
     """
     key = f"live.{node}"
     seen, renewals, told_at = None, 0, float("-inf")

@@ -4,14 +4,14 @@ A store can be lost, or restored from an older copy, while nodes are down. So ea
 newest metadata of streams and nodes that it has received. A change that decides the role of this
 node is written to disk before the node acts on it. Other changes are written within a second.
 
-The file also names the streams of which the directory has held a copy. If the copy of such a stream
-is missing, it was lost. If the list is complete, the directory has never held a copy of any other
-stream. The list is incomplete after the file was damaged, or after an older version of liftlog ran,
-until all streams of the node have been opened.
+The file also lists the streams of which the directory has held a copy. If the copy of a listed
+stream is missing, the copy was lost. If the list is complete, the directory has never held a copy
+of any other stream. After damage to the file, or after a run of an older version of liftlog, the
+list is incomplete until all streams of the node have been opened.
 
-A read error proves nothing about the content. In that case the file stays as it is, and is read
-again before anything is written. Until it can be read, this node changes no metadata and takes no
-role.
+A read error proves nothing about the content. In that case the file does not change, and is read
+again before anything is written. Until the file can be read, this node changes no metadata and
+takes no role.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class Known(NamedTuple):
     nodes: dict[str, bytes]
     """The store's entries of the nodes, as JSON."""
     held: dict[str, str]
-    """The incarnations of the streams of which the directory has held a copy, by name."""
+    """By stream name: the incarnation of each stream of which the directory has held a copy."""
     is_held_known: bool
-    """True if `held` names all of these streams."""
+    """True if `held` is complete."""
 
 
 _NOTHING = Known({}, {}, {}, is_held_known=False)
@@ -53,8 +53,8 @@ _NOTHING = Known({}, {}, {}, is_held_known=False)
 
 def read_known_records(fs: FileSystem, data_dir: Path) -> Known:
     """Read the metadata that this node has received in earlier starts. Blocking. Raises
-    CorruptMetadata and UnsupportedFormat for the content of the file, StorageError if it cannot be
-    read."""
+    CorruptMetadata and UnsupportedFormat for the content of the file, StorageError if the file
+    cannot be read."""
     try:
         with storage_errors(f"reading {KNOWN_RECORDS_NAME}"):
             content = read_checkpoint_file(fs, data_dir / KNOWN_RECORDS_NAME, _KIND)
@@ -90,13 +90,13 @@ class KnownRecords:
         on_late: Callable[[dict[str, StreamMetadata]], None] = lambda records: None,
     ) -> None:
         """If `read` could not read the file, `on_late` is called as soon as the file can be read.
-        It gets the metadata of streams in the file."""
+        `on_late` gets the metadata of the streams in the file."""
         self._fs = fs
         self._data_dir = data_dir
         self._on_late = on_late
         self.problem = ""
-        """The reason why the file cannot be read; empty if it could be read. Nothing is written
-        while there is a reason."""
+        """The reason why the file cannot be read; empty if it could be read. While the file cannot
+        be read, nothing is written."""
         self._streams: dict[str, str] = {}  # as JSON text, as in the file
         self._nodes: dict[str, str] = {}
         self._held: dict[str, str] = {}  # incarnations of streams, by name
@@ -125,8 +125,7 @@ class KnownRecords:
             return _NOTHING
 
     def _take(self, found: Known) -> dict[str, StreamMetadata]:
-        """Merge the content of the file with the metadata that were noted since the start, which
-        are newer."""
+        """Merge the content of the file with the newer metadata that were noted after the start."""
         self.problem = ""
         streams = {name: _quoted(one.to_json()) for name, one in found.streams.items()}
         nodes = {name: value.decode() for name, value in found.nodes.items()}
@@ -165,7 +164,7 @@ class KnownRecords:
         await self.written()
 
     def has_held(self, name: str, incarnation: str) -> bool | None:
-        """Return True if the directory has had a copy of this stream, None if this is not known."""
+        """Return True if the directory has had a copy of this stream, None if this is unknown."""
         if self._held.get(name) == incarnation:
             return True
         return False if self._is_held_known else None
@@ -200,8 +199,8 @@ class KnownRecords:
             await asyncio.shield(self._writing)
 
     async def run(self) -> None:
-        """Until cancelled, write changes that no caller waits for, and read the file again if it
-        could not be read."""
+        """Write changes that no caller waits for, and read the file again if it could not be read.
+        Runs until cancelled."""
         while True:
             await asyncio.sleep(_PAUSE_SECONDS)
             try:
@@ -243,6 +242,6 @@ class KnownRecords:
 
 
 def _quoted(value: bytes) -> str:
-    """Return JSON encoded as a JSON string. Called once per change of an entry: the file contains
-    the entries of all streams, and encoding all of them at each write would take long."""
+    """Return JSON encoded as a JSON string. Called once per change of an entry. The file contains
+    the entries of all streams, and it would take long to encode all of them at each write."""
     return json.dumps(value.decode())

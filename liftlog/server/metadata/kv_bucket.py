@@ -28,17 +28,17 @@ _KEY = re.compile(r"[A-Za-z0-9_=/-]+(\.[A-Za-z0-9_=/-]+)*")
 _NANOSECONDS = 1_000_000_000
 
 WRONG_SEQUENCE = 10071
-"""The comparison has failed; the error's description ends with the sequence that JetStream
-found."""
+"""Error code: the comparison has failed. The error's description ends with the sequence that
+JetStream found."""
 IN_PROCESS = (10164, 10158)
-"""This write, or another write of the same key, is in progress."""
+"""Error code: this write, or another write of the same key, is in progress."""
 NO_MESSAGE = 10037
 NO_STREAM = 10059
 NO_JETSTREAM = (10039, 10076)
 NO_LEADER = 10008
-"""No leader is elected, or the server that answers cannot reach the leader."""
+"""Error code: no leader is elected, or the answering server cannot reach the leader."""
 NO_PEERS = 10005
-"""There are too few servers for the bucket. More servers may be about to join."""
+"""Error code: there are too few servers for the bucket. More servers may be about to join."""
 NO_CLUSTER = 10074
 
 
@@ -76,7 +76,7 @@ class Refused(MetaStoreError):
 
     @property
     def found_sequence(self) -> int | None:
-        """The sequence that the comparison has found instead of the expected one."""
+        """The sequence that the comparison has found in place of the expected sequence."""
         last = self.description.rpartition(" ")[2]
         return int(last) if self.code == WRONG_SEQUENCE and last.isdecimal() else None
 
@@ -102,8 +102,8 @@ class State:
     last_sequence: int
     messages: int
     problem: str
-    """The reason why liftlog cannot use the bucket as it is configured; empty if there is
-    none."""
+    """The reason why liftlog cannot use the bucket as it is configured; empty if liftlog can use
+    it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,8 +212,8 @@ class Bucket:
             raise _strange(payload) from error
 
     def revision(self, payload: bytes) -> tuple[int, bool] | None:
-        """Parse the answer to a write. Returns its revision, and True if this request made the
-        write. The value is False if an earlier request with the same message id made it. Returns
+        """Parse the answer to a write. Returns the revision of the write, and True if this request
+        made the write, or False if an earlier request with the same message id made it. Returns
         None if another service sent the answer, such as a stream of liftlog that records the
         subject. Raises Refused."""
         try:

@@ -36,22 +36,23 @@ from liftlog.settings import NatsSettings
 logger = logging.getLogger("liftlog.server.replication")
 
 _SILENCE_SECONDS = 3.0
-"""If requests receive no answer for this time, the link connects to another server."""
+"""Time in seconds. If requests receive no answer for this time, the link connects to another
+server."""
 _LEADERLESS_SECONDS = 6.0
-"""If a server reports for this time that there is no leader, the link connects to another server:
-servers that this one cannot reach may have elected a leader."""
+"""If a server reports for this time that there is no leader, the link connects to another server,
+because servers that this server cannot reach may have elected a leader."""
 _PING_SECONDS = 2.0
 _WATCH_SECONDS = 0.25
 _NO_RESPONDERS = b"NATS/1.0 503"
 
 _T = TypeVar("_T")
 Parse = Callable[[bytes], _T | None]
-"""Converts an answer to the result, or raises a MetaStoreError, which the caller gets. If it
+"""Function that converts an answer to the result, or raises a MetaStoreError for the caller. If it
 returns None, the link waits for another answer."""
 
 
 class Unanswered(MetaStoreError):
-    """The request was sent, and no answer arrived."""
+    """Raised if a request was sent, but no answer arrived."""
 
 
 class NobodyAnswers(StoreUnavailable):
@@ -72,7 +73,7 @@ class KvLink:
     """The connection of the store to NATS. Belongs to one event loop.
 
     `on_notices` receives the messages on the subject `notices`. `on_connected` is called at each
-    new connection, because notices may have been missed before it.
+    new connection, because notices may have been missed before the connection.
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class KvLink:
         self.problem = "no connection was made yet"
         """The reason why there is no connection."""
         self.notices_refused = ""
-        """The reason why NATS does not deliver notices; empty if it does."""
+        """The reason why NATS does not deliver notices; empty if NATS delivers them."""
 
     # --- life cycle ---
 
@@ -200,7 +201,7 @@ class KvLink:
         await self._leave(str(connection.ending))
 
     def _judge(self, connection: NatsConnection) -> None:
-        """End the connection if it is not usable."""
+        """End the connection if it is no longer usable."""
         now = time.monotonic()
         if self._asked_at and now - self._asked_at > _SILENCE_SECONDS:
             connection.end(Ending(Cause.OTHER, "JetStream does not answer through this server"))

@@ -1,4 +1,4 @@
-"""Reads of the bucket: one key, all keys, the state. An answer may be out of date."""
+"""Reads of the bucket: one key, all keys, the state. An answer may be outdated."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _T = TypeVar("_T")
 
 
 class BucketMissing(StoreUnavailable):
-    """JetStream has no such bucket. It was deleted, or never created."""
+    """JetStream does not have the bucket: it was deleted, or never created."""
 
 
 class BucketReads:

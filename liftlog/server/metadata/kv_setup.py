@@ -42,8 +42,8 @@ class BucketSetup:
         self._reads = reads
 
     async def check(self, write: Callable[[], Awaitable[int]]) -> None:
-        """Check once that the bucket exists and can be written: `write` writes an entry that nobody
-        reads. Raises ConfigError, StoreUnavailable, CasUnknown."""
+        """Check once that the bucket exists and can be written: `write` writes an entry that is
+        never read. Raises ConfigError, StoreUnavailable, CasUnknown."""
         bucket = self._bucket
         try:
             state = await self._reads.state()
@@ -107,7 +107,7 @@ class BucketSetup:
 
 
 def no_jetstream() -> ConfigError:
-    """Return the error for NATS servers on which nothing answers requests to JetStream."""
+    """Return the error for NATS servers that do not answer requests to JetStream."""
     return ConfigError(
         "the NATS servers do not run JetStream, which cluster.store: nats needs",
         hint="enable `jetstream {}` on three of them, with `sync_interval: always`",

@@ -1,9 +1,9 @@
 """`NatsKvMetaStore`: the metadata store of a cluster in a key-value bucket of JetStream.
 
 Only a write with an expected sequence has a certain result, because it requires a majority of the
-NATS servers that hold the bucket. A read may be out of date: a NATS leader that was deposed
-continues to answer reads for some seconds. So a read whose result must be certain is confirmed by a
-write (`get_newest`).
+NATS servers that hold the bucket. A read may be outdated: a NATS leader that was deposed continues
+to answer reads for some seconds. So a read whose result must be certain is confirmed by a write
+(`get_newest`).
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ from liftlog.settings import NatsSettings
 logger = logging.getLogger("liftlog.server.replication")
 
 _LOOK_SECONDS = 10.0
-"""Interval of the checks for changes whose notice was missed. It is longer than the time for which
-a deposed NATS leader still answers reads."""
+"""Interval, in seconds, of the checks for changes without a received notice. It is longer than the
+time for which a deposed NATS leader still answers reads."""
 _NOTICE_SECONDS = 1.0
 _RETRY_SECONDS = 0.5
 _SCANS_IN_DOUBT = 2
@@ -72,8 +72,8 @@ Headers = Sequence[tuple[str, str]]
 
 
 class _Doubtful(MetaStoreError):
-    """A server refuses a write because it has another sequence for the key than expected:
-    `found`."""
+    """A server has refused a write because its sequence for the key is `found`, and not the
+    expected sequence."""
 
     def __init__(self, message: str, found: int | None) -> None:
         super().__init__(message)
@@ -84,7 +84,7 @@ class NatsKvMetaStore:
     """A MetaStore. Belongs to one event loop.
 
     `node` names the barrier key that this store writes; see `get_newest`. Changes are as durable as
-    JetStream's: `sync_interval: always` in nats-server makes each of them survive a power cut of
+    JetStream's: with `sync_interval: always` in nats-server, each change survives a power cut of
     all servers.
     """
 
@@ -160,7 +160,7 @@ class NatsKvMetaStore:
             await asyncio.sleep(_RETRY_SECONDS)
 
     async def close(self) -> None:
-        """End the connection. Sessions must be closed before; later and waiting calls raise
+        """End the connection. The caller closes all sessions before. Waiting and later calls raise
         StoreUnavailable or CasUnknown."""
         if self._looking is not None:
             self._looking.cancel()
@@ -173,8 +173,8 @@ class NatsKvMetaStore:
         return (await self._reads.find(key)).entry
 
     async def get_newest(self, key: str) -> Entry | None:
-        """Return the newest entry of a key. To confirm a read, JetStream writes the barrier key on
-        one condition: the key that was read still has the same sequence."""
+        """Return the newest entry of a key. To confirm a read, the store writes the barrier key, on
+        the condition that the key that was read still has the same sequence."""
         for _ in range(_ATTEMPTS):
             found = await self._reads.find(key)
             try:
@@ -245,10 +245,10 @@ class NatsKvMetaStore:
         CasLost, CasUnknown, StoreUnavailable.
 
         While NATS changes its leader, the old and the new leader may both receive the write, and
-        the refusal of one may arrive before the ack of the other. So each write has an id, by which
-        JetStream recognises a repetition. A refusal counts only if the server has a newer sequence
-        than `expected`, because that sequence belongs to another write. Otherwise the write is sent
-        again, and takes effect only once.
+        the refusal of one leader may arrive before the ack of the other. So each write has an id,
+        by which JetStream recognises a repetition. A refusal counts only if the server has a newer
+        sequence than `expected`, which proves that another write came first. Otherwise the write is
+        sent again, and takes effect only once.
         """
         conditions = [
             (_SEQUENCE, str(expected)),
@@ -286,7 +286,7 @@ class NatsKvMetaStore:
         return True
 
     async def _write_barrier(self, conditions: Headers = ()) -> int:
-        """Like `_write`, for an entry that nobody reads."""
+        """Like `_write`, for an entry that is never read."""
         return await self._write(self._barrier, b"{}", [*conditions, (_TTL, str(MARKER_SECONDS))])
 
     async def _write(self, key: str, value: bytes, headers: Headers) -> int:
@@ -331,7 +331,7 @@ class NatsKvMetaStore:
     # --- changes ---
 
     def _doubt(self) -> None:
-        """Scan soon, because changes may have been missed."""
+        """Request an early scan, because changes may have been missed."""
         self._scans_due = _SCANS_IN_DOUBT
         self._look_now.set()
 

@@ -1,10 +1,9 @@
 """This node's view of the bucket, put together from notices and scans. No I/O.
 
-Notices may be missed, and a scan may be answered by a server that lags behind or no longer leads,
-so neither is trusted alone. Sequences normally only rise, so the view ignores entries that are
-older than its own entries. Sequences fall only if the bucket was restored from an older copy or
-created again. The result of a write can prove this. The view is then filled again from the
-beginning.
+Neither source is reliable alone: notices may be missed, and a server that lags behind or no longer
+leads may answer a scan. Sequences normally only rise, so the view ignores entries that are older
+than its own entries. Sequences fall only if the bucket was restored from an older copy or created
+again. The result of a write can prove this. The view is then filled again from the beginning.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ from liftlog.cluster.store import Entry
 from liftlog.server.metadata.kv_bucket import ABSENT, Found, Notice
 
 Changes = dict[str, Entry | None]
-"""The newest entry of each changed key; None if the key was deleted or has expired."""
+"""By changed key: its newest entry; None if the key was deleted or has expired."""
 
 
 class BucketView:
     """The view of the bucket. `highest` is the newest sequence that was seen. `has_missed` is True
-    if changes were or may have been missed."""
+    if changes may have been missed."""
 
     def __init__(self) -> None:
         self.highest = 0
@@ -29,7 +28,7 @@ class BucketView:
 
     @property
     def messages(self) -> int:
-        """Number of messages in the bucket, as far as is known."""
+        """Number of messages in the bucket, according to this view."""
         return len(self._found)
 
     def entries(self, prefix: str) -> Changes:
@@ -50,8 +49,8 @@ class BucketView:
     def scanned(self, found: Mapping[str, Found], last_sequence: int) -> Changes:
         """Add the result of a scan of all keys; returns the changes.
 
-        `found` has ABSENT for a key that was listed and then not found. `last_sequence` is the
-        bucket's last sequence before the scan.
+        `found` contains ABSENT for a key that was listed but could then not be read.
+        `last_sequence` is the bucket's last sequence before the scan.
         """
         changes: Changes = {}
         for key, one in found.items():

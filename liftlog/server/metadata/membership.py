@@ -1,8 +1,8 @@
 """This node's membership of its cluster: its identity, its current start, and the other nodes.
 
-`<data_dir>/node` names the node that the directory belongs to. The store's entry `node.<name>` has
-the same facts. So the daemon detects a directory that was restored to an older state, swapped or
-emptied. In that case no earlier confirmation of the node counts.
+`<data_dir>/node` names the node that the directory belongs to. The store's entry `node.<name>`
+contains the same information. So the daemon detects a directory that was restored to an older
+state, swapped or emptied. In that case no earlier confirmation of this node counts.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ def to_bytes(value: Mapping[str, Any]) -> bytes:
 class NodeFile:
     """The content of `<data_dir>/node`.
 
-    `start` is the last start number that the store is known to have; `claimed` is the start number
-    that was about to be stored. `born` is the start at which the directory was first used, or first
-    used again after it was restored to an older state.
+    `start` is the last start number that is certainly in the store; `claimed` is the start number
+    that was about to be stored. `born` is the start at which the directory was first used, or was
+    first used after a restore to an older state.
     """
 
     cluster_id: str
@@ -96,8 +96,8 @@ def write_node_file(fs: FileSystem, data_dir: Path, content: NodeFile) -> None:
 def refuse_node(data_dir: DataDir) -> None:
     """Raise ConfigError if the directory belongs to a node; called by a daemon without a cluster.
 
-    The daemon would give offsets of replicas to other messages than the cluster does. Blocking.
-    Also raises StorageError, CorruptMetadata.
+    Otherwise the daemon would give offsets of replicas to other messages than the cluster.
+    Blocking. Also raises StorageError, CorruptMetadata.
     """
     with storage_errors("reading the node file"):
         file = read_node_file(data_dir.environment.fs, data_dir.path)
@@ -124,8 +124,8 @@ class NodeInfo:
     web: str = ""
     draining: bool = False
     stopping: bool = False
-    """True if its process has begun to stop: it gets no leadership and no replicas until it has
-    started again."""
+    """True if the process of the node has begun to stop. Until its next start, the node gets no
+    leadership and no replicas."""
     features: tuple[str, ...] = ()
 
     @classmethod
@@ -149,7 +149,8 @@ class NodeInfo:
 
     @property
     def is_leaving(self) -> bool:
-        """True if other nodes should lead instead of this one, permanently or for a while."""
+        """True if other nodes should lead in place of this node, permanently or for a limited
+        time."""
         return self.draining or self.stopping
 
 
@@ -186,8 +187,8 @@ class Member:
     """This node, once it has joined.
 
     `is_same` means that the data directory is the same as at the last start. Such a directory has
-    all records that were confirmed during that start, provided that recovery finds them. It lacks
-    the records that were confirmed before the start `born`.
+    all records that were confirmed during that start, provided that recovery finds them. It may
+    lack records that were confirmed before the start `born`.
     """
 
     cluster_id: str
@@ -361,11 +362,11 @@ async def register(
 def _is_same_directory(
     file: NodeFile, value: Mapping[str, Any] | None, identity: DirectoryIdentity | None
 ) -> bool:
-    """Return True if the directory is the one that the node used last. `value` is the store's entry
-    of the node; None if it does not exist.
+    """Return True if this is the directory that the node used last. `value` is the store's entry of
+    the node; None if there is no entry.
 
-    If the store has more starts than the directory, the node has used another directory. If it has
-    fewer, the store was restored to an older state. If it has no start at all, the store was
+    If the store has more starts than the directory, the node has used another directory. If the
+    store has fewer starts, it was restored to an older state. If it has no start at all, it was
     created again; the metadata of the streams then show whether the directory is an older copy
     (`Member.had`).
     """
@@ -403,7 +404,7 @@ async def _cluster_id(store: MetaStore, *, may_create: bool) -> str:
 
 
 async def create_cluster(store: MetaStore, cluster_id: str = "") -> bool:
-    """Store the id of the cluster, or a random one if none is given. Returns False if the store
+    """Store the id of the cluster, or a random id if none is given. Returns False if the store
     already has an id. Raises CasUnknown, StoreUnavailable."""
     cluster_id = cluster_id or secrets.token_hex(16)
     drawn = {"v": 1, "cluster_id": cluster_id, "created_ns": time.time_ns()}
@@ -429,11 +430,11 @@ def another_cluster(found: str, own: str) -> ConfigError:
 async def take_back(
     store: MetaStore, fs: FileSystem, data_dir: Path, own: str, entry: Entry
 ) -> None:
-    """Assign a store to the cluster `own`. The store of that cluster was lost, and this one was
-    then created by mistake as the store of a new cluster.
+    """Assign a store to the cluster `own`. The store of that cluster was lost, and the present
+    store was then created by mistake for a new cluster.
 
-    Raises ConfigError if, as far as this data directory shows, the store was used by a node that
-    was not in the cluster. Also raises MetaStoreError, CorruptMetadata, StorageError.
+    Raises ConfigError if, according to this data directory, a node that was not in the cluster has
+    used the store. Also raises MetaStoreError, CorruptMetadata, StorageError.
     """
     with storage_errors("reading the node file"):
         file = read_node_file(fs, data_dir)

@@ -1,8 +1,8 @@
 """This node's copy of the metadata in the store, and its changes of the records of streams.
 
-A read may already be out of date when it arrives. So every change reads a record, applies a pure
-function to it, and commits the result by compare-and-set. If another node was faster, it reads
-again.
+The result of a read may already be outdated when it arrives. So every change reads a record,
+applies a pure function to it, and commits the result by compare-and-set. If another node was
+faster, the change begins again with a new read.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ logger = logging.getLogger("liftlog.server.replication")
 
 STREAM_PREFIX = "stream."
 _CHANGES_AT_ONCE = 64
-"""Maximum number of changes at once. A node with many streams changes the records of all of them
-when it starts and when it stops. More changes at once would delay urgent requests to the store,
-such as the renewal of the session."""
+"""Maximum number of changes at once. A node with many streams changes the records of all its
+streams when it starts and when it stops. More changes at once would delay urgent requests to the
+store, such as the renewal of the session."""
 _LOAD_ATTEMPTS = 20
 _LOAD_PAUSE_SECONDS = 0.5
 
@@ -75,12 +75,12 @@ class Mirror:
         """The newest records of streams that this node has received, in this start or an earlier
         one."""
         self.doubtful: set[str] = set()
-        """Streams whose stored record may be older than the one that this node has received."""
+        """Streams whose stored record may be older than a record that this node has received."""
         self.regressed: set[str] = set()
-        """Streams whose stored record is older than one that this node has received. No node leads
-        or is elected by such a record."""
+        """Streams whose stored record is older than a record that this node has received. On the
+        basis of such an old record, no node leads or is elected."""
         self.newer: dict[str, str] = {}
-        """Streams whose record only a newer version can read, with the reason."""
+        """Streams with a record that only a newer version can read, and the reason."""
         self._kept = kept
         self._store = CountedStore(store)
         self.nodes = NodeRecords(self._store, self.directory, self._note)
@@ -116,8 +116,8 @@ class Mirror:
     def remember(self, records: Mapping[str, StreamMetadata]) -> None:
         """Add the records that this node has received in earlier starts.
 
-        Call it before `load`. If the records cannot be read at that time, call it later. Until then
-        `check_memory` prevents this node from acting.
+        Call this before `load`. If the records cannot be read at that time, call it later. Until
+        then `check_memory` prevents this node from acting.
         """
         for name, record in records.items():
             seen = self.known.get(name)
@@ -130,7 +130,7 @@ class Mirror:
 
     def _doubt(self, record: StreamMetadata) -> None:
         """Mark a stream as doubtful: this node received this record before its last restart, and
-        has not read the same or a newer one from the store since."""
+        has since then read neither the same nor a newer record from the store."""
         self.known[record.name] = record
         self.doubtful.add(record.name)
         self.records.pop(record.name, None)
@@ -161,7 +161,7 @@ class Mirror:
 
     def has_held(self, record: StreamMetadata) -> bool | None:
         """Return True if this node has had a copy of the stream in its directory, None if this is
-        not known."""
+        unknown."""
         if self._kept is None:
             return None
         return self._kept.has_held(record.name, record.incarnation)
@@ -188,8 +188,8 @@ class Mirror:
             logger.error("record-not-read key=%s error=%s", key, error)  # noqa: TRY400
 
     def _has_noted(self, name: str, entry: Entry) -> bool:
-        """Return True if this entry is the newest known record. It need not be parsed again then.
-        This is the case on the node that has just stored the entry."""
+        """Return True if this entry is the newest known record. The entry is then not parsed again.
+        This is the usual case on the node that has just stored the entry."""
         known = self.records.get(name)
         return (
             known is not None
@@ -245,8 +245,8 @@ class Mirror:
         Returns the record that exists afterwards.
 
         `has_log` means that a daemon without a cluster had the stream. The settings of such a
-        stream may be larger than allowed. Raises InvalidArgument if they are too large,
-        MetadataUnavailable.
+        stream may exceed the size limit. Raises MetadataUnavailable, and InvalidArgument if the
+        settings of another stream are too large.
         """
         async with self._turns:
             for _ in range(ATTEMPTS):
@@ -289,8 +289,8 @@ class Mirror:
         raise busy(f"stream {name}")
 
     async def purge(self, name: str) -> None:
-        """Remove the record of a deleted stream of which no node has a copy. The record stays if it
-        has changed meanwhile, or if the store does not answer. Raises CorruptMetadata."""
+        """Remove the record of a deleted stream of which no node has a copy. The record stays if
+        another change came first, or if the store does not answer. Raises CorruptMetadata."""
         try:
             entry = await self._store.raw.get(STREAM_PREFIX + name)
             if entry is None:
@@ -307,8 +307,8 @@ class Mirror:
     async def update(
         self, name: str, step: Callable[[StreamMetadata], StreamMetadata | None]
     ) -> StreamMetadata | None:
-        """Change the settings of a stream like `change`. Also raises InvalidArgument if the
-        settings would become too large; settings that already are too large may become smaller."""
+        """Change the settings of a stream like `change`. Also raises InvalidArgument if the new
+        settings are too large, unless the present settings are even larger."""
 
         def checked(present: StreamMetadata) -> StreamMetadata | None:
             after = step(present)
@@ -322,7 +322,7 @@ class Mirror:
 
     def told(self, record: StreamMetadata) -> None:
         """Adopt a record from another node, because the store may not notify this node for a long
-        time. The record's revision is not known here."""
+        time. This node does not know the revision of the record."""
         known = self.records.get(record.name)
         if (
             known is not None
@@ -351,8 +351,8 @@ class Mirror:
                 return
 
     def _believed(self, name: str, entry: Entry | None) -> StreamMetadata | None:
-        """Parse the stored record and return it. Raises CorruptMetadata. Raises MetadataUnavailable
-        if this node has received a newer record, because no change may be based on an outdated
+        """Parse and return the stored record. Raises CorruptMetadata. Raises MetadataUnavailable if
+        this node has received a newer record, because no change may be based on an outdated
         record."""
         self.check_memory()
         known = self.known.get(name)
@@ -395,8 +395,8 @@ class Mirror:
         return record_of(STREAM_PREFIX + name, entry), entry.revision
 
     async def read_newest_or_damaged(self, name: str) -> tuple[StreamMetadata | None, int]:
-        """Like `read_newest`, but a damaged record counts as missing: this returns None and its
-        revision. Raises UnsupportedFormat, MetadataUnavailable."""
+        """Like `read_newest`, but a damaged record counts as missing: the result is then None and
+        the revision of the record. Raises UnsupportedFormat, MetadataUnavailable."""
         entry = await self._get_newest(name)
         if entry is None:
             return None, 0
@@ -442,8 +442,8 @@ class Mirror:
         return await self._store.read_newest(STREAM_PREFIX + name)
 
     async def _cas(self, record: StreamMetadata, revision: int) -> bool:
-        """Store a record if the stored one has this revision. Returns False if another change came
-        first."""
+        """Store a record if the stored record has this revision. Returns False if another change
+        came first."""
         stored = await self._store.write(STREAM_PREFIX + record.name, record.to_json(), revision)
         if stored is None:
             return False

@@ -70,7 +70,7 @@ class NodeRecords:
 
     async def remove(self, node: str) -> None:
         """Remove the store's entry of a node that does not run. Raises Conflict if the node has
-        started meanwhile, MetadataUnavailable, CorruptMetadata."""
+        started again, MetadataUnavailable, CorruptMetadata."""
         key = NODE_PREFIX + node
         entry = await self._store.read(key)
         if entry is None:

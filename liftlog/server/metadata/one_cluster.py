@@ -1,9 +1,9 @@
 """Prevents a node from using the metadata store of another cluster.
 
 If a bucket was lost, and a plain `cluster init` created it again, it belongs to another cluster.
-Nodes that continued with it would mix the two clusters, and could not start again. So they treat it
-as unreachable, like the lost one, until it has the id of their own cluster. After `cluster init
---again` they store the metadata that they have.
+Nodes that continued with the new bucket would mix the two clusters, and could not start again. So
+they treat the new bucket as unreachable, until it has the id of their own cluster. After `cluster
+init --again` they store the metadata that they have.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _RETRY_SECONDS = 0.5
 
 
 class Store(MetaStore, ExpiringKeys, Protocol):
-    """The methods that both stores have."""
+    """The methods that a wrapped store must have."""
 
 
 class OneClusterStore:
@@ -82,9 +82,9 @@ class OneClusterStore:
             raise StoreUnavailable(self.problem)
 
     async def _check_again(self, revision: int) -> None:
-        """Read again which cluster the store belongs to. Called before an entry is created: a new
-        bucket accepts new entries before this node has read its id. Changes of existing entries
-        fail in a new bucket without this check."""
+        """Read the id of the store's cluster again. Called before an entry is created, because a
+        new bucket would accept new entries before this node has read the id of the bucket. Changes
+        of existing entries fail in a new bucket anyway."""
         if revision or not self._expected:
             return
         self._note(CLUSTER_KEY, await self._store.get(CLUSTER_KEY))

@@ -7,14 +7,15 @@ write of a manifest and before the write of its record does no harm.
 
 A new stream gets its incarnation from its record. An unclean start raises the leader epoch in the
 manifest while it opens the log, and then in the record; all records that a start changes are stored
-with one write. If a log has an older epoch than its record, its directory was set back. The log
-then continues in an epoch above both, so that readers that have read more get an error.
+with one write. If a log has an older epoch than its record, the directory of the log was restored
+to an older state. The log then continues in an epoch above both, so that readers that have read
+beyond the log's end get an error.
 
 In addition to the records, the file names the streams that the directory has held. If the directory
 of such a stream is missing, it was lost, for example because of a forgotten mount, and its offsets
-must not be used again. Only the file contains this list. While it cannot be read, no stream is
-created, and the file is left unchanged, until an operator puts it back, or removes it and so
-confirms that no stream is missing.
+must not be used again. Only this file contains the list. While the file cannot be read, no stream
+is created, and the file does not change. An operator then has to restore the file, or to remove it
+and so confirm that no stream is missing.
 """
 
 from __future__ import annotations
@@ -130,7 +131,7 @@ def following(
 
 def _certainly_follows(value: bytes, facts: ManifestFacts) -> bool:
     """Return True if a stored record certainly matches the manifest. This takes a quarter of the
-    time of `following`, which matters because a start checks each stream."""
+    time of `following`. The speed matters, because a start checks every stream."""
     try:
         record = json.loads(value)
         return bool(
@@ -156,8 +157,8 @@ class StreamRecords:
         """The streams that the directory has held, with the revisions of the entries that note
         this."""
         self._due: dict[str, StreamMetadata | None] = {}
-        """Changes that the start has found to be necessary and has not stored yet; None deletes a
-        record."""
+        """By stream: the changes that are necessary after the start and not stored yet; None
+        deletes the record."""
         self.problem = ""
         """The reason why the file could not be read; empty if it could be read, or does not
         exist."""
@@ -180,8 +181,8 @@ class StreamRecords:
     # --- the start ---
 
     async def load(self, present: Collection[str]) -> list[str]:
-        """Read the records. Return the streams that were held here but whose directories are
-        missing; their records are kept.
+        """Read the records. Return the streams that this directory has held but that are missing;
+        their records are kept.
 
         `present` are the directories on disk; `store` deletes the records of other streams. Without
         the file every stream gets a new record. If the file cannot be read, `problem` has the
@@ -202,8 +203,9 @@ class StreamRecords:
         return lost
 
     async def hold(self, names: Iterable[str]) -> None:
-        """Note that the directory has these streams, with one write. Call it before any message of
-        these streams is acked. A failure is only logged: the next start notes the streams."""
+        """Note that the directory has these streams, with one write. Call this before any message
+        of these streams is acked. A failure is only logged, because the next start notes the
+        streams."""
         new = [name for name in names if name not in self._held]
         if not new:
             return
@@ -241,7 +243,7 @@ class StreamRecords:
 
     async def store(self) -> None:
         """Store the changes that the start has found, with one write. A failure is only logged: the
-        manifests contain everything, and the next change or start stores it."""
+        manifests contain all changes, and the next change or start stores them."""
         due, self._due = self._due, {}
         try:
             await self._store_all(due)
@@ -254,7 +256,7 @@ class StreamRecords:
         self, settings: Mapping[str, Mapping[str, Any]], *, is_system: bool = False
     ) -> dict[str, StreamMetadata]:
         """Store and return the records of streams that are about to be created. `settings` has the
-        settings of each, by name.
+        settings of each stream, by name.
 
         Durable on return, with one write. Raises StorageError, DiskFull; in that case some records
         may have been stored, and the next start deletes them.
@@ -301,7 +303,7 @@ class StreamRecords:
             logger.warning("record-not-stored stream=%s error=%s", log.name, error)
 
     async def _store_all(self, records: Mapping[str, StreamMetadata | None]) -> None:
-        """Store or delete these records with one write, regardless of the stored ones. Raises
+        """Store or delete these records with one write, regardless of the stored records. Raises
         MetaStoreError."""
         changes: dict[str, Change] = {}
         for name, record in records.items():

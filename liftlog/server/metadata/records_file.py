@@ -5,12 +5,12 @@
 
 Each change replaces the file. The new file is complete and fsynced before it is renamed, and a
 change is answered after the fsync of the directory, so an answered change survives a power cut. A
-reader also fsyncs the directory before it uses a file that another process wrote. After that, a
-power cut cannot undo the content that was read.
+reader also fsyncs the directory before it uses a file that another process wrote. After this fsync,
+a power cut cannot undo the content that the reader uses.
 
 An entry with `expires_ns` ends at that time of the machine's monotonic clock, which all processes
-of a machine share. After a reboot that clock starts again at 0. So if the end of an entry is
-further away than its `ttl_ns`, the entry was written before the reboot, and has also expired.
+of a machine share. After a reboot that clock starts again at 0. So an entry that ends later than
+`ttl_ns` from now was written before the reboot, and has also expired.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ _LOCK_PAUSE_SECONDS = 0.002
 
 
 class Change(NamedTuple):
-    """One compare-and-set. `value` None deletes the key; `revision` is the expected one."""
+    """One compare-and-set. A `value` of None deletes the key. `revision` is the expected
+    revision."""
 
     key: str
     value: bytes | None
@@ -68,7 +69,7 @@ class Stored:
         return bool(self.ttl_ns) and not now_ns < self.expires_ns <= now_ns + self.ttl_ns
 
     def to_json(self) -> str:
-        """Return the entry as JSON. It is encoded at the first write only, because a start may
+        """Return the entry as JSON. The entry is encoded at its first write, because many starts
         write nothing."""
         if not self._text:
             revision, value = self.entry.revision, self.entry.value.decode()
@@ -81,7 +82,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """The content of the file at one moment. `entries` may include expired ones."""
+    """The content of the file at one moment. `entries` may include expired entries."""
 
     entries: Mapping[str, Stored]
     revision: int = 0
@@ -138,9 +139,9 @@ def locked_file(path: Path, *, wait_seconds: float = _LOCK_SECONDS) -> Iterator[
 class RecordsFile:
     """Reads and replaces the file. Blocking; used by one thread at a time, except `content`.
 
-    `lock` prevents other processes from changing the file at the same time. Without it, the file is
-    read only once, and no other process may use it. A file that cannot be read is never replaced,
-    because only it names the streams whose directories are missing.
+    `lock` prevents other processes from changing the file at the same time. Without a lock, the
+    file is read only once, and no other process may use it. A file that cannot be read is never
+    replaced, because only this file names the streams whose directories are missing.
     """
 
     def __init__(
@@ -161,7 +162,7 @@ class RecordsFile:
         self._raw: bytes | None = None
         """The bytes of `content`; None if there is no file."""
         self._is_current = False
-        """True if `content` is known to be current without a check of the file."""
+        """True if `content` is certainly current, so that the file need not be checked."""
 
     def read(self) -> Content:
         """Return the newest content. Raises StoreUnavailable."""
@@ -171,7 +172,7 @@ class RecordsFile:
 
     def apply(self, changes: Sequence[Change]) -> list[int | MetaStoreError]:
         """Make the changes, in order, with one write. Returns for each change the new revision, or
-        its error. Durable on return. Raises StoreUnavailable if none was made."""
+        its error. Durable on return. Raises StoreUnavailable if no change was made."""
         try:
             with contextlib.nullcontext() if self._lock is None else self._lock():
                 if not self._is_current or self._lock is not None:

@@ -46,7 +46,7 @@ class RenewedKey:
         self._ttl_seconds = ttl_seconds
         self._revision = 0
         self._own_revision = 0
-        """The last revision at which this holder is known to have had the key."""
+        """The last revision at which this holder certainly had the key."""
         self._renewed_at = float("-inf")
         self._renewing: asyncio.Task[None] | None = None
         self._is_taken_over = asyncio.Event()
@@ -118,8 +118,8 @@ class RenewedKey:
                 wait, told_at = pause, -_TOLD_AGAIN_SECONDS
 
     async def _is_found_again(self) -> bool:
-        """Return True if this process may try again after a failed renewal. It may not try again
-        once another holder has written the key.
+        """Return True if this process may try again after a failed renewal. It must not try again
+        after another holder has written the key.
 
         Revisions only grow, unless the store was restored to an older state. After a restore the
         key may have the value of an earlier start of this node, which no process renews.

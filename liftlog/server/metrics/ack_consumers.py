@@ -12,8 +12,8 @@ from liftlog.server.vitals.slices import Slices
 MAX_SHOWN = 1_000
 _COUNTED_AT_ONCE = 100
 """Number of consumers whose waiting messages are counted again after a scrape. If there are more
-consumers, they take turns. For a consumer with a filter, the count has to read the subjects of new
-records."""
+consumers, they are counted in turn. The number is limited because, for a consumer with a filter,
+the count has to read the subjects of new records."""
 
 ACK_CONSUMER_VALUES: dict[str, Callable[[AckedConsumer], float]] = {
     "liftlog_ack_consumer_waiting": lambda one: one.gauges().waiting,
@@ -25,8 +25,8 @@ ACK_CONSUMER_VALUES: dict[str, Callable[[AckedConsumer], float]] = {
     "liftlog_ack_consumer_deliveries_total": lambda one: one.machine.state.sequence,
     "liftlog_ack_consumer_exhausted_total": lambda one: one.gauges().exhausted_total,
 }
-"""Functions that return the metrics of a consumer, by name. Counters begin at 0 when the daemon
-starts, except for the number of deliveries, which is stored."""
+"""By name of the metric: the function that returns its value for a consumer. Counters begin at 0
+when the daemon starts, except for the number of deliveries, which is stored."""
 
 
 class AckConsumerRows:

@@ -5,8 +5,8 @@ to the event loop in between. Therefore two metrics of a page may differ in time
 milliseconds, but each histogram is consistent.
 
 The text has the format of Prometheus, version 0.0.4. prometheus_client takes about 10 us per
-sample; with 500 streams it would stop the event loop for half a second. Here the labels of a stream
-are written once, and each of its samples is one f-string.
+sample; with 500 streams it would stop the event loop for half a second. This module writes the
+labels of a stream once, and each sample of the stream is one f-string.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def number(value: float) -> str:
 
 @lru_cache
 def _bucket_ends(bounds: tuple[float, ...]) -> list[str]:
-    """Return, for each bucket, the text between its labels and its number."""
+    """Return, for each bucket, the text between the labels and the number of the bucket."""
     return [f'le="{number(float(bound))}"}} ' for bound in (*bounds, float("inf"))]
 
 
@@ -97,7 +97,8 @@ class Page:
 
 _LOOK_EVERY = 64
 _PAGE = 250
-"""Number of checkpoints that are written without a pause, which takes about two milliseconds."""
+"""Number of checkpoints that are written without a pause. Writing them takes about two
+milliseconds."""
 MAX_SHOWN_CHECKPOINTS = 10_000
 MAX_SHOWN_GROUPS = 1_000
 MAX_SHOWN_PARTS = 10_000
@@ -188,8 +189,8 @@ class Exposition:
     async def _checkpoints(self, page: Page) -> int:
         """Add the metrics of checkpoints; return how many checkpoints are shown.
 
-        Each checkpoint is read once for all of its metrics. The samples are written afterwards,
-        metric by metric, because the samples of a metric must be adjacent.
+        Each checkpoint is read once for all its metrics. The samples are written afterwards, metric
+        by metric, because the samples of a metric must be adjacent.
         """
         rows: list[tuple[str, list[float | None]]] = []
         if self._sources.broker.has_checkpoints:
@@ -281,7 +282,7 @@ def _add_parts(
     rows: dict[str, list[tuple[str, float]]], labels: str, state: GroupState, lags: list[int]
 ) -> None:
     """Add the samples of a group's members. Members with random names are added up as one member,
-    because each random name would create new metrics."""
+    because each new random name would create new metrics."""
     owned: dict[str, list[int]] = {}
     for slot, owner in enumerate(state.owners):
         if owner != FREE:

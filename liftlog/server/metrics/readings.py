@@ -19,15 +19,14 @@ from liftlog.server.web.history import DAEMON, Reading, of_consumer, of_group
 from liftlog.server.web.waiting import Place, Waiting, received_ns
 
 _MAX_READERS = 10_000
-"""Maximum number of consumers that are examined, and of groups."""
+"""Maximum number of consumers, and of groups, that are examined."""
 _MAX_FOLLOWED = 1000
-"""Maximum number of consumers, and of groups, whose lag gets a history of its own, at 8 KiB
-each."""
+"""Maximum number of consumers, and of groups, whose lag gets a separate history of 8 KiB."""
 _HOSTS_PER_TURN = 50
 _READERS_PER_TURN = 250
 """Number of consumers or groups that are examined in one turn of the event loop, which takes some
-0.3 ms. The number is small because a request of a web page needs a dozen turns, and waits for this
-work in each of them."""
+0.3 ms. The number is small because the request for a web page needs a dozen turns, and waits for
+this work in each turn."""
 _EVENTS = ("refused", "possible_losses")
 _NO_ACKS = [0] * (len(LATENCY_BOUNDS) + 1)
 _ZERO = Reading(
@@ -215,7 +214,7 @@ class _Lags:
 
 def _place_of(reader: _Reader, broker: Broker, logs: dict[str, Log | None]) -> Place | None:
     """Return the place of a reader; None if the reader cannot continue, or if its stream was
-    deleted meanwhile. `logs` has the logs that were found so far, by stream."""
+    deleted. `logs` has the logs that were found so far, by stream."""
     name, lag = reader.stream, reader.lag
     if lag is None:
         return None

@@ -2,8 +2,8 @@
 docs/reference/metrics.md, and the alert rules and dashboard in config/, with this table; nothing
 else may be exported.
 
-Names appear as in queries: a counter ends in `_total`; a histogram has `_bucket` (with `le`),
-`_sum` and `_count`. This module imports nothing else of the daemon.
+Names have the form that queries use: a counter ends in `_total`; a histogram has `_bucket` (with
+`le`), `_sum` and `_count`. This module imports nothing else of the daemon.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _histogram(name: str, text: str, bounds: Sequence[float], *labels: str) -> M
 
 
 def _per(labels: tuple[str, ...], *metrics: Metric) -> tuple[Metric, ...]:
-    """Return the metrics with these labels in front of their own labels."""
+    """Return the metrics, with these labels in front of the labels of each metric."""
     return tuple(one._replace(labels=labels + one.labels) for one in metrics)
 
 

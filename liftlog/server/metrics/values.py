@@ -164,7 +164,7 @@ def labelled_histograms(sources: Sources) -> dict[str, dict[tuple[str, ...], His
 
 def condition_values(found: Iterable[Condition]) -> dict[tuple[str, ...], float]:
     """Count the conditions of every kind. Kinds without a condition are exported as 0, so that an
-    alert can detect when one begins."""
+    alert can detect the beginning of a condition."""
     counts = Counter(one.kind.name for one in found)
     return {(name, kind.severity.value): counts[name] for name, kind in KINDS.items()}
 

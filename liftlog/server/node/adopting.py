@@ -1,15 +1,15 @@
 """Adds existing streams to a cluster, with all their state.
 
-These are the streams of a daemon without a cluster that becomes the first node of a new cluster, or
-streams that were restored from a backup into the data directory of a node.
+The streams belong to a daemon without a cluster that becomes the first node of a new cluster, or
+they were restored from a backup into the data directory of a node.
 
 The streams get metadata records with this node as their only replica, and their logs become copies
 that other nodes can follow. No data are copied: offsets, incarnations and epochs stay, so readers,
 leases and checkpoints continue. Each step can be repeated, so after an interruption the operator
-runs the command again. The node ignores a stream until its last step is done.
+runs the command again. The node ignores a stream until the last step for it is done.
 
 Only the record of a stream shows that the cluster has the stream. A manifest that marks its log as
-a replica does not show this: the replica may come from another cluster, or its record may have been
+a replica is no proof: the replica may come from another cluster, or its record may have been
 deleted.
 """
 
@@ -87,7 +87,7 @@ async def adopt_more(
     settings: Settings, cluster: ClusterSettings, names: Collection[str]
 ) -> list[Adopted]:
     """Add streams in the data directory of a stopped node to its cluster: the streams in `names`,
-    or if `names` is empty, all that belonged to no cluster. Durable on return.
+    or if `names` is empty, all streams that belonged to no cluster. Durable on return.
 
     Raises ConfigError if the directory belongs to no node, and the errors of `adopt`.
     """
@@ -249,7 +249,7 @@ async def _adopt_stream(
 
 
 async def _store(mirror: Mirror, copy: StreamMetadata) -> StreamMetadata:
-    """Store the record of an adopted stream, or a next version of its existing record. Raises
+    """Store the record of an adopted stream, or the next version of an existing record. Raises
     Conflict, MetadataUnavailable."""
 
     def step(present: StreamMetadata) -> StreamMetadata | None:
@@ -269,8 +269,8 @@ async def _store(mirror: Mirror, copy: StreamMetadata) -> StreamMetadata:
 
 
 def _make_copy(data_dir: DataDir, name: str, end: int) -> None:
-    """Mark all records of the log as committed. After this write the directory belongs to the
-    cluster."""
+    """Mark all records of the log as committed. After this write the stream's directory belongs to
+    the cluster."""
     fs, path = data_dir.environment.fs, data_dir.stream_path(name)
     with storage_errors(f"writing the manifest of {name}"):
         manifest: Manifest | None = read_manifest(fs, path)

@@ -1,5 +1,5 @@
-"""Decides when this node may lead a stream, when it begins an election, and when the records on
-which elections depend are restored or abandoned."""
+"""Decides when this node may lead a stream, when it begins an election, and when the records that
+elections depend on are restored or abandoned."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from liftlog.server.replication.unclean import UncleanRecovery
 
 class Candidacy:
     """This node as a candidate in elections. Belongs to the event loop. Before `stand`, this node
-    takes part in no election, and may lead the streams whose records name it."""
+    takes part in no election, but may lead the streams that it leads according to their records."""
 
     def __init__(
         self, node: LocalNode, replicas: Replicas, link_to: Callable[[str], PeerLink]
@@ -48,8 +48,8 @@ class Candidacy:
         )
 
     def stand(self, session: NodeSession, patience: Patience) -> None:
-        """From now on, take over streams that have lost their leader, and resign from the streams
-        led here if this node has lost its `session`."""
+        """From now on, take over streams that have lost their leader, and resign the leadership of
+        all streams if this node has lost its `session`."""
         node = self._node
         self.session = session
         elections = Elections(
@@ -80,7 +80,7 @@ class Candidacy:
             self.succession.stand_down()
 
     def stop_leading(self, reason: str) -> None:
-        """Resign from all streams at once."""
+        """Resign the leadership of all streams at once."""
         for name in list(self._node.led):
             self.copies.stop_leading(name, reason)
 
@@ -105,8 +105,8 @@ class Candidacy:
 
     def may_answer(self, name: str) -> bool:
         """Return True if this node leads the stream and, according to the sessions, no other node
-        can have been elected meanwhile. A newer record that names another leader may not have
-        arrived yet."""
+        can have been elected. A newer record with another leader may still be on its way to this
+        node."""
         led = self._node.led.get(name)
         if led is None or led.leader.resigned:
             return False

@@ -139,8 +139,8 @@ class ClusterCatalog:
         return self._view.leads_elsewhere(name)
 
     def may_answer(self, name: str) -> bool:
-        """Return True if this node leads according to its session. A newer record that names
-        another leader may not have arrived yet."""
+        """Return True if this node leads according to its session. A newer record with another
+        leader may still be on its way to this node."""
         return self.node.candidacy.may_answer(name)
 
     def answerer(self, name: str) -> str | None:
@@ -156,8 +156,8 @@ class ClusterCatalog:
         return NotReady("this node does not lead the checkpoints at present", hint="try again")
 
     def check_leads(self, name: str) -> None:
-        """Raise an error unless this node leads the stream and is ready. Raises nothing for a
-        stream without a record."""
+        """Raise an error unless this node leads the stream and is ready. Does nothing for a stream
+        without a record."""
         # Until the followers have fetched once, the high watermark may be lower than what clients
         # have seen.
         if self._view.knows(name) and not self._led(name).leader.is_ready:
@@ -175,8 +175,8 @@ class ClusterCatalog:
         return not is_ready and self._view.leads(name)
 
     def check_end_is_known(self, name: str) -> None:
-        """Raise NotReady if this node begins to lead and has not determined the end yet. The end of
-        a failed stream is known, because nothing changes it any more."""
+        """Raise NotReady if this node has just begun to lead, and has not determined the end of the
+        stream yet. The end of a failed stream is known, because it no longer changes."""
         if self.begins_to_lead(name) and not self.node.has_failed(name):
             raise self._view.begins_to_lead(name)
 
@@ -226,8 +226,8 @@ class ClusterCatalog:
 
     async def create(self, name: str, settings: StreamSettings) -> StreamHost:
         """Create the record of a stream and wait for the stream. The nodes that hold a replica open
-        it when they receive the record. Nothing else changes here, so many creations can wait at
-        once."""
+        it when they receive the record. This method changes nothing else, so many creations can
+        wait at the same time."""
         self._hosted.check_creatable(name)
         record = await self.node.new_streams.create_for_client(name, settings)
         check_same(name, origin_of(record), settings_of(record), settings)
@@ -247,7 +247,7 @@ class ClusterCatalog:
         self, host: StreamHost, settings: StreamSettings, apply: Callable[[], Awaitable[object]]
     ) -> None:
         """Change the record first, so that no other leader returns to the old settings; then call
-        `apply`. Followers adopt the settings, too."""
+        `apply`. Followers also adopt the settings."""
 
         def step(record: StreamMetadata) -> StreamMetadata | None:
             return transitions.update(record, record_settings(settings, origin_of(record)))
@@ -260,7 +260,7 @@ class ClusterCatalog:
         self, host: StreamHost, offset: int, apply: Callable[[], Awaitable[int]]
     ) -> int:
         """Change the record, then call `apply`. A change of the record cannot be undone, so the
-        change is first checked against the log here."""
+        truncation is first checked against the log of this node."""
         name, log = host.name, host.log
         if self._view.knows(name):
             check_truncation(log, offset, log.environment.age_clock_ns())

@@ -1,7 +1,7 @@
 """The cluster as this node sees it: its streams, their leaders, and the nodes that it receives
 heartbeats from.
 
-Answers clients, and finds the node that can answer a request instead.
+Answers clients, or finds the node that can answer a request.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ClusterView:
         return None if record is None or record.deleted else record
 
     def knows(self, name: str) -> bool:
-        """Return True if the cluster has such a stream."""
+        """Return True if the cluster has a stream of this name."""
         return self.known(name) is not None
 
     def stream_names(self) -> list[str]:
@@ -63,13 +63,13 @@ class ClusterView:
 
     def leader_of(self, record: StreamMetadata) -> str | None:
         """Return the node that leads the stream; None if the stream has no leader or the leader is
-        down. A record still names a leader that is down until another replica has taken over."""
+        down. The record names a leader that is down until another replica has taken over."""
         return None if record.leader is None or self.is_down(record.leader) else record.leader
 
     def answerer(self, name: str) -> str | None:
-        """Return the other node that answers requests about a stream; None if this node answers
-        them. This node also answers requests about a stream that does not exist. Raises NotLeader
-        if the stream has no leader."""
+        """Return the other node that answers requests about a stream; None if this node itself
+        answers them, as it also does for a stream that does not exist. Raises NotLeader if the
+        stream has no leader."""
         record = self.known(name)
         if record is None or record.leader == self._member.name:
             return None
@@ -189,7 +189,8 @@ class ClusterView:
         clock_ahead_seconds: Callable[[str], float],
     ) -> ClusterInfo:
         """Describe the cluster, with the streams that the caller may read. All offsets come from
-        this node. `clock_ahead_seconds` returns how far the clock of a node is ahead."""
+        this node. `clock_ahead_seconds` returns the number of seconds by which the clock of a node
+        is ahead."""
         mirror = self._mirror
         streams = []
         forgotten = {name: mirror.known[name] for name in mirror.regressed if name in mirror.known}

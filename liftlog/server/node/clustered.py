@@ -70,9 +70,9 @@ class ClusterNode:
         was_displaced: bool = False,
         on_displaced: Callable[[], None],
     ) -> None:
-        """`on_displaced` is called when another process has become this node, with any data
-        directory. If this process `was_displaced` before, it waits until the other process has
-        ended."""
+        """`on_displaced` is called when another process has become this node, possibly with another
+        data directory. `was_displaced` means that this happened before; this process then waits
+        until the other process has ended."""
         self._was_displaced = was_displaced
         self._on_displaced = on_displaced
         self._settings = settings
@@ -150,7 +150,7 @@ class ClusterNode:
     async def _watch_name(
         self, store: MetaStore, session: NodeSession, streams: ReplicatedStreams
     ) -> None:
-        """Wait until another process has become this node; then stop acting as it and call
+        """Wait until another process has become this node. Then stop acting as the node, and call
         `on_displaced`."""
         signs = [
             asyncio.ensure_future(one())
@@ -175,9 +175,9 @@ class ClusterNode:
         self._on_displaced()
 
     async def _register(self, store: OneClusterStore) -> tuple[Member, NodeSession]:
-        """Take the name of the node, then register this start. With JetStream this is retried,
-        because JetStream may have no leader for some seconds. With a file store it is not retried.
-        Raises ConfigError, StorageError."""
+        """Take the name of the node, then register this start. With JetStream, failed attempts are
+        retried, because JetStream may have no leader for some seconds. With a file store there is
+        only one attempt. Raises ConfigError, StorageError."""
         while True:
             try:
                 return await self._try_to_register(store)
@@ -324,9 +324,9 @@ async def open_store(
 
 
 async def make_bucket(settings: Settings, cluster: ClusterSettings, replicas: int) -> bool:
-    """Create the bucket of a new cluster; returns False if it exists. Does not replace a bucket
-    that was lost: the new bucket would belong to another cluster, which no node with a data
-    directory can join. Raises ConfigError, MetadataUnavailable, StorageError."""
+    """Create the bucket of a new cluster; returns False if it exists. Not for replacing a lost
+    bucket: the new bucket would belong to another cluster, which no node with a data directory can
+    join. Raises ConfigError, MetadataUnavailable, StorageError."""
     fs, path = OsFileSystem(), Path(settings.data_dir)
     with storage_errors("reading the node file"):
         file = await asyncio.to_thread(read_node_file, fs, path)
@@ -360,10 +360,10 @@ def _lost(file: NodeFile, data_dir: Path) -> ConfigError:
 
 
 async def make_again(settings: Settings, cluster: ClusterSettings, replicas: int) -> bool:
-    """Create a new metadata store for the cluster of this node's data directory. If the store was
-    created again by mistake as the store of a new cluster, assign it to the node's cluster instead.
+    """Create a new metadata store for the cluster of this node's data directory. If a store of a
+    new cluster was created by mistake, assign this store to the node's cluster.
 
-    Returns False if the cluster already has its store, and nothing changes. Raises ConfigError,
+    Returns False, without a change, if the cluster already has its store. Raises ConfigError,
     MetadataUnavailable, StorageError.
     """
     fs, path = OsFileSystem(), Path(settings.data_dir)

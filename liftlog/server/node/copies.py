@@ -1,5 +1,6 @@
-"""The directories of replicated streams on this node: opened, created, and removed if the metadata
-show that the stream was deleted. A directory of a stream without metadata is kept, and reported.
+"""The directories of replicated streams on this node: opens and creates them, and removes a
+directory if the metadata show that its stream was deleted. A directory of a stream without metadata
+is kept, and reported.
 
 Blocking, so call these functions in a thread.
 """
@@ -28,9 +29,9 @@ logger = logging.getLogger("liftlog.server.replication")
 def open_copy(data_dir: DataDir, record: StreamMetadata) -> tuple[Log, bool]:
     """Return the log of a stream's copy, and True if it was created just now.
 
-    If the directory has a copy of an earlier stream of the same name, it is removed, provided that
-    the metadata show that the earlier stream was deleted. Raises Conflict if they do not,
-    StorageError and the errors of opening a log.
+    If the directory has a copy of an earlier stream of the same name, and the metadata show that
+    the earlier stream was deleted, removes the old copy. Raises Conflict if the metadata do not
+    show this. Also raises StorageError, and the errors of opening a log.
     """
     name, settings = record.name, settings_of(record)
     config = log_config(settings, replicated=True)
@@ -61,8 +62,8 @@ def open_copy(data_dir: DataDir, record: StreamMetadata) -> tuple[Log, bool]:
 
 
 def check_is_there(data_dir: DataDir, record: StreamMetadata) -> None:
-    """Raise StorageError if the copy existed earlier in this start of the node and is missing now.
-    It may have been the only copy with some acked records."""
+    """Raise StorageError if the copy existed earlier in this start of the node, and is now missing.
+    The missing copy may have been the only copy of some acked records."""
     if _incarnation_of_copy(data_dir, record.name) is None:
         raise StorageError(
             f"the directory {data_dir.stream_path(record.name)} has disappeared while the daemon "
@@ -94,8 +95,8 @@ def _remove(data_dir: DataDir, record: StreamMetadata, incarnation: str) -> None
 def unknown_streams(
     data_dir: DataDir, names: Iterable[str], records: Mapping[str, StreamMetadata], node: str
 ) -> dict[str, str]:
-    """Return the streams among `names`, all of them on disk, that have no copy on `node` according
-    to the metadata. Maps each of these streams to the reason why it is not served."""
+    """Return those of the streams `names` on disk that should have no copy on `node` according to
+    the metadata, each with the reason why it is not served."""
     found = {}
     for name in filter(is_stream_name, names):
         record = records.get(name)
@@ -107,7 +108,8 @@ def unknown_streams(
 
 
 def _why_unknown(data_dir: DataDir, name: str) -> str:
-    """Return why a stream on disk is not served; empty if it was removed in the meantime."""
+    """Return the reason why a stream on disk is not served; empty if the stream was removed in the
+    meantime."""
     try:
         if _incarnation_of_copy(data_dir, name) is None:
             return ""

@@ -20,7 +20,8 @@ logger = logging.getLogger("liftlog.server.replication")
 
 
 class CopyOnDisk:
-    """One copy. Belongs to the event loop. While the stream has a role, its host has the log."""
+    """One copy. Belongs to the event loop. While the replica has a role, the host of the stream
+    uses the log."""
 
     def __init__(self, name: str, node: LocalNode) -> None:
         self._name = name
@@ -29,8 +30,7 @@ class CopyOnDisk:
         self._log: Log | None = None
         """The log while it is open and no role uses it."""
         self._is_whole = False
-        """False if the log, when it was opened, may have lacked records that this node had
-        confirmed."""
+        """False if the log lacked, or may have lacked, confirmed records when it was opened."""
 
     @property
     def log_end(self) -> LogEnd | None:
@@ -42,8 +42,7 @@ class CopyOnDisk:
 
     @property
     def is_given_up(self) -> bool:
-        """True if the copy must be dropped, because its records belong to metadata that were
-        abandoned."""
+        """True if the copy must be dropped, because its records belong to abandoned metadata."""
         return (
             self._present is not None and self._present.view.manifest.incomplete == copies.GIVEN_UP
         )
@@ -92,7 +91,8 @@ class CopyOnDisk:
         self._log = None
 
     async def open_for_role(self, record: StreamMetadata) -> Log:
-        """Open the log for a role that begins, after acting on a mark of an incomplete copy."""
+        """Open the log for the beginning of a role. If the copy is marked as incomplete, handle the
+        mark first."""
         log, _ = await self.open(record)
         if log.view.manifest.incomplete:  # an earlier attempt to act on the new record has failed
             await self._judge_mark(log, record)
@@ -102,8 +102,8 @@ class CopyOnDisk:
     # --- which records it has ---
 
     async def register(self, record: StreamMetadata) -> None:
-        """Store in the record, for this start of the node, if the copy has all records that this
-        node has confirmed."""
+        """Register this start of the node in the record, and whether the copy has all records that
+        this node has confirmed."""
         log, is_whole = await self.open(record)
         member = self._node.member
 
@@ -119,8 +119,9 @@ class CopyOnDisk:
             await self._judge_mark(log, after)
 
     async def _judge_mark(self, log: Log, record: StreamMetadata) -> None:
-        """Act on the mark of an incomplete copy, after the record shows it as incomplete. A copy of
-        abandoned metadata is dropped. Raises Conflict if no other copy is complete."""
+        """Handle the mark of an incomplete copy, after the record shows that the copy is
+        incomplete. A copy of abandoned metadata is dropped. Raises Conflict if no other copy is
+        complete."""
         if log.view.manifest.incomplete != copies.GIVEN_UP or record.must_keep(self._me):
             if log.view.manifest.incomplete:
                 await asyncio.to_thread(log.structure.note_complete)
@@ -143,9 +144,9 @@ class CopyOnDisk:
         return True
 
     async def drop(self, checked: StreamMetadata) -> None:
-        """Leave the in-sync set in the stored record, and only then remove the copy; the new copy
-        starts empty. If the node stops in between, it has one of the two copies, and is not in
-        sync. `checked` names the leader whose copy is complete. Another leader's copy may be
+        """Leave the in-sync set in the stored record, then remove the copy; the new copy starts
+        empty. If the node stops in between, it has one of the two copies, and is not in sync.
+        `checked` names the leader with the complete copy; the copy of another leader may be
         incomplete."""
 
         def left(present: StreamMetadata) -> StreamMetadata | None:
@@ -165,8 +166,8 @@ class CopyOnDisk:
 
     async def go_over(self, stored: StreamMetadata) -> None:
         """Drop the copy after the record shows that the copy does not count, and after this node
-        has stored that record. The copy is marked first, so that it is also dropped if the node
-        restarts in between."""
+        has stored that record. The copy is marked first, so that a restart in between also drops
+        it."""
         log, _ = await self.open(self._node.mirror.known[self._name])
         before = log.view.manifest.incomplete
         await asyncio.to_thread(log.structure.note_incomplete, copies.GIVEN_UP)

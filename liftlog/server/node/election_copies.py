@@ -1,4 +1,4 @@
-"""The copies of this node as its elections use them: where they end, and what they can do."""
+"""The copies of this node as its elections use them: their ends, and whether each can lead."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from liftlog.server.node.local_node import LocalNode
 from liftlog.server.node.replica import Replica
 
 _BUSY_SECONDS = 1.0
-"""If a copy has waited for the disk for this time, this node does not begin to lead with it."""
+"""Time in seconds. If a copy has waited for the disk for this time, this node does not begin to
+lead with this copy."""
 
 
 class ElectionCopies:
@@ -62,14 +63,14 @@ class ElectionCopies:
         self._replicas[name].role.stop_leading(reason)
 
     def stand_aside(self, name: str) -> None:
-        """Stop leading a stream, because the metadata store has lost changes of it that this node
-        has received."""
+        """Stop leading a stream, because the metadata store has lost changes of the stream that
+        this node has received."""
         if name in self._replicas:
             self.stop_leading(name, "the metadata store was set back")
 
     def may_recover(self, name: str) -> bool:
         """Return True if this node can lead a stream of which no complete copy is left. Returns
-        False if the copy here must be dropped: such a copy has records that were abandoned
+        False if this node's copy must be dropped, because it has records that were abandoned
         earlier."""
         replica = self._replicas.get(name)
         return replica is not None and not replica.copy.is_given_up and self.prepare_to_lead(name)

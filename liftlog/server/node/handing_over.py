@@ -1,8 +1,8 @@
 """Hands the leadership of a stream over to another node, or takes it over, by the rules of
 `liftlog.cluster.handover`.
 
-The leader performs the steps one after the other, and asks the other node for its part in each. If
-a handover fails, it is undone, and this node continues to lead the stream.
+The leader performs the steps one after the other, and requests the other node's part of each step.
+A failed handover is undone, and this node continues to lead the stream.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from liftlog.server.streams.ids_ahead import IdsAhead
 logger = logging.getLogger("liftlog.server.replication")
 
 LOOK_SECONDS = 2.0
-"""Time limit for another node to act on new metadata."""
+"""Time limit, in seconds, for another node to adopt new metadata."""
 _PAUSE_SECONDS = 0.05
 
 
@@ -79,7 +79,7 @@ class Handovers:
         spawn: Callable[[Coroutine[Any, Any, None]], None],
     ) -> None:
         self.is_stopping = False
-        """True once this node takes over no more streams."""
+        """True when this node takes over no more streams."""
         self.given = 0
         """Number of streams that were handed over."""
         self.failed = 0
@@ -102,8 +102,8 @@ class Handovers:
         """Make `to`, a node in the ISR, the leader of a stream that this node leads, without an
         interruption for publishers.
 
-        Raises Conflict if that is not possible. Raises StreamUnavailable if it failed: this node
-        then still leads the stream, or another node was elected meanwhile.
+        Raises Conflict if the handover is not possible. Raises StreamUnavailable if it failed: this
+        node then still leads the stream, or another node was elected.
         """
         record, host = self._mirror.records.get(name), self._streams.hosts.get(name)
         if record is None or host is None or record.leader != self.node or not host.is_leading:
@@ -154,8 +154,8 @@ class Handovers:
             await ended.wait()
 
     async def have_look(self, node: str, record: StreamMetadata) -> None:
-        """Ask `node` to read this record, and wait until it acts on it or a time limit has passed.
-        Does not raise."""
+        """Ask `node` to read this record, and wait until the node has adopted the record, or a time
+        limit has passed. Does not raise."""
         try:
             await self.ask(node, LookAgain(record.name, record.version), LOOK_SECONDS)
         except LiftlogError as error:  # the node receives the record in any case
@@ -229,7 +229,7 @@ class Handovers:
         )
 
     def leads(self, name: str) -> None:
-        """Note that this node leads the stream and has stored those held messages that it could
+        """Note that this node leads the stream, and has stored the held messages that it could
         use."""
         taking = self._taking.pop(name, None)
         if taking is not None and taking.watch is not None:
@@ -277,8 +277,9 @@ class Handovers:
             taker.subscribed(self._loop.time())
 
     async def _record_of(self, message: HandOver) -> StreamMetadata | None:
-        """Return the record on which the leader's request is based. It is read from the store if
-        this node has an older one: the leader may just have begun its epoch, or added this node."""
+        """Return the record on which the leader's request is based. If this node has an older
+        record, it reads the record from the store, because the leader may have just begun its
+        epoch, or added this node."""
         record = self._mirror.records.get(message.stream)
         if record is not None and (
             record.leader_epoch < message.epoch or self.node not in record.isr
@@ -288,8 +289,8 @@ class Handovers:
         return self._mirror.records.get(message.stream)
 
     async def _decline_if_it_stops(self, taking: _Taking) -> None:
-        """Raise Conflict and drop the handover if this node is stopping. Called before the leader
-        that hands over relies on this node."""
+        """Raise Conflict and drop the handover if this node is stopping. Called before the present
+        leader relies on this node."""
         if self.is_stopping:
             await self._drop(taking, "this node stops")
             raise Conflict(f"node {self.node} stops, and takes over nothing more")

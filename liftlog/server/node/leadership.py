@@ -1,5 +1,5 @@
 """Decides which nodes should lead this node's streams: the node that an operator names, the first
-replica if all nodes are healthy, or any other node when this one stops."""
+replica if all nodes are healthy, or any other node when this node stops."""
 
 from __future__ import annotations
 
@@ -21,23 +21,24 @@ logger = logging.getLogger("liftlog.server.replication")
 _AT_ONCE = 8
 _TURNS = 6
 _MOST_AT_ONCE = 64
-"""Limit of concurrent handovers. A handover mostly waits, so a stopping node hands over many of its
-streams at once and is done in a few seconds. During a handover the other node holds the messages
-that NATS delivers. The amount of held messages does not grow with the number of concurrent
-handovers."""
+"""Limit of concurrent handovers. A handover mostly waits. So a stopping node hands over many
+streams at once, and needs only a few seconds for all. The memory for the messages that other nodes
+hold during handovers does not grow with this number."""
 _TELL_SECONDS = 2.0
-"""Interval at which a stopping node logs how many streams it still has to hand over."""
+"""Interval, in seconds, at which a stopping node logs the number of streams that it still has to
+hand over."""
 _HEIRS_TRIED = 2
 _AGAIN_SECONDS = 2.0
 _REFUSES_SECONDS = 1.0
-"""A leader that has been unable to store anything for this time hands over to another node."""
+"""Time in seconds. A leader that has stored nothing for this time, because all commits failed,
+hands over to another node."""
 _STOP_LOOK_SECONDS = 0.05
 _ROUNDS = 2
-"""Number of attempts per stream during a stop. The first ones may fail because a candidate was not
-notified yet that it is in sync."""
+"""Number of attempts per stream during a stop. The first attempts may fail because a candidate has
+not been notified yet that it is in sync."""
 _COMING_SECONDS = 5.0
-"""Maximum time that a stop waits for a stream that this node leads by its metadata but has not
-begun to lead."""
+"""Maximum time, in seconds, that a stop waits for a stream that this node should lead according to
+the metadata, but does not lead yet."""
 
 
 class Leadership:
@@ -54,7 +55,8 @@ class Leadership:
         is_coming: Callable[[], bool],
         refuses_seconds: Callable[[str], float] = lambda name: 0.0,
     ) -> None:
-        """`refuses_seconds` returns for how long all commits of a stream have failed here."""
+        """`refuses_seconds` returns the time, in seconds, for which all commits of a stream on this
+        node have failed."""
         self._mirror = mirror
         self._handovers = handovers
         self._link_to = link_to
@@ -66,8 +68,8 @@ class Leadership:
         """Maps each stream to the time at which its first replica, on another node, became able to
         lead it."""
         self._moving: list[str] = []
-        """A cache of the streams whose replicas are being moved away; normally none. It is valid
-        while `_mirror.changes` equals `_moving_as_of`."""
+        """A cache of the streams whose replicas are being moved away; normally empty. The cache is
+        valid while `_mirror.changes` equals `_moving_as_of`."""
         self._moving_as_of = -1
 
     async def elect(self, name: str, to: str | None = None) -> str:
@@ -84,9 +86,9 @@ class Leadership:
 
     async def recover(self, name: str, to: str, lost: Collection[str]) -> str:
         """Make `to` the leader of a stream that no node can lead, because all complete copies were
-        on the nodes `lost` and will not come back. Abandons records that only those nodes had.
-        Returns `to`. Raises Conflict while a node leads or other copies are complete. Also raises
-        StreamNotFound, MetadataUnavailable."""
+        on the nodes `lost` and are permanently lost. Abandons records that only the nodes `lost`
+        had. Returns `to`. Raises Conflict while a node leads or other copies are complete. Also
+        raises StreamNotFound, MetadataUnavailable."""
         directory = self._mirror.directory
 
         def step(record: StreamMetadata) -> StreamMetadata | None:
@@ -152,8 +154,8 @@ class Leadership:
             await asyncio.sleep(_STOP_LOOK_SECONDS)
 
     def _to_be_led(self) -> bool:
-        """Return True if this node should lead a stream, by its metadata, and does not lead it
-        yet."""
+        """Return True if, according to the metadata, this node should lead a stream, but does not
+        lead it yet."""
         led, me = self._led(), self._handovers.node
         return any(
             one.leader == me and one.name not in led and bool(self._heirs(one.name))
@@ -247,7 +249,7 @@ class Leadership:
             await asyncio.gather(*map(give, due))
 
     async def balance(self, interval_seconds: float, settled_seconds: float) -> None:
-        """Hand streams over to their first replica, one at a time, once this replica has been live
+        """Hand streams over to their first replica, one at a time, when this replica has been live
         and in sync for `settled_seconds`. Runs until cancelled or until the node stops."""
         while True:
             await asyncio.sleep(interval_seconds)
@@ -260,7 +262,7 @@ class Leadership:
                     logger.warning("not-balanced stream=%s error=%s", name, error)
 
     def _misplaced(self, settled_seconds: float) -> list[str]:
-        """Return the streams that should be led by their first replica instead of this node."""
+        """Return the streams that this node leads although their first replica should lead them."""
         now, since = asyncio.get_running_loop().time(), {}
         for name in self._led():
             if self._mirror.records[name].replicas[0] in self._heirs(name):

@@ -1,4 +1,4 @@
-"""The services that each replica uses: the services of its node, and of the objects that create
+"""The services that each replica uses. They come from its node, and from the objects that create
 hosts of streams."""
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ logger = logging.getLogger("liftlog.server.replication")
 @dataclass(frozen=True, slots=True)
 class LocalNode:
     """This node, from the point of view of its replicas. `link_to` returns the connection to
-    another node. `pace` limits the total rate of all followers that catch up with streams led
-    here."""
+    another node. `pace` limits the total rate at which followers catch up with the streams that
+    this node leads."""
 
     member: Member
     mirror: Mirror
@@ -41,13 +41,14 @@ class LocalNode:
     link_to: Callable[[str], PeerLink]
     lag_max_seconds: float
     spawn: Callable[[Coroutine[Any, Any, None]], None]
-    """Starts a task in the event loop; it is cancelled when the node stops."""
+    """Function that starts a task in the event loop. The task is cancelled when the node stops."""
     led: dict[str, ServedStream] = field(default_factory=dict)
     followed: dict[str, FollowedStream] = field(default_factory=dict)
     """The streams that this node follows, by name. Each replica keeps its own entry."""
     stirred: set[str] = field(default_factory=set)
-    """The streams led here whose leaders may propose a change of the in-sync set."""
+    """The streams that this node leads, and whose `Leader` may propose a change of the in-sync
+    set."""
     room: FetchRoom = field(default_factory=FetchRoom)
-    """Memory for fetches, shared by all streams that are followed here."""
+    """Memory for fetches, shared by all streams that this node follows."""
     warnings: RareWarnings = field(default_factory=partial(RareWarnings, logger))
-    """Warnings about operations that are retried ten times a second."""
+    """Limits the warnings about operations that are retried ten times a second."""

@@ -1,9 +1,9 @@
 """Moves replicas between nodes: moves a stream, drains a node, removes a node for good.
 
 A move is stored in the stream's record, and draining in the node's record, so they do not depend on
-one running node. The node that leads a stream continues its moves, and begins the moves that a
-drained node needs. New replicas catch up outside the in-sync set. A leader whose own replica moves
-away hands over first.
+one running node. The node that leads a stream continues the moves of the stream, and begins moves
+away from drained nodes. New replicas catch up outside the in-sync set. A leader whose own replica
+moves away hands over first.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ logger = logging.getLogger("liftlog.server.replication")
 
 _AT_ONCE = 8
 """Number of streams of one leader that copy to new replicas at once because nodes are drained.
-`cluster.catch_up_rate` limits the rate of all of them together."""
+`cluster.catch_up_rate` limits the total rate of these copies."""
 _MAX_NAMED = 5
 
 
 class Moves:
-    """Moves replicas. Belongs to the event loop. Each change is durable on return. Requesting a
-    change again does no harm."""
+    """Moves replicas. Belongs to the event loop. Each change is durable on return. A change may be
+    requested again without harm."""
 
     def __init__(self, mirror: Mirror) -> None:
         self._mirror = mirror
@@ -38,8 +38,8 @@ class Moves:
 
     async def move(self, name: str, target: Sequence[str]) -> None:
         """Begin to move a stream to the nodes `target`, the preferred leader first. Raises Conflict
-        if the stream is being moved elsewhere or a new node cannot take it. Also raises
-        StreamNotFound, InvalidArgument, MetadataUnavailable."""
+        if the stream is already being moved to other nodes, or if a new node cannot accept a
+        replica. Also raises StreamNotFound, InvalidArgument, MetadataUnavailable."""
         await self._check_nodes(target)
 
         def step(record: StreamMetadata) -> StreamMetadata | None:
@@ -52,9 +52,9 @@ class Moves:
         logger.info("move-begun stream=%s replicas=%s", name, ",".join(record.replicas))
 
     async def cancel(self, name: str) -> None:
-        """Cancel a move, and return to the replicas before it. Raises Conflict if the new replicas
-        are needed. Also raises StreamNotFound, InvalidArgument and MetadataUnavailable, as `move`
-        does."""
+        """Cancel a move, and return to the replicas from before the move. Raises Conflict if the
+        new replicas are needed. Also raises StreamNotFound, InvalidArgument and
+        MetadataUnavailable, as `move` does."""
         await self._change(name, lambda record: _allowed(transitions.cancel(record)))
         logger.info("move-cancelled stream=%s", name)
 
@@ -74,7 +74,7 @@ class Moves:
         logger.info("drain-ended node=%s", node)
 
     async def forget(self, node: str) -> None:
-        """Remove a node for good. Raises Conflict while it is live or has replicas,
+        """Remove a node for good. Raises Conflict while the node is live or has replicas,
         MetadataUnavailable."""
         await self._mirror.load()
         await self._check_nodes([node])
@@ -98,8 +98,8 @@ class Moves:
     # --- the leader of a stream ---
 
     async def leave_drained(self, led: Iterable[str]) -> None:
-        """Begin to move replicas of the streams `led` here away from drained nodes, a few streams
-        at a time. Does not raise: failed moves are retried."""
+        """Begin to move replicas of `led`, the streams that this node leads, away from drained
+        nodes, a few streams at a time. Does not raise: failed moves are retried."""
         drained = {one.name for one in self._mirror.directory.nodes.values() if one.draining}
         if not drained:
             self._stuck.clear()
@@ -197,7 +197,7 @@ class Moves:
             return left
 
     def _held(self, node: str) -> list[str]:
-        """Return the streams that have a replica on the node, and are not about to leave it."""
+        """Return the streams with a replica on the node that no pending move removes."""
         return sorted(
             name
             for name, record in self._mirror.records.items()
@@ -206,8 +206,8 @@ class Moves:
 
 
 def _allowed(after: StreamMetadata | None) -> StreamMetadata | None:
-    """Return a changed record if the durability permits its number of replicas, by the same rules
-    as at the creation of a stream. Raises InvalidArgument."""
+    """Return a changed record, after a check that the durability permits the record's number of
+    replicas, as at the creation of a stream. Raises InvalidArgument."""
     durability = "fsync" if after is None else after.settings.get("durability", "fsync")
     if after is not None and durability != "fsync" and len(after.target) > 1:
         raise InvalidArgument(

@@ -1,6 +1,6 @@
 """The checkpoints of a cluster: the stream `_offsets`, and its table on the node that leads it.
 
-The first node creates the stream, and it grows to three replicas as nodes join. A new leader first
+The first node creates the stream, which gets up to three replicas as nodes join. A new leader first
 waits until it has committed all records that earlier leaders committed. Then it loads the
 checkpoints into memory. The other nodes forward requests to it.
 """
@@ -47,8 +47,8 @@ _MOST_REPLICAS = 3
 
 
 class ReplicatedOffsets:
-    """Serves the checkpoints while this node leads them. Belongs to the event loop; `run` checks
-    until it is cancelled. Create it before the broker has a link to NATS."""
+    """Serves the checkpoints while this node leads their stream. Belongs to the event loop; `run`
+    checks until it is cancelled. Create it before the broker has a link to NATS."""
 
     def __init__(
         self,
@@ -67,8 +67,8 @@ class ReplicatedOffsets:
         self._loading: ServedStream | None = None
         self._grow_at = self._ask_at = self._own_until = 0.0
         self._fitting: StreamMetadata | None = None
-        """The metadata of the checkpoints' stream when its settings were last found to need no
-        change."""
+        """The metadata of the checkpoints' stream at the last check that found its settings to be
+        right."""
         self._problem = ""
         receive_over_nats(broker, lambda: broker.checkpoints)
 
@@ -108,8 +108,8 @@ class ReplicatedOffsets:
     # --- the table ---
 
     async def _load(self, led: ServedStream) -> None:
-        """Serve the checkpoints once all records that a previous leader may have returned are
-        committed here."""
+        """Serve the checkpoints when all records that a previous leader may have returned are
+        committed on this node."""
         host = self._broker.hosts.get(OFFSETS_STREAM)
         if host is None or not host.is_leading or not led.leader.is_ready:
             return
@@ -144,9 +144,9 @@ class ReplicatedOffsets:
         logger.info("checkpoints-opened count=%d epoch=%d", len(table), led.leader.epoch)
 
     def _find(self, name: str) -> StreamHost | StreamBounds:
-        """Return the bounds that a checkpoint in the stream is checked against: from the log if
-        this node leads the stream, else from the metadata. Raises StreamNotFound,
-        StreamUnavailable, NotReady."""
+        """Return the bounds for checking a checkpoint in the stream: from the log if this node
+        leads the stream, otherwise from the metadata. Raises StreamNotFound, StreamUnavailable,
+        NotReady."""
         record = self._streams.view.known(name)
         if record is None or record.leader == self._streams.member.name:
             return self._broker.led_stream(name)
@@ -224,7 +224,7 @@ class ReplicatedOffsets:
 
     def _updated(self, record: StreamMetadata) -> StreamMetadata | None:
         """Return the record with the settings that this number of replicas, and this version of
-        liftlog, require; None if it has them."""
+        liftlog, require; None if the record already has them."""
         if record.leader != self._streams.member.name or record.adding or record.removing:
             return None
         if record is self._fitting:

@@ -27,15 +27,15 @@ class Opening:
         self._on_disk: list[str] = []
 
     async def remember(self) -> None:
-        """Load the records that this node has received in earlier starts, and write newer ones from
-        now on."""
+        """Load the records that this node has received in earlier starts, and write newer records
+        from now on."""
         self._node.mirror.remember(await asyncio.to_thread(self.known.read))
         self._node.spawn(self.known.run())
 
     async def find_copies(self) -> None:
-        """Find the copies on the disk, and remove those whose creation was not completed. Call this
-        first. A later call could remove a copy that is just being created, together with records
-        that this node has confirmed."""
+        """Find the copies on the disk, and remove copies whose creation was not completed. Call
+        this first. A later call could remove a copy that is just being created, together with
+        records that this node has confirmed."""
         self._on_disk = await asyncio.to_thread(self._node.data_dir.stream_names)
 
     async def open_streams(self) -> None:

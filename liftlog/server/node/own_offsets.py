@@ -1,9 +1,9 @@
 """A node's own checkpoints and consumer groups, from the time before it was a node, or from
-versions in which each node had its own.
+versions in which each node had its own checkpoints.
 
 The first start renames their stream. Later they are added to the checkpoints of the cluster. If a
-consumer has committed in the cluster since then, its checkpoint in the cluster is kept. A group
-that has begun in the cluster is kept, too.
+consumer has already committed in the cluster, its checkpoint in the cluster takes precedence, and
+so does a group that has already begun in the cluster.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class OwnCheckpoints:
 
     async def store_groups(self, offsets: StreamHost, table: CheckpointTable, prefix: str) -> None:
         """Store the groups in `offsets`, the stream of checkpoints that this node leads, and add
-        them to its `table`. No group in either is used until this is done. Raises the errors of the
-        write; the next call starts from the beginning."""
+        them to its `table`. No group is used until this is done. Raises the errors of the write;
+        the next call starts from the beginning."""
         await self._load()
         own = {} if self._table is None else self._table.groups
         new = {key: value for key, value in own.items() if key not in table.groups}
@@ -72,10 +72,10 @@ class OwnCheckpoints:
         self._groups_stored.set()
 
     async def store_at(self, checkpoints: Checkpoints) -> None:
-        """Store the checkpoints here, because this node begins to lead the checkpoints. Call this
-        before any consumer is answered: otherwise a consumer could receive the answer that it has
-        no position. Raises errors that can be retried; the next attempt finds the checkpoints that
-        were stored."""
+        """Store the checkpoints on this node, because it begins to lead the checkpoints of the
+        cluster. Call this before any consumer gets an answer: otherwise a consumer could be told
+        that it has no position. Raises errors that can be retried; the next attempt finds the
+        checkpoints that were stored."""
         for request, owner in await self._requests():
             try:
                 await _commit_here(checkpoints, request, owner)

@@ -1,5 +1,5 @@
-"""This node's own record in the metadata store: detects another process that takes the record over,
-and restores the record if the store has lost it."""
+"""This node's own record in the metadata store: detects that another process has taken the record
+over, and restores the record if the store has lost it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class OwnRecord:
         self._spawn = spawn
         self._displaced = asyncio.Event()
         self._is_listed = False
-        """True once this node's record was found in the metadata store."""
+        """True after this node's record was found in the metadata store."""
         self._is_restoring = False
 
     @property
@@ -75,8 +75,8 @@ class OwnRecord:
 
     async def tell_that_it_stops(self) -> None:
         """Store that this node is stopping, so that no leadership is handed over to it. Does not
-        raise: if the store does not answer in time, other nodes find out when they ask this
-        node."""
+        raise: if the store does not answer in time, other nodes get this information when they
+        contact this node."""
 
         def step(value: Mapping[str, Any]) -> dict[str, Any] | None:
             is_told = value["start"] != self._member.start or value.get("stopping")

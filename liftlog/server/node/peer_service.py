@@ -25,7 +25,8 @@ _RECONNECT_SECONDS = 1.0
 
 class PeerService:
     """Answers other nodes. Belongs to the event loop. `replicas` are the replicas on this node, by
-    stream; `succession` returns the elections of this node, or None before it takes part in any."""
+    stream; `succession` returns the elections of this node, or None before it takes part in
+    elections."""
 
     def __init__(
         self,
@@ -102,8 +103,8 @@ class PeerService:
         return found
 
     async def look_again(self, name: str, version: int) -> None:
-        """Wait until this node acts on this version of a record, but only for a limited time.
-        Raises MetadataUnavailable."""
+        """Wait, for a limited time, until this node has adopted this version of a record. Raises
+        MetadataUnavailable."""
         known = self._node.mirror.records.get(name)
         if known is None or known.version < version:
             await self._node.mirror.change(name, lambda present: None)
@@ -125,8 +126,8 @@ class PeerService:
     async def take_over(
         self, asker: str, names: Iterable[str], *, detached: bool
     ) -> dict[str, StreamMetadata]:
-        """Begin to lead streams that `asker` leads and cannot serve, if this node can serve them.
-        Returns the records of the streams that this node leads afterwards."""
+        """Begin to lead streams that `asker` leads but cannot serve, if this node can serve them.
+        Returns the records of the streams that this node then leads."""
         succession = self._succession()
         if succession is None:
             return {}

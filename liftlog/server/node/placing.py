@@ -23,9 +23,9 @@ _AT_ONCE = 64
 
 
 def candidates(mirror: Mirror, coming: Iterable[Sequence[str]] = ()) -> list[Candidate]:
-    """Return the nodes, each with its number of replicas by the newest records here. A moving
-    stream counts for its target nodes. `coming` are the replicas of streams whose records are being
-    stored."""
+    """Return the nodes, each with its number of replicas, according to the newest records on this
+    node. A moving stream counts for its target nodes. `coming` are the replicas of streams whose
+    records are being stored."""
     directory = mirror.directory
     held, led = Counter[str](), Counter[str]()
     for record in mirror.records.values():
@@ -96,7 +96,7 @@ class NewStreams:
 
     async def create_configured(self, streams: Mapping[str, StreamSettings]) -> None:
         """Create the missing streams of the configuration file as soon as there are enough nodes
-        and the metadata can be read. All nodes try this, and the first one creates a stream.
+        and the metadata can be read. All nodes try this, and the fastest node creates the stream.
         Existing streams are not changed."""
         missing = dict(streams)
         told: set[str] = set()
@@ -143,8 +143,8 @@ def _tell_differences(record: StreamMetadata, configured: StreamSettings) -> Non
 
 
 def takers_text(nodes: Sequence[Candidate]) -> str:
-    """Return the text for an error message: how many nodes can take replicas, and why the others
-    cannot."""
+    """Return the text for an error message: the number of nodes that can accept replicas, and the
+    reasons why the other nodes cannot."""
     takers = [one.node for one in nodes if one.available]
     others = [one.node for one in nodes if not one.available]
     text = f"{len(takers)} live nodes that take any: {', '.join(takers) or 'none'}"

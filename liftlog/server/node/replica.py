@@ -41,13 +41,13 @@ class Replica:
         self.copy = CopyOnDisk(name, node)
         self.role = Role(name, node, self.copy, self.wake)
         self._remembered: tuple[object, ...] = ()
-        """Leader, replicas and in-sync set, as they are on this node's disk."""
+        """Leader, replicas and in-sync set, as stored on this node's disk."""
         self._remembers_since: float | None = None
         """Time at which the current write of these values to the disk began; None if no write is
         running."""
         self._wake = asyncio.Event()
         self.opened = asyncio.Event()
-        """Event that is set once the log of the newest stream of this name was opened, or could not
+        """Event that is set when the log of the newest stream of this name was opened, or could not
         be opened."""
         self._newest = self._looked_at = ""  # incarnations
         self._done_version = 0
@@ -68,8 +68,8 @@ class Replica:
 
     @property
     def waits_for_disk_seconds(self) -> float:
-        """The time that the disk has taken so far for the next step of the role; 0.0 if no step
-        waits for the disk."""
+        """The time, in seconds, for which the next step of the role has waited for the disk; 0.0 if
+        no step waits."""
         host, since = self._node.hosts.hosts.get(self.name), self._remembers_since
         if since is None and (host is None or not host.turns.is_taken):
             return 0.0  # this is called once a second for each of a thousand streams
@@ -77,9 +77,9 @@ class Replica:
         return seconds if since is None else max(seconds, time.monotonic() - since)
 
     def _stop_taking_messages(self) -> None:
-        """Stop receiving messages, because another node leads and the disk here hangs. The role can
-        end only when the disk responds again. Until then this node would take messages from the
-        members of the queue group, and never answer them."""
+        """Stop receiving messages, because another node leads and the disk of this node hangs. The
+        role can end only when the disk responds again. Until then this node would receive messages
+        in place of other members of the queue group, and never answer them."""
         host = self._node.hosts.hosts.get(self.name)
         if self.role.led is not None and host is not None:
             self.role.stop_leading("another node leads")
@@ -94,13 +94,13 @@ class Replica:
         self._wake.set()
 
     def stand_aside(self) -> None:
-        """Act on no newer record, because another process runs as this node."""
+        """Ignore newer records, because another process runs as this node."""
         self._is_aside = True
         self._wake.set()
 
     def copy_again(self) -> None:
-        """Drop the copy here, and fetch it again from the leader, as soon as another node leads and
-        acks do not need this copy."""
+        """Drop the copy on this node, and fetch it again from the leader, as soon as another node
+        leads and acks do not need this copy."""
         self._is_to_copy_again = True
         self._wake.set()
 
@@ -115,7 +115,7 @@ class Replica:
             self.opened.set()
 
     async def does(self, version: int) -> None:
-        """Wait until this node acts on this version of the record, or a newer one."""
+        """Wait until this node has adopted this version of the record, or a newer version."""
         if self._done_version < version:
             done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._doing.append((version, done))
@@ -132,7 +132,8 @@ class Replica:
 
     async def run(self) -> bool:
         """Follow the record. Returns True when the stream has left this node. Returns False when
-        the node stops or stands aside, or after a defect, which is then in `hosts.broken`."""
+        the node stops or stands aside. Also returns False after a defect, which is then in
+        `hosts.broken`."""
         pause, broken, told = _FIRST_PAUSE_SECONDS, self._node.hosts.broken, ""
         await self._node.hosts.journal.was_opened()  # each role needs the states of consumers
         while not self._ends():
@@ -172,8 +173,8 @@ class Replica:
 
     async def _stop_being_waited_for(self) -> None:
         """Leave the in-sync set if this node cannot follow the leader because its disk is full or
-        fails. Otherwise acks of the leader would wait for this node until `lag_max`. Later the
-        fetches of this node bring it back into the set. Does not raise LiftlogError."""
+        fails. Otherwise acks of the leader would wait for this node until `lag_max`. The leader
+        adds this node again when its fetches have caught up. Does not raise LiftlogError."""
         known = self._node.mirror.records.get(self.name)
         if self.role.followed is not None or known is None or self._me not in known.isr:
             return  # if it fetches, its requests tell the leader that the disk is full
@@ -193,7 +194,7 @@ class Replica:
             await self._node.handovers.have_look(record.leader, record)
 
     async def _follow_record(self) -> bool:
-        """Act on the record once; returns True if the stream has left this node."""
+        """Take the role of the record once; return True if the stream has left this node."""
         if self._goes_over_to is not None:
             stored, self._goes_over_to = self._goes_over_to, None
             self.wake()  # then act on the record again, whatever the result
@@ -240,9 +241,9 @@ class Replica:
         return await self.copy.may_drop(record)
 
     async def _remember(self, record: StreamMetadata) -> None:
-        """Store the record on this node before it acts on another leader, other replicas or another
-        in-sync set. So this node has them if the metadata store loses them, even after a
-        restart."""
+        """Store the record on this node, before it follows another leader or relies on other
+        replicas or another in-sync set. So this node still has the record if the metadata store
+        loses it, even after a restart."""
         place = (
             *(record.incarnation, record.leader_epoch, record.leader, record.replicas),
             *(record.isr, record.eligible),

@@ -1,4 +1,4 @@
-"""The replicas of this node: one for each stream that the node has, or is to have, a copy of."""
+"""The replicas of this node: one for each stream with a present or future copy on this node."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Replicas:
     """The replicas by the names of their streams. Belongs to the event loop.
 
     A replica is in `by_name` while its task runs: from the first record that concerns this node
-    until the copy is gone. Before a node stops, no replica is added any more.
+    until the copy is removed. When a node is about to stop, no replica is added any more.
     """
 
     def __init__(self, node: LocalNode) -> None:
@@ -36,7 +36,7 @@ class Replicas:
         replica.record_changed(record)
 
     def stand_aside(self) -> None:
-        """Act on no record from now on, because another process runs as this node."""
+        """Ignore all records from now on, because another process runs as this node."""
         self.is_stopping = True
         for replica in self.by_name.values():
             replica.stand_aside()
@@ -56,15 +56,16 @@ class Replicas:
             replica.opened.set()
 
     def wake(self) -> None:
-        """Wake all replicas: a node was added or removed, and a stream may wait for that."""
+        """Wake all replicas, because a node was added or removed, and a stream may wait for
+        this."""
         for replica in self.by_name.values():
             replica.wake()
 
     # --- copies that are of no use ---
 
     def copy_again(self, name: str) -> bool:
-        """Fetch the copy again as a whole, because it is damaged in a place that other replicas may
-        not repair. Return True if this node leads the stream, and has to hand it over first."""
+        """Fetch the copy again as a whole, because it has damage that cannot be repaired from other
+        replicas. Return True if this node leads the stream, and has to hand it over first."""
         replica = self.by_name.get(name)
         if replica is None:
             return False
@@ -89,14 +90,13 @@ class Replicas:
     # --- the start ---
 
     async def all_opened(self) -> None:
-        """Wait until the copies of the streams that are here now were opened, or could not be
-        opened."""
+        """Wait until each copy that now exists on this node was opened, or could not be opened."""
         opening = [one.opened for one in self.by_name.values()]
         await asyncio.gather(*(one.wait() for one in opening))
 
     async def opened(self, name: str) -> None:
         """Wait until the copy of a stream was opened, or could not be opened. Returns at once if
-        there is no copy here."""
+        this node has no copy."""
         replica = self.by_name.get(name)
         while replica is not None:
             await replica.opened.wait()
@@ -118,6 +118,6 @@ class Replicas:
         await asyncio.gather(*map(leave, list(self.by_name.values())))
 
     def stop(self) -> None:
-        """End the roles; the logs stay open."""
+        """End the roles. The logs stay open."""
         for replica in self.by_name.values():
             replica.role.stop()

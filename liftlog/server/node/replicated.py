@@ -108,8 +108,8 @@ class ReplicatedStreams:
         self.forwarding = Forwarding(link_to, self.view.not_leader)
         self.donors = ReplicaDonors(self.mirror, member.name, link_to, self._copy_again)
         self.store_problem: Callable[[], str] = lambda: ""
-        """Function that returns the reason why the metadata store is not used; empty if it is
-        used."""
+        """Function that returns the reason why the metadata store is not used; empty if the store
+        is used."""
 
     def _new_leadership(self, link_to: Callable[[str], PeerLink]) -> Leadership:
         return Leadership(
@@ -135,7 +135,7 @@ class ReplicatedStreams:
 
     def nodes_changed(self) -> None:
         """Called when a node was added or removed. All nodes are connected with each other, so that
-        each receives the heartbeats of all others."""
+        each node receives the heartbeats of all other nodes."""
         self.own_record.check()
         for node in self.view.other_nodes():
             self.hearing.expect(node)
@@ -143,7 +143,8 @@ class ReplicatedStreams:
         self.replicas.wake()
 
     def _copy_again(self, name: str) -> None:
-        """See `Replicas.copy_again`. If this node leads, it hands over first."""
+        """Like `Replicas.copy_again`. If this node leads the stream, it hands the stream over
+        first."""
         if self.replicas.copy_again(name):
             self._spawn(self.leadership.give_up(name))
 
@@ -191,13 +192,13 @@ class ReplicatedStreams:
             yield Condition.of("known_records", self.opening.known.problem)
 
     def has_failed(self, name: str) -> bool:
-        """True if the copy of a stream here cannot be served or written."""
+        """True if this node cannot serve or write its copy of a stream."""
         host = self._node.hosts.hosts.get(name)
         return name in self._node.hosts.broken or (host is not None and bool(host.failure))
 
     @property
     def isr_changes(self) -> dict[str, int]:
-        """Changes of the in-sync set of each stream while this node led it."""
+        """By stream: the number of changes of the in-sync set while this node led the stream."""
         return {name: one.role.isr_changes for name, one in self.replicas.by_name.items()}
 
     def not_in_sync(self) -> list[str]:
@@ -208,15 +209,15 @@ class ReplicatedStreams:
     # --- the end ---
 
     def stand_aside(self) -> None:
-        """Accept no more messages, and change no record, because another process is this node now.
-        The records that name this node refer to that process."""
+        """Accept no more messages, and change no record, because another process now runs as this
+        node. Records that name this node refer to that process."""
         self.own_record.yield_to_other()
         self._add_nothing()
         self.replicas.stand_aside()
         self.candidacy.stop_leading("another process runs as this node")
 
     def _add_nothing(self) -> None:
-        """Begin no replica, and take over no stream, from now on."""
+        """From now on, begin no replica, and take over no stream."""
         self.replicas.is_stopping = self.handovers.is_stopping = True
 
     async def prepare_to_stop(self) -> None:
@@ -229,7 +230,7 @@ class ReplicatedStreams:
         await self.leadership.hand_over_all()
 
     async def leave(self) -> None:
-        """Leave the in-sync sets before a planned stop: afterwards no leader waits for this node,
+        """Leave the in-sync sets before a planned stop: after that no leader waits for this node,
         and the streams that it led get another leader."""
         self._add_nothing()
         if self.own_record.is_displaced:

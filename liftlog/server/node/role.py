@@ -1,7 +1,7 @@
 """The role of one replicated stream on this node: leader or follower.
 
-A role ends when none of its operations uses the log any more. The next role continues with the same
-open log, and a host of its own. If the state of the log is uncertain, the log is closed between the
+A role has ended when none of its operations uses the log. The next role continues with the same
+open log, and with a new host. If the state of the log is uncertain, the log is closed between the
 two roles, and opened again.
 """
 
@@ -53,7 +53,7 @@ class Role:
         self._settings: tuple[Mapping[str, object], StreamSettings] | None = None
         """The settings of the last record, raw and parsed."""
         self._resigned = ("", 0)
-        """Incarnation and epoch of the leadership that this process resigned last."""
+        """Incarnation and epoch of the last leadership that this process resigned."""
         self._is_reading = False
 
     @property
@@ -67,7 +67,7 @@ class Role:
     # --- leading ---
 
     async def lead(self, record: StreamMetadata, epoch: int) -> None:
-        """Lead in the epoch of the record, or continue to lead in it. Raises LiftlogError."""
+        """Lead in the epoch of the record, or continue to lead. Raises LiftlogError."""
         if self.led is not None and self.led.leader.epoch == epoch:
             self.isr_changes += set(record.isr) != set(self.led.leader.record.isr)
             self.led.adopt(record)
@@ -155,8 +155,9 @@ class Role:
                 led.lost(other)
 
     def _may_lead_on(self, epoch: int) -> bool:
-        """Return True if this node leads in the epoch directly before this one, and still accepts
-        messages. Returns False during a handover, because a handover belongs to one epoch."""
+        """Return True if this node leads in the epoch directly before the record's epoch, and still
+        accepts messages. Returns False during a handover, because a handover belongs to one
+        epoch."""
         host = self._node.hosts.hosts.get(self.name)
         return (
             self.led is not None
@@ -169,8 +170,7 @@ class Role:
 
     async def _lead_on(self, record: StreamMetadata) -> None:
         """Continue as leader after replicas were added or removed, without an interruption for
-        publishers. The log and the subscription stay, and so do the messages that wait for
-        followers."""
+        publishers. The log, the subscription, and the messages that wait for followers stay."""
         led, host = self.led, self._node.hosts.hosts[self.name]
         assert led is not None
         log, epoch = host.log, record.leader_epoch
@@ -197,8 +197,8 @@ class Role:
 
     def _ended(self, incarnation: str, epoch: int, reason: str) -> None:
         """Note that this node has stopped leading in this epoch. It will not lead in this epoch
-        again, even if the record still names it. A stream that is created again has epochs of its
-        own."""
+        again, even if the record still names it. The epochs of a stream that is created again are
+        independent of this."""
         self._resigned = (incarnation, max(self.resigned_epoch(incarnation), epoch))
         record = self._node.mirror.records[self.name]
         present = (record.incarnation, record.leader, record.leader_epoch)
@@ -214,8 +214,8 @@ class Role:
         return epoch if resigned == incarnation else 0
 
     async def _resign(self, incarnation: str, epoch: int) -> None:
-        """Resign in the record, so that another replica may lead in another epoch. This is retried
-        until the store answers."""
+        """Resign in the record, so that another replica may lead in another epoch. Retries until
+        the store answers."""
 
         def step(present: StreamMetadata) -> StreamMetadata | None:
             if (present.incarnation, present.leader_epoch) != (incarnation, epoch):
@@ -294,7 +294,7 @@ class Role:
 
     async def _log_between_roles(self, record: StreamMetadata) -> Log:
         """End the current role and return the log. Until the next role has begun, no role uses the
-        log, and readers can read it here."""
+        log, but readers can still read it on this node."""
         host = self._node.hosts.hosts.get(self.name)
         if host is not None:
             self.stop()
@@ -336,8 +336,8 @@ class Role:
     # --- settings ---
 
     async def adopt_settings(self, record: StreamMetadata) -> None:
-        """Adopt settings that an operator has changed in the record, here or through another node.
-        Also truncate the log if an administrator has set its log start."""
+        """Adopt settings that an operator has changed in the record, through this node or another
+        node. Also truncate the log if an administrator has set its log start."""
         host = self._node.hosts.hosts.get(self.name)
         if host is None or host.failure:
             return
@@ -380,9 +380,9 @@ class Role:
             return None
 
     def _is_to_truncate(self, led: ServedStream) -> bool:
-        """Return True if there are committed records here below the log start that an administrator
-        has set. This happens if a new leader read the record before it had enough of the log to
-        truncate it."""
+        """Return True if this node has committed records below the log start that an administrator
+        has set. This is possible if a new leader read the record before its log was long enough for
+        the truncation."""
         host = self._node.hosts.hosts.get(self.name)
         if host is None or host.failure:
             return False
@@ -397,8 +397,7 @@ class Role:
             self._node.warnings.warn("in-sync-set-unchanged stream=%s error=%s", self.name, error)
 
     async def let_tombstones_go(self, forget_after_seconds: float) -> None:
-        """Allow compaction to remove the tombstones that every replica has, on this node and on the
-        others."""
+        """Allow compaction, on all nodes, to remove the tombstones that every replica has."""
         led, host = self.led, self._node.hosts.hosts.get(self.name)
         if led is None or host is None or compaction_of(host.settings) is None:
             return
@@ -413,7 +412,7 @@ class Role:
     async def change_until_known(
         self, step: Callable[[StreamMetadata], StreamMetadata | None]
     ) -> StreamMetadata | None:
-        """Change the record like `Mirror.change`, retried while the store does not answer."""
+        """Change the record like `Mirror.change`, and retry while the store does not answer."""
         pause = _FIRST_PAUSE_SECONDS
         while True:
             try:
@@ -425,7 +424,7 @@ class Role:
 
 
 def _end_lead(log: Log) -> None:
-    """End the leadership in the log. A follower has confirmed all of its records, so all of them
-    must be durable. Blocking."""
+    """End the leadership in the log. The node has confirmed all records of the log as a follower,
+    so all of them must be durable. Blocking."""
     log.writer.note_acked(log.sync())
     log.leases.follow()

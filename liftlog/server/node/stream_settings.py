@@ -15,8 +15,9 @@ logger = logging.getLogger("liftlog.server.replication")
 
 
 class RecordedSettings:
-    """The parsed settings of all streams. `on_change` is called after each change. A change of any
-    stream can concern the streams of this node, because subjects may overlap."""
+    """The parsed settings of all streams. `on_change` is called after each change. It is also
+    called for streams without a copy on this node, because their subjects may overlap with the
+    subjects of this node's streams."""
 
     def __init__(self, on_change: Callable[[], None]) -> None:
         self.by_stream: dict[str, StreamSettings] = {}

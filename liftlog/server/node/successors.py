@@ -13,19 +13,18 @@ from liftlog.server.metadata.mirror import Mirror
 logger = logging.getLogger("liftlog.server.replication")
 
 _MOST_INCARNATIONS = 16
-"""Limit for one stream. A client with an incarnation beyond this limit gets its answer a little
-later."""
+"""Limit for one stream. If there are more incarnations, a client gets its answer slightly later."""
 
 
 class _Gone(NamedTuple):
-    """Epochs and incarnations that the store did not have, when the stream's record had this
-    `incarnation` and `leader_epoch`."""
+    """Epochs and incarnations that were missing in the store at the time when the stream's record
+    had this `incarnation` and `leader_epoch`."""
 
     incarnation: str = ""
     leader_epoch: int = 0
     epoch: int = 0
-    """The metadata store does not have the epochs above `leader_epoch`, up to and including this
-    one."""
+    """The highest epoch that is missing: the metadata store lacks the epochs above `leader_epoch`,
+    up to this one."""
     incarnations: tuple[str, ...] = ()
 
 
@@ -33,12 +32,12 @@ class Successors:
     """Checks clients that have read from a newer leader. Belongs to the event loop; `spawn` starts
     a task.
 
-    A leader that was cut off from the others may not have received the news that it was replaced,
-    or that its stream was deleted and created again. If it answered such a client that the client's
-    records do not exist, the client would discard the records. That answer is right only in two
-    cases: the metadata store, which always has the newest record, has another incarnation, or it
-    does not have the client's epoch. Then the client has read an earlier stream of this name, or an
-    operator has restored the metadata without the nodes that had newer metadata.
+    A leader that was disconnected from the other nodes may not know yet that it was replaced, or
+    that its stream was deleted and created again. If it answered such a client that the client's
+    records do not exist, the client would discard the records. This answer is right only in two
+    cases, which the metadata store shows because it always has the newest record. If the store has
+    another incarnation, the client has read an earlier stream of this name. If the store lacks the
+    client's epoch, an operator has restored the metadata without the nodes that had newer metadata.
     """
 
     def __init__(self, mirror: Mirror, spawn: Callable[[Coroutine[Any, Any, None]], None]) -> None:
@@ -48,8 +47,9 @@ class Successors:
         self._gone: dict[str, _Gone] = {}
 
     def check_epoch(self, name: str, epoch: int) -> None:
-        """Check a client that has read a stream led here in `epoch`, which is above this leader's
-        epoch. Raises NotLeader unless the store was read since then and does not have the epoch."""
+        """Check a client that has read records of `epoch`, which is above the epoch in which this
+        node leads the stream. Raises NotLeader, unless a read of the store has shown that the store
+        lacks the epoch."""
         if epoch > self._known_gone(name).epoch:
             self._ask_about(name, epoch)
             raise NotLeader(
@@ -58,9 +58,9 @@ class Successors:
             )
 
     def check_incarnation(self, name: str, present: str, wanted: str) -> None:
-        """Check a client that has read the incarnation `wanted` of this stream, while the one here
-        is `present`. Raises NotLeader unless the record or the store shows that `wanted` is an
-        earlier incarnation."""
+        """Check a client that has read the incarnation `wanted` of this stream, while the stream on
+        this node has the incarnation `present`. Raises NotLeader unless the record or the store
+        shows that `wanted` is an earlier incarnation."""
         record = self._mirror.records[name]
         if record.incarnation == present:
             if wanted in record.former or wanted in self._known_gone(name).incarnations:

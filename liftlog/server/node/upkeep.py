@@ -48,8 +48,8 @@ class Upkeep:
                 await asyncio.gather(*(replica.role.commit(change) for replica, change in some))
 
     def _changes_due(self, *, for_all: bool) -> list[tuple[Replica, Change]]:
-        """Return the changes of in-sync sets that are due, for all streams led here or only for
-        streams whose leader may propose a change."""
+        """Return the changes of in-sync sets that are due, for all streams that this node leads, or
+        only for streams whose `Leader` may propose a change."""
         stirred, due = self._node.stirred, []
         names = list(self._node.led if for_all else stirred)
         stirred.clear()
@@ -67,8 +67,8 @@ class Upkeep:
 
     async def keep_placed(self) -> None:
         """Do the following at intervals, until cancelled: begin the moves that drained nodes need,
-        hand over streams whose moves wait for a handover, and hand over streams that cannot store
-        messages here."""
+        hand over streams whose moves wait for a handover, and hand over streams whose messages this
+        node cannot store."""
         while True:
             await asyncio.sleep(_PLACE_SECONDS)
             await self._moves.leave_drained(self._node.led)
@@ -91,8 +91,8 @@ class Upkeep:
             await asyncio.sleep(after_seconds / 10)
 
     async def let_tombstones_go(self, interval_seconds: float, forget_after_seconds: float) -> None:
-        """Report to compaction at intervals, until cancelled, which tombstones every replica has.
-        Replicas that have been silent for `forget_after_seconds` are ignored."""
+        """At intervals, until cancelled, report to compaction the tombstones that every replica
+        has. Replicas that have been silent for `forget_after_seconds` are ignored."""
         while True:
             await asyncio.sleep(interval_seconds)
             for replica in list(self._replicas.values()):

@@ -30,8 +30,8 @@ _DONE = Done()
 class Answers:
     """The answers to one client. `peer` names the client in logs. Belongs to the loop's thread.
 
-    A callback of the loop that has created answers calls `settle`, which sends them and handles the
-    requests that waited for free space in the send queue.
+    Every callback of the loop that has created answers must then call `settle`, which sends the
+    answers and handles the requests that waited for free space in the send queue.
     """
 
     def __init__(
@@ -60,8 +60,8 @@ class Answers:
 
     @property
     def may_encode(self) -> bool:
-        """Return False while the waiting answers take too much memory; the fetches are resumed
-        later, as for `may_produce`."""
+        """Return False while the waiting answers take too much memory; the connection resumes the
+        fetches later, as for `may_produce`."""
         return self._queue.unsent_bytes < ENCODED_UNSENT_BYTES
 
     def answer(self, request_id: int, message: Message) -> None:
@@ -75,7 +75,7 @@ class Answers:
 
     def done(self, request_id: int) -> None:
         """Answer that the request was carried out. The answers of one turn of the loop are sent
-        together, by one system call, because many requests may end in the same turn."""
+        together, by one system call, because many requests may be answered in the same turn."""
         if not self.is_open:
             return
         if not self._done_frames:
@@ -115,7 +115,7 @@ class Answers:
     def delivered(
         self, request_id: int, header: Delivered, bodies: Sequence[bytes | bytearray | memoryview]
     ) -> None:
-        """Give a worker messages, at once."""
+        """Answer a worker with messages, and send the answer at once."""
         if not self.is_open:
             return
         self._queue.put(b"".join((self._protocol.answer(request_id, header), *bodies)))

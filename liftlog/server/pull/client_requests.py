@@ -1,5 +1,5 @@
-"""Passes each request of a logged-in client to the code that answers it. The answers may be sent in
-any order."""
+"""Passes each request of a logged-in client to the code that answers it. Answers may be sent in
+another order than the requests."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class ClientRequests:
             queue.pump()
 
     def close(self, error: LiftlogError | None = None) -> None:
-        """Drop every waiting fetch. With `error`, answer each of them with it."""
+        """Drop every waiting fetch. If `error` is given, answer each fetch with it."""
         if self._peer is not None:
             self._peer.close()
         self._work.close(error)
@@ -168,7 +168,7 @@ class ClientRequests:
         return caller.principal or self._answers
 
     async def _perform(self, message: Message, caller: Caller) -> Message:
-        """Carry out the request; called when it has its turn."""
+        """Carry out the request. Called when the request has its turn."""
         if not isinstance(message, ListExtents):
             self._check_wanted(message)
             return await perform(caller, message)

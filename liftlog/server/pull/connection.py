@@ -109,8 +109,8 @@ class PullConnection:
                 self._loop.call_soon(self._read_again)
 
     def _read_again(self) -> None:
-        """Read bytes that TLS has already taken from the socket, because the event loop does not
-        report such bytes."""
+        """Read bytes that TLS has already taken from the socket. The event loop does not report
+        such bytes."""
         if self._reading and self._transport.has_input:
             self._on_readable()
 
@@ -353,8 +353,8 @@ class PullConnection:
         self._queue.flush()
 
     def _finish_sending(self) -> None:
-        """Close the sending side, because everything is sent. Then give the client a moment to read
-        the data."""
+        """Close the sending side, because everything is sent. Then wait a short time, so that the
+        client can read the data."""
         self._cancel_timer()
         try:
             self._transport.end_sending()

@@ -1,8 +1,8 @@
 """Answers the fetches of one connection on one stream, in their order; the first one may wait.
 
-A fetch that finds too few records waits for new records or for the end of its wait time. Nothing
-polls the log: the consumers at the end of the stream (`tailing`) or a timer wake the fetch. If a
-fetch has a filter, a thread examines the records (`filtering`).
+A fetch that finds too few records waits for new records or for the end of its wait time. A waiting
+fetch does not poll the log: `tailing`, which manages the consumers at the end of the stream, or a
+timer wakes the fetch. If a fetch has a filter, a thread examines the records (`filtering`).
 """
 
 from __future__ import annotations
@@ -36,17 +36,18 @@ from liftlog.server.reading.tailing import Tail
 from liftlog.server.requests.rights import Caller
 
 _CATCH_UP_SECONDS = 1.0
-"""Time that a fetch waits until a follower has the requested records. After that, the client is
-referred to the leader."""
+"""Maximum time, in seconds, that a fetch waits until a follower has the requested records. After
+that, the client gets the address of the leader."""
 _REPAIR_SECONDS = 5.0
-"""Time that a fetch waits for a repair before the client is asked to retry."""
+"""Maximum time, in seconds, that a fetch waits for a repair. After that, the client gets an error
+that it can retry."""
 
 Result = TypeVar("Result")
 
 
 class FetchQueue:
-    """The fetches of one client on one stream. Everything except jobs for threads runs in the
-    loop's thread."""
+    """The fetches of one client on one stream. Apart from jobs for threads, all code of this class
+    runs in the loop's thread."""
 
     def __init__(
         self,
@@ -122,7 +123,7 @@ class FetchQueue:
             self._queue.popleft()
 
     def close(self, error: LiftlogError | None = None) -> None:
-        """Drop all waiting fetches. With `error`, answer each of them with it."""
+        """Drop all waiting fetches. If `error` is given, answer each fetch with it."""
         self._unpark()
         self._drop_job()
         self._share.leave(self._resume)
@@ -175,7 +176,7 @@ class FetchQueue:
 
     def _lags(self, waiting: WaitingFetch, stream: StreamHost) -> bool:
         """Return True if the fetch has to wait until this copy has the requested records. Raises
-        NotLeader once it has waited for `_CATCH_UP_SECONDS`."""
+        NotLeader if the fetch has waited for `_CATCH_UP_SECONDS`."""
         fetch, log = waiting.fetch, stream.log
         if stream.is_leading:
             return False
@@ -393,8 +394,7 @@ class FetchQueue:
 
     def _meet(self, damage: CorruptRange, waiting: WaitingFetch, stream: StreamHost) -> bool:
         """Handle damaged records at the position of the fetch. Returns False if the fetch will be
-        served again after an examination or a repair. Otherwise this raises the error for the
-        client."""
+        served again after an examination or a repair. Otherwise raises the error for the client."""
         first, end = damage.first_offset, damage.next_offset
         if waiting.examined != first and not stream.log.is_quarantined(first, end):
             self._examine(waiting, stream.log, damage)
@@ -438,7 +438,8 @@ class FetchQueue:
         function: Callable[..., Result],
         *arguments: Any,
     ) -> None:
-        """Start a thread's work for the first fetch in the queue; then serve that fetch again."""
+        """Start a job in a thread for the first fetch in the queue. After the job, serve that fetch
+        again."""
 
         def done(job: asyncio.Future[Result]) -> None:
             self._job = None
@@ -461,11 +462,11 @@ class FetchQueue:
 
     def _drop_job(self) -> None:
         """Cancel the thread's work for a fetch that was cancelled. A running job ends soon, and no
-        other job of the queue begins before that. Otherwise a client that fetches and cancels could
-        occupy all threads."""
+        other job of the queue begins before its end. Otherwise a client that repeatedly fetches and
+        cancels could occupy all threads."""
         if self._job is not None:
             self._job.cancel()
 
 
 def _do_nothing() -> None:
-    """Do nothing, because the timer ends a pause."""
+    """Do nothing. The callback of a timer that only ends a pause."""

@@ -10,7 +10,7 @@ from liftlog.settings.daemon import PullSettings
 
 @dataclass(frozen=True, slots=True)
 class PullLimits:
-    """The limits. `wire` is sent to every client; the others are internal to the server."""
+    """The limits. `wire` is sent to every client; all other limits are internal to the server."""
 
     wire: WireLimits = field(default_factory=WireLimits)
     max_connections: int = 1024
@@ -34,9 +34,9 @@ class PullLimits:
     linger_seconds: float = 0.005
     """Minimum time between two answers to a consumer that waits at the end of a stream."""
     write_stall_seconds: float = 600.0
-    """A client that accepts no bytes for this long, while bytes are unsent, is disconnected. The
-    time is long because a slow consumer may still be alive, and waiting for it costs open files but
-    no memory."""
+    """A client is disconnected if it accepts no bytes for this time while bytes are unsent. The
+    time is long because a slow consumer may still be alive, and a waiting connection needs open
+    files but no memory."""
     request_timeout_seconds: float = 60.0
     """Time within which a request must arrive completely after its first byte."""
     auth_failure_delay_seconds: float = 0.25
@@ -78,10 +78,10 @@ TURN_BYTES = 1 * MIB
 """Number of bytes sent to one connection before the event loop does other work (about 0.3 ms)."""
 
 LAST_WORDS_SECONDS = 10.0
-"""Time that a refused client has to read its remaining answers."""
+"""Time, in seconds, that a refused client has to read its remaining answers."""
 
 LINGERING_CLOSE_SECONDS = 1.0
-"""Time for a refused client to read the reason before its socket is closed."""
+"""Time, in seconds, for a refused client to read the reason before its socket is closed."""
 
 LINGERING_CLOSE_BYTES = 1 * MIB
 """Number of bytes that are read and dropped during `LINGERING_CLOSE_SECONDS`. Unread bytes would

@@ -30,7 +30,7 @@ from liftlog.server.pull.answers import Answers
 from liftlog.server.requests.rights import HANDLERS, STARTERS, Caller
 
 _SHARED_BY_ALL = "_offsets"
-"""Stream that all nodes share: a principal that may replicate it counts as a node of the
+"""A stream that all nodes share. A principal that may replicate this stream counts as a node of the
 cluster."""
 
 _OPEN = Gate(None)
@@ -120,7 +120,7 @@ class PeerRequests:
         return Pong(*streams.peers.told_time())
 
     def suspect(self, request_id: int, request: Suspect) -> None:
-        """Answer whether this node receives heartbeats from a third node. Raises Forbidden."""
+        """Report to the other node whether this node suspects a third node. Raises Forbidden."""
         caller = self._caller
         caller.gate.authorize(caller.principal, "replicate", _SHARED_BY_ALL, peer=caller.peer)
         if self._peer is None:

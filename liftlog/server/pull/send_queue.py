@@ -4,14 +4,14 @@ Everything is sent in the order in which it was put in. A slice is released as s
 was passed to the socket, or when the queue is closed.
 
 `sendfile` on a page that is not in memory would block the whole event loop until the disk has read
-it. Linux reports this beforehand: `preadv(RWF_NOWAIT)` of a byte fails instead of waiting. If a
-range is not in memory, a thread reads it once and discards the bytes. Afterwards the range is sent
-from the loop like any other.
+it. A test is possible on Linux: `preadv(RWF_NOWAIT)` of a byte fails and does not wait. If a range
+is not in memory, a thread reads the range once and discards the bytes. After that, the loop sends
+the range like any other range.
 
 The client receives the length of a slice before its bytes are read. If the disk then fails to
-return some bytes, zeros are sent in their place. The checksum of the batch reveals the damage to
-the client, which keeps its connection and the undamaged batches. The damaged range is quarantined
-before the zeros are sent, so the answer to the client's next fetch gives the exact range.
+return some bytes, zeros are sent in their place. The client detects the damage by the checksum of
+the batch, and keeps its connection and the undamaged batches. The damaged range is quarantined
+before the zeros are sent, so the answer to the client's next fetch contains the exact range.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from liftlog.server.reading.read_share import ReadShare
 logger = logging.getLogger("liftlog.server.pull")
 
 STEP_BYTES = 64 * 1024
-"""Distance between two bytes that are tested. The kernel reads ahead in larger steps, so it is
-enough to test one byte in each."""
+"""Distance between two bytes that are tested. The kernel reads ahead in larger steps, so one tested
+byte per step is sufficient."""
 _SCRATCH_BYTES = 256 * 1024
 _SCAN_BYTES = 256 * 1024
-"""A client that reads this number of bytes at once is likely to continue reading."""
+"""Number of bytes. A client that reads so many bytes at once is likely to continue reading."""
 _AHEAD_BYTES = 16 * 1024 * 1024
 
 _NOWAIT = getattr(os, "RWF_NOWAIT", 0)
@@ -47,7 +47,7 @@ _ZEROS = memoryview(bytes(64 * 1024))
 
 
 class ShortFile(Exception):
-    """Bytes cannot be sent although a thread has just read them into memory."""
+    """Raised if bytes cannot be sent although a thread has just read them into memory."""
 
 
 class _FilePart:
@@ -117,8 +117,8 @@ class SendQueue:
         self._sending = False
         self._memory = memory
         self.memory_bytes = 0
-        """This queue's part of the total memory. The overhead of small frames counts, because a
-        client may request a million of them."""
+        """This queue's part of the total memory. The overhead of small frames is included, because
+        a client may request a million small frames."""
         self.unsent_bytes = 0
         self.sent_bytes = 0
         self.progress_at = loop.time()
@@ -252,8 +252,8 @@ class SendQueue:
         return sent
 
     def _may_send(self, part: _FilePart) -> bool:
-        """Return True if the next bytes are in memory. If they are not, start a thread that reads
-        them."""
+        """Return True if the next bytes are in memory. If the bytes are not in memory, start a
+        thread that reads them."""
         if part.position < part.resident_until:
             return True
         length = min(part.remaining, TURN_BYTES)
@@ -293,7 +293,7 @@ class SendQueue:
 
 
 def is_resident(fd: int, position: int, length: int) -> bool:
-    """Return True if the sampled pages are in memory, or if the file system cannot report it."""
+    """Return True if the sampled pages are in memory, or if the file system cannot report this."""
     if not _NOWAIT or length <= 0:
         return True
     byte = [bytearray(1)]

@@ -1,4 +1,4 @@
-"""`PullServer`: listens, accepts connections, and enforces their limits."""
+"""`PullServer`: listens, accepts connections, and enforces the limits on them."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class PullServer:
         return len(self._connections)
 
     def set_policy(self, policy: Policy | None) -> None:
-        """Apply `policy` to all requests from now on, including waiting ones. Connections whose
+        """Apply `policy` to all requests from now on, including waiting requests. Connections whose
         credential is no longer in the policy are closed."""
         self.services.gate.set_policy(policy)
         for connection in list(self._connections):
@@ -181,7 +181,8 @@ class PullServer:
             self._idle.set()
 
     def _no_stranger(self, connection: PullConnection) -> None:
-        """Stop counting the connection as not logged in: it has logged in or is closed."""
+        """Remove the connection from those that are not logged in, because it has logged in or is
+        closed."""
         there = self._strangers.get(connection.place, {})
         there.pop(connection, None)
         if not there:
@@ -204,8 +205,8 @@ class PullServer:
             self._admit(sock, where, listener)
 
     def _pause_accepting(self, listener: Listener, error: OSError) -> None:
-        """Stop accepting for a while. The usual cause is a lack of file descriptors, so the next
-        call would fail, too."""
+        """Stop accepting for a short time. The usual cause of a failure is a lack of file
+        descriptors, so the next call would also fail."""
         name = errno.errorcode.get(error.errno or 0, "?")
         logger.error("accepting-failed listen=%s error=%s", listener.address, name)
         self._loop.remove_reader(listener.sock.fileno())
@@ -261,9 +262,9 @@ class PullServer:
     def _make_room(self) -> bool:
         """Close a connection that has not logged in; return False if there is none.
 
-        It chooses the place of origin that has the most such connections, and closes the oldest
-        one. So connections that do not log in never lock out other clients. A flood from one place
-        does not close a connection from another place that waits to log in.
+        The method chooses the place of origin with the most such connections, and closes the oldest
+        connection from this place. So connections that do not log in never lock out other clients,
+        and a flood from one place does not close connections from other places.
         """
         for there in sorted(self._strangers.values(), key=len, reverse=True):
             for connection in there:
@@ -274,7 +275,7 @@ class PullServer:
 
     def _free_memory(self) -> None:
         """Close connections until requests without an answer and unsent answers no longer take too
-        much memory. The connection that uses most is closed first."""
+        much memory. The connection that uses the most memory is closed first."""
         memory, most_bytes = self.services.memory, self._limits.max_unsent_memory_bytes
         while memory.used_bytes > most_bytes and self._connections:
             largest = max(self._most_demanding(), key=lambda one: one.memory_bytes)
@@ -282,7 +283,7 @@ class PullServer:
 
     def _most_demanding(self) -> Collection[PullConnection]:
         """Return the connections of the principal whose connections together take the most memory.
-        So a principal gains nothing if it spreads its requests over many connections."""
+        So a principal has no advantage from many connections."""
         if len(self._uses) < 2:
             return self._connections
         uses = [use.connections for use in self._uses.values()]
@@ -290,8 +291,8 @@ class PullServer:
         return found if any(one.memory_bytes for one in found) else self._connections
 
     def _schedule_sweep(self) -> None:
-        """Start the timer that looks for stalled and disconnected clients; it runs only while
-        clients are connected."""
+        """Start the timer that looks for stalled and disconnected clients; the timer runs only
+        while clients are connected."""
         limits = self._limits
         seconds = min(limits.write_stall_seconds, limits.request_timeout_seconds) / 4
         seconds = min(seconds, _LONGEST_SWEEP_SECONDS)
@@ -312,9 +313,9 @@ class PullServer:
 def _hung_up(connections: Collection[PullConnection]) -> list[PullConnection]:
     """Return the connections whose client has disconnected.
 
-    The event loop misses some of them. It reports a reset once, and if a request arrived just
-    before the reset, it reports only the request. It does not watch a connection at all while its
-    requests are not read.
+    The event loop does not report all of these. If a request arrived just before a reset, the loop
+    reports only the request. And it does not watch a connection while requests are not read from
+    it.
     """
     poll = select.poll()
     by_number = {connection.fileno(): connection for connection in connections}

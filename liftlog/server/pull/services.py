@@ -87,7 +87,8 @@ class PullServices:
         self.shared_pieces = SharedPieces()
         self.turns = Turns()
         self.measuring = FairLock()
-        """Held while a request for `extents` is answered, so that only one runs at a time."""
+        """A lock that is held while a request for `extents` is answered, so that only one such
+        request runs at a time."""
         self.jobs: set[asyncio.Task[None]] = set()
         self._tails: WeakKeyDictionary[StreamHost, TailGroup] = WeakKeyDictionary()
         self._live: WeakKeyDictionary[StreamHost, TailGroup] = WeakKeyDictionary()

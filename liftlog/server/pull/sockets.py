@@ -94,7 +94,7 @@ def _listen_unix(path: Path, mode: int) -> Listener:
 
 
 def _remove_stale(path: Path) -> None:
-    """Remove a socket file if no process listens on it; leave any other file alone."""
+    """Remove a socket file if no process listens on it. Other files are not removed."""
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:
@@ -144,8 +144,8 @@ class Transport(Protocol):
     def fileno(self) -> int: ...
     def recv_into(self, buffer: memoryview) -> int: ...
     def send(self, data: bytes | bytearray | memoryview, more: bool) -> int:
-        """Send bytes and return how many were accepted. `more` means that other bytes follow at
-        once, which may share a packet with these."""
+        """Send bytes, and return the number of accepted bytes. `more` means that other bytes follow
+        at once, which may share a packet with these bytes."""
         ...
 
     def sendfile(self, fd: int, position: int, length: int) -> int: ...
@@ -185,8 +185,8 @@ class SocketTransport:
 
 
 class TlsTransport:
-    """A socket with TLS. Bytes of files are read, encrypted and copied, which has about a quarter
-    of the speed."""
+    """A socket with TLS. Bytes of files are read, encrypted and copied, at about a quarter of the
+    speed."""
 
     # Encrypting takes longer than sending from the page cache.
     turn_bytes = CHUNK_BYTES

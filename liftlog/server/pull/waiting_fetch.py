@@ -9,9 +9,9 @@ from liftlog.records.columns.selection import Selection
 from liftlog.server.reading.scan import Scanned
 
 _REST_SECONDS = 0.0016
-"""Pause between two scans for a member of a group. It is multiplied by a power of two that is at
-most the number of members. So all members together scan about as often as a single member would.
-They also scan at the same times, and each scan finds some records."""
+"""Pause between two scans for a member of a group. The pause is multiplied by a power of two that
+is at most the number of members. So all members together scan about as often as a single member
+would. All members scan at the same times, and each scan finds some records."""
 _BUSY_REST = 2
 """Factor for the pause while the event loop is busy."""
 _LONGEST_REST_SECONDS = 0.1024
@@ -48,8 +48,8 @@ class WaitingFetch:
         self.begin(None, None)
 
     def begin(self, incarnation: str | None, readable: tuple[str, ...] | None) -> None:
-        """Reset the results, because they are valid only for one incarnation of the stream and one
-        set of readable subjects."""
+        """Reset the results. They are valid only for one incarnation of the stream and one set of
+        readable subjects."""
         self.incarnation = incarnation
         self.readable = readable
         self.selection: Selection | None = None

@@ -40,8 +40,8 @@ from liftlog.server.requests.rights import Caller, consumers_of
 _DEFAULT_BYTES = 1 * MIB
 _FEW_RUNS_BYTES = 256 * 24
 _MOST_MESSAGES, _MOST_RUNS = 1024, 1000
-"""Maximum numbers of messages and runs in one part of an ack, which takes less than 2 ms: after a
-longer step, its party would rest (`turns`)."""
+"""Maximum numbers of messages and runs in one part of an ack, which takes less than 2 ms. After a
+longer step, the party of the client would have to pause (`turns`)."""
 _PART_SECONDS = 0.001
 """Processor time after which an ack pauses before its next part."""
 _KINDS = {ACK: AckKind.ACK, NAK: AckKind.NAK, PROGRESS: AckKind.PROGRESS, TERM: AckKind.TERM}
@@ -97,8 +97,8 @@ class WorkRequests:
 
     def close(self, error: LiftlogError | None = None) -> None:
         """End the wait of all requests, because the connection ends. Acks that have arrived still
-        take effect. If `error` is given, answer each request with it; then acks that have not begun
-        have no effect."""
+        take effect. If `error` is given, answer each request with it; in this case acks that have
+        not begun have no effect."""
         for request_id, waiting in list(self._waiting.items()):
             if self._withdraw(waiting):
                 self._end(request_id)
@@ -116,7 +116,7 @@ class WorkRequests:
         )
 
     def _withdraw(self, waiting: _Waiting) -> bool:
-        """Withdraw the request from its consumer. Returns False if its answer is already being
+        """Withdraw the request from its consumer. Returns False if the answer is already being
         sent."""
         door, message = self._caller.broker.consumers, waiting.message
         return door is not None and door.cancel(message.stream, message.consumer, waiting.asked)
@@ -171,7 +171,8 @@ class WorkRequests:
     # --- acks ---
 
     def _begin_ack(self, request_id: int, message: AckWork) -> None:
-        """Apply acks of few messages at once, if this client can have the turn; others later."""
+        """Apply acks of few messages at once, if it is this client's turn. Apply larger acks
+        later."""
         services = self._services
         if not self._is_acking and len(message.runs) <= _FEW_RUNS_BYTES:
             acks = _acks_of(message)
@@ -235,8 +236,8 @@ def _acks_of(message: AckWork) -> AcksOf:
 
 
 def _parts_of(runs: Sequence[Run]) -> Iterator[list[Run]]:
-    """Yield the messages of some runs in parts, which each take little time; an empty part if there
-    are none."""
+    """Yield the messages of some runs in parts that each take little time; one empty part if there
+    are no messages."""
     part: list[Run] = []
     size = 0
     for run in runs:

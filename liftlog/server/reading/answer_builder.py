@@ -23,8 +23,8 @@ class AnswerBuilder:
     """Encodes records into batches of at most `max_bytes` in total. If the first record is larger,
     the answer has only this record. The records arrive in the order of their offsets.
 
-    If records are left out between two batches, the first batch has a hole at its end, as after
-    compaction: each batch extends to the beginning of the next one.
+    Each batch extends to the beginning of the next batch. So if records are left out between two
+    batches, the first batch has a hole at its end, as after compaction.
     """
 
     def __init__(self, max_bytes: int, most_records: int) -> None:
@@ -44,8 +44,8 @@ class AnswerBuilder:
         self._stamps = (0, 0)  # oldest and newest timestamp, or bounds of them
 
     def add(self, records: Columns, header: BatchHeader, stamps: Stamps | None = None) -> int:
-        """Add records and return how many were added. Adds only some of them if the answer becomes
-        full. `stamps` are bounds of their timestamps, given if all of these fit into one batch."""
+        """Add records, and return the number of added records. It is smaller if the answer becomes
+        full. `stamps` are bounds of the timestamps, given if all timestamps fit into one batch."""
         first, count = 0, len(records)
         while first < count:
             # Encoding all remaining records at each step would cost more with each step.

@@ -1,16 +1,16 @@
 """Divides the event loop and a few threads fairly among clients.
 
 `FairInput` limits the time for which requests are read and handled in each turn of the event loop.
-Reading from one connection costs little, but a thousand connections can be readable at once, and no
-message is stored and no ack sent until the turn ends. Connections that do not get time in one turn
-are read in the next turns.
+Reading from one connection takes little time. But a thousand connections can be readable at once,
+and until the turn ends, no message is stored and no ack is sent. Connections that do not get time
+in one turn are read in the next turns.
 
 `FairThreads` runs the scans of all clients in a few threads. (The module `turns` schedules the work
 of requests in the event loop.)
 
-In both classes, parties (principals) take turns, and so do the members of each party (its
-connections). So a principal with many jobs or many connections delays only itself. `read_share`
-limits the share of the event loop that all consumers together may use.
+In both classes, parties (principals) take turns, and within a party its members (connections) take
+turns. So a principal with many jobs or many connections delays only itself. `read_share` limits the
+share of the event loop that all consumers together may use.
 
 `SpreadWork` runs long work for the HTTP port in small pieces over many turns of the loop.
 """
@@ -36,7 +36,7 @@ Item = TypeVar("Item")
 
 
 class FairInput:
-    """Limits the time for input in each turn of the loop. While there is little to do, a call costs
+    """Limits the time for input in each turn of the loop. While there is little work, a call takes
     only two readings of the clock. Belongs to the event loop."""
 
     def __init__(self, turn_seconds: float = _TURN_SECONDS) -> None:

@@ -195,8 +195,8 @@ class AckedConsumer:
         self._shared.rounds.ready(self)
 
     def end(self, why: Ending, *, is_stored: bool = True) -> None:
-        """End all pulls, and stop the consumer. The last changes are stored, unless `is_stored` is
-        false because the consumer was deleted."""
+        """End all pulls, and stop the consumer. Its last changes are stored unless `is_stored` is
+        false."""
         if not self.is_closed:
             self._pulls.pass_on(self.machine, self._cursor.left, self._shared.clock.now_ns())
             self.machine.end_pulls(why)
@@ -406,8 +406,7 @@ class AckedConsumer:
         return self._buffer.is_at_end and self._cursor.next_offset >= self.host.log.high_watermark
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
-        """Start a read. Only one read runs at a time. The consumer becomes ready when the read has
-        ended."""
+        """Start a read. Only one runs at a time; the consumer becomes ready when it has ended."""
         if self._idle.is_set():
             self._idle.clear()
             self._shared.services.spawn(self._reading(work))

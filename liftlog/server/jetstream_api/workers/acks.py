@@ -42,8 +42,8 @@ class WorkerAcks(NamedTuple):
     sequences: Ints
     """Consumer sequences, by the index of the ack."""
     replies: Sequence[bytes]
-    """The subject on which each client wants an answer; b"" if it wants none. Empty if no client
-    wants one."""
+    """By ack: the subject on which the client wants an answer, b"" if it wants none. Empty if no
+    client wants an answer."""
 
 
 class NextPull(NamedTuple):

@@ -21,7 +21,7 @@ NOBODY = b""
 
 
 class Place:
-    """The place of one consumer. It counts until `leave` is called."""
+    """The place of one consumer. The place is in use until `leave` is called."""
 
     def __init__(self, admission: Admission, stream: str, party: bytes, *, is_durable: bool):
         self._admission: Admission | None = admission
@@ -44,7 +44,7 @@ class Admission:
 
     def enter(self, stream: str, party: bytes, most: int | None, *, is_durable: bool) -> Place:
         """Return a place for one more consumer. `most` is the limit of the stream, or None if it
-        has no limit. Raises JetStreamError if there is no room."""
+        has no limit. Raises JetStreamError if the limit is reached."""
         is_full = (
             self.total >= MAX_CONSUMERS
             or (most is not None and self._of_stream[stream] >= most)
@@ -92,7 +92,7 @@ class NameLocks:
         self, stream: str, name: str, *, seconds: float | None = None
     ) -> AsyncIterator[None]:
         """Wait for earlier changes of a consumer. Raises JetStreamError if they take longer than
-        `seconds`: for example, the consumer cannot be loaded while the journal fails."""
+        `seconds`, for example because the consumer cannot be loaded while the journal fails."""
         key = stream, name
         self._users[key] += 1
         lock = self._locks.setdefault(key, asyncio.Lock())

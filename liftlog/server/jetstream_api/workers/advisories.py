@@ -1,10 +1,10 @@
 """Advisories about consumers, in JetStream's form, on `$JS.EVENT.ADVISORY.CONSUMER.>`.
 
-They are for monitoring, and for programs that copy messages which have reached `max_deliver`. An
-advisory is sent only if its subject has a subscriber and the server accepts it without waiting, and
-at most 1,000 are sent per second. So advisories never delay deliveries, and a program cannot rely
-on them; the daemon counts advisories that it does not send. The state of a consumer also keeps the
-offsets of its newest exhausted messages.
+Advisories are for monitoring, and for programs that copy messages which have reached `max_deliver`.
+An advisory is sent only if its subject has a subscriber and the server accepts it without waiting,
+and at most 1,000 are sent per second. So advisories never delay deliveries, and a program cannot
+rely on them; the daemon counts advisories that it does not send. The state of a consumer also keeps
+the offsets of its newest exhausted messages.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Sample(NamedTuple):
 
 
 class Sender(Protocol):
-    """The leaf node connection, as far as advisories need it."""
+    """The methods of the leaf node connection that advisories use."""
 
     def has_interest(self, subject: bytes) -> bool: ...
 
@@ -70,7 +70,7 @@ class Advisories:
         self._now_ns = now_ns
         self._monotonic_ns = monotonic_ns
         self._room = _FULL
-        """Credit for advisories. Each advisory uses `_SECOND_NS` of it."""
+        """Credit for advisories. Each advisory takes `_SECOND_NS` from the credit."""
         self._refilled_ns = monotonic_ns()
         self.sent: Counter[str] = Counter()
         """Number of sent advisories by kind, which is a token of the subject."""

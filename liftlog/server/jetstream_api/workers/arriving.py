@@ -13,8 +13,8 @@ from liftlog.server.jetstream_api.consumers.budget import Part
 from liftlog.server.jetstream_api.workers.local_work import is_local
 
 _GRACE_NS = 2_000_000_000
-"""Time for which a pull waits for the report that its inbox has a subscriber. The pull can arrive
-before the report, which takes another path through NATS."""
+"""Time, in ns, for which a pull waits for the report that its inbox has a subscriber. The report
+takes another path through NATS, so it can arrive after the pull."""
 
 _CLOCKS_NS = 1_000_000_000
 """Maximum difference between the times of a pull by the clocks of two nodes, with the time that the
@@ -32,8 +32,8 @@ class ArrivingPulls:
         self._earlier: list[tuple[bytes, int]] = []
         self._delivered_ns = 0
         self._young: dict[bytes, int] = {}
-        """Pulls whose inbox had no subscriber when they arrived a short time ago, with the time of
-        arrival."""
+        """Pulls that arrived a short time ago, while their inbox had no subscriber, with the time
+        of arrival."""
 
     def take_over(self, state: ConsumerState) -> None:
         """Note which pulls the former leader has read; see `was_read`. `state` is its state."""
@@ -55,8 +55,8 @@ class ArrivingPulls:
 
     def add(self, request: PullRequest, waiting: int) -> bool:
         """Add a pull. Returns False if this consumer, or all consumers together, have too many
-        pulls. `waiting` is the number of pulls that wait since earlier turns; the limit on these is
-        applied when a turn examines this pull."""
+        pulls. `waiting` is the number of pulls from earlier turns that still wait. Their limit is
+        applied when a turn examines the new pull."""
         is_full = len(self.queue) >= MAX_WAITING
         if is_full or not self._part.resize(waiting + len(self.queue) + 1):
             return False
@@ -78,10 +78,10 @@ class ArrivingPulls:
     def drop_dead(
         self, machine: Consumer, has_interest: Callable[[bytes], bool], *, is_connected: bool
     ) -> bool:
-        """Drop the pulls whose client is gone. Returns False if this is unknown for one of the
-        pulls, because NATS has not yet reported a subscriber of its inbox. Without a connection to
-        NATS, all pulls over NATS are dropped. Otherwise workers on the pull socket would wait for
-        them."""
+        """Drop the pulls whose client is gone. Returns False if this is unknown for a pull, because
+        NATS has not yet reported a subscriber of its inbox. Without a connection to NATS, all pulls
+        over NATS are dropped; otherwise workers on the pull socket would wait behind these
+        pulls."""
         over_nats = [one for one in machine.waiting if not is_local(one)]
         missing = [one for one in over_nats if not is_connected or not has_interest(one)]
         dead = [one for one in missing if not is_connected or not self.is_young(one)]
@@ -100,7 +100,7 @@ class ArrivingPulls:
             machine.pull(self.queue.popleft(), left, now_ns)
 
     def turn_ended(self, waiting: int) -> None:
-        """Note the end of a turn, after which `waiting` pulls wait."""
+        """Note the end of a turn. `waiting` is the number of pulls that still wait."""
         self._part.resize(waiting + len(self.queue))
 
     def close(self) -> None:

@@ -24,20 +24,21 @@ logger = logging.getLogger("liftlog.server.jetstream_api")
 
 _OFFSET = itemgetter(0)
 _AGAIN_BYTES = 1024 * 1024
-"""Redeliveries are read up to this size at a time."""
+"""Maximum size, in bytes, of the redeliveries that one read returns."""
 
 
 class Buffer:
     """Holds two kinds of records. `rows` are for first deliveries: all wanted records from `start`
-    up to the position of the cursor. `again` are for redeliveries, by offset, together with the
-    offsets that were read."""
+    up to the position of the cursor. `again` are for redeliveries: records by offset, together with
+    the offsets that were read."""
 
     def __init__(self, start: int, *, replay: Replay | None = None) -> None:
         """`replay` delays `rows`."""
         self.start = start
         self.replay = replay
         self.due_ns: int | None = None
-        """Time at which a row whose pause has not ended may be delivered; None if no row waits."""
+        """Time at which a row may be delivered that is still delayed by a pause; None if no row is
+        delayed."""
         self.rows: list[Row] = []
         self.is_at_end = False
         self.examined = 0
@@ -45,7 +46,7 @@ class Buffer:
         wanted record. At other times 0."""
         self._waits_from = -1
         self._needs_thread = False
-        """True if a thread had to read the newest rows."""
+        """True if a thread has read the newest rows."""
         self._clears = 0
         self._largest_bytes = 0
         """Upper bound of the sizes of `rows`."""
@@ -53,7 +54,7 @@ class Buffer:
 
     def waits(self, position: int, offset: int) -> None:
         """Note that the consumer waits for records from `offset` on. `position` is the position of
-        the cursor. The cursor may not have reached `offset` yet."""
+        the cursor. The cursor may still be below `offset`."""
         self._waits_from = position if position >= offset else -1
 
     def skip(self, position: int, examined: int) -> int:
@@ -126,8 +127,8 @@ class Buffer:
         self._needs_thread = True
 
     def reads_ahead(self, delivered: int) -> bool:
-        """Return True if the next records should be read now, while the clients process those that
-        this turn has delivered: otherwise the next turn of this size would wait for a thread."""
+        """Return True if the next records should be read now, while the clients process the records
+        of this turn. Otherwise the next turn would have to wait for a thread."""
         return self._needs_thread and not self.is_at_end and len(self.rows) < delivered
 
     async def read_again(self, cursor: Cursor, wanted: Sequence[int]) -> None:
@@ -141,7 +142,7 @@ class Buffer:
         self.again = asked, {row.offset: row for row in rows}
 
     def fitting(self, limit: int) -> int:
-        """Return the number of rows before the first one that is larger than `limit` bytes; 0 means
+        """Return the number of rows before the first row that is larger than `limit` bytes; 0 means
         no limit."""
         if not limit or self._largest_bytes <= limit:
             return len(self.rows)
@@ -208,8 +209,9 @@ def records_of(rows: Sequence[Row]) -> Records:
 
 def within_payload(rows: list[Row], limit: int, consumer: str) -> list[Row]:
     """Leave out rows that are larger than `limit` bytes, the `max_payload` of NATS; with 0 there is
-    no limit. NATS servers can lower `max_payload`, and they end a connection that sends a larger
-    message. Records that are left out count as not matching."""
+    no limit. Stored records can be larger, because NATS servers can lower `max_payload`. A server
+    ends a connection that sends a larger message. Records that are left out count as not
+    matching."""
     if not limit or _largest_bytes(rows) <= limit:
         return rows
     fitting = [row for row in rows if size_over_nats(row) <= limit]

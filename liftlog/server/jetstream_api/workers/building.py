@@ -59,9 +59,9 @@ class Builder:
     def cursor(
         self, spec: ConsumerSpec, host: StreamHost, *, is_local: bool
     ) -> tuple[Cursor, Policy | None]:
-        """Return a cursor with the present rights of clients of NATS, and the policy from which
-        these rights come. With `is_local` the cursor returns all records, and each worker needs the
-        right to read them. Raises Forbidden."""
+        """Return a cursor with the present rights of clients of NATS, and the policy that gives
+        these rights. With `is_local` the cursor returns all records, and each worker needs the
+        right to read all of them. Raises Forbidden."""
         gate = self._services.gate
         policy, readable = gate.policy, None
         if not is_local:
@@ -94,7 +94,7 @@ class Builder:
     async def begin(
         self, cursor: Cursor, spec: ConsumerSpec, host: StreamHost, offset: int, chosen_end: int
     ) -> None:
-        """Move the cursor of a consumer that exists already to `offset`. Raises LimitExceeded."""
+        """Move the cursor of an existing consumer to `offset`. Raises LimitExceeded."""
         newest = 1 if spec.policy == "last_per_subject" else self.shown(host).history
         await cursor.begin(offset, newest, chosen_end or None)
 

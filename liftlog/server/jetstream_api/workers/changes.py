@@ -1,7 +1,7 @@
-"""Passes a consumer's changes to the journal, and sends the commands that wait for them. Without a
-cluster, commands wait only for the journal of this daemon. In a cluster the followers of the stream
-must have the changes before a command is passed to the outbox. The outbox then waits for the
-journal of this node.
+"""Passes a consumer's changes to the journal, and sends the commands that wait for these changes.
+Without a cluster, commands wait only for the journal of this daemon. In a cluster the followers of
+the stream must have the changes before a command is passed to the outbox. The outbox then waits for
+the journal of this node.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from liftlog.server.journal import Change, Journal
 from liftlog.server.replication.serving_consumers import ServedConsumers
 
 _CONFIRM_SECONDS = 4.0
-"""Time limit of a confirmation. Clients of JetStream wait for 5 s."""
+"""Time limit of a confirmation, in seconds. It is lower than the timeout of JetStream's clients, 5
+s."""
 _MOST_BYTES = 4 * 1024 * 1024
 _SPARE_BYTES = 64 * 1024
-"""Space above `_MOST_BYTES` for the turn of a consumer that began below it: its deliveries count
-already, and must not be dropped because its heartbeat has exceeded the limit."""
+"""Space above `_MOST_BYTES` for a turn that began below that limit. The deliveries of such a turn
+already count, so they must not be dropped if a heartbeat of the same turn exceeds the limit."""
 _ENTRY_BYTES = 128
 """Memory of an entry beside its commands."""
 
@@ -33,7 +34,7 @@ class StreamChanges(Protocol):
 
     @property
     def is_open(self) -> bool:
-        """False once another node may lead the stream. Then nothing is written or sent any more."""
+        """False once another node may lead the stream. After that, nothing is written or sent."""
         ...
 
     @property
@@ -63,7 +64,7 @@ class StreamChanges(Protocol):
 
     def written(self, position: int) -> asyncio.Future[None]:
         """Return a future that is done when the deliveries of the changes up to a position may be
-        sent. If a write fails before, the future gets its error."""
+        sent. If a write fails before that, the future gets the error."""
         ...
 
     def after_written(self, position: int, commands: bytes) -> None:
@@ -112,7 +113,8 @@ class ReplicatedChanges:
 
     While too few replicas are in sync, deliveries, statuses and answers to acks wait. If too many
     bytes wait, no consumer delivers messages, and further statuses and answers are dropped. A
-    client repeats an ack without an answer, and a pull without a status ends by its own time limit.
+    client repeats an ack that gets no answer. A pull without a status ends when its own time limit
+    is over.
     """
 
     def __init__(
@@ -202,8 +204,9 @@ class ReplicatedChanges:
             self._journal.synced(position)  # synced at the same time as on the followers
 
     def _confirmed(self) -> None:
-        """Send the commands whose changes the followers have. At the end of the leadership, drop
-        all commands, including commands that wait for the journal of this node or for NATS."""
+        """Pass on the commands for the changes that the followers have. At the end of the
+        leadership, drop all commands, including commands that wait for the journal of this node or
+        for NATS."""
         served, outbox = self._served, self._outbox
         if served.is_closed:
             self._deliveries.clear()

@@ -1,7 +1,7 @@
 """Composes the NATS commands that carry out the instructions of a consumer: messages, statuses,
 advisories.
 
-The composer checks the destination of each command anew, because streams and the ACL can change.
+The composer checks the destination of each command, because streams and the ACL can change.
 """
 
 from __future__ import annotations
@@ -108,8 +108,9 @@ class Composer:
         return b"".join([*parts, *self._deliveries(delivers, rows)])
 
     def _deliveries(self, delivers: Sequence[Deliver], rows: Mapping[int, Row]) -> list[bytes]:
-        """Return the commands in the order of their deliveries. Pulls take turns at messages, and
-        several pulls can belong to one client, which expects the order of the stream."""
+        """Return the commands in the order of their deliveries. This order is necessary because
+        pulls receive messages in turn, and several pulls can belong to one client, which expects
+        the order of the stream."""
         pairs = itertools.pairwise(delivers)
         if all(one.sequences[-1] < other.sequences[0] for one, other in pairs):
             return [part for one in delivers for part in self._messages(one, rows)]
@@ -179,9 +180,10 @@ class Composer:
         return target, self._ack_head, numbers, subjects, headers, values, queues
 
     def heartbeat(self, state: ConsumerState, now_ns: int) -> bytes:
-        """Return the heartbeat of a push consumer; empty if none is due, or nobody subscribes. The
-        next one is due after the same time. If the consumer waits for an answer of flow control,
-        the heartbeat names it, because the client can have taken the place of another one."""
+        """Return the heartbeat of a push consumer; empty if no heartbeat is due, or if the subject
+        has no subscriber. The next heartbeat is due after the full interval. If the consumer waits
+        for an answer of flow control, the heartbeat names the request, because a new client may
+        have replaced the client that received the request."""
         seconds = self.spec.heartbeat_seconds
         if not seconds or now_ns - self.pushed_ns < seconds * 1e9:
             return b""
@@ -212,7 +214,7 @@ def ack_answers(
     destinations: Destinations, ineffective: Iterable[bytes], lost: Iterable[bytes]
 ) -> bytes:
     """Return the answers to acks that no consumer takes: an empty answer to an ack without an
-    effect, and the status 503 if the consumer does not exist or wants no acks. NATS sends this
+    effect, and the status 503 if the consumer does not exist or wants no acks. NATS sends the same
     status for a subject without subscribers."""
     blocks = ((ineffective, b""), (lost, status(503, "")))
     targets = [(destinations.for_answer(one), block) for some, block in blocks for one in some]

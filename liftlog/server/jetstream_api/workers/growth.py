@@ -1,4 +1,4 @@
-"""Wakes the consumers that wait at the end of a stream, if new records have their subjects.
+"""Wakes consumers that wait at the end of a stream when there are new records on their subjects.
 
 New records are examined once for all consumers of the stream. Each distinct subject of a batch is
 looked up in a tree of the filters of waiting consumers. So a commit stays fast even if ten thousand
@@ -22,7 +22,7 @@ _MOST_PIECES = 4
 _MOST_BYTES = 1024 * 1024
 
 Filters = tuple[str, ...]
-"""Patterns of subjects; empty: all subjects."""
+"""Patterns of subjects; no pattern means all subjects."""
 
 
 class Waiting(Protocol):
@@ -106,7 +106,8 @@ class _Stream:
 
     def _examine_all(self) -> bool:
         """Examine the new records. Returns False if some of the records are not in memory, or if
-        there are too many: then each consumer reads the records itself. Raises LiftlogError."""
+        there are too many records. In this case each consumer reads the records itself. Raises
+        LiftlogError."""
         log = self._host.log
         for _ in range(_MOST_PIECES):
             view = log.view
@@ -140,20 +141,20 @@ class Growth:
 
     def wait(self, one: Waiting, host: StreamHost, filters: Filters, offset: int) -> bool:
         """Wake a consumer once, when there is a record at or above `offset` that it may want.
-        `offset` is at least the high watermark. Returns False if the consumer waits already."""
+        `offset` is at least the high watermark. Returns False if the consumer already waits."""
         stream = self._streams.get(host)
         if stream is None:
             stream = self._streams[host] = _Stream(host, self._group_of(host))
         return stream.wait(one, filters, offset)
 
     def leave(self, one: Waiting, host: StreamHost) -> None:
-        """Do not wake the consumer any more."""
+        """End the wait of the consumer, without waking it."""
         stream = self._streams.get(host)
         if stream is not None:
             stream.leave(one)
 
     def examined(self, one: Waiting, host: StreamHost) -> int:
-        """Return the offset below which a waiting consumer wants no record; 0 if it does not
-        wait."""
+        """Return the offset below which a waiting consumer wants no record; 0 if the consumer does
+        not wait."""
         stream = self._streams.get(host)
         return stream.position if stream is not None and stream.has(one) else 0

@@ -1,4 +1,4 @@
-"""Wakes consumers when NATS reports that a subject has subscribers, or no longer has any."""
+"""Wakes consumers when NATS reports that a subject has subscribers, or that it has lost them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from liftlog.server.jetstream_api.consumers.leaf import InterestChange
 _PAUSE_SECONDS = 0.02
 _PART_SECONDS = 0.01
 _MOST_EXAMINED, _MOST_WOKEN = 500, 20
-"""Limits of one part: examining a consumer takes 1 us, and a turn 0.1 ms."""
+"""Limits of one part of a look: an examined consumer takes 1 us, and a woken consumer's turn 0.1
+ms."""
 _MAX_EXPECTED = 4096
 _MAX_HEADS = 256
 
 _Heads = tuple[bytes, ...]
-"""Beginnings of subjects. A subject that does not begin with one of them is not affected."""
+"""Beginnings of subjects. Subjects with other beginnings are not affected."""
 _ALL: _Heads = (b"",)
 
 
@@ -43,9 +44,9 @@ class InterestWatch:
     """Wakes consumers when the subscribers of subjects change. It belongs to the event loop.
 
     A consumer that waits for a subscriber of a subject (`has_now`) is woken as soon as NATS reports
-    the subscriber. A consumer whose subject has lost its subscriber is woken after the next look at
-    all consumers, in parts: with 10,000 consumers a look takes 0.2 s. A connection to NATS that is
-    opened or lost wakes all consumers, 20 at a time.
+    the subscriber. A consumer whose subject has lost its subscriber is woken by the next look at
+    all consumers. A look is done in parts, and takes 0.2 s with 10,000 consumers. A connection to
+    NATS that is opened or lost wakes all consumers, 20 at a time.
     """
 
     def __init__(

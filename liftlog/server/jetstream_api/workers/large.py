@@ -33,7 +33,7 @@ class Waiting(NamedTuple):
 
     def takes_large(self) -> bool:
         """Let a worker on the pull socket get the next message. If no such worker waits, return
-        False, and end the pulls that do not wait."""
+        False, and end the pulls with `no_wait`."""
         is_taken = self.local.takes_next(self.machine)
         if not is_taken:
             self.machine.nothing_to_deliver()
@@ -54,8 +54,8 @@ class Waiting(NamedTuple):
 
 
 def limit_of(spec: ConsumerSpec, machine: Consumer, max_payload_bytes: int) -> int:
-    """Return the size in bytes that a record may have to be delivered to each waiting client; 0
-    without a limit. Workers on the pull socket take all sizes."""
+    """Return the maximum size, in bytes, of a record that every waiting client can receive; 0 if
+    there is no limit. Workers on the pull socket receive records of all sizes."""
     is_over_nats = spec.deliver_subject or not all(map(is_local, machine.waiting))
     return max_payload_bytes if is_over_nats and not spec.headers_only else 0
 

@@ -1,4 +1,4 @@
-"""The streams that this node of a cluster leads, whose consumers it therefore serves.
+"""The streams that this node of a cluster leads. The node serves the consumers of these streams.
 
 When this node begins to lead a stream, the stream's consumers are opened from the journal. When the
 leadership ends, the consumers end without messages to their clients, because the next leader
@@ -25,8 +25,8 @@ logger = logging.getLogger("liftlog.server.jetstream_api")
 
 _LOOK_SECONDS = 0.02
 _MAX_HELD = 1_000
-"""Maximum number of reads from the workers' connection whose acks and pulls are held for one
-stream."""
+"""Maximum number of reads of the workers' connection for which the acks and pulls of one stream are
+held."""
 
 
 class LedStream:
@@ -39,9 +39,9 @@ class LedStream:
         self.held: list[Arrived] = []
         """Acks and pulls that have arrived while the consumers were being opened."""
         self.problem = ""
-        """The reason why its consumers could not be opened; empty if there is none."""
+        """The reason why the consumers could not be opened; empty if there is no problem."""
         self.opened = asyncio.Event()
-        """An event that is set when its consumers are open, or the leadership has ended."""
+        """An event that is set when the consumers are open, or when the leadership has ended."""
 
 
 class LedStreams:
@@ -55,8 +55,8 @@ class LedStreams:
         take: Callable[[Arrived], None],
     ) -> None:
         """`open_consumers` is called when this node leads a stream and has determined its end.
-        `take` then gets the acks and pulls that were held. `lost` is called when this node does not
-        lead the stream any more, and must not wait or raise."""
+        `take` then gets the acks and pulls that were held. `lost` is called when this node no
+        longer leads the stream; it must not wait or raise."""
         self._broker = broker
         self._open_consumers = open_consumers
         self._lost = lost
@@ -79,8 +79,8 @@ class LedStreams:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def problem_of(self, name: str) -> str:
-        """Return the reason why a stream's consumers could not be opened; empty if there is
-        none."""
+        """Return the reason why a stream's consumers could not be opened; empty if there is no
+        problem."""
         led = self._by_name.get(name)
         return "" if led is None else led.problem
 
@@ -116,7 +116,7 @@ class LedStreams:
         return led.changes
 
     async def opened(self, name: str) -> None:
-        """Wait until the consumers of a stream are open here, if this node leads it."""
+        """If this node leads the stream, wait until the stream's consumers are open."""
         led = self._by_name.get(name)
         if led is not None:
             await led.opened.wait()
@@ -136,8 +136,8 @@ class LedStreams:
         return True
 
     def drop_pull(self, stream: str, name: str, reply: bytes) -> None:
-        """Drop the first held pull of a client, which has received an answer. Later pulls can have
-        the same reply subject, and get answers of their own."""
+        """Drop the first held pull of a client, which has received an answer. Later pulls with the
+        same reply subject get separate answers."""
         led = self._by_name.get(stream)
         for arrived in () if led is None else led.held:
             for place, one in enumerate(arrived.pulls):

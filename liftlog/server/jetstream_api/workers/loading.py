@@ -22,7 +22,7 @@ logger = logging.getLogger("liftlog.server.jetstream_api")
 
 _LOADED_AT_ONCE = 64
 _MOST_DECODED_BYTES = 64 * 1024
-"""A larger state is decoded in a thread, as that takes more than 20 ms."""
+"""Size in bytes. A larger state is decoded in a thread, because that takes more than 20 ms."""
 
 
 class Loader:
@@ -40,15 +40,15 @@ class Loader:
         self.broken: dict[tuple[str, str], tuple[ConsumerKey, str]] = {}
         """Consumers that could not be loaded, by stream and name, with the reasons."""
         self.denied: set[tuple[str, str]] = set()
-        """The consumers in `broken` that may be loaded once the ACL permits it."""
+        """The consumers in `broken` that can be loaded when the ACL permits it."""
         self._builder = builder
         self._admission = admission
         self._changes_of = changes_of
         self._enter = enter
 
     def problem_of(self, host: StreamHost | None, name: str) -> tuple[ConsumerKey, str] | None:
-        """Return the reason why a consumer of a stream could not be loaded; None if there is none.
-        Drops failures of a deleted stream of the same name."""
+        """Return the reason why a consumer of a stream could not be loaded; None if the consumer
+        has no problem. Drops failures of a deleted stream of the same name."""
         found = None if host is None else self.broken.get((host.name, name))
         if host is not None and found is not None and found[0][0] != host.log.incarnation:
             del self.broken[host.name, name]
@@ -70,8 +70,8 @@ class Loader:
         self, shared: Shared, host: StreamHost, name: str, is_wanted: Callable[[], bool]
     ) -> None:
         """Load a consumer. If this fails, its name remains reserved, because a new consumer of this
-        name would replace the stored state. Does nothing once `is_wanted` returns False: another
-        load may follow with a newer state."""
+        name would replace the stored state. Does nothing if `is_wanted` returns False, because
+        another load may then follow with a newer state."""
         try:
             await self._load(shared, host, name, is_wanted)
             self.broken.pop((host.name, name), None)
@@ -92,7 +92,8 @@ class Loader:
     async def load_denied(
         self, shared: Shared, hosts: Mapping[str, StreamHost], locks: NameLocks
     ) -> None:
-        """Try again to load the consumers that the ACL did not permit to read."""
+        """Try again to load the consumers in `denied`, whose records the ACL did not permit to
+        read."""
         denied, self.denied = self.denied, set()
         for stream, name in denied:
             async with locks.hold(stream, name):

@@ -2,9 +2,9 @@
 
 Only the worker that has waited longest has a pull in the state machine. So each worker gets
 consecutive messages, and their record batches are sent unchanged. The answer to a worker contains
-the messages of the first turn that delivers any to it. Then the next worker gets a pull. The
-messages of an answer are chosen before the answer is composed. An answer is sent when the journal
-has the delta of its turn.
+the messages of the first turn that delivers messages to it. After that turn, the next worker gets a
+pull. The messages of an answer are chosen before the answer is composed. An answer is sent when the
+journal has the delta of its turn.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ logger = logging.getLogger("liftlog.server.jetstream_api")
 MAX_WAITING = 512
 """Maximum number of waiting workers of a consumer."""
 _MAX_SENDING_BYTES = 16 * 2**20
-"""Limit on the bytes that are being read for answers or wait for the journal. Above it, a consumer
-delivers nothing to the socket."""
+"""Limit on the number of bytes that are being read for answers, or that wait for the journal. Above
+this limit, a consumer delivers nothing to the socket."""
 _MAX_RESTING = 1024
 _TOO_LARGE = (
     "the next record is larger than max_payload of NATS, and waits for a worker on the pull socket"
@@ -95,8 +95,8 @@ class LocalWork:
     ) -> None:
         self._host = host
         self.is_used = origin.is_local
-        """True if the consumer was created on the pull socket, or workers there have used it since
-        this node serves it."""
+        """True if the consumer was created on the pull socket, or if workers on the pull socket
+        have used it while this node serves it."""
         self.adopt(origin)
         self.wake: Callable[[], None] = lambda: None
         """Function that gives the consumer a turn. The consumer sets `wake` and `cursor`."""
@@ -111,14 +111,15 @@ class LocalWork:
         self._waiting: deque[Asked] = deque()
         self._resting: deque[str] = deque(maxlen=_MAX_RESTING)
         self._reply = b""
-        """Reply of the pull in the state machine; empty if the state machine has no pull."""
+        """Reply subject of the pull in the state machine; empty if the state machine has no
+        pull."""
         self._told: list[Told] = []
         self._warnings = RareWarnings(logger)
         self._piece: Piece | None = None
         self._damaged_at = -1
         self._sending_bytes = 0
         self._end: LiftlogError | None = None
-        """The reason why the consumer has ended; None before."""
+        """The reason why the consumer has ended; None before the end."""
 
     def adopt(self, origin: Origin) -> None:
         """Adopt the origin of the consumer, which a reset can change."""
@@ -175,8 +176,9 @@ class LocalWork:
         return True
 
     def rest(self, worker: str, machine: Consumer) -> None:
-        """Send answers without messages to the waiting requests of a worker. Its later requests get
-        such answers, too, because requests can arrive on another connection than this call."""
+        """Send answers without messages to the waiting requests of a worker. Later requests of the
+        worker get such answers, too, because a request can arrive later than this call, over
+        another connection."""
         self._resting.append(worker)
         for asked in [one for one in self._waiting if one.worker == worker]:
             self.cancel(asked, machine)
@@ -223,8 +225,8 @@ class LocalWork:
             machine.pull(request, self.cursor.left, now_ns)
 
     def takes_next(self, machine: Consumer) -> bool:
-        """Let the worker that has a pull get the next message, which is too large for NATS. Returns
-        False if no worker has a pull."""
+        """Let the worker that has a pull get the next message, because this message is too large
+        for NATS. Returns False if no worker has a pull."""
         if self._reply not in machine.waiting:
             self._warnings.warn(
                 "jetstream-consumer-waits name=%s reason=%s", self._name, _TOO_LARGE
@@ -288,8 +290,9 @@ class LocalWork:
     def carry_out(
         self, instructions: Sequence[Instruction], machine: Consumer, position: int
     ) -> list[Instruction]:
-        """Carry out the instructions for these workers, and confirm their acks. Returns the other
-        instructions. `position` is the position of the turn's delta in the journal."""
+        """Carry out the instructions for workers on the pull socket, and confirm their acks.
+        Returns the other instructions. `position` is the position of the turn's delta in the
+        journal."""
         if self._told:
             told, self._told = self._told, []
             asyncio.ensure_future(self._changes.synced(position)).add_done_callback(

@@ -23,8 +23,8 @@ _ENTRY_BYTES = 128
 """Memory of an entry beside its commands."""
 
 Offer = Callable[[bytes], bool]
-"""Function that sends NATS commands at once. If they have to wait, it sends nothing and returns
-False."""
+"""Function that sends NATS commands at once. If the commands have to wait, the function sends
+nothing and returns False."""
 Send = Callable[[bytes], Awaitable[None]]
 """Function that sends NATS commands. Raises NatsUnavailable."""
 
@@ -41,7 +41,7 @@ class _Queue:
         self._send = send
         self._waiting: deque[_Commands] = deque()
         self._unsent: list[_Commands] = []
-        """Commands that are due and wait for NATS, while `_sending` runs."""
+        """Due commands that wait for NATS, while `_sending` runs."""
         self._sending: asyncio.Task[None] | None = None
         self.size_bytes = 0
 
@@ -108,8 +108,8 @@ class Outbox:
     def __init__(
         self, journal: Journal, offer: Offer, deliver: Send, answer: Callable[[bytes], None]
     ) -> None:
-        """`offer` and `deliver` send deliveries and statuses; `answer` sends answers to acks;
-        without a connection these answers are lost."""
+        """`offer` and `deliver` send deliveries and statuses; `answer` sends answers to acks, which
+        are lost without a connection."""
 
         def answered(commands: bytes) -> bool:
             answer(commands)
@@ -158,8 +158,8 @@ class Outbox:
         self._schedule(self._answers)
 
     def _schedule(self, queue: _Queue) -> None:
-        """Send commands that are due already, because no progress of the journal will trigger
-        this."""
+        """Schedule the sending of commands that are already due, because the journal makes no
+        further progress that would send them."""
         if queue.is_due and not self._is_scheduled:
             self._is_scheduled = True
             asyncio.get_running_loop().call_soon(self._scheduled)

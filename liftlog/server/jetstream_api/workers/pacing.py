@@ -10,7 +10,7 @@ from liftlog.server.jetstream_api.consumers.rows import Row
 _BURST_NS = 100_000_000
 _NS = 1_000_000_000
 _SHORT_NS = 1_000_000
-"""As in JetStream, there is no pause for intervals of at most this length."""
+"""In ns. As in JetStream, intervals of at most this length cause no pause."""
 
 
 class ByteRate:
@@ -24,7 +24,8 @@ class ByteRate:
         self._at_ns = 0
 
     def room(self, now_ns: int) -> int:
-        """Return the number of bytes that may be sent now; if it is 0 or less, none may be sent."""
+        """Return the number of bytes that may be sent now; if it is 0 or less, no byte may be
+        sent."""
         earned = (now_ns - self._at_ns) * self._bytes_per_second / _NS if self._at_ns else 0.0
         self._credit = min(self._credit + earned, self._most)
         self._at_ns = now_ns
@@ -65,7 +66,7 @@ class Replay:
         return count
 
     def due_ns(self, row: Row) -> int:
-        """Return the time at which a row after the delivered ones may be sent."""
+        """Return the time at which the next row may be sent."""
         pause = row.timestamp_ns - self._stamp_ns
         return self._sent_ns + pause if self._stamp_ns and pause > _SHORT_NS else 0
 

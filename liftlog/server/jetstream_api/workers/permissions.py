@@ -22,8 +22,8 @@ class NatsRights:
         self._table = table
 
     def permitted(self, arrived: Arrived) -> Arrived:
-        """Return acks and pulls without acks that are not permitted. Pulls that are not permitted
-        are refused with a status."""
+        """Return the acks and pulls that are permitted. Acks that are not permitted are dropped,
+        and pulls that are not permitted are refused with a status."""
         if self._gate.policy is None:
             return arrived
         names = {one.consumer for one in arrived.acks} | {one.consumer for one in arrived.pulls}

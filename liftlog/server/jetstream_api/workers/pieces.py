@@ -25,8 +25,8 @@ from liftlog.server.reading.tailing import read_from_memory
 PIECE_BYTES = 1 * MIB
 _BATCH_RECORDS = 4096
 _WASTE = 2
-"""Batches are sent unchanged if they have at most this number of times the wanted records, or if
-they are short."""
+"""Batches are sent unchanged if they have at most this multiple of the wanted records, or if they
+are short."""
 _SHORT_BYTES = 16 * KIB
 MOST_CUTS = 128
 """Maximum number of batches that one cut makes."""
@@ -72,8 +72,8 @@ class Piece:
 
     def cut(self, most: int, start: int = 0) -> Piece:
         """Return the records from `start` on in batches of at most `most` records, unless the
-        stored batches are short. The piece ends after `MOST_CUTS` such batches, since each takes
-        0.1 ms. Raises CorruptBatch."""
+        stored batches are short. The piece ends after `MOST_CUTS` such batches, because making a
+        batch takes 0.1 ms. Raises CorruptBatch."""
         parts: list[Body] = []
         cuts, next_offset = 0, self.next_offset
         for header, position in self._batches:
@@ -113,8 +113,8 @@ class Piece:
 
     def records(self, start: int, most: int) -> Records:
         """Return at most `most` records from `start` on. Their sizes are unknown, so each has the
-        size 1. Their timestamps are only bounds: the first record has the lowest timestamp of all
-        records, and the others the highest."""
+        size 1. Their timestamps are only bounds: the first record gets the lowest timestamp of all
+        records, and all other records get the highest."""
         at = int(self.offsets.searchsorted(start))
         offsets = self.offsets[at : at + most]
         return Records(offsets, np.ones(len(offsets), np.int64), self._stamps_of(offsets))
@@ -137,8 +137,8 @@ class Piece:
         return self._batches[begin : bisect_right(self._bases, last)]
 
     def bodies(self, first: int, last: int, count: int) -> tuple[memoryview, ...] | None:
-        """Return the batches with the records from `first` to `last`, which are `count` records.
-        Returns None if these batches have too many other records."""
+        """Return the batches with the `count` records from `first` to `last`. Returns None if these
+        batches have too many other records."""
         some = self._with(first, last)
         position = some[0].position
         body = self._view[position : some[-1].position + some[-1].header.length]
@@ -159,8 +159,8 @@ def _placed(body: bytes) -> Iterator[Placed]:
 
 
 def read_now(log: Log, offset: int, max_bytes: int) -> Piece | None:
-    """Return the batches from `offset` on if they are in the page cache. Returns None if `read` is
-    needed, which also reports problems."""
+    """Return the batches from `offset` on if they are in the page cache. Returns None if the caller
+    has to use `read`, which also reports problems."""
     try:
         found = log.read(offset, max_bytes)
         if found is None:
@@ -177,7 +177,7 @@ def read_now(log: Log, offset: int, max_bytes: int) -> Piece | None:
 def read(log: Log, offset: int, max_bytes: int, most: int) -> Piece | None:
     """Like `read_now`, but waits for the disk, and cuts batches that are too large for workers that
     get `most` records; the piece may then begin at `offset`. Returns None if there is no record, or
-    damage."""
+    if the records are damaged."""
     try:
         found = log.read(offset, max_bytes)
         if found is None:
@@ -200,8 +200,8 @@ Gathered = tuple[list[Body], set[int]]
 
 
 def gather(log: Log, offsets: Sequence[int]) -> Generator[None, None, Gathered]:
-    """Return batches that contain exactly the records at these offsets, as far as they exist and
-    are not damaged. Yields after each blocking step, of some milliseconds."""
+    """Return batches that contain exactly the records at these offsets, without missing and damaged
+    ones. Yields after each blocking step, which takes some milliseconds."""
     wanted = sorted(offsets)
     builder = AnswerBuilder(2**40, _BATCH_RECORDS)
     found: set[int] = set()

@@ -11,9 +11,9 @@ from typing import Protocol
 _LOOK_SECONDS = 0.005
 _RELIEVED = 0.5
 _SHORT_SECONDS = 0.002
-"""After acks and pulls that took at most this time, there is no pause."""
+"""In seconds. There is no pause after acks and pulls that took at most this time."""
 _ACTIVE_SECONDS = 1.0
-"""Publishers count as active for this time after a message."""
+"""Publishers count as active for this time, in seconds, after a message."""
 
 
 class Held(Protocol):
@@ -35,8 +35,9 @@ class Pressure:
         ingested: Callable[[], int],
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`load` returns the fill level of the buffers; 1 means full. Reading continues when they
-        are half full. `ingested` returns a number that changes when publishers send messages."""
+        """`load` returns the fill level of the buffers; 1 means full. Reading continues when the
+        buffers are half full. `ingested` returns a number that changes when publishers send
+        messages."""
         self._link = link
         self._load = load
         self._ingested = ingested
@@ -49,9 +50,9 @@ class Pressure:
         """Number of stops because of full buffers, since the start of the process."""
 
     def read_ended(self, spent_seconds: float) -> None:
-        """Stop reading if the buffers are full. While publishers are active, also pause for the
-        time that the acks and pulls of this turn have used, because acks of publishers need several
-        turns of the event loop."""
+        """Stop reading if the buffers are full. While publishers are active, also pause for as long
+        as the acks and pulls of this turn have taken, because acks of publishers need several turns
+        of the event loop."""
         if self._relieving is not None:
             return
         is_full = self._load() >= 1

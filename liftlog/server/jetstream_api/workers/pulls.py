@@ -23,8 +23,8 @@ _NUMBER = re.compile(rb"[+-]?[0-9]{1,18}")
 class WorkerPull(NamedTuple):
     consumer: str
     reply: bytes
-    """The subject on which the client awaits messages and the status. It is not checked: a client
-    can name any subject."""
+    """The subject on which the client awaits messages and the status. The subject is not checked
+    yet: a client can name any subject."""
     request: Pull | BadPull
     """The parsed pull. A BadPull has the words of the status for the client, if the consumer
     exists."""

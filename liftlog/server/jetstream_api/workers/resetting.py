@@ -1,4 +1,4 @@
-"""Resets consumers, which then begin again at another position. Over NATS, the client chooses a
+"""Resets consumers: lets them begin again at another position. Over NATS, the client chooses a
 sequence or the ack floor. On the pull socket, the client chooses a new start."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from liftlog.server.jetstream_api.workers.stored import Origin, encode_settings
 from liftlog.server.journal import Change
 
 _WITH_SEQUENCE = ("all", "by_start_sequence", "by_start_time")
-"""The deliver policies with which a consumer may begin at any sequence from its original start
+"""The deliver policies for which a reset may choose any sequence from the consumer's original start
 on."""
 
 
@@ -45,8 +45,8 @@ async def reset_offset(builder: Builder, consumer: AckedConsumer, sequence: int)
 async def cursor_at(
     builder: Builder, consumer: AckedConsumer, offset: int
 ) -> tuple[Cursor, Policy | None]:
-    """Return a cursor of a consumer at another offset, and the policy that gives its rights. Raises
-    LiftlogError."""
+    """Return a cursor of a consumer at another offset, and the policy that gives the cursor's
+    rights. Raises LiftlogError."""
     spec, host = consumer.spec, consumer.host
     cursor, policy = builder.cursor(spec, host, is_local=consumer.local.origin.is_local)
     try:
@@ -67,8 +67,8 @@ async def begin_again(
 ) -> None:
     """Let a consumer begin again at the position of `cursor`, with no message pending or delivered.
     With another `origin`, acks of earlier deliveries to workers on the pull socket are refused.
-    `hosts` are the streams that exist. Durable on return. Raises LiftlogError, JetStreamError; then
-    nothing has changed, and `cursor` is closed."""
+    `hosts` are the streams that exist. Durable on return. Raises LiftlogError, JetStreamError;
+    after an error nothing has changed, and `cursor` is closed."""
     state = ConsumerState(consumer.machine.state.settings, cursor.next_offset)
     version = consumer.version._replace(number=consumer.version.number + 1)
     settings = encode_settings(spec, origin, cursor.chosen_end)

@@ -22,8 +22,8 @@ _FEW_TIMERS = 64
 
 
 class Clock:
-    """A clock in ns since 1970 that never steps: the wall clock at the start of the process, plus
-    the time that the monotonic clock has counted since then."""
+    """A clock in ns since 1970 that never jumps: the wall clock at the start of the process, plus
+    the monotonic time since then."""
 
     def __init__(self) -> None:
         self._base_ns = time.time_ns() - time.monotonic_ns()
@@ -43,8 +43,8 @@ class Member(Protocol):
         ...
 
     def due_ns(self) -> int | None:
-        """Return the time at which the next step is needed even without an event; None if it is
-        never needed."""
+        """Return the time at which the next step is needed even without an event; None if no step
+        is needed."""
         ...
 
     def fail(self, error: Exception) -> None:
@@ -123,7 +123,7 @@ class Rounds:
             self._set_alarm()
 
     def _drop_stale(self) -> None:
-        """Drop the timers that newer ones have replaced, and the timers of consumers that have
+        """Drop the timers that newer timers have replaced, and the timers of consumers that have
         ended. Otherwise each replaced timer would stay in memory until its time, which may be far
         in the future."""
         kept: dict[int, tuple[int, int, Member]] = {}

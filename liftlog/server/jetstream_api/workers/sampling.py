@@ -28,8 +28,8 @@ class Sampled(Protocol):
 def publish_samples(
     advisories: Advisories, consumer: Sampled, arrived: WorkerAcks, now_ns: int
 ) -> None:
-    """Publish metrics about some of the acks that are about to be applied, if anybody subscribes to
-    them."""
+    """Publish metrics about some of the acks that are about to be applied, if their subject has a
+    subscriber."""
     stream, spec = consumer.host.name, consumer.spec
     if advisories.wants_samples(stream, spec.name):
         pending = consumer.machine.state.pending
@@ -40,8 +40,8 @@ def publish_samples(
 def sampled(
     arrived: WorkerAcks, pending: PendingMessages, percent: int, now_ns: int
 ) -> list[Sample]:
-    """Return samples of the acks that are about to be applied. Only plain acks of messages that are
-    with a worker are sampled."""
+    """Return samples of the acks that are about to be applied. Only plain acks of messages that a
+    worker currently has are sampled."""
     acks = arrived.acks
     found = pending.find(acks.offsets, acks.stamps_ns)
     counts = (acks.kinds == AckKind.ACK) & found.is_pending & ~found.is_foreign

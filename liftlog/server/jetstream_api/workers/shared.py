@@ -28,13 +28,13 @@ _MOST_UNSERVED = 20_000
 _MOST_OF_TURN = 100_000
 _MOST_UNSENT_BYTES = 8 * 2**20
 _MOST_UNSYNCED, _MOST_UNWRITTEN = 20_000, 1_000
-"""Limits on the number of unsynced changes in the journal: while it can be written, and while it
-cannot."""
+"""Limits on the number of unsynced changes in the journal, while the journal can be written, and
+while it cannot be written."""
 
 
 @dataclass(slots=True)
 class Shared:
-    """The objects that all consumers of a daemon share. The functions are called with a
+    """The objects that all consumers of a daemon share. The function fields are called with a
     consumer."""
 
     services: PullServices
@@ -56,7 +56,7 @@ class Shared:
     pending: int = 0
     """Number of pending messages of all consumers."""
     unserved: int = 0
-    """Number of acks and pulls since the last turns of their consumers."""
+    """Number of acks and pulls that arrived after the last turns of their consumers."""
 
     @property
     def room(self) -> int:
@@ -105,7 +105,7 @@ class Tally:
         return self.unserved >= _MOST_OF_TURN
 
     def turn_ended(self, pending: int) -> None:
-        """Note the end of a turn, after which `pending` messages are pending."""
+        """Note the end of a turn. `pending` is the number of pending messages after the turn."""
         self._shared.pending += pending - self._pending
         self._shared.unserved -= self.unserved
         self._pending, self.unserved = pending, 0

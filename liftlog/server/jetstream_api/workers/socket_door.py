@@ -215,8 +215,8 @@ class SocketDoor:
 
 def check_covered(alternatives: Sequence[Readable], readable: Readable, consumer: str) -> None:
     """Check that a client may read all records that a consumer delivers. Each set in `alternatives`
-    contains the subjects of all of these records, so it is enough that one set is readable. None
-    stands for all subjects. Raises Forbidden."""
+    contains the subjects of all these records, so it is sufficient if the client may read one of
+    the sets. None stands for all subjects. Raises Forbidden."""
     if readable is None:
         return
     for subjects in alternatives:
@@ -251,8 +251,8 @@ async def described(consumer: AckedConsumer) -> ConsumerInfo:
 
 def columns_of(runs: Sequence[Run], first: int, end: int) -> tuple[Ints, Ints]:
     """Return the offsets of the runs from `first` on and below `end`, and their delivery counts.
-    Messages below the ack floor are done, and messages from `end` on were never delivered. An ack
-    for such a message changes nothing, and must take no time."""
+    Messages below the ack floor are done, and messages from `end` on were never delivered. Acks for
+    such messages have no effect, so they are left out to save time."""
     columns = np.array(runs, np.int64).reshape(-1, 3)
     begins = np.maximum(columns[:, 0], first)
     ends = np.minimum(columns[:, 0] + columns[:, 1], end)
@@ -275,8 +275,8 @@ def _merged(old: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
 
 
 def _differences(there: ConsumerSpec, wanted: ConsumerSpec, config: Mapping[str, Any]) -> list[str]:
-    """Return texts for an error message that name the settings in `config` that the consumer does
-    not have."""
+    """Return texts for an error message. They name the settings in `config` that differ from the
+    consumer's settings."""
     found = []
     for key in config:
         old, new = there.config.get(key), wanted.config.get(key)
@@ -290,7 +290,8 @@ def _differences(there: ConsumerSpec, wanted: ConsumerSpec, config: Mapping[str,
 
 
 def _shown(key: str, value: Any) -> str:
-    """Return the value of a setting for people: durations are in ns in the configuration."""
+    """Return the value of a setting in a readable form. In the configuration, durations are in
+    ns."""
     if key in _DURATIONS and isinstance(value, int):
         return f"{value / 1e9:g} s"
     if key == "backoff" and isinstance(value, list):
@@ -306,7 +307,7 @@ def _parsed(config: Mapping[str, Any], name: str) -> ConsumerSpec:
 
 
 def _typed(error: JetStreamError) -> LiftlogError:
-    """Return the error of the pull protocol whose meaning is closest."""
+    """Return the error of the pull protocol with the closest meaning."""
     if error.code >= 500 and error.err_code != 10012:
         return NotReady(error.description)
     if error.code == _NOT_FOUND:

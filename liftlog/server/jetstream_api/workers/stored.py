@@ -21,7 +21,7 @@ class Origin(NamedTuple):
 
     created_ns: int
     is_local: bool = False
-    """True if a client of the pull socket has created it."""
+    """True if a client of the pull socket has created the consumer."""
 
 
 class Loaded(NamedTuple):
@@ -30,7 +30,7 @@ class Loaded(NamedTuple):
     version: StateVersion
     origin: Origin
     chosen_end: int
-    """Offset below which the consumer delivers only the records that its deliver policy has chosen;
+    """Below this offset, the consumer delivers only the records that its deliver policy has chosen;
     0 if it delivers all records."""
 
 
@@ -80,8 +80,8 @@ def load(stored: StoredConsumer, name: str) -> Loaded:
 async def store_new(
     changes: StreamChanges, consumer: Storable, is_wanted: Callable[[], bool]
 ) -> None:
-    """Store a new consumer. Durable on return. Raises LiftlogError, and JetStreamError if its
-    stream was deleted meanwhile and `is_wanted` returns False. After an error or a cancellation the
+    """Store a new consumer. Durable on return. Raises LiftlogError, and JetStreamError if
+    `is_wanted` returns False because the stream was deleted. After an error or a cancellation the
     consumer is stopped and is not stored."""
     try:
         await changes.synced(changes.write(consumer.snapshot()))
@@ -97,8 +97,8 @@ async def store_settings(
     changes: StreamChanges, consumer: Storable, spec: ConsumerSpec, cursor: Cursor | None
 ) -> None:
     """Store new settings, before they take effect. Durable on return. `cursor` is the new cursor,
-    or None if the present one stays. Raises LiftlogError, and JetStreamError if the consumer is
-    deleted meanwhile. After an error the old settings stay."""
+    or None if the present cursor stays. Raises LiftlogError, and JetStreamError if the consumer is
+    deleted during this. After an error the old settings stay."""
     key, old = consumer.key, consumer.stored_settings()
     chosen_end = (cursor or consumer.local.cursor).chosen_end
     new = encode_settings(spec, consumer.local.origin, chosen_end)

@@ -1,4 +1,4 @@
-"""The settings of a consumer with acks, and the check of later changes to them."""
+"""The settings of a consumer with acks, and the check of later changes to the settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Replaces the connections to NATS if consumers with acks have only workers on the pull socket."""
+"""Replaces the connections to NATS on a daemon whose consumers with acks have only workers on the
+pull socket."""
 
 from __future__ import annotations
 
@@ -36,8 +37,8 @@ class NoLeaf(LeafLink):
         return False
 
     async def send(self, commands: bytes) -> None:
-        """Drop messages and statuses. They answer pulls that arrived before the daemon was
-        restarted."""
+        """Drop messages and statuses. Such messages and statuses answer pulls from before the
+        restart of the daemon."""
 
     async def wait_connected(self) -> None:
         raise JetStreamError(

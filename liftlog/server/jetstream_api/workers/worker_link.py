@@ -7,8 +7,8 @@ for all consumers of the stream:
 $JS.ACK.<stream>.>                          acks
     $JS.API.CONSUMER.MSG.NEXT.<stream>.*        pulls
 
-Acks and pulls that arrive while there is no connection are lost. No message is lost in this way,
-because a message without its ack is delivered again, and clients repeat a pull.
+Acks and pulls that arrive while there is no connection are lost. No message is lost in this way: a
+message without an ack is delivered again, and clients repeat pulls.
 
 One read can bring thousands of acks and pulls. They are parsed and passed on in parts, for a short
 time in each turn of the event loop, and nothing more is read meanwhile. So the acks of publishers
@@ -46,7 +46,8 @@ from liftlog.settings import NatsSettings
 logger = logging.getLogger("liftlog.server.jetstream_api")
 
 _TURN_SECONDS = 0.002
-"""Time in each turn of the event loop after which the remaining parts wait for the next turn."""
+"""Time limit, in seconds, in each turn of the event loop. After it, the remaining parts wait for
+the next turn."""
 _MOST_ACKS, _MOST_PULLS = 512, 64
 """Maximum numbers of acks and pulls in one part."""
 WAIT_SECONDS = 0.001
@@ -85,7 +86,7 @@ class WorkerCounters:
     not_parsed: int = 0
     """Messages on these subjects that are neither acks nor pulls."""
     gaps: int = 0
-    """Number of times at which acks and pulls of a stream may have been missed."""
+    """Number of times that acks and pulls of a stream may have been missed."""
 
 
 @dataclass(slots=True, eq=False)
@@ -155,7 +156,8 @@ class WorkerLink:
         self._led: dict[str, _Led] = {}
         self._arrived: dict[str, _Led] = {}
         self._parts: deque[_Part] = deque()
-        """The parts of earlier reads that are not passed on yet. Nothing is read meanwhile."""
+        """The parts of earlier reads that are not passed on yet. While there are such parts, the
+        connection is not read."""
         self._next: asyncio.Handle | None = None
         self._waits: asyncio.TimerHandle | None = None
         self.urgency: Urgency | None = None
@@ -167,8 +169,8 @@ class WorkerLink:
         self._warnings = RareWarnings(logger)
         self._read_began = 0.0
         self.on_read_end: Callable[[float], None] = lambda seconds: None
-        """A callback that runs after acks or pulls were passed on. It receives the time, in
-        seconds, that this took."""
+        """A callback that runs after acks or pulls were passed on. It receives the duration of the
+        passing on, in seconds."""
         self.counters = WorkerCounters()
         self.link = NatsLink(
             settings.model_copy(update={"name": f"{settings.name} workers"}),
@@ -199,7 +201,7 @@ class WorkerLink:
 
     def lead(self, stream: str) -> None:
         """Subscribe for the consumers of a stream as soon as NATS is available, and again after
-        each disconnect. Does nothing if the stream is led already."""
+        each disconnect. Does nothing if this was already called for the stream."""
         if stream in self._led:
             return
         led = _Led(stream, AckParser(stream), PullParser(stream, self._api_level), time.monotonic())
@@ -212,8 +214,8 @@ class WorkerLink:
             led.subscriptions.append(wanted)
 
     def subscribed_at(self, stream: str) -> float:
-        """Return the monotonic time at which this node subscribed for a stream; 0 if it did not.
-        Acks and pulls that arrived earlier have not reached this connection."""
+        """Return the monotonic time at which this node subscribed for a stream; 0 if it has not
+        subscribed. Acks and pulls that arrived earlier have not reached this connection."""
         led = self._led.get(stream)
         return 0.0 if led is None else led.subscribed_at
 
@@ -263,8 +265,8 @@ class WorkerLink:
     # --- reading ---
 
     def hold(self) -> None:
-        """Stop reading, and pass nothing on, until `release`. NATS buffers data that arrives
-        meanwhile, but disconnects a client that does not read for some seconds."""
+        """Stop reading, and pass nothing on, until `release`. During this time NATS buffers
+        arriving data, but it disconnects a client that does not read for some seconds."""
         self._is_held = True
         self._is_open.clear()
 
@@ -332,8 +334,8 @@ class WorkerLink:
         self._go_on_soon()
 
     def _go_on_soon(self) -> None:
-        """Pass on the remaining parts in the next turn of the loop, or read on if there are
-        none."""
+        """Pass on the remaining parts in the next turn of the loop, or read on if there are no
+        remaining parts."""
         if self._is_held:
             return
         if not self._parts:
