@@ -1,4 +1,5 @@
-"""Makes `format("liftlog")` known: Spark imports every module whose name begins with `pyspark_`."""
+"""Registers `format("liftlog")`, because Spark imports every module with a name that begins with
+`pyspark_`."""
 
 from liftlog.spark.source import LiftlogSource as DefaultSource
 

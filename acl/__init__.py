@@ -1,6 +1,6 @@
 """Access control: principals, roles, NATS subject patterns, and decisions with their reason.
 
-Pure: text in, values out. Nothing here opens a file or a socket.
+Pure: text in, values out. The package opens no files and no sockets.
 
     subjects   NATS subject patterns: valid, matches, overlaps, is a subset of
     document   strict reading of a YAML text: safe, bounded, no duplicate keys, line numbers
@@ -10,7 +10,7 @@ Pure: text in, values out. Nothing here opens a file or a socket.
     reading    parses the text of an ACL file to rules, or to a list of problems
     policy     `Policy`: authenticates a client, and decides whether an operation is allowed
 
-`import acl` alone is cheap: it loads only the subject functions (YAML comes with `acl.policy`).
+`import acl` is fast, because it loads only the functions for subjects (`acl.policy` imports YAML).
 """
 
 from __future__ import annotations

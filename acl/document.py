@@ -1,8 +1,8 @@
 """Reads one YAML document that a person wrote, strictly.
 
 PyYAML's safe loader uses the last of two equal keys, turns the key `on` into True, and expands a
-"billion laughs" of aliases. Here, two equal keys are a finding, keys are always the text in the
-file, nesting and size are limited, and the line of every value is stored for messages.
+"billion laughs" of aliases. In this module, two equal keys are a finding, keys are always the text
+in the file, nesting and size are limited, and the line of every value is stored for messages.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _CLOSING = (yaml.MappingEndEvent, yaml.SequenceEndEvent)
 
 @dataclass(slots=True)
 class Document:
-    """A parsed YAML document. `value` contains plain dicts, lists and scalars; `lines` gives the
-    1-based line of each path."""
+    """A parsed YAML document. `value` contains plain dicts, lists and scalars; `lines` maps each
+    path to its line, from 1."""
 
     value: Any = None
     lines: dict[Path, int] = field(default_factory=dict)
     findings: list[tuple[Path, int, str]] = field(default_factory=list)
-    """(path, line, problem). Line 0 means the whole text."""
+    """Tuples (path, line, problem). Line 0 stands for the whole text."""
 
 
 class _TooMuchError(Exception):
@@ -68,7 +68,7 @@ def read_document(text: str) -> Document:
 
 
 def _check_nesting(text: str) -> None:
-    """Limit the nesting: PyYAML's composer recurses in C, without a recursion limit."""
+    """Limit the nesting, because PyYAML's composer recurses in C without a recursion limit."""
     depth = 0
     for event in _events(text):
         if isinstance(event, _OPENING):

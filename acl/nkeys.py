@@ -5,8 +5,8 @@
 
 https://docs.nats.io/running-a-nats-service/configuration/securing_nats/auth_intro/nkey_auth
 
-PyNaCl (libsodium) does the arithmetic. It is imported at the first use, so importing this module is
-cheap.
+PyNaCl (libsodium) does the arithmetic. PyNaCl is imported at the first use, so that the import of
+this module is fast.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def new_seed() -> str:
 
 def find_seed(content: bytes) -> str:
     """Return the user's seed in the content of a file: a seed file, or a `.creds` file, which also
-    has a JWT. Raises NotAnNkey unless there is exactly one."""
+    has a JWT. Raises NotAnNkey unless the content has exactly one seed."""
     found = set(_SEED_IN_TEXT.findall(content))
     if len(found) != 1:
         raise NotAnNkey(
@@ -105,7 +105,7 @@ def is_signed(public_key: str, text: bytes, signature: bytes) -> bool:
 
 
 def _checked(text: str) -> bytes:
-    """Decode the text, check its checksum, and return the bytes without it."""
+    """Decode the text, check its checksum, and return the bytes without the checksum."""
     try:
         raw = base64.b32decode(text + "=" * (-len(text) % 8))
     except binascii.Error:

@@ -1,7 +1,7 @@
 """`Policy` authenticates clients and decides whether they may do an operation.
 
-A policy is immutable and can be shared between threads. A reload builds a new policy and replaces
-the old one.
+A policy is immutable and can be shared between threads. A reload builds a new policy, which
+replaces the old policy.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ReadDecision(NamedTuple):
 
 
 class Policy:
-    """The rules of an ACL file, prepared for decisions. Everything that no rule allows is
+    """The rules of an ACL file, prepared for decisions. Every operation that no rule allows is
     denied."""
 
     def __init__(self, rules: Rules) -> None:
@@ -105,7 +105,8 @@ class Policy:
         return bool(self._rules.get((principal, operation)))
 
     def oddities(self) -> list[str]:
-        """Return the parts of the ACL that are valid but hardly intended, one sentence each."""
+        """Describe the parts of the ACL that are valid but probably a mistake, in one sentence
+        each."""
         found = [
             f"principal {name} has no role, so it may do nothing"
             for name in self._principals
@@ -142,9 +143,9 @@ class Policy:
     def authenticate_token(self, token: str) -> str | None:
         """Return the principal of `<principal>.<secret>`; None if the token is wrong.
 
-        The check of an unknown principal takes as long as that of a wrong secret, because it is
-        made with the slowest hash in the file. With an argon2 hash the call blocks for tens of
-        milliseconds: call it outside the event loop, and limit its rate first.
+        For an unknown principal, the check is made with the slowest hash in the file, so that it
+        takes as long as the check of a wrong secret. With an argon2 hash the call blocks for tens
+        of milliseconds: call it outside the event loop, and limit its rate first.
         """
         if not isinstance(token, str) or len(token) > MAX_TOKEN_CHARACTERS:
             return None
@@ -154,13 +155,13 @@ class Policy:
         return name if verify_secret(expected, secret, decoy=self._decoy) else None
 
     def authenticate_nkey(self, public_key: str, text: bytes, signature: bytes) -> str | None:
-        """Return the principal whose nkey signed `text`, or None."""
+        """Return the principal whose nkey signed `text`; None if there is no such principal."""
         name = self._nkeys.get(public_key)
         return name if name is not None and is_signed(public_key, text, signature) else None
 
     def principal_of_certificate(self, names: Iterable[str]) -> str | None:
         """Return the principal of a verified certificate with these names (common name, alternative
-        names). None if no principal has these names, or if several have."""
+        names). None if no principal has these names, or if several principals have them."""
         found = {self._certificates[name] for name in names if name in self._certificates}
         return found.pop() if len(found) == 1 else None
 
@@ -189,9 +190,9 @@ class Policy:
         For `create`, `subject` is the pattern that the stream records; it must be a subset of an
         allowed pattern. For `work`, it is the name of the consumer. Without a name, the method
         decides whether the principal may use at least one consumer. For `read`, it is the pattern
-        to filter by. Without a pattern the decision is about all subjects, so a principal that may
-        read only some of them (see `readable_subjects`) is denied. Raises ValueError for an unknown
-        operation.
+        to filter by. Without a pattern the decision concerns all subjects, so a principal that may
+        read only some subjects (see `readable_subjects`) is denied. Raises ValueError for an
+        unknown operation.
         """
         if operation not in OPERATIONS:
             raise ValueError(f"unknown operation {operation!r}")
@@ -212,7 +213,7 @@ class Policy:
         return self._decide_read(principal, what, rules, subject)
 
     def decide_read(self, principal: str, stream: str) -> ReadDecision:
-        """Decide whether `principal` may read anything in `stream`, and on which subjects."""
+        """Decide whether `principal` may read records of `stream`, and on which subjects."""
         rules = self._covering(principal, "read", stream)
         if not rules:
             return ReadDecision(False, self.decide(principal, "read", stream).explanation, ())
@@ -229,7 +230,7 @@ class Policy:
         """Return the subjects in `stream` that `principal` may read. None stands for all subjects,
         an empty tuple for none.
 
-        The caller must enforce them as a filter.
+        The caller must use the result as a filter.
         """
         return self.decide_read(principal, stream).subjects
 

@@ -25,14 +25,14 @@ IN_WORDS: Final[Mapping[Operation, str]] = {
     "admin": "administer",
     "replicate": "replicate",
 }
-"""Each operation as a verb: "ops may administer stream 'orders'"."""
+"""Each operation as a verb for sentences such as "ops may administer stream 'orders'"."""
 
 ANONYMOUS = "anonymous"
 """The principal of clients that did not authenticate. It exists only if the file names it."""
 
 OVER_NATS = "(nats)"
 """The principal of all clients that send requests over NATS, because NATS does not identify them.
-The section `nats` lists its permissions. It is not a valid name."""
+The section `nats` lists its permissions. It is not a valid name in an ACL file."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", re.ASCII)
 _CONSUMER_PATTERN = re.compile(r"[^\s.>/\\\x00-\x20\x7f]{1,255}")
@@ -92,24 +92,26 @@ class Rules:
 
 
 def is_name(text: str) -> bool:
-    """True if `text` can name a principal or a role. No dot: a token is split at its first dot."""
+    """True if `text` can name a principal or a role. A name has no dot, because a token is divided
+    at its first dot."""
     return _NAME.fullmatch(text) is not None
 
 
 def is_stream_pattern(text: str) -> bool:
-    """True if `text` is a stream name, in which `*` matches any characters; `>` alone means `*`."""
+    """True if `text` is a pattern for names of streams. In a pattern, `*` matches any characters;
+    `>` alone means the same as `*`."""
     return _STREAM_PATTERN.fullmatch(text) is not None
 
 
 def is_consumer_pattern(text: str) -> bool:
-    """True if `text` is a consumer's name, in which `*` matches any characters."""
+    """True if `text` is a pattern for names of consumers, in which `*` matches any characters."""
     return _CONSUMER_PATTERN.fullmatch(text) is not None
 
 
 class StreamMatcher:
     """Tests whether any of a rule's patterns matches a stream.
 
-    Every request needs this test, so whole names and prefixes are separated in advance and looked
+    Every request needs this test. So whole names and prefixes are separated in advance, and looked
     up without a loop.
     """
 

@@ -5,8 +5,8 @@ token, and `>`, allowed only as the last token, matches one or more:
 https://docs.nats.io/nats-concepts/subjects
 
 NATS accepts `orders*` as a literal token. In a pattern it is nearly always a mistake for
-`orders.*`, so `is_valid_pattern` refuses it; `why_no_subject` does not. `matches` compares such a
-token literally, since a publisher may use it in a subject.
+`orders.*`, so `is_valid_pattern` refuses it; `why_no_subject` accepts it. `matches` compares such a
+token literally, because a publisher may use it in a subject.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def why_invalid(pattern: str) -> str | None:
 
 def why_no_subject(pattern: str) -> str | None:
     """Return the reason why NATS refuses `pattern`; None if NATS accepts it. For NATS, `a*` is an
-    ordinary token."""
+    ordinary token without a wildcard."""
     if not pattern:
         return "it is empty"
     if any(char.isspace() or not char.isprintable() for char in pattern):
@@ -107,9 +107,9 @@ def overlap_any(first: Sequence[str], second: Sequence[str]) -> bool:
 
 
 def first_overlap(patterns: Sequence[str]) -> tuple[str, str] | None:
-    """Return two of `patterns` that overlap; None if there are none. The time grows with the number
-    of tokens, not with the number of pairs, because clients send hundreds of patterns with hundreds
-    of tokens."""
+    """Return two of `patterns` that overlap; None if no two patterns overlap. Clients may send
+    hundreds of patterns with hundreds of tokens, so the time depends on the number of tokens, and
+    not on the number of pairs."""
     known = _Known()
     for one in patterns:
         others = known.overlapping(tokens := one.split("."))
@@ -125,11 +125,11 @@ class _Known:
     def __init__(self) -> None:
         self._bit = 1
         self._ended: list[int] = []
-        """Patterns that do not end with `>`, by their number of tokens."""
+        """By number of tokens: the set of patterns with this number that do not end with `>`."""
         self._longer: list[int] = []
-        """Patterns that have a token at a position, by position."""
+        """By position: the set of patterns that have a token at this position."""
         self._with: list[dict[str, int]] = []
-        """Patterns that have a given token at a position, by position and token."""
+        """By position and token: the set of patterns that have this token at this position."""
 
     def add(self, tokens: Sequence[str]) -> None:
         while len(self._with) < len(tokens):
@@ -158,7 +158,7 @@ class _Known:
 
 
 def is_subset(inner: str, outer: str) -> bool:
-    """True if every subject that matches `inner` matches `outer` too."""
+    """True if every subject that matches `inner` also matches `outer`."""
     small = inner.split(".")
     large = outer.split(".")
     for index, wide in enumerate(large):

@@ -2,8 +2,8 @@
 
 `$argon2id$...` is safe for every secret, even one that a person chose. Each check takes tens of
 milliseconds and some MiB, so it runs outside the event loop and behind a rate limit. `sha256:<hex>`
-is safe for a random secret (`new_secret`): no one can guess it, so a slow hash adds no safety. A
-check takes microseconds.
+is safe for a random secret (`new_secret`): nobody can guess a random secret, so a slow hash adds no
+safety. A check takes microseconds.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def new_secret() -> str:
 
 
 def hash_token(secret: str, algorithm: Algorithm = "sha256") -> str:
-    """Return the `token_hash` of a secret. Raises ValueError if it is short enough to be
-    guessed."""
+    """Return the `token_hash` of a secret. Raises ValueError for a secret that is short enough to
+    be guessed."""
     if len(secret) < MIN_SECRET_CHARACTERS:
         raise ValueError(
             f"a secret needs at least {MIN_SECRET_CHARACTERS} random characters "
@@ -71,7 +71,7 @@ def wrong_hash(token_hash: object) -> str | None:
 
 
 def slowest_hash(hashes: Iterable[str | None]) -> str | None:
-    """Return the hash that takes longest to check; None if there is none."""
+    """Return the hash that takes longest to check; None if there are no hashes."""
     return max(
         (one for one in hashes if one is not None),
         key=lambda one: _cost(one)[0] * _cost(one)[1],
@@ -80,8 +80,8 @@ def slowest_hash(hashes: Iterable[str | None]) -> str | None:
 
 
 def verify_secret(token_hash: str | None, secret: str, *, decoy: str | None = None) -> bool:
-    """Return True if `secret` has this hash. If the hash is None, the check takes as long as for
-    `decoy`, then fails."""
+    """Return True if `secret` has this hash. If the hash is None, returns False after the time of a
+    check against `decoy`."""
     expected = token_hash or decoy or _NO_SECRET
     raw = secret.encode("utf-8", "surrogatepass")
     if expected.startswith("$argon2id$"):

@@ -12,9 +12,9 @@ evidence is used:
                so the first credible timestamp after it is used, or the time of the file if lower
     present    without any evidence the segment counts as new, and is kept
 
-Evidence other than its own timestamp is used only if that is not credible. A later timestamp that
-is *lower* than a credible one proves nothing: if a machine boots in 1970 and stores one record,
-everything before it must not seem to be 50 years old.
+Other evidence than the timestamp of the segment is used only if this timestamp is not credible. A
+later timestamp that is *lower* than a credible one proves nothing: if a machine boots in 1970 and
+stores one record, all earlier segments must not seem to be 50 years old.
 
 In each case a segment is at least as old as the time for which this process has had it.
 """
@@ -25,16 +25,16 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 TOLERANCE_NS = 60 * 1_000_000_000
-"""Timestamps may be up to 60 s ahead of the present time, because clocks of machines differ a
-little."""
+"""In ns. Timestamps may be up to 60 s ahead of the present time, because the clocks of machines
+differ slightly."""
 FIRST_CREDIBLE_NS = 1_577_836_800_000_000_000  # 2020-01-01
-"""2020-01-01. A clock that shows an earlier time was never set."""
+"""The time 2020-01-01, in ns since 1970. A clock with an earlier time was never set."""
 
 
 class Witness(NamedTuple):
     """Evidence for the age of one segment: the timestamp of its newest record (0 without records),
-    the time for which this process has had all of its records, and whether they were written in
-    that time."""
+    the time for which this process has had all records of the segment, and whether the records were
+    written during that time."""
 
     stamp_ns: int
     held_ns: int = 0
@@ -42,7 +42,8 @@ class Witness(NamedTuple):
 
 
 Asked = Callable[[int], int]
-"""Returns a time of the segment with this index; 0 if it is unknown. It may read a file."""
+"""A function that returns a time of the segment with this index; 0 if the time is unknown. The
+function may read a file."""
 
 
 def is_credible(stamp_ns: int, now_ns: int) -> bool:
@@ -57,9 +58,9 @@ def newest_times(
     file_ns: Asked = lambda index: 0,
 ) -> list[int]:
     """Return the time at which the newest record of each segment was stored, on the clock of
-    `now_ns`. `segments` are in the order of the log. `first_ns` returns the stamp of the
-    first record of a segment, `file_ns` the time of the last change of its file; they are called
-    only if a stamp is not credible. Takes linear time."""
+    `now_ns`. `segments` are in the order of the log. `first_ns` returns the stamp of the first
+    record of a segment, `file_ns` the time of the last change of its file; both are called only if
+    a stamp is not credible. Takes linear time."""
     times = [0] * len(segments)
     later: int | None = None  # the first credible time of a record after segment i
     for i in range(len(segments) - 1, -1, -1):

@@ -1,8 +1,8 @@
 """Decides which records of a compacted stream stay. No other code decides this.
 
 A record stays if it has no key, or if the map contains no newer record with its key. A tombstone
-stays like any other record until its retention time has passed; the plan's `drop_tombstones` says
-for which sources it has passed.
+stays like any other record until its retention time has passed; the plan's `drop_tombstones` has
+the sources for which it has passed.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def keep_mask(
 ) -> NDArray[np.bool_]:
     """Return True for each record that stays, in the given order.
 
-    `newest` is the result of `KeyMap.newest` for the keys of the records. A record newer than the
-    mapped one stays, because it does not belong to the mapped range. `is_tombstone` matters only
+    `newest` is the result of `KeyMap.newest` for the keys of the records. A record with a higher
+    offset than `newest` stays, because it is not in the mapped range. `is_tombstone` matters only
     for records with a key: a record with neither key nor value always stays.
     """
     # An unknown key gives -1, and no offset is below that.

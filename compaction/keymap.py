@@ -2,8 +2,8 @@
 
 Keys are stored whole, in one table for each number of words, with their newest offset as 32 bits
 relative to the first offset that was added. An 11-byte key takes 12 bytes, plus 4 for the offset
-and 8 to 12 for its slot. Hashes may collide. This only costs time, because the keys themselves are
-compared.
+and 8 to 12 for its slot. Hashes may collide. A collision only takes time, because the keys
+themselves are compared.
 
 numpy processes thousands of records at a time; no step runs per record.
 """
@@ -35,7 +35,8 @@ OnSuperseded = Callable[[NDArray[np.int64]], None]
 
 
 class Search:
-    """The places of the keys of some records. `entries` is -1 for keys not in the table."""
+    """The places of the keys of some records. In `entries`, -1 stands for a key that is not in the
+    table."""
 
     __slots__ = ("entries", "hashes", "size", "slots", "words")
 
@@ -125,8 +126,8 @@ class KeyTable:
         return tags
 
     def _search_from_home(self, found: Search) -> None:
-        """Search from the home slots on. All keys are compared at once, because most are found
-        there."""
+        """Search from the home slots on. Compares all keys at once, because most keys are found in
+        their home slots."""
         self._begin(found)
         if not self.count:
             return
@@ -190,8 +191,8 @@ class KeyTable:
         self._entry_mask = np.uint32((1 << self._limit.bit_length()) - 1)
 
     def _refill(self, size: int) -> None:
-        """Replace the slots by `size` new ones, filled from the keys. Frees the old ones first, to
-        need less memory."""
+        """Replace the slots by `size` new slots, filled from the keys. Frees the old slots first,
+        to need less memory."""
         del self._slots
         self._new_slots(size)
         for first in range(0, self.count, _CHUNK):
@@ -223,14 +224,15 @@ def _equal_rows(some: Words, others: Words) -> NDArray[np.bool_]:
 
 
 _Part = tuple[NDArray[np.intp], KeyTable, Search]
-"""The records of a chunk whose keys have one number of words, their table, and their search."""
+"""The records of a chunk with keys of one number of words, the table for these keys, and the result
+of the search."""
 
 
 class KeyMap:
     """Maps each key to its newest offset. Not thread-safe.
 
     `memory_bytes` limits the map itself; during a call it needs up to about 4 MiB more. An empty
-    map accepts at least one record, however long its key, so that every pass makes progress.
+    map accepts at least one record, even with a long key, so that every pass makes progress.
     """
 
     def __init__(self, memory_bytes: int, *, hash_words: HashWords | None = None) -> None:
@@ -258,9 +260,9 @@ class KeyMap:
         """Add the offsets of these keys; return the number of records that were added, from the
         first on.
 
-        If fewer records were added than given, the memory is full, and the rest is left to another
-        pass. Offsets must ascend, also from one call to the next. Most efficient with thousands of
-        records per call. `on_superseded` is called with the added offsets that are no longer the
+        If fewer records were added than given, the memory is full, and another pass has to handle
+        the rest. Offsets must ascend, also from one call to the next. Most efficient with thousands
+        of records per call. `on_superseded` is called with the added offsets that are no longer the
         newest of their key, in no particular order and each at least once.
         """
         if not len(offsets):
@@ -332,8 +334,7 @@ class KeyMap:
         return count
 
     def _fitting(self, parts: list[_Part], count: int) -> int:
-        """Return the number of the first `count` records that fit, assuming that all unknown keys
-        are distinct."""
+        """Return how many of the first `count` records fit, if all unknown keys are distinct."""
         cost = np.zeros(count)
         for rows, table, found in parts:
             unknown = rows.compress(found.entries < 0)

@@ -27,8 +27,8 @@ Words = NDArray[np.uint32]
 """One key per row; all rows have the same number of words."""
 
 HashWords = Callable[[Words], NDArray[np.uint64]]
-"""A function that must return equal hashes for equal rows. Its other properties only affect
-speed."""
+"""A hash function for rows. It must return equal hashes for equal rows; its other properties only
+affect speed."""
 
 
 class KeyColumn(NamedTuple):
@@ -122,9 +122,9 @@ class KeyedHash:
     """A 64-bit hash of keys with a secret, because publishers choose the keys and must not be able
     to make them collide.
 
-    It sums each word times a secret 64-bit factor for its position (multilinear hashing, Lemire and
-    Kaser: any two keys agree in the upper half with probability 2^-32). It then mixes the sum, so
-    that every bit can be used.
+    The hash is the sum of all words, each multiplied by a secret 64-bit factor for its position
+    (multilinear hashing, Lemire and Kaser: any two keys agree in the upper half with probability
+    2^-32). The sum is then mixed, so that every bit can be used.
     """
 
     def __init__(self, secret: bytes | None = None) -> None:

@@ -1,25 +1,27 @@
 """Decides when a stream is compacted, and which of its segments take part.
 
 A pass maps the keys of the *dirty* part (from `cleaned_below` on) and applies that map to every
-older segment. Afterwards each key occurs only once below the end of the pass. A pass is due when
+older segment. After the pass, each key occurs only once below the end of the pass. A pass is due
+when
 
     dirty ratio         enough of what could be compacted has not been compacted yet
     max_lag             the oldest record that was never compacted is older than this
     expired tombstones  the retention of tombstones in a clean segment has passed
     on demand           an operator requested a pass, and something can be compacted
 
-A pass takes whole sealed segments below the bound, from the oldest up to the first one that is too
-new: newer than min_lag, or newer than the dedupe window, because message ids are rebuilt from such
-segments.
+A pass takes whole sealed segments below the bound, from the oldest up to the first segment that is
+too new: newer than min_lag, or newer than the dedupe window, because message ids are rebuilt from
+such segments.
 
 Tombstones. A segment in which a pass keeps tombstones gets a *delete horizon*: the time of the
-first such pass plus tombstone_retention. After that time the next pass drops them; this alone makes
-a pass due, even for a stream without new records. By then the map with that tombstone has been
-applied to every older segment, except those that must not be rewritten. Tombstones newer than such
-a segment are never dropped, since the value that they delete may still be in it. Horizons are
-rounded up to an eighth of tombstone_retention, and only segments with the same horizon are merged.
-Otherwise a stream that is compacted often would merge old tombstones with new ones each time and
-never drop any.
+first such pass plus tombstone_retention. After that time the next pass drops these tombstones.
+Expired tombstones alone make a pass due, even for a stream without new records. By then, the map
+with the tombstone has been applied to every older segment, except for segments that must not be
+rewritten. Tombstones that are newer than such a segment are never dropped, because the segment may
+still contain the value that they delete. Horizons are rounded up to an eighth of
+tombstone_retention, and only segments with the same horizon are merged. Otherwise a frequently
+compacted stream would merge old tombstones with new tombstones in each pass, and never drop a
+tombstone.
 
 This works like Kafka's LogCleaner, whose class comment describes the idea best.
 """
@@ -38,7 +40,8 @@ _HORIZONS_PER_RETENTION = 8
 
 
 class CompactableSegment(Protocol):
-    """The facts about a segment that planning needs. `next_offset` is the start of the next one."""
+    """The properties of a segment that planning needs. `next_offset` is the start of the next
+    segment."""
 
     @property
     def base_offset(self) -> int: ...
@@ -91,7 +94,8 @@ class StoppedBy(StrEnum):
 class CompactionBacklog:
     """The amount of data that could be compacted now, for `stream info` and the metrics.
 
-    `stopped_by` is the reason why the next segment does not take part; None if there is none.
+    `stopped_by` is the reason why the next segment does not take part; None if there is no next
+    segment.
     """
 
     dirty_bytes: int
@@ -107,13 +111,13 @@ class CompactionBacklog:
 class CompactionPlan:
     """The plan for one pass. Segments are identified by their index in the planner's argument.
 
-    `sources` is the number of the oldest segments that take part. `groups` are half-open ranges
-    of them; each group becomes one output. A segment in no group is neither mapped nor
-    rewritten; a group of one segment that loses no record stays as it is. The keys of
+    `sources` is the number of the oldest segments that take part. `groups` are half-open ranges of
+    these segments; each group becomes one output. A segment outside of all groups is neither mapped
+    nor rewritten. A group of one segment that loses no record does not change. The keys of
     [dirty_from, dirty_end) are mapped; if memory runs out earlier, the pass ends there and leaves
     the rest to the next pass. `drop_tombstones` has one entry per source. `horizon_ns` is the
-    delete horizon of an output that keeps tombstones of a dirty source. Any other output keeps the
-    latest horizon of its sources as long as it has tombstones, and otherwise has none.
+    delete horizon of an output that keeps tombstones of a dirty source. Any other output with
+    tombstones keeps the latest horizon of its sources. An output without tombstones has no horizon.
     """
 
     sources: int
@@ -145,14 +149,14 @@ def plan_compaction(
     """Plan a compaction of the stream, or return None if nothing is due.
 
     `segments` are in order, the oldest first. `bound_offset` is the high watermark, lowered by
-    leases: nothing at or past it takes part. `quarantined` holds the base offsets of segments with
-    a quarantined range, which are never touched. Tombstones from `keep_tombstones_from` on (the
-    lowest start of a live lease) stay. `first_stamp_ns` returns the timestamp of the first record
-    of a segment, given its index; without it, `max_lag` uses the newest record. `newest_ns` has the
-    time of each segment's newest record, see `ages.newest_times`; without it, the largest
-    timestamps are used. `listed_ns` has a time at which each segment already existed unchanged; it
-    limits a delete horizon that a wrong clock has set too far ahead. Takes time linear in the
-    number of segments.
+    leases: no record from this offset on takes part. `quarantined` holds the base offsets of
+    segments with a quarantined range, which are never touched. Tombstones from
+    `keep_tombstones_from` on (the lowest start of a live lease) stay. `first_stamp_ns` returns the
+    timestamp of the first record of a segment, given its index; without it, `max_lag` uses the
+    newest record. `newest_ns` has the time of each segment's newest record, see
+    `ages.newest_times`; without it, the largest timestamps are used. `listed_ns` has a time at
+    which each segment already existed unchanged; it limits a delete horizon that a wrong clock has
+    set too far ahead. Takes time linear in the number of segments.
     """
     if newest_ns is None:
         newest_ns = [segment.max_timestamp_ns for segment in segments]
@@ -203,7 +207,8 @@ def backlog(
     quarantined: Collection[int] = (),
     newest_ns: Sequence[int] | None = None,
 ) -> CompactionBacklog:
-    """Measure how dirty a stream is, even if no pass is due. Arguments as for `plan_compaction`."""
+    """Measure how dirty a stream is, even if no pass is due. The arguments are those of
+    `plan_compaction`."""
     if newest_ns is None:
         newest_ns = [segment.max_timestamp_ns for segment in segments]
     sources, stopped_by = _eligible(
@@ -217,8 +222,8 @@ def backlog(
 def _live(
     taken: Sequence[CompactableSegment], log_start_offset: int, quarantined: Collection[int]
 ) -> list[bool]:
-    """Return, for each segment, whether a pass may map and rewrite it. Segments that retention will
-    delete anyway are excluded."""
+    """Return a flag for each segment: True if a pass may map and rewrite it. Segments that
+    retention will soon delete are excluded."""
     return [
         segment.next_offset > log_start_offset and segment.base_offset not in quarantined
         for segment in taken
@@ -249,7 +254,7 @@ def _eligible(
     now_ns: int,
 ) -> tuple[int, StoppedBy | None]:
     """Return the number of the oldest segments that may take part in a pass, and the reason why no
-    more may."""
+    further segment may."""
     protected_from = now_ns - policy.protect_newer_than_ns if policy.protect_newer_than_ns else None
     too_young_from = now_ns - policy.min_lag_ns if policy.min_lag_ns else None
     for i, (segment, newest) in enumerate(zip(segments, newest_ns, strict=True)):
@@ -299,8 +304,8 @@ def _horizons(
     """Return the delete horizon of each segment.
 
     If a horizon is later than the horizon that a pass would set now, it was set while the clock was
-    ahead, or with a longer retention. Then it is computed from the first time at which the segment
-    certainly existed.
+    ahead, or with a longer retention. In this case the horizon is computed from the first time at
+    which the segment certainly existed.
     """
     found = [segment.delete_horizon_ns for segment in taken]
     if listed_ns is None:
@@ -345,8 +350,8 @@ def _groups(
     max_bytes: int,
     new_horizon_ns: int,
 ) -> tuple[tuple[int, int], ...]:
-    """Group adjacent segments to merge. A large segment stays alone, because rewriting it each time
-    to add a small one would cost more than one file less saves."""
+    """Group adjacent segments to merge. A large segment stays alone: rewriting it for each
+    additional small segment would cost more than a smaller number of files saves."""
     groups: list[tuple[int, int]] = []
     size = 0
     horizon: int | None = None

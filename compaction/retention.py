@@ -1,8 +1,8 @@
 """Retention decides how far the log start moves, and how many of the oldest files are deleted.
 
 These are two decisions. The *log start offset* is the first offset that can be read; it can be the
-offset of any record. *Files* are deleted segment by segment, the oldest first, once the log start
-has passed the whole file. The log start is authoritative; files are deleted when that is possible.
+offset of any record. *Files* are deleted segment by segment, the oldest first, when the log start
+has passed the whole file. The log start is authoritative; files are deleted as soon as possible.
 
     max_age       deletes whole sealed segments by the time of their newest record (see `ages`), the
                   oldest first, up to the first that is new enough. A segment without records has
@@ -27,8 +27,8 @@ from typing import Protocol, TypeVar
 
 
 class SegmentView(Protocol):
-    """The facts about a segment that retention needs. `next_offset` is the start of the next
-    one."""
+    """The properties of a segment that retention needs. `next_offset` is the start of the next
+    segment."""
 
     @property
     def base_offset(self) -> int: ...
@@ -72,15 +72,15 @@ class RetentionPolicy:
 
 @dataclass(frozen=True, slots=True)
 class RetentionDecision:
-    """The decision. `delete_segments` counts from the oldest. `reasons` is empty if the log start
-    does not move."""
+    """The decision. `delete_segments` is a number of segments, from the oldest on. `reasons` is
+    empty if the log start does not move."""
 
     log_start_offset: int
     delete_segments: int
     reasons: tuple[str, ...] = ()
     delete_below: int = 0
-    """End of the last segment to delete. `delete_segments` alone becomes invalid if segments are
-    merged meanwhile."""
+    """End of the last segment to delete. The number `delete_segments` alone is no longer valid if
+    segments are merged after the decision."""
 
 
 def decide(
@@ -97,12 +97,13 @@ def decide(
     """Apply `policy` to `segments`, which are in order, the oldest first.
 
     The new log start is never below `log_start_offset` and never above `log_end_offset`; pass the
-    high watermark there, so that only committed records are counted and dropped. Files that the log
-    start has passed already are offered for deletion even if no limit is set. The log start never
-    moves past `held_from`, where the oldest lease begins. `offset_of_record` is called at most
-    once, for a segment with holes; without it, max_messages keeps a few records too many there.
-    `newest_ns` has the time of each segment's newest record, see `newest_times`; without it, the
-    largest timestamps are used. Takes time linear in the number of segments.
+    high watermark as `log_end_offset`, so that only committed records are counted and dropped.
+    Files that the log start has already passed are included in the decision even if no limit is
+    set. The log start never moves past `held_from`, where the oldest lease begins.
+    `offset_of_record` is called at most once, for a segment with holes; without it, max_messages
+    keeps slightly too many records in such a segment. `newest_ns` has the time of each segment's
+    newest record, see `newest_times`; without it, the largest timestamps are used. Takes time
+    linear in the number of segments.
     """
     if newest_ns is None:
         newest_ns = [segment.max_timestamp_ns for segment in segments]

@@ -1,7 +1,7 @@
 """The publisher's envelope: a key, headers and an ack subject without NATS headers.
 
-It is meant for publishers that cannot set NATS headers, or that want the ack on a subject of their
-choice. docs/reference/envelope.md specifies the bytes.
+The envelope is meant for publishers that cannot set NATS headers, or that want the ack on a subject
+of their choice. docs/reference/envelope.md specifies the bytes.
 
     format      the header's layout, and all limits
     fields      the valid values of each field

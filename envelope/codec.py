@@ -1,8 +1,8 @@
 """Encodes and decodes envelopes.
 
 `decode` runs for every message of a stream, and publishers control its input. So it returns None
-for anything that is not exactly an envelope, never raises, and takes time and memory of at most a
-small multiple of the input's size, regardless of the lengths and nesting that the input declares.
+for input that is not exactly an envelope, and never raises. Time and memory are at most a small
+multiple of the input's size, regardless of the lengths and nesting that the input declares.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ def encode(
 ) -> bytes:
     """Encode one envelope, ready to publish.
 
-    `value` None is a tombstone and needs a `key`. Text is encoded as UTF-8. Equal arguments give
-    equal bytes. Raises ValueError for a field that `decode` would not accept, TypeError for a
-    value or key that is neither bytes nor text.
+    A `value` of None makes a tombstone, which needs a `key`. Text is encoded as UTF-8. Equal
+    arguments give equal bytes. Raises ValueError for a field that `decode` would not accept,
+    TypeError for a value or key that is neither bytes nor text.
     """
     body: dict[str, Any] = {}
     if key is not None:
@@ -124,8 +124,8 @@ def _unusual_body(data: bytes) -> bytes | memoryview | None:
 def _decode_small(body: bytes | memoryview) -> Envelope | None:
     """Decode like `_decode_body`, but in one call into C unless there are headers.
 
-    Maps inside the map become dicts here. The dicts take a hundred times the size of the maps: at
-    most a megabyte for a body of `_SMALL` bytes.
+    Maps inside the map become dicts, which take a hundred times the size of the maps: at most a
+    megabyte for a body of `_SMALL` bytes.
     """
     fields = _unpackb(body, use_list=False, max_array_len=0, max_map_len=MAX_HEADERS, max_ext_len=0)
     # The first byte of a small map contains its number of pairs. If keys are equal, the result has

@@ -44,8 +44,8 @@ _ACK_SUBJECT = re.compile(r"(?!\$|liftlog\.)[!-)+\-,/-=?-~]+(?:\.[!-)+\-,/-=?-~]
 class Envelope(NamedTuple):
     """The content of an envelope. If `value` is None, the envelope is a tombstone and has a key.
 
-    It is a tuple, because one is built per message and a frozen dataclass takes eight times as
-    long.
+    It is a tuple, because one is created for each message, and creating a frozen dataclass takes
+    eight times as long.
     """
 
     value: bytes | None

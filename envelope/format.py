@@ -7,8 +7,8 @@
     8  4  CRC-32C of the body u32 little-endian (only with flag bit 0)
     .. the rest is the body, one msgpack map
 
-The cookie begins like Liftbridge's (B9 0E 43 B4) and differs in its last two bytes, so neither
-system mistakes the other's envelope for its own.
+The cookie begins like Liftbridge's cookie (B9 0E 43 B4) and differs in the last two bytes, so that
+each system can distinguish the other system's envelopes from its own.
 """
 
 from __future__ import annotations

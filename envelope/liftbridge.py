@@ -10,9 +10,9 @@
 
 Sources: documentation/envelope_protocol.md and server/protocol/envelope.go of
 https://github.com/liftbridge-io/liftbridge, and api.proto of liftbridge-io/liftbridge-api for the
-messages. As with our own envelope, anything that is not exactly one is a plain message:
-`decode_publish` and `decode_ack` return None and never raise. (The eight bytes B9 0E 43 B4 00 FF
-00 00, whose header is longer than the message, crash a Liftbridge server.)
+messages. As with liftlog's own envelope, input that is not exactly an envelope is a plain message:
+`decode_publish` and `decode_ack` return None and never raise. (The eight bytes B9 0E 43 B4 00 FF 00
+00, whose header is longer than the message, crash a Liftbridge server.)
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ class Publish(NamedTuple):
     """The `Message` of api.proto, of which a publisher sets some fields.
 
     In protobuf, an absent field and its default value are the same: no key is an empty key.
-    `offset` is the expected offset of the record; both -1 and the default 0 mean that there is
-    none.
+    `offset` is the expected offset of the record; both -1 and the default 0 mean that no offset is
+    expected.
     """
 
     offset: int = 0
@@ -216,7 +216,7 @@ def encode_alike_acks(
     length.
 
     Returns the size of each ack, and columns that form the acks if they are joined row by row.
-    Returns None if the acks differ in more.
+    Returns None if the acks have other differences.
     """
     fields = list(zip(*acks, strict=True))
     inboxes, correlation_ids = fields[4], fields[5]
@@ -267,8 +267,9 @@ def _varints(numbers: Sequence[int]) -> list[bytes]:
 def nats_headers(headers: Mapping[str, bytes]) -> dict[str, str]:
     """Convert Liftbridge headers (text to bytes) to NATS headers (lines).
 
-    A header that fits one line stays unchanged. Otherwise its value is encoded in base64, and its
-    name gets the prefix `Liftlog-Binary-` and is percent-encoded where a header name requires it.
+    A header that fits into one line does not change. The value of any other header is encoded in
+    base64, and its name gets the prefix `Liftlog-Binary-` and is percent-encoded where a header
+    name requires it.
     """
     found = {}
     for name, value in headers.items():

@@ -4,8 +4,9 @@ A message is a sequence of fields. Each field is a tag (number and wire type) an
 integer, a text, bytes, or a map of text to bytes. Specification:
 https://protobuf.dev/programming-guides/encoding/
 
-Publishers control the input of `decode`. It returns None for malformed input, never raises, and
-reads at most `MAX_FIELDS` fields, and `MAX_ENTRY_FIELDS` in each entry of a map.
+Publishers control the input of `decode`. For malformed input `decode` returns None, and it never
+raises. It reads at most `MAX_FIELDS` fields of a message, and `MAX_ENTRY_FIELDS` fields of each
+entry of a map.
 """
 
 from __future__ import annotations
@@ -22,14 +23,15 @@ MAP: Final = 4
 """A map of text to bytes."""
 
 Table = Mapping[int, tuple[str, int]]
-"""Field number -> (name, kind)."""
+"""Maps the number of a field to (name, kind)."""
 
 MAX_FIELDS: Final = 256
-"""Limit per message. Without it, a megabyte of two-byte fields would take half a second."""
+"""Maximum number of fields in a message. Without this limit, a megabyte of two-byte fields would
+take half a second."""
 
 MAX_ENTRY_FIELDS: Final = 8
-"""Limit per entry of a map. An entry has two fields; the rest is for repeated and unknown
-fields."""
+"""Maximum number of fields in an entry of a map. An entry has two fields; the limit is higher
+because fields may be repeated or unknown."""
 
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _WIRE_TYPE = {INT64: _VARINT, INT32: _VARINT, TEXT: _LENGTH, BYTES: _LENGTH, MAP: _LENGTH}
@@ -59,7 +61,7 @@ def decode_known(data: bytes, tags: KnownTags, fields: list[Any]) -> bool:
     ordinary; `decode` must then read it.
 
     An ordinary message has a few short fields, all of them in the table and none of them a map. If
-    this returns True, `decode` gives the same result. Raises ValueError and IndexError for a
+    the result is True, `decode` would give the same fields. Raises ValueError and IndexError for a
     malformed message.
     """
     pos, end = 0, len(data)
@@ -189,7 +191,7 @@ def _entries(items: Mapping[str, bytes], tag: bytes) -> Iterator[bytes]:
 
 
 def sized(raw: bytes) -> bytes:
-    """Return the bytes with their length in front of them."""
+    """Return the bytes, preceded by their length."""
     size = len(raw)
     return (_ONE_BYTE[size] if size < 0x80 else _to_varint(size)) + raw
 
@@ -200,8 +202,7 @@ CONTINUED = [bytes([0x80 | low]) for low in range(0x80)]
 
 
 def varint(value: int) -> bytes:
-    """Encode a number that seldom occurs again, such as an offset. It must be 0 or more and fit 63
-    bits."""
+    """Encode a number from 0 to 2^63 - 1. For numbers that seldom occur again, such as offsets."""
     if value < 0x80:
         return _to_varint(value)
     low, middle, high = value & 0x7F, value >> 7 & 0x7F, value >> 14

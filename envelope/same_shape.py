@@ -3,8 +3,8 @@
 Most envelopes of one publisher have the same fields in the same order, with the same lengths. The
 positions of the fields are found in one example. Then one call into C per envelope extracts the
 fields, and all bytes between them must be the same in all envelopes. An envelope that does not fit
-must be decoded on its own. For one that fits, `decode` or `liftbridge.decode_publish` gives the
-same result.
+must be decoded separately. For an envelope that fits, `decode` or `liftbridge.decode_publish` would
+give the same result.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .format import COOKIE as OUR_COOKIE
 from .format import FLAG_CRC, HEADER, HEADER_SIZE, HEADER_SIZE_WITH_CRC, VERSION
 
 MIN_ROWS = 16
-"""Minimum number of envelopes. Fewer are decoded one by one, which is as fast."""
+"""Minimum number of envelopes. Fewer envelopes are decoded one by one, which is as fast."""
 
 _BINARY, _ASCII, _WORD, _CHECKSUM = range(4)
 _FIELDS = {
@@ -76,9 +76,9 @@ class Alike(NamedTuple):
 
 
 def ours(envelopes: Sequence[bytes]) -> Alike | None:
-    """Decode envelopes, which all have one length. Three examples are tried; those envelopes are
-    decoded that have the same shape as an example. Returns None unless more than half of them have
-    it."""
+    """Decode envelopes that all have the same length. Tries three examples, and decodes the
+    envelopes with the same shape as an example. Returns None unless more than half of the envelopes
+    have this shape."""
     return _alike(envelopes, _our_spans, "<")
 
 

@@ -31,7 +31,7 @@ def server_context(
     """Return the daemon's context. With `client_ca` clients need a certificate signed by one of
     these CAs.
 
-    Reads the files: call it again when they have changed. Raises ConfigError.
+    The files are read once; call the function again when they have changed. Raises ConfigError.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = MIN_VERSIONS[min_version]
@@ -80,18 +80,18 @@ def own_certificate(context: ssl.SSLContext) -> bytes:
 
 
 class Prospect(NamedTuple):
-    """States if clients will accept a certificate, as far as this does not depend on its issuer and
-    its names."""
+    """The expected verdict of clients on a certificate, apart from its issuer and its names."""
 
     refused: str
     """The reason why clients refuse the certificate, for example that it has expired; empty if they
     accept it."""
     expires_at: float | None
-    """End of the validity of the certificate, in seconds since 1970; None if it is refused."""
+    """End of the validity of the certificate, in seconds since 1970; None if clients refuse it."""
 
 
 def prospect_of(context: ssl.SSLContext, certificate: bytes) -> Prospect:
-    """Check if clients will accept `certificate` (DER), which this context sends to them."""
+    """Check whether clients will accept `certificate` (DER), the certificate that this context
+    sends."""
     asking = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     asking.check_hostname = False
     asking.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN  # it acts as its own CA
@@ -120,7 +120,7 @@ def client_context(
     """Return a client's context. `cert` and `key` are the client's own, for a daemon that requests
     them.
 
-    Raises InvalidArgument for files that cannot be read or hold something else.
+    Raises InvalidArgument for files that cannot be read, or that have other content.
     """
     if isinstance(tls, ssl.SSLContext):
         return tls
@@ -148,8 +148,8 @@ def client_context(
 def system_certificates_unread() -> Iterator[None]:
     """Let contexts that are created in the block trust no certificate of the system.
 
-    It is for imports of modules that create contexts which liftlog does not use. aiohttp creates
-    some for its client. To read all certificates that the system trusts would take 20 ms for each
+    Used for imports of modules that create contexts which liftlog does not need, such as aiohttp's
+    for its client. Reading all certificates that the system trusts would take 20 ms for each
     context.
     """
     paths = ssl.get_default_verify_paths()
@@ -178,8 +178,8 @@ def problem(error: Exception) -> str:
 
 
 def _check_readable(setting: str, path: FileName) -> None:
-    """Raise an error that names a file which cannot be read, because OpenSSL's errors do not name
-    it."""
+    """Raise an error with the name of the file if a file cannot be read, because OpenSSL's errors
+    do not contain the name."""
     try:
         with Path(path).open("rb"):
             pass
@@ -203,14 +203,15 @@ _RECEIVE_BYTES = 256 * 1024
 
 
 _UNEXPECTED_MESSAGE = bytes((21, 3, 3, 0, 2, 2, 10))
-"""A fatal alert (RFC 8446, section 6). It shows a client without TLS that the port expects TLS."""
+"""A fatal TLS alert (RFC 8446, section 6), sent to a client without TLS to show that the port
+expects TLS."""
 
 
 class TlsSession:
     """One end of a TLS connection. Raises ssl.SSLError when the peer breaks the protocol.
 
-    `outgoing` collects the bytes to send. The owner sends them even after an error, because they
-    then contain the alert for the peer.
+    `outgoing` collects the bytes to send. The owner sends these bytes even after an error, because
+    they then contain the alert for the peer.
     """
 
     __slots__ = ("_incoming", "_tls", "established", "outgoing")
@@ -227,7 +228,8 @@ class TlsSession:
 
     @property
     def peer_certificate(self) -> bytes | None:
-        """The other end's certificate in DER; None if it has sent none, or before the handshake."""
+        """The other end's certificate in DER; None if the other end has sent no certificate, and
+        before the handshake."""
         return self._tls.getpeercert(binary_form=True) if self.established else None
 
     @property
@@ -269,7 +271,7 @@ class TlsSession:
     def read_into(self, view: memoryview) -> int | None:
         """Decrypt into `view`. Return the number of bytes, or None if the peer has closed its side.
 
-        If `view` is not full, no more can be decrypted yet.
+        If `view` is not full, no further bytes can be decrypted yet.
         """
         filled = 0
         try:
@@ -286,7 +288,7 @@ class TlsSession:
         return filled
 
     def write(self, plaintext: bytes | memoryview) -> int:
-        """Encrypt all of `data` into `outgoing`. Call it only after the handshake."""
+        """Encrypt all of `data` into `outgoing`. Call this only after the handshake."""
         return self._tls.write(plaintext)
 
     def end(self) -> None:
@@ -298,12 +300,12 @@ class TlsSession:
 
 
 class TlsSocket:
-    """A TLS connection with the methods of a non-blocking socket. They raise BlockingIOError, or
-    another OSError.
+    """A TLS connection with the methods of a non-blocking socket. The methods raise BlockingIOError
+    if they would block, and another OSError if they fail.
 
     After BlockingIOError from `send` or `sendfile`, the next call must pass the same bytes again,
     as with `SSL_write`. These bytes are already encrypted, and the call returns their number when
-    they have been sent. So bytes that the caller counts as sent have really been sent.
+    they have been sent. So the returned number only includes bytes that the socket has accepted.
     """
 
     def __init__(self, sock: socket.socket, session: TlsSession) -> None:
@@ -314,11 +316,11 @@ class TlsSocket:
         self._owed = 0  # number of plaintext bytes in the unsent ciphertext
         self._ended = False
         self.has_input = False
-        """True if `recv_into` has more data, even if the socket has nothing to read."""
+        """True if `recv_into` can return data even if the socket is not readable."""
 
     @property
     def established(self) -> bool:
-        """True if the handshake is complete; before that nothing can be sent."""
+        """True if the handshake is complete; before that, no data can be sent."""
         return self._session.established
 
     @property

@@ -66,7 +66,7 @@ class LogWriter:
         slot.update(self._acked_end)
 
     def append(self, batches: Sequence[EncodedBatch]) -> None:
-        """Write batches at the end: all of them or, on an error, none.
+        """Write batches at the end: all or, on an error, none.
 
         Not durable before `sync`. Raises DiskFull, StorageError.
         """
@@ -222,7 +222,7 @@ class LogWriter:
         have, up to the durable end of this log. With more than 4,096 uncommitted appends, some ends
         are dropped, but never the log end. The high watermark may then be slightly lower than
         `offset`. One thread at a time may call it, also during an append or sync in another thread.
-        Raises StorageError, DiskFull if `admit_early_acks` fails, without a change.
+        Raises StorageError, DiskFull without a change if `admit_early_acks` fails.
         """
         state = self.state
         committed = state.view.committed
@@ -351,7 +351,7 @@ class LogWriter:
         With `keep_offsets` the abandoned offsets were acked (durability below fsync); they are
         recorded as lost and never assigned again. Raises StorageError, DiskFull if the new segment
         cannot be created. With `keep_offsets`, such an error changes nothing, and the caller may
-        retry. Without it, the log ends at the last durable position, and the next append retries.
+        retry; without it, the next append retries from the last durable position.
         """
         state, active = self.state, self.state.active
         durable, end = active.durable, active.end
@@ -396,8 +396,7 @@ class LogWriter:
         quarantined: tuple[QuarantinedRange, ...] | None = None,
         is_committed: bool = False,
     ) -> None:
-        """Seal the active segment at `at`, and begin a new one at `base_offset`. Raises OSError
-        without a change."""
+        """Seal the active segment at `at`, begin one at `base_offset`. Raises OSError."""
         state = self.state
         view, active = state.view, state.active
         if quarantined is None:

@@ -1,5 +1,5 @@
-"""Checks across fields. They yield findings, which are errors, and cautions: settings that are
-allowed but risky.
+"""Checks across fields. The checks yield findings (errors) and cautions (settings that are allowed
+but risky).
 
 The checks only get settings whose fields are valid, and never raise.
 """
@@ -90,8 +90,8 @@ def check_stream(stream: StreamSettings, at: KeyPath = ()) -> Iterator[Finding]:
 
 
 def check_history(stream: StreamSettings, at: KeyPath = ()) -> Iterator[Finding]:
-    """Check the history of a bucket. It is not checked for an existing stream, which must open,
-    with a warning."""
+    """Check the history of a bucket. For an existing stream this is no finding, because the stream
+    must open; it gets a warning."""
     own = stream.jetstream
     history = None if own is None else own.max_msgs_per_subject
     compaction = stream.compaction
@@ -124,8 +124,8 @@ def _check_replicas(stream: StreamSettings, at: KeyPath) -> Iterator[Finding]:
 def check_installed(stream: StreamSettings) -> Iterator[Finding]:
     """Check that this machine has the packages that a stream needs.
 
-    A missing package makes neither a configuration file nor an existing stream invalid: the other
-    streams must start without it.
+    A missing package makes neither a configuration file nor an existing stream invalid, because
+    other streams must start without the package.
     """
     package = _CODEC_PACKAGES.get(stream.compression)
     if package is not None and importlib.util.find_spec(package) is None:

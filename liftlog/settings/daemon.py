@@ -465,7 +465,8 @@ class CheckpointSettings(SettingsModel):
 
 
 class Settings(SettingsModel):
-    """The whole configuration. Build it with `load_settings`, which also does the cross checks."""
+    """The whole configuration. Created by `load_settings`, which also makes the checks across
+    fields."""
 
     data_dir: FilePath = Field(default=Path("./data"), description="Directory of all data.")
     name: Name = Field(

@@ -19,15 +19,16 @@ _SYNONYMS = {
     "max_count": "max_messages",
     "max_size": "max_bytes",
 }
-"""Names of settings in other systems, with the names here. Without this table, the error would
-suggest a setting whose name is more similar."""
+"""Names of settings in other systems, each with the name in liftlog. Without this table, the error
+would suggest a wrong setting with a more similar name."""
 _SECRET_WORDS = ("password", "token", "secret", "seed")
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
     """One error of a configuration. `problem` names the wrong value and the accepted values;
-    `origin` may be empty. `involved` contains the other paths that a cross check used."""
+    `origin` may be empty. `involved` contains the other paths that a check across fields has
+    used."""
 
     path: KeyPath
     problem: str
@@ -101,8 +102,8 @@ def _accepted(item: Any) -> str:
 
 
 def unknown_key(path: KeyPath, model: type[BaseModel]) -> str:
-    """Return the message for an unknown key. It never shows the value, because a misspelt
-    `password` must not be printed."""
+    """Return the message for an unknown key. The message never shows the value, because the value
+    of a misspelt `password` must not be printed."""
     known = known_keys(model, path[:-1])
     word = str(path[-1])[:_MAX_SHOWN]
     meant = _SYNONYMS.get(word)

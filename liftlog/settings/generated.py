@@ -3,9 +3,9 @@
 The file has every setting, commented out, with its meaning and default. Lines that begin with `# `
 are prose; `#key: value` is a setting with its default, commented out.
 
-The schema is for editors and other checkers. It checks less than `liftlog config check`: to the
-schema, subjects and addresses are just text, and it does not relate settings to each other. The
-daemon refuses everything that the schema refuses.
+The schema is for editors and other checkers. The schema checks less than `liftlog config check`: it
+treats subjects and addresses as plain text, and has no rules across settings. The daemon refuses
+every file that the schema refuses.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, SecretStr, model_validator
 from pydantic.fields import FieldInfo
 
 KeyPath = tuple[str | int, ...]
-"""Keys from the outermost section inwards; a number is the index of a list item."""
+"""A sequence of keys, from the outermost section inwards. A number is the index of a list item."""
 
 _MAX_SHOWN = 80
 _PLAIN_KEY = re.compile(r"[\w-]{1,128}")
@@ -75,7 +75,7 @@ def summary_of(model: type[BaseModel]) -> str:
 
 def is_text_field(model: type[BaseModel], path: KeyPath) -> bool:
     """Return True if the value at `path` is text, so that `012` is not read as a number. If
-    `is_texts_field` is also True, the value may be a list of texts, too."""
+    `is_texts_field` is also True, the value may also be a list of texts."""
     if is_texts_field(model, path):
         return True
     return any(
@@ -127,8 +127,9 @@ def _plain_types(annotation: Any) -> Iterator[Any]:
 
 def differing_keys(old: SettingsModel, new: SettingsModel) -> list[str]:
     """Return the dotted keys that differ, in the order of the file: `nats.servers`,
-    `streams.orders.retention.max_age`. For a stream that exists on one side only, just
-    `streams.orders` is returned. Values are never returned, because some are secret."""
+    `streams.orders.retention.max_age`. For a stream that exists on only one side, the result
+    contains only `streams.orders`. The result contains no values, because some values are
+    secret."""
     before, after = old.model_dump(by_alias=True), new.model_dump(by_alias=True)
     return [dotted(path) for path in _differing(before, after, ())]
 

@@ -1,7 +1,7 @@
 """Loads settings from their sources (file < environment < --set) and checks them.
 
-The result is a set of valid settings, or one error that lists everything that is wrong. Also reads
-and checks the ACL file, within limits.
+The result is a set of valid settings, or one error that lists all findings. Also reads and checks
+the ACL file, within limits.
 """
 
 from __future__ import annotations
@@ -243,11 +243,11 @@ def parse_stream_settings(values: Mapping[str, Any], *, exists: bool = False) ->
 def _validate(
     model: type[_Model], raw: dict[str, Any], cross_check: Callable[[_Model], Iterator[Finding]]
 ) -> tuple[_Model | None, list[Finding]]:
-    """Validate the settings. Cross checks need a complete model, so this leaves out bad values and
-    validates the rest again.
+    """Validate the settings. Checks across fields need a complete model, so the function leaves out
+    bad values and validates the rest again.
 
-    A later round may report a value that was left out before. This finding is only a consequence,
-    so it is dropped.
+    A later round may report that a value is missing because it was left out. Such a finding is only
+    a consequence, so it is dropped.
     """
     findings: list[Finding] = []
     left_out: set[KeyPath] = set()

@@ -2,8 +2,8 @@
 them.
 
 A version of liftlog refuses a stream with an unknown setting, because it cannot apply the setting.
-Therefore a newer setting is left out if its value equals the behaviour of older versions, so that
-older versions can open the stream.
+Therefore a newer setting is left out if its value corresponds to the behaviour of older versions.
+So older versions can open the stream.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ ADDED_LATER: dict[str, Any] = {
     "retention.discard": "old",
     "jetstream": None,
 }
-"""Settings that the first versions do not have, each with the value that equals the behaviour of
-these versions."""
+"""Settings that the first versions do not have. Each has the value that corresponds to the
+behaviour of these versions."""
 
 
 def stored_form(settings: StreamSettings) -> dict[str, Any]:

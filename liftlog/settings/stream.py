@@ -272,7 +272,7 @@ class RebatchSettings(SettingsModel):
 
 
 class StreamSettings(SettingsModel):
-    """One stream. Build it with `parse_stream_settings`, which also does the cross checks."""
+    """One stream. Created by `parse_stream_settings`, which also makes the checks across fields."""
 
     subjects: Annotated[
         tuple[Annotated[str, Strict()], ...],

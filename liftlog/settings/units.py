@@ -36,7 +36,7 @@ _DURATION = re.compile(rf"(?:{_NUMBER}(?:ns|us|ms|s|m|h|d|w))+")
 _SIZE = re.compile(rf"({_NUMBER}) ?([A-Za-z]*)")
 DURATION_PATTERN = rf"^\s*((?:{_NUMBER}(?:ns|us|µs|ms|s|m|h|d|w))+|{_NUMBER})\s*$"
 SIZE_PATTERN = rf"^\s*{_NUMBER} ?([KkMmGgTt][Ii]?)?[Bb]?\s*$"
-"""Pattern for the JSON schema. The parser, too, refuses text that does not match."""
+"""Pattern for the JSON schema. The parser also refuses text that does not match."""
 
 # The sum of this and a time in nanoseconds since 1970 still fits 64 bits.
 MAX_DURATION_SECONDS = 100 * 365.25 * 86_400
@@ -110,7 +110,8 @@ def parse_size(value: object) -> int:
 
 
 def format_size(size_bytes: int) -> str | int:
-    """Format a size with the largest binary unit that divides it; a plain number if none does."""
+    """Format a size with the largest binary unit that divides it; a plain number if no unit divides
+    it."""
     for unit in ("TiB", "GiB", "MiB", "KiB"):
         in_bytes = _BYTES_PER_UNIT[unit.lower()]
         if size_bytes and size_bytes % in_bytes == 0:

@@ -14,9 +14,9 @@
                            prefers it if it is on the class path (`jar()`)
 
 Planning runs in a Python process on the driver's host, and reading in Python processes of the
-executors. Only the options and the ranges are passed between them, pickled. So a batch read opens a
-new transport in each call. A streaming query keeps one transport on the driver, which it opens
-after the query was unpickled.
+executors. Only the options and the ranges are passed between these processes, pickled. So a batch
+read opens a new transport in each call. A streaming query keeps one transport on the driver, which
+it opens after the query was unpickled.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ TYPES: Mapping[str, pa.DataType] = {
 }
 
 NULLABLE = frozenset((KEY, VALUE))
-"""Columns that can be null. For these Spark checks every value for null, twice per row."""
+"""Columns that can be null. Spark checks every value of such a column for null, twice per row."""
 
 DEFAULT = (OFFSET, TIMESTAMP, SUBJECT, KEY, VALUE)
 DEFAULT_WITH_HEADERS = (OFFSET, TIMESTAMP, SUBJECT, KEY, HEADERS, VALUE)

@@ -43,11 +43,12 @@ from liftlog.spark.transport import (
 logger = logging.getLogger("liftlog.spark")
 
 PLANNING_SECONDS = 10.0
-"""Time limit for the first connection during planning, because the address may be wrong."""
+"""Time limit, in seconds, for the first connection during planning, because the address may be
+wrong."""
 
 READING_SECONDS = RECONNECT_FOR_SECONDS
-"""Time for which a task waits for a daemon that is gone. Planning also waits for this time, but
-only if it was connected before."""
+"""Time, in seconds, for which a task waits for an unreachable daemon. Planning waits for the same
+time, but only if it was connected before."""
 
 _LEARN_EVERY_SECONDS = 60.0
 """Interval at which a running query requests the list of the cluster's nodes."""
@@ -186,7 +187,7 @@ class DaemonTransport:
     def _without_compaction(
         self, batches: Iterator[Batches], cleaned_below: int
     ) -> Iterator[Batches]:
-        """Yield `batches` unchanged. After the last one, raises SegmentsChanged if compaction was
+        """Yield `batches` unchanged. After the last batch, raises SegmentsChanged if compaction was
         switched on during the read."""
         yield from batches
         found = self._client.describe_stream(self._stream).compaction
@@ -244,8 +245,8 @@ class DaemonTransport:
 
 
 def connect(options: ScanOptions, *, patience_seconds: float = PLANNING_SECONDS) -> SyncClient:
-    """Connect to the daemon with the login of the options. While it cannot be reached, for example
-    during a restart, retry for `patience_seconds`. Raises LiftlogError."""
+    """Connect to the daemon with the login of the options. While the daemon cannot be reached, for
+    example during a restart, retry for `patience_seconds`. Raises LiftlogError."""
     deadline = time.monotonic() + patience_seconds
     backoff = Backoff()
     while True:
@@ -277,7 +278,7 @@ def measured(
 
 
 def read_token(path: str | None) -> str | None:
-    """Return the token in the file; None without a file. Raises InvalidArgument."""
+    """Return the token in the file; None if the options name no file. Raises InvalidArgument."""
     if path is None:
         return None
     try:
@@ -294,6 +295,7 @@ def read_token(path: str | None) -> str | None:
 
 
 def _sendable(key: bytes | None) -> bytes | None:
-    """Return the key to send in a filter. None if the key is longer than a record's key can be. The
-    daemon would refuse such a key, and Spark's own condition finds that no record matches."""
+    """Return the key to send in a filter. None if the key is longer than the longest possible key
+    of a record: the daemon would refuse such a key, and Spark itself finds that no record
+    matches."""
     return key if key is None or len(key) <= MAX_KEY_BYTES else None

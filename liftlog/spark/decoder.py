@@ -28,7 +28,7 @@ from liftlog.spark.columns import (
 from liftlog.spark.newest import HeldRecords, Places, newest_of_each, split_flags
 
 MOST_BYTES = 16 * 1024 * 1024
-"""Maximum number of bytes of the log that are decoded together. It limits the memory of a task,
+"""Maximum number of bytes of the log that are decoded together. This limits the memory of a task,
 regardless of `rowsPerBatch`."""
 
 _RUN_ROWS = 40_000
@@ -137,7 +137,7 @@ class RowDecoder:
 
     def _has_none(self, batch: Batches) -> bool:
         """Return True if no record of the batch has a wanted subject. Always False for small
-        batches: checking each of them costs more than decoding them together."""
+        batches, because decoding many of them together takes less time than checking each."""
         if self._reaches is None or not isinstance(batch, RecordBatch):
             return False
         return not any(map(self._reaches, subject_names(batch)))

@@ -1,7 +1,7 @@
 """Reads batches from segment files, in a stream's directory or a copy of it. No daemon is needed.
 
 Only sealed segments are read: the records of the active segment are not included. Each step of a
-read loads the manifest again, so it finds the files by which compaction has replaced others. A file
+read loads the manifest again, so it finds files with which compaction has replaced others. A file
 that is open stays readable until it is closed, even if retention or compaction has deleted it.
 """
 
@@ -92,8 +92,8 @@ class FileTransport:
 
     def hold(self, state: StreamState, first_offset: int | None) -> StreamState:
         """Return `state`, because files cannot be protected by a lease. Raises InvalidArgument if
-        the stream has records, but none of them in sealed segments. An empty result would look like
-        an empty stream."""
+        the stream has records, but no record in a sealed segment, because an empty result would
+        look like an empty stream."""
         manifest = self._manifest()
         if manifest.committed_segments:
             return state
@@ -130,8 +130,8 @@ class FileTransport:
         return replace(state, extents=tuple(found))
 
     def held(self, planned: list[ScanRange]) -> list[ScanRange]:
-        """Return the ranges with the names of their files. Nothing keeps the files unchanged, so
-        each task checks that they are."""
+        """Return the ranges with the names of their files. No lease protects the files, so each
+        task checks that they are unchanged."""
         manifest = self._manifest()
         if not is_compacted(manifest.metadata.get("settings")):
             return [replace(one, cleaned_below=manifest.cleaned_below) for one in planned]

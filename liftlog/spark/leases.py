@@ -1,17 +1,19 @@
 """Leases protect a stream while it is read in parts.
 
 Compaction keeps the newest record of each key. Suppose that between two tasks a key gets a new
-record after the end of the read, and compaction deletes the older record inside the read. Then the
-read would miss the key. A lease prevents that. While it lasts, compaction ignores all records from
-its end on, and keeps the tombstones in its range; retention deletes nothing in its range. So
-reading the range in parts, any number of times, gives the same result as reading it at once.
+record after the end of the read, and compaction deletes the older record inside the range of the
+read. Without a lease, the read would then miss the key. While a lease lasts, compaction ignores all
+records from the end of the lease on, and keeps the tombstones in its range; retention deletes no
+records in its range. So reading the range in parts, any number of times, gives the same result as
+reading it at once.
 
 For a read by Spark, the lease lasts as long as a task renews it (`TaskLease`). Each task renews it
 once more after its last record, and reports that its part is finished; after the last part the
-daemon ends the lease. A task that stops early, for example because of `limit`, reports that. (A
-task in Python cannot, because Spark kills its process.) A task can also run after the lease has
-ended, if there is a second action on the same plan, or Spark repeats a stage. Such a task needs no
-lease as long as compaction and retention have changed nothing in the range (`may_go_on`).
+daemon ends the lease. A task that stops early, for example because of `limit`, reports this. (A
+task in Python cannot report it, because Spark kills its process.) If there is a second action on
+the same plan, or if Spark repeats a stage, a task can also run after the lease has ended. Such a
+task needs no lease as long as compaction and retention have changed nothing in the range
+(`may_go_on`).
 
 For an export, a thread of the driver renews the lease during the whole run (`RenewedLease`).
 """
@@ -35,8 +37,8 @@ logger = logging.getLogger("liftlog.spark.export")
 HOLDER = "spark"
 
 REPORT_SECONDS = 5.0
-"""Interval at which a task renews its lease. If a stream has no lease left, the daemon ends leases
-that no reader has renewed for three times this interval."""
+"""Interval, in seconds, at which a task renews its lease. If a stream has no lease left, the daemon
+ends leases that no reader has renewed for three times this interval."""
 
 
 class TaskLease:
@@ -54,8 +56,8 @@ class TaskLease:
         part: tuple[int, int] | None = None,
         may_go_on: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Each renewal extends the lease to `seconds` from its moment. This is the time that other
-        tasks can wait for an executor after this task has ended."""
+        """Each renewal extends the lease to `seconds` from the renewal. After the end of this task,
+        other tasks can wait for an executor for this time."""
         self._client = client
         self._stream = stream
         self._lease_id = lease_id
@@ -89,8 +91,8 @@ class TaskLease:
     def end(self, *, stopped: bool) -> None:
         """Stop renewing, and report the end of this part to the daemon. Raises LiftlogError.
 
-        `stopped` reports that this part needs no more records although it was not read to its end.
-        The daemon may then end the lease if no other part uses it.
+        `stopped` reports that this part needs no more records although the part was not read to its
+        end. The daemon may then end the lease if no other part uses it.
         """
         if self._thread is not None:
             self._thread.end()
@@ -171,8 +173,8 @@ class RenewedLease:
         self._thread.start()
 
     def end(self) -> None:
-        """Stop renewing, and wait until the lease is released. Returns at once if the lease is not
-        to be released."""
+        """Stop renewing, and wait until the lease is released. Returns at once if `releases` is
+        false."""
         self._stop.set()
         if self._releases:
             self._thread.join()

@@ -1,8 +1,8 @@
 """Selects the newest record of each key in a range: the option `compact`. Does not import Spark.
 
-First all keys of the range are decoded, and the wanted records are determined. The records stay
-encoded until then, and only the wanted ones are decoded. So a task needs memory for the part of the
-log that it reads and for its keys, regardless of the size of the stream.
+First all keys of the range are decoded, and the wanted records are determined. Until then the
+records stay encoded, and after that only the wanted records are decoded. So a task needs memory for
+the part of the log that it reads and for its keys, regardless of the size of the stream.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ Flags: TypeAlias = NDArray[np.bool_]
 Offsets: TypeAlias = NDArray[np.int64]
 
 _SMALL_BATCH_BYTES = 2048
-"""Batches below this mean size take more memory as objects than as decoded rows."""
+"""Mean size, in bytes, below which batches take more memory as objects than as decoded rows."""
 
 _MOST_KEY_BYTES = 2**30
-"""A binary column of Arrow has 31-bit positions. A larger column of keys is cast to one with 63
-bits."""
+"""A binary column of Arrow has 31-bit positions. Maximum number of bytes of keys in such a column.
+A larger column of keys is converted to a column with 63-bit positions."""
 
 
 def newest_of_each(keys: Sequence[pa.Array], offsets: Offsets | None = None) -> Flags:
@@ -60,7 +60,7 @@ class HeldRecords:
     """Holds records until all keys of the range are known.
 
     `places` are the positions of the records that count. If it is None, all records count. Small
-    records are held as rows. Others are held in their batches, which stay compressed if they were
+    records are held as rows. Larger records are held in their batches, and compressed batches stay
     compressed.
     """
 
@@ -80,7 +80,7 @@ class HeldRecords:
             self._batches = [_packed(batch) for batch in one_by_one(run)]
 
     def rows(self, wanted: Flags) -> pa.RecordBatch | None:
-        """Return the records that count and for which `wanted` is set. Can be called only once,
+        """Return the records that count and have a `wanted` flag of True. Can be called only once,
         because it frees the records."""
         chosen = np.flatnonzero(wanted)
         rows, self._rows = self._rows, None

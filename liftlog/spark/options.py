@@ -1,4 +1,4 @@
-"""The options of a read. All of them are checked before the read begins.
+"""The options of a read. All options are checked before the read begins.
 
 Spark passes values as text, and ignores the case of names. An unknown name is an error: if a
 misspelt `startingOffset` were ignored, the read would return other records than the user requested.
@@ -21,7 +21,8 @@ from liftlog.names import check_stream_name
 from liftlog.spark.columns import did_you_mean, parse_columns
 
 Position: TypeAlias = int | Literal["earliest", "latest"] | datetime
-"""An offset, an end of the stream, or the first record stamped at or after a time."""
+"""A position in a stream: an offset, an end of the stream, or the first record with a timestamp at
+or after a time."""
 
 EARLIEST: Literal["earliest"] = "earliest"
 LATEST: Literal["latest"] = "latest"
@@ -67,12 +68,13 @@ _ISO = re.compile(
     r"(?!0000)[0-9]{4}-[0-9]{2}-[0-9]{2}"
     r"([T ][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,9})?)?(Z|[+-](0[0-9]|1[0-7]):[0-5][0-9])?)?"
 )
-"""Pattern of a time. The jar has the same pattern, because the two languages share no library."""
+"""Pattern of a time. The connector in Java has its own copy of this pattern, because the two
+languages share no library."""
 
 
 @dataclass(frozen=True, slots=True)
 class Narrowing:
-    """Limits that the conditions of a query add to the limits in the options of the read."""
+    """Limits from the conditions of a query. They apply in addition to the options of the read."""
 
     first_offset: int = 0
     end_offset: int | None = None
@@ -82,7 +84,8 @@ class Narrowing:
 
 @dataclass(frozen=True, slots=True)
 class ScanOptions:
-    """The options of a read. `path` is set if it reads files; otherwise it reads from `server`."""
+    """The options of a read. `path` is set if the read uses files; otherwise it uses the daemon at
+    `server`."""
 
     stream: str
     server: str
@@ -107,8 +110,8 @@ class ScanOptions:
 
 
 def parse_options(given: Mapping[str, str], *, streaming: bool = False) -> ScanOptions:
-    """Parse and check the options. Raises InvalidArgument; its text names the option and the valid
-    values."""
+    """Parse and check the options. Raises InvalidArgument; the text of the error names the option
+    and the valid values."""
     known = {name.lower(): name for name in NAMES}
     values: dict[str, str] = {}
     for name, value in given.items():

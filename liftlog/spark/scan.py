@@ -54,8 +54,8 @@ def plan(options: ScanOptions) -> list[ScanRange]:
 
 
 def _held(transport: Transport, options: ScanOptions) -> tuple[StreamState, int]:
-    """Protect the stream for the read. Returns the state with which to plan, and the offset where
-    the read begins."""
+    """Protect the stream for the read. Returns the state for planning, and the offset at which the
+    read begins."""
     state = transport.state()
     first = first_offset(transport, state, options)
     while True:
@@ -197,8 +197,8 @@ def limit_bytes(state: StreamState, first_offset: int, end_offset: int, most_byt
 
 
 def _clip(extents: Iterable[Extent], first_offset: int, end_offset: int) -> list[Extent]:
-    """Return the part of each extent that is in the range. All records of an extent count as
-    equally large."""
+    """Return the part of each extent that is in the range. The computation assumes that all records
+    of an extent are equally large."""
     found = []
     for extent in extents:
         first = max(extent.first_offset, first_offset)

@@ -2,7 +2,7 @@
 
 Spark stores each position before it reads the records up to this position, and after a crash
 requests the same range again. A position contains the identity of the stream's history, so that a
-stream that was deleted and created again is never mistaken for the old one.
+query detects a stream that was deleted and created again.
 
 For the first micro-batch Spark stores only the end, and requests the initial offset again after a
 restart. By then `earliest` and `latest` can be other offsets. So the end of each micro-batch also
@@ -32,16 +32,18 @@ from liftlog.spark.transport import Losses, StreamState, Transport
 
 OFFSET, IDENTITY, EPOCH = "offset", "incarnation", "epoch"
 FROM = "from"
-"""Key in the end of a micro-batch: the offset where that micro-batch begins."""
+"""Key in the position at the end of a micro-batch. Its value is the offset at which the micro-batch
+begins."""
 INITIAL = "initial"
-"""Key in a position that no micro-batch has reached yet."""
+"""Key that marks a position as initial: no micro-batch has reached it yet."""
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The reader of one query. It runs in a process on the driver's host; only `read` runs in the
     executors.
 
-    It keeps one transport between calls. Spark pickles the reader before it opens the transport.
+    The reader keeps one transport between calls. Spark pickles the reader before it opens the
+    transport.
     """
 
     def __init__(self, options: ScanOptions) -> None:
@@ -134,8 +136,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return offset
 
     def _check_history(self, state: StreamState, offset: int, epoch: int) -> None:
-        """Check that the log has not lost its end and then grown beyond the position again. Raises
-        LiftlogError otherwise."""
+        """Check that the log still has the records before the position: it may have lost its end
+        and then have grown beyond the position. Raises LiftlogError otherwise."""
         assert self._transport is not None
         try:
             self._transport.check_history(offset, epoch)

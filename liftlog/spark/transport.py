@@ -75,14 +75,14 @@ class ScanRange:
     lease_id: str | None = None
     """The lease of the read, if the stream is read from a daemon."""
     part: tuple[int, int] | None = None
-    """The number of this range, from 0, and the number of all ranges under the lease."""
+    """The number of this range, from 0, and the total number of ranges under the lease."""
     mark: CompactionMark | None = None
     """The mark of the compaction; None unless a compacted stream is read from a daemon."""
     cleaned_below: int | None = None
     """For a stream without compaction: the end of the last compaction before it was switched off,
     or 0. None for a compacted stream."""
     servers: tuple[str, ...] = ()
-    """Addresses of nodes, each of which can be asked. If empty, the addresses in the options are
+    """Addresses of nodes that can serve the read. If empty, the addresses in the options are
     used."""
 
 
@@ -162,8 +162,8 @@ class Transport(Protocol):
         one state of the stream.
 
         If `first_offset` is None, the range begins at the first record that retention would keep.
-        Returns the state with which to plan. Raises OffsetOutOfRange if retention has meanwhile
-        removed `first_offset`.
+        Returns the state for planning. Raises OffsetOutOfRange if retention has already removed
+        `first_offset`.
         """
         ...
 
@@ -175,8 +175,8 @@ class Transport(Protocol):
         ...
 
     def held(self, planned: list[ScanRange]) -> list[ScanRange]:
-        """Return the ranges with the data by which tasks read unchanged records: a lease, or the
-        names of files."""
+        """Add to the ranges the data with which tasks ensure that records are unchanged: a lease,
+        or the names of files."""
         ...
 
     def batches(self, wanted: ScanRange, losses: Losses) -> Iterator[Batches]:
@@ -184,8 +184,8 @@ class Transport(Protocol):
         the range.
 
         Raises StaleIncarnation if the stream was deleted and created again. `losses` handles
-        records that are damaged, lost or meanwhile removed: it raises CorruptRange or
-        OffsetOutOfRange, or the read continues without them.
+        records that are damaged, lost, or were removed during the read: it raises CorruptRange or
+        OffsetOutOfRange, or the read continues without these records.
         """
         ...
 

@@ -148,7 +148,7 @@ class NatsLink:
 
     @property
     def is_lame_duck(self) -> bool:
-        """True if the server is about to stop and no other server was found yet."""
+        """True if the server is about to stop, and no other was found."""
         return self._connection is not None and self._connection.lame_duck
 
     def send(self, commands: bytes) -> None:
@@ -253,8 +253,8 @@ class NatsLink:
             tell()
 
     async def _serve(self, connection: NatsConnection) -> Ending | None:
-        """Serve until the connection, or its successor after a handover, ends; return the reason
-        for the end."""
+        """Serve until the connection, or its successor after a handover, ends; return the
+        reason."""
         hand_over_at = 0.0
         while not self._closing:
             self._work.clear()
@@ -296,8 +296,7 @@ class NatsLink:
     # --- lame duck mode ---
 
     async def _go_elsewhere(self, old: NatsConnection) -> NatsConnection:
-        """Move to another server; return the connection to use then: `old` if no other server is
-        available."""
+        """Move to another server; return the connection to use then, perhaps `old`."""
         self._warnings.warn("nats-lame-duck server=%s action=go-elsewhere", old.address.shown)
         for address in self._dialer.round_elsewhere(old):
             new = await self._dialer.open_other(address, old)
@@ -306,7 +305,7 @@ class NatsLink:
         return old
 
     async def _hand_over(self, old: NatsConnection, new: NatsConnection) -> bool:
-        """Hand over from `old` to `new`; return True if `new` is now in use."""
+        """Hand over from `old` to `new`; return True if `new` is in use."""
         try:
             async with self._lock:
                 handover = Handover(

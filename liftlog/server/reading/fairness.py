@@ -47,8 +47,8 @@ class FairInput:
         self._waiting: dict[Hashable, dict[Callable[[], None], None]] = {}
 
     def run(self, party: Hashable, work: Callable[[], None]) -> None:
-        """Run `work` now, or in a later turn of the loop. If it is passed again before it has run,
-        it still runs only once."""
+        """Run `work` now, or in a later turn of the loop. If the same work is passed again before
+        it has run, it still runs only once."""
         if self._waiting or self._spent >= self._turn_seconds:
             self._waiting.setdefault(party, {})[work] = None
         else:
@@ -90,11 +90,11 @@ class FairInput:
 
 
 _FIRST = object()
-"""Member that stands for items that precede all others of their party."""
+"""Stands for the member of items that precede all other items of their party."""
 
 
 class FairQueue(Generic[Item]):
-    """A queue in which parties take turns, and the members of each party, too."""
+    """A queue in which parties take turns, and within each party its members take turns."""
 
     def __init__(self) -> None:
         # Parties in the order of their turns; each party and member in it has an item.
@@ -107,7 +107,7 @@ class FairQueue(Generic[Item]):
         self._waiting.setdefault(party, OrderedDict()).setdefault(member, deque()).append(item)
 
     def put_first(self, party: Hashable, item: Item) -> None:
-        """Put the item before all others of its party."""
+        """Put the item before all other items of its party."""
         members = self._waiting.setdefault(party, OrderedDict())
         members.setdefault(_FIRST, deque()).append(item)
         members.move_to_end(_FIRST, last=False)
@@ -131,8 +131,8 @@ class FairQueue(Generic[Item]):
 
 
 class FairLock:
-    """A lock that parties acquire in turns, and the members of each party, too. Belongs to one
-    event loop."""
+    """A lock that parties acquire in turns, and within each party its members in turns. Belongs to
+    one event loop."""
 
     def __init__(self) -> None:
         self._waiting: FairQueue[asyncio.Future[None]] = FairQueue()
@@ -238,12 +238,13 @@ class _Place(Executor):
 class SpreadWork:
     """Runs long work in small pieces, and pauses for the other work of the event loop between them.
 
-    Formatting untrusted content must not run in one long call, which would delay every ack. It must
-    not run in a thread either, because pure Python code would hold the interpreter lock, which the
+    For example, untrusted content is formatted in this way: one long call would delay every ack. A
+    thread would not help, because pure Python code would hold the interpreter lock, which the
     commits need. The callers limit the size of the pieces.
 
     All requests of a port share one object, so that together they use no more of a turn than a
-    single request. They are served in the order of their arrival. Belongs to one event loop.
+    single request. The requests are served in the order of their arrival. Belongs to one event
+    loop.
     """
 
     def __init__(self) -> None:

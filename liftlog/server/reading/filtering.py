@@ -4,7 +4,7 @@ encodes them in new batches.
 The scan runs in a thread, examines a bounded amount of the log, and verifies every byte that it
 uses. If it finds damage, the answer ends before the damage, and the next fetch is answered with
 CORRUPT_RANGE. If a sketch has checksums of parts, or a subject index gives the places of the wanted
-records, the scan does not read the other records and so does not find damage in them.
+records, the scan does not read other records, and so finds no damage in them.
 """
 
 from __future__ import annotations
@@ -44,29 +44,29 @@ from liftlog.server.reading.pieces import Piece, Stamps, chunks_from, chunks_in
 from liftlog.server.reading.scan import Scan, Scanned
 
 SCAN_BYTES = 16 * MIB
-"""Limit of the bytes read from the log for one answer; one batch is read even if it is larger."""
+"""Limit of the bytes read from the log for one answer; a single larger batch is read as a whole."""
 
 SCAN_SECONDS = 0.03
-"""Approximate limit of processor time for one answer; then other scans have their turn. A limit of
-bytes alone is not sufficient, because batches of one record, from synchronous publishers, take ten
-times as long per byte."""
+"""Approximate limit of processor time for one answer; after that, other scans have their turn. A
+limit of bytes alone is not sufficient, because batches of one record, from synchronous publishers,
+take ten times as long per byte."""
 
 MAX_ANSWER_BYTES = 1 * MIB
-"""Limit of encoded bytes for one answer; one record is sent even if it is larger. Unlike slices of
-files, these answers stay in memory until they are sent."""
+"""Limit of encoded bytes for one answer; a single larger record is sent as a whole. Unlike slices
+of files, these answers stay in memory until they are sent."""
 
 _DIVIDED_BYTES = 16 * MIB
-"""Limit of the bytes read for one answer to a member of a group. The members read the pieces one
-after the other, and the pieces stay in memory meanwhile (`pieces`)."""
+"""Limit of the bytes read for one answer to a member of a group. The limit is small because the
+pieces stay in memory until all members have read them, one after the other (`pieces`)."""
 
 _SEGMENT_BYTES = 2**32
-"""Limit that covers the whole rest of a segment, because a subject index finds records at any
-distance."""
+"""Limit for reads with a subject index. It covers the whole rest of a segment, because the index
+finds records at any distance."""
 
 _INDEX_BYTES = 64 * KIB  # minimum size counted for opening an index file
 _LEAST_BY_SUBJECT = 4 * RUN_BYTES
-"""Minimum size of an answer for which a subject index is used. For each record found, a whole run
-of bytes is read."""
+"""Minimum size of an answer for which a subject index is used. For smaller answers the index is
+inefficient, because a whole run of bytes is read for each found record."""
 
 _READ_BYTES = 512 * KIB
 _SHARED_READ_BYTES = 4 * MIB  # each piece costs each member some steps of numpy
@@ -91,7 +91,7 @@ def scan_log(log: Log, scan: Scan) -> Scanned:
 
 
 class _Damaged(Exception):
-    """Bytes failed a check; everything before `reached` was examined."""
+    """Raised if bytes failed a check. All records before `reached` were examined."""
 
 
 class _Scanner:
@@ -180,7 +180,8 @@ class _Scanner:
         return False
 
     def _known_piece(self) -> Piece | None:
-        """Return a piece that another member has read, if the log has not changed since."""
+        """Return a piece that another member has read, if the log has not changed since that
+        read."""
         shared, wanted = self._scan.shared, self._scan.selection.slots
         if shared is None or wanted is None:
             return None
@@ -205,8 +206,8 @@ class _Scanner:
 
     def _take_one_batch(self) -> None:
         """Read a single batch, after damage at the start of a piece. The log uses its index to find
-        the extent of the damage. It raises CorruptRange for the damaged range, or returns the batch
-        if the batch is intact."""
+        the extent of the damage. The log raises CorruptRange for the damaged range, or returns the
+        batch if it is intact."""
         manifest = self._log.view.manifest
         piece = self._log.read(self._reached, 1)
         if piece is None:
@@ -258,9 +259,9 @@ class _Scanner:
         return self._take_chunks(chunks_in(raw, _place_of(piece)), piece.next_offset, None)
 
     def _take_by_subject(self) -> bool | None:
-        """Find the records on the wanted subjects in the segment's subject index, and take them.
-        Return None if the index cannot be used, and False if the answer is full or the time is
-        up."""
+        """Find the records on the wanted subjects by the segment's subject index, and take these
+        records. Return None if the index cannot be used, and False if the answer is full or the
+        time is up."""
         wanted, stop, taken = self._subjects, self._scan.stop_offset, self._builder.size_bytes
         index = None if wanted is None else self._log.subject_index(self._reached)
         if wanted is None or index is None:
@@ -305,8 +306,8 @@ class _Scanner:
         return self._builder.add_batch(made, header)
 
     def _take_several(self, found: SubjectRuns) -> bool:
-        """Take the records of several subjects, whose batches overlap; return False if the answer
-        is full."""
+        """Take the records of several subjects from batches that overlap; return False if the
+        answer is full."""
         records = concat([decode_columns(batch) for batch in found.batches])
         records = records.at(np.argsort(records.offsets))
         end = int(records.offsets.searchsorted(found.next_offset))
@@ -315,9 +316,9 @@ class _Scanner:
         return not len(records) or self._add(records, found.batches[0].header)
 
     def _try_marks(self) -> None:
-        """Decide if only the heads of batches are read, in one step for a large piece. This is
-        faster if only offsets are wanted and the first, small piece did not contain all of them. It
-        is tried once."""
+        """Decide whether to read only the heads of batches, in one step for a large piece. This is
+        faster if only offsets are wanted, and the first, small piece did not contain all of them.
+        The decision is made once."""
         if self._may_try_marks and self._reached > self._scan.offset:
             self._may_try_marks = False
             stop = self._scan.stop_offset
@@ -336,8 +337,8 @@ class _Scanner:
         return min(_PARTIAL_READ_BYTES if self._is_partial else _READ_BYTES, self._left)
 
     def _take_sparsely(self, piece: LogSlice) -> bool | None:
-        """Scan a piece in one step instead of one step for each batch; return None if that is not
-        possible."""
+        """Scan a piece in one step instead of one step for each batch; return None if one step is
+        not possible."""
         found = self._log.read_sparsely(piece, values=self._wanted is not None)
         records = None
         if found is not None and self._wanted is not None:
@@ -383,7 +384,7 @@ class _Scanner:
         return True
 
     def _is_late(self) -> bool:
-        """True if the time is up; always False before the first progress."""
+        """True if the time limit has passed; always False before the first progress."""
         return self._reached > self._scan.offset and time.thread_time() >= self._deadline
 
     def _take_chunk(self, chunk: Chunk, partial: PartialPiece | None) -> bool:
@@ -420,8 +421,8 @@ class _Scanner:
         return header.base_offset >= self._reached and (stop is None or header.next_offset <= stop)
 
     def _within(self, records: Columns) -> tuple[int, Columns]:
-        """Return the records that were not examined yet and lie before the end of the scan, and the
-        index of the first of them."""
+        """Return the records before the end of the scan that were not examined yet, and the index
+        of the first of these records."""
         stop, offsets = self._scan.stop_offset, records.offsets
         low = int(offsets.searchsorted(self._reached))
         high = len(offsets) if stop is None else int(offsets.searchsorted(stop))
@@ -430,7 +431,7 @@ class _Scanner:
         return low, records.part(low, max(low, high))
 
     def _add(self, selected: Columns, header: BatchHeader, stamps: Stamps | None = None) -> bool:
-        """Add records to the answer; return False if it is full."""
+        """Add records to the answer; return False if the answer is full."""
         taken = self._builder.add(selected, header, stamps)
         if taken == len(selected):
             return True
@@ -438,7 +439,7 @@ class _Scanner:
         return False
 
     def _reach(self, offset: int) -> bool:
-        """Store that everything below `offset` was examined; return False at the end of the
+        """Note that all records below `offset` were examined; return False at the end of the
         scan."""
         self._reached = max(self._reached, offset)
         stop = self._scan.stop_offset
@@ -449,7 +450,7 @@ class _Scanner:
 
 
 def _wanted_subjects(selection: Selection) -> WantedSubjects | None:
-    """Return the conditions if all of them are about subjects."""
+    """Return the conditions on subjects; None if there are other conditions."""
     more = (selection.keys, selection.headers, selection.values, selection.slots)
     if any(one is not None for one in more):
         return None
@@ -469,7 +470,7 @@ def _place_of(piece: LogSlice) -> Place:
 
 
 def _projected(chunk: Chunk, selection: Selection) -> bytearray | None:
-    """Return all records of a chunk as one batch; None if they must be added one by one."""
+    """Return all records of a chunk as one batch; None if the records must be added one by one."""
     if not chunk.is_one_batch:
         return None  # so that small batches are joined
     made = project_batch(chunk.batches[0], selection.columns)

@@ -22,7 +22,8 @@ logger = logging.getLogger("liftlog.server.http")
 
 
 class NoRecord(LiftlogError):
-    """No record has that offset: it was removed by compaction or is not written yet."""
+    """Raised if no record has the offset, because compaction has removed the record or it is not
+    written yet."""
 
     name = "NO_RECORD"
 

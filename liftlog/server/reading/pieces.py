@@ -1,9 +1,9 @@
 """Decoded pieces of the log as columns, for reads that examine the records.
 
-The members of a group read the same pieces, each member for its own slots. Some work is the same
-for all and is done once: reading and verifying a piece, computing the slot of each record, and
-sorting the records so that the records of one member are adjacent. `SharedPieces` keeps the most
-recent pieces for the other members.
+The members of a group read the same pieces, each member for its own slots. The work that is the
+same for all members is done only once: reading and verifying a piece, computing the slot of each
+record, and sorting the records so that the records of one member are adjacent. `SharedPieces` keeps
+the most recent pieces for the other members.
 """
 
 from __future__ import annotations
@@ -36,23 +36,24 @@ from liftlog.server.reading.shares import Division, Shares
 
 SHARED_BYTES = 64 * MIB
 _LARGEST_SHARED = 8 * MIB
-"""Maximum decompressed size of one piece. It is limited because compressed batches can become a
-thousand times longer."""
+"""Maximum decompressed size of one piece. The limit exists because a decompressed batch can be a
+thousand times as long as the compressed batch."""
 _INFLATED_BYTES = 16 * MIB
 _MOST_SUBJECTS = 16384
-"""Maximum size of the subject dictionaries of one part, before equal subjects are merged. The
-batches of a piece reach about this size if each subject has many records. A piece should have few
-parts, because each part costs each member the same steps of numpy, however few records it has."""
+"""Maximum size of the subject dictionaries of one part, before equal subjects are merged. A piece
+of a stream with many records per subject stays below this size. A piece should have few parts,
+because each member needs the same number of numpy steps for each part, even if the part has few
+records."""
 _LEAST_BYTES = 64 * KIB
-"""Minimum size counted for a piece. Pieces at the end of a stream are small, and their number must
-stay small enough for a fast search."""
+"""Minimum size counted for a piece. It limits the number of pieces, so that a search stays fast,
+because pieces at the end of a stream are small."""
 _SUBJECT_BYTES = 128
-"""Size counted for a subject and its Python objects."""
+"""Number of bytes counted for a subject and its Python objects."""
 _NEW_SECONDS = 0.02
 
 
 def chunks_in(raw: bytes, place: Place) -> Iterator[Chunk]:
-    """Decode batches, and yield them in chunks that are scanned in one step each. Raises
+    """Decode batches, and yield them in chunks. Each chunk is scanned in one step. Raises
     CorruptBatch at damage; raises UnsupportedFormat."""
     return chunks_from(lambda position: decode_batch(raw, position), len(raw), place)
 
@@ -120,9 +121,9 @@ class Part:
 
 
 class Piece:
-    """A piece of the log that was read and verified, for groups with this number of slots. It is
-    valid as long as the log has this manifest: truncation, compaction and quarantine all change the
-    manifest first."""
+    """A piece of the log that was read and verified, for groups with this number of slots. The
+    piece is valid as long as the log has this manifest, because truncation, compaction and
+    quarantine change the manifest first."""
 
     def __init__(
         self,
@@ -144,8 +145,9 @@ class Piece:
 
     @property
     def is_newest(self) -> bool:
-        """True if the piece ended at the end of the log and was read a moment ago. The members then
-        read the same piece at about the same time, and leave newer records for their next read."""
+        """True if the piece ended at the end of the log and was just read. The members of a group
+        then read the same piece at about the same time, and leave newer records for their next
+        read."""
         return monotonic() < self._new_until
 
 
@@ -163,8 +165,8 @@ class SharedPieces:
         return len(self._pieces)
 
     def covering(self, log: Log, wanted: WantedSlots, offset: int) -> Piece | None:
-        """Return a piece that contains the offset; None if there is none. After that, members that
-        began at different offsets read the same pieces."""
+        """Return a piece that contains the offset; None if there is no such piece. After such a
+        read, members that began at different offsets read the same pieces."""
         manifest = log.view.manifest
         if offset < manifest.log_start_offset:
             return None
@@ -190,9 +192,10 @@ class SharedPieces:
         at_end: bool,
     ) -> Piece | None:
         """Decode and keep a piece. `raw` is its bytes, and `manifest` is the log's manifest from
-        before it was read. With `at_end`, the piece ends at the high watermark.
+        before the read. With `at_end`, the piece ends at the high watermark.
 
-        Returns None if the piece is damaged or too large; its reader then scans it without sharing.
+        Returns None if the piece is damaged or too large; in this case the reader scans it without
+        sharing.
         """
         size = 0
         found: list[Batches] = []

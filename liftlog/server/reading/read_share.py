@@ -3,9 +3,9 @@ waiting.
 
 A message that is not read from NATS in time is lost, because nats-server disconnects slow clients.
 A record that is not sent to a consumer now can be sent later. Therefore, while processor time is
-short and NATS delivers faster than the daemon reads, serving consumers may use at most as much time
-as everything else together. Consumers then fall behind, and publishers do not. At any other time
-there is no limit. (`fairness` makes consumers fair to each other.)
+short and NATS delivers faster than the daemon reads, the work for consumers may use at most as much
+time as all other work together. Consumers then fall behind, and publishers do not. At any other
+time there is no limit. (`fairness` divides this time among the consumers.)
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from liftlog.server.streams.intake import Ingested
 
 _TICK_SECONDS = 0.02
 _MEMORY_SECONDS = 0.1
-"""Measurements are averaged over about this time, because a single time slice is not
-significant."""
+"""Time in seconds. Measurements are averaged over about this time, because a single time slice is
+not significant."""
 
 _SHORT_DELAY = 0.1
 """Processor time counts as short if the loop's thread waits for a processor for more than this part
@@ -76,7 +76,7 @@ class ThreadUsage:
 
 class ReadShare:
     """Measures and limits the consumers' share of the event loop that runs at its first use.
-    Without consumers it costs nothing.
+    Without consumers it takes no time.
 
     All work for consumers runs inside `with share`, which measures its time and may be nested.
     """

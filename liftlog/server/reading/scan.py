@@ -20,8 +20,8 @@ class Scan(NamedTuple):
     """The pieces that the members of a group share; None if the reader is not a member of a
     group."""
     is_optional: bool = False
-    """True if the scan may be refused. If a search would take long, the reader accepts all records
-    as they are stored."""
+    """True if the scan may be refused. The reader then gets all records as they are stored, if a
+    search would take long."""
 
 
 class Scanned(NamedTuple):

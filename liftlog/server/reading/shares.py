@@ -1,7 +1,8 @@
 """The slots that members of groups request, and how records are grouped for them.
 
 A share is the set of slots that one fetch requests. A client can request any slots. Therefore the
-number of stored shares is limited for all fetches together, and so is the time for searching them.
+number of stored shares is limited for all fetches together, and so is the time for searching
+shares.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ _MOST_SHARES = 1024
 """Maximum number of shares for one log and number of slots; enough for members with one slot
 each."""
 _MOST_OF_ALL = 8192
-"""Maximum number of shares of all logs. A share takes at most half a kilobyte, whatever its
-slots."""
+"""Maximum number of shares of all logs. A share takes at most half a kilobyte, for any slots."""
 _KEPT_SECONDS = 10.0
-"""A share that was not requested for this long is removed. Members send requests more often."""
+"""Time in seconds. A share that was not requested for this time is removed, because members send
+requests more often."""
 _SHARE_BYTES = 256
-"""Size counted for a share of a division."""
+"""Number of bytes counted for a share of a division."""
 
 
 class Division:
-    """Groups slots so that the records of one member are stored together. Slots whose member is
-    unknown form groups of one slot. A share is given as `WantedSlots.bits`."""
+    """Groups slots so that the records of one member are stored together. Slots of unknown members
+    form groups of one slot. A share is given as `WantedSlots.bits`."""
 
     def __init__(self, slot_count: int, shares: Iterable[int]) -> None:
         """Create the groups. If two shares overlap, only the first one gets a group."""
@@ -53,8 +54,8 @@ class Division:
         return self.places.nbytes + _SHARE_BYTES * len(self._place_of)
 
     def place_of(self, share: int) -> int | None:
-        """Return the place of the group that has exactly the records of these slots; None if there
-        is no such group."""
+        """Return the place of the group with exactly these slots; None if there is no such
+        group."""
         return self._place_of.get(share)
 
 
@@ -114,7 +115,7 @@ class Shares:
 
     def division(self, log: Log, slot_count: int) -> Division:
         """Return the division for the members' current slots. If shares overlap, the most recently
-        requested one counts."""
+        requested share counts."""
         with self._lock:
             noted = self._noted.get((ref(log), slot_count))
             if noted is None:

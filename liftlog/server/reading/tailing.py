@@ -1,11 +1,11 @@
 """Wakes the consumers that wait at the end of one stream, all together and not too often.
 
-However often a stream commits, at most one round of wake-ups begins per `linger`. The first commit
-after a quiet time starts a round at once. With many consumers, the pause after a round grows with
-the duration of the round, so that the event loop has time left for commits.
+At most one round of wake-ups begins per `linger`, even if the stream commits more often. The first
+commit after a quiet time starts a round at once. With many consumers, the pause after a round grows
+with the duration of the round, so that the event loop has time left for commits.
 
-The consumers that one round wakes read up to the same high watermark. Most of them request the same
-bytes next time, too, so these bytes are read once and kept for the others.
+The consumers that one round wakes read up to the same high watermark. Most of these consumers then
+also request the same bytes. So these bytes are read once, and kept for the other consumers.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Tail(NamedTuple):
         return len(self.body)
 
     def release(self) -> None:
-        """Do nothing: only slices of files have resources to release."""
+        """Do nothing, because only slices of files have resources to release."""
 
 
 class TailGroup:
@@ -81,8 +81,8 @@ class TailGroup:
 
     def wait(self, stream: StreamHost, offset: int, wake: Callable[[], None]) -> Waiter:
         """Call `wake` once, at the latest in the next round after the high watermark has passed
-        `offset` or the stream has ended. A round begins when the linger time of the last one is
-        over. `wake` may be called too early, so it must check the high watermark."""
+        `offset` or the stream has ended. A round begins when the linger time of the previous round
+        is over. `wake` may be called too early, so it must check the high watermark."""
         waiter = Waiter(offset, wake)
         self._waiting[waiter] = None
         if self._timer is None and (self._future is None or offset < self._future_offset):
@@ -149,8 +149,8 @@ class TailGroup:
         self, view: ReadView, offset: int, max_bytes: int, max_records: int | None
     ) -> Tail | None:
         """Return the bytes that another consumer has just read for the same request; None if there
-        are none. Bytes from an older state of the log are never returned, because compaction may
-        have removed records since then, even if the high watermark is the same."""
+        are no such bytes. Never returns bytes from an older state of the log: even if the high
+        watermark is the same, compaction may have removed records."""
         if view is not self._kept_of:
             return None
         return self._kept.get((offset, max_bytes, max_records))
@@ -202,7 +202,7 @@ def read_tail(
 
 def read_from_memory(piece: LogSlice) -> Tail | None:
     """Return the bytes of a slice and release the slice. Return None if the bytes are not in the
-    page cache, or if the file system cannot report that."""
+    page cache, or if the file system cannot report this."""
     body = bytearray(piece.length)
     try:
         if os.preadv(piece.fd, [body], piece.position, _NOWAIT) != len(body):

@@ -3,10 +3,10 @@ loop.
 
 `Turns.run` carries out one request. The request computes only while it has the turn, and returns
 the turn while it waits for a disk, a thread or another node. The turn passes from party to party (a
-party is a principal) and among the members of each party (its connections). One request gets the
-turn in each turn of the event loop. So acks and answers wait for one request at a time, whatever
-its cost, and a flood of requests delays only its sender. This applies to all kinds of requests,
-because a request needs no code of its own for it.
+party is a principal), and within a party from member to member (a member is a connection). One
+request gets the turn in each turn of the event loop. So acks and answers wait for only one request
+at a time, even an expensive one, and a flood of requests delays only its sender. No kind of request
+needs special code for this.
 
 A request with a long answer pauses with `asyncio.sleep(0)`. Other parties then have their turn, but
 other requests of the same party wait until the answer is complete. Otherwise a thousand answers
@@ -14,8 +14,8 @@ could grow in memory at the same time.
 
 A request can need a dozen turns of the loop, for example to read its head, to identify its
 principal, to answer and to close. If another party computed for a long time in each of these turns,
-the request would wait a dozen times. So after a long step, the party rests for twice as long as the
-step took.
+the request would wait a dozen times. Therefore a party rests after a long step, for twice the
+duration of the step.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from typing import Any, TypeVar
 from liftlog.server.reading.fairness import FairQueue
 
 _TURN_SECONDS = 0.001
-"""Requests begin at once, without waiting for the next turn of the loop, until they have used this
-many seconds of the present turn."""
+"""Time in seconds. Until requests have used this time in a turn of the loop, further requests begin
+at once, in the same turn."""
 
 _LONG_SECONDS = 0.003
-"""A party rests after a step that has used more processor time than this. A request with a long
-answer pauses before that, so its party does not rest."""
+"""Time in seconds. A party rests after a step that has used more processor time. A request with a
+long answer pauses before that, so its party does not rest."""
 _REST = 2.0
-"""Length of a rest, as a multiple of the length of the step before it."""
+"""Length of a rest, as a multiple of the length of the previous step."""
 
 _ENDED = object()
-"""Marks the end of a coroutine, which then awaits nothing more."""
+"""Stands for the end of a coroutine, which awaits nothing more."""
 
 Result = TypeVar("Result")
 
@@ -58,7 +58,7 @@ class Turns:
 
     def __init__(self, turn_seconds: float = _TURN_SECONDS) -> None:
         self.given = 0
-        """Number of turns that requests have asked for so far."""
+        """Number of turns that requests have requested so far."""
         self._turn_seconds = turn_seconds
         self._waiting: FairQueue[asyncio.Future[None]] = FairQueue()
         self._is_taken = False
@@ -158,7 +158,7 @@ class Turns:
                 turn.set_result(None)
 
     def _end_rests(self) -> None:
-        """Wake the parties that have rested long enough, and plan to wake the next one."""
+        """Wake the parties whose rest is over, and set the timer for the end of the next rest."""
         if not self._resting:
             return
         loop = asyncio.get_running_loop()
@@ -192,8 +192,7 @@ class Turns:
 
 
 class _Passed:
-    """Passes the object that a coroutine awaits to the caller, for a coroutine that is run step by
-    step."""
+    """Passes on the object that a coroutine awaits. Used to run a coroutine step by step."""
 
     def __init__(self, awaited: object) -> None:
         self._awaited = awaited

@@ -123,7 +123,7 @@ class Backward:
     """A walk from newer to older records. All offsets from `position` on have been examined.
 
     A log can only be read from older to newer. So a step reads a window of offsets in that
-    direction and keeps the newest records that it finds. Windows grow and shrink with the time that
+    direction, and keeps the newest matching records. Windows grow and shrink with the time that
     they take.
     """
 
@@ -136,8 +136,8 @@ class Backward:
         self._width = max(1, _WINDOW_BYTES * offsets // max(log.view.size_bytes, 1))
 
     def narrow(self, width: int) -> None:
-        """Limit the first window to this number of offsets; this is enough if every record
-        matches."""
+        """Limit the first window to this number of offsets; the number is sufficient if every
+        record matches."""
         self._width = min(self._width, width)
 
     def step(self, limit: int) -> list[Item]:

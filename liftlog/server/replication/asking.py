@@ -1,5 +1,5 @@
-"""Asks many nodes at once which copies of streams they have. Their answers are not trusted before
-they are parsed."""
+"""Asks many nodes at once for their copies of streams. The content of an answer is not trusted
+until it is parsed."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Measures the clocks of the other nodes by the pings between nodes.
 
-The answer to a ping contains the wall clock of the other node. That clock was read at some moment
-after the ping was sent and before the answer arrived. So the error is at most half of the time
-between these two moments. The result is taken from the recent answer with the smallest error.
+The answer to a ping contains the wall clock of the other node. The other node has read its clock
+between the time at which the ping was sent and the time at which the answer arrived. So the error
+is at most half of the time between these two times. The result is taken from the recent answer with
+the smallest error.
 
 Each answer is stored as a difference from this node's monotonic clock, which never jumps. So a jump
 of this node's wall clock changes all results at once, before the next answers arrive. After a jump
@@ -24,15 +25,15 @@ from liftlog.server.vitals.conditions import Condition
 _SAMPLES = 8
 _STALE_NS = 10 * 1_000_000_000
 _MEASURING_NS = 60 * 1_000_000_000
-"""Time for which a node waits for measurements. It may never get all of them, because older
-versions do not send their clocks, and nodes can be down."""
+"""Time, in ns, for which a node waits for measurements. Some measurements may never arrive, because
+older versions do not send their clocks, and nodes can be down."""
 _MAX_SKEW_NS = int(MAX_SKEW_SECONDS * 1e9)
 _JUMP_NS = 1_000_000_000
-"""A change of the difference between two clocks that counts as a jump. Clocks do not drift apart by
-this much while answers are kept."""
+"""A change of the difference between two clocks that counts as a jump. In ns. Clocks drift apart by
+less than this during the time for which answers are kept."""
 SHOWN_SECONDS = 5.0
-"""Differences above this are shown to users, because a working time service does not leave such a
-difference."""
+"""Differences above this number of seconds are shown to users, because with a working time service
+clocks do not differ so much."""
 
 
 class _Sample(NamedTuple):
@@ -53,8 +54,9 @@ class _Sample(NamedTuple):
 class NodeClocks:
     """The differences of clocks. Belongs to one event loop.
 
-    `others` returns the names of all other nodes of the cluster. If a clock was found wrong,
-    `guard` keeps this doubt while the other nodes are silent, and after a restart.
+    `others` returns the names of all other nodes of the cluster. If the clock of this node was
+    found wrong, `guard` stores this doubt, so that it lasts while other nodes are silent, and after
+    a restart.
     """
 
     def __init__(
@@ -75,7 +77,7 @@ class NodeClocks:
         return self._clock.monotonic_ns()
 
     def answered(self, node: str, asked_ns: int, their_ns: int, *, is_doubted: bool) -> None:
-        """Note the wall clock of `node`, which was asked at `asked_ns`."""
+        """Note the wall clock of `node`, to which a ping was sent at `asked_ns`."""
         now_ns = self._clock.monotonic_ns()
         half_ns = (now_ns - asked_ns) / 2
         sample = _Sample(now_ns, their_ns - asked_ns - half_ns, half_ns, is_doubted)
@@ -87,7 +89,7 @@ class NodeClocks:
 
     def offset(self, node: str) -> Offset | None:
         """Return the difference between the clocks of `node` and of this node; None if the node has
-        not answered recently, or its version does not send its clock."""
+        not answered recently, or if its version does not send its clock."""
         samples = self._samples.get(node)
         monotonic_ns = self._clock.monotonic_ns()
         if not samples or monotonic_ns - samples[-1].at_ns > _STALE_NS:
@@ -101,7 +103,7 @@ class NodeClocks:
         return {node: offset for node, offset in found.items() if offset is not None}
 
     def verdict(self) -> Verdict:
-        """Judge this node's clock. If it was found wrong, it stays in doubt until a measurement
+        """Judge this node's clock. A clock that was found wrong stays in doubt until a measurement
         finds it right."""
         own_ns = self._clock.now_ns() - self._clock.monotonic_ns()
         offsets = {node: self.offset(node) for node in self._others()}
@@ -126,8 +128,8 @@ class NodeClocks:
         return not verdict.reason and (verdict.is_measured or waited_ns > _MEASURING_NS)
 
     def shown_seconds(self, node: str) -> float:
-        """Return the clock of `node` minus this node's; 0.0 if the difference is too small to be
-        shown."""
+        """Return the difference of `node`'s clock to this node's clock, in seconds; 0.0 if it is
+        too small to be shown."""
         offset = self.offset(node)
         if offset is None or abs(offset.seconds) <= SHOWN_SECONDS + offset.error:
             return 0.0

@@ -1,6 +1,6 @@
 """One stream that this node follows: fetches from its leader, and applies the answers to the log.
 
-`liftlog.cluster.following` decides what to do, and this module does it to the log and the
+`liftlog.cluster.following` makes the decisions, and this module carries them out on the log and the
 connection. At any time there is at most one of these: an open request, or a change of the log in
 progress. A request confirms durable records, so it is sent only after the previous change is on
 disk.
@@ -53,21 +53,22 @@ _MAX_BYTES = 4 * 1024 * 1024
 _LEAST_BYTES = 128 * 1024
 _ALL_BYTES = 256 * 1024 * 1024
 _INLINE_BYTES = 512 * 1024
-"""Limit for an append inside the event loop while syncs are fast. Copying and checking this much
-takes less time than two handovers between threads under load."""
+"""Limit, in bytes, for an append inside the event loop while syncs are fast. Copying and checking
+so many bytes takes less time than two handovers between threads under load."""
 _MAX_REASON_CHARS = 500
 _FIRST_PAUSE_SECONDS = 0.02
 _LONGEST_PAUSE_SECONDS = 1.0
 
 
 class FetchRoom:
-    """Limits the bytes that the streams of a node request at a time. Received records wait in
-    memory for the disk, which may be slower than the network.
+    """Limits the number of bytes that the streams of a node request at the same time. Received
+    records wait in memory for the disk, which may be slower than the network.
 
-    A request may always be for `_LEAST_BYTES`, so no stream waits for another one. Bytes above that
-    limit are counted from the request until the records are stored. Together they never exceed
-    `max_bytes`. Streams that lag behind share all of `max_bytes`. The other streams share half of
-    `max_bytes`, and keep their share while they wait for new records. Belongs to the event loop.
+    A request may always be for `_LEAST_BYTES`, so that no stream waits for another stream. Bytes
+    above that number count from the request until the records are stored, and their sum never
+    exceeds `max_bytes`. Streams that lag behind share all of `max_bytes`. The other streams share
+    half of `max_bytes`, and keep their share while they wait for new records. Belongs to the event
+    loop.
     """
 
     def __init__(self, max_bytes: int = _ALL_BYTES) -> None:
@@ -77,7 +78,7 @@ class FetchRoom:
         self._taken = 0
 
     def note(self, stream: FollowedStream, *, is_behind: bool) -> None:
-        """Note whether the leader has more records than this stream, as far as is known."""
+        """Note whether the leader had more records in its last answer."""
         self._streams.add(stream)
         (self._behind.add if is_behind else self._behind.discard)(stream)
 
@@ -87,7 +88,7 @@ class FetchRoom:
         self._behind.discard(stream)
 
     def take(self, stream: FollowedStream) -> int:
-        """Return how many bytes the stream may request. They are reserved until `give_back`."""
+        """Return the number of bytes to request, and reserve them until `give_back`."""
         if stream in self._behind:
             share = self._max_bytes // len(self._behind)
         else:
@@ -98,11 +99,11 @@ class FetchRoom:
         return size
 
     def hold(self, size: int) -> None:
-        """Count received bytes. A batch arrives as a whole, so there may be more than requested."""
+        """Count received bytes. A batch arrives as a whole, so they may be more than requested."""
         self._taken += max(0, size - _LEAST_BYTES)
 
     def give_back(self, size: int) -> None:
-        """Release the bytes that `take` has returned, or that `hold` has counted."""
+        """Release bytes that `take` reserved or `hold` counted."""
         self._taken -= max(0, size - _LEAST_BYTES)
 
 
@@ -341,7 +342,7 @@ class FollowedStream:
     # --- the log ---
 
     def _follow_log_start(self, log_start: int) -> None:
-        """Delete the records that the leader has deleted, as far as they are committed here."""
+        """Delete records that the leader has deleted, up to the high watermark."""
         log = self.host.log
         reached = min(log_start, log.high_watermark)
         if reached <= log.log_start_offset or self._is_deleting:
@@ -359,9 +360,9 @@ class FollowedStream:
         self.host.run_exclusive(call).add_done_callback(done)
 
     def _store(self) -> None:
-        """Append the records of the answer. The leader's publishers wait for this. Two handovers
-        between threads take longer than a small append, so a small append runs inside the event
-        loop if the disk is fast."""
+        """Append the records of the answer. Publishers wait for this append. A small append runs
+        inside the event loop if the disk is fast, because two handovers between threads take
+        longer."""
         body, self._body = self._body, None
         told = None if self._told is None else self._told.side_state
         append = partial(self._append, body, told)
@@ -412,8 +413,8 @@ class FollowedStream:
             self._fail(f"internal error while following: {error!r}")
 
     def _append(self, body: memoryview | None, told: dict[str, Any] | None) -> None:
-        """Append the records of an answer, and store its side state first: the next request
-        confirms both."""
+        """Store the side state of an answer, then append its records. The next request confirms
+        both."""
         log = self.host.log
         if told is not None:
             try:
@@ -464,8 +465,8 @@ class FollowedStream:
 
 
 def _answer_from(received: Replica) -> Answer:
-    """Convert the message of another node, which is not trusted: values of a wrong form are left
-    out, the rules of `liftlog.cluster` check the others, and the log checks the body."""
+    """Convert the message of another node. The content is not trusted: values of a wrong form are
+    left out, the rules of `liftlog.cluster` check all other values, and the log checks the body."""
     diverging = received.diverging
     gap = None
     if received.gap is not None and type(received.gap.get("next")) is int:

@@ -1,9 +1,9 @@
-"""The states of a stream's consumers with acks, on a node that follows the stream: fetches their
-changes from the leader, and writes them to the journal here.
+"""The states of a stream's consumers with acks, on a node that follows the stream: fetches the
+changes of the states from the leader, and writes them to the journal of this node.
 
 `liftlog.cluster.consumer_states` has the rules. The changes are not decoded. A request confirms the
 written changes and the synced changes. If a sync completes while a request waits for changes, a new
-request replaces the waiting one.
+request replaces the waiting request.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from liftlog.server.replication.peer_link import PeerLink
 logger = logging.getLogger("liftlog.server.replication")
 
 _SYNC_SECONDS = 0.1
-"""The journal syncs by itself within this time. The follower reports the sync to the leader a
-little later, unless an answer to a client waits for it."""
+"""Time in seconds within which the journal syncs by itself. If no answer to a client waits for the
+sync, the follower reports it to the leader only after this time."""
 _FIRST_PAUSE_SECONDS = 0.02
 _LONGEST_PAUSE_SECONDS = 1.0
 
@@ -65,13 +65,13 @@ class FollowedConsumers:
 
     @property
     def has_old_states(self) -> bool:
-        """True if the states of consumers here may differ from the leader's states."""
+        """True if the states of consumers on this node may differ from the leader's states."""
         return not self._states.is_complete and bool(self._holder.consumers_of(self._incarnation))
 
     # --- events ---
 
     def assigned(self, record: StreamMetadata) -> None:
-        """Note the leader. In another epoch all states are fetched again."""
+        """Note the leader. In a new epoch all states are fetched again."""
         if (record.leader, record.leader_epoch) == (self._leader, self._epoch):
             return
         self._leader, self._epoch = record.leader, record.leader_epoch
@@ -163,8 +163,8 @@ class FollowedConsumers:
     async def _store(
         self, states: FollowerStates, answer: ConsumerChanges, sent: list[Sent]
     ) -> None:
-        """Write the changes of an answer, and wait until this process may end without losing
-        them."""
+        """Write the changes of an answer, and wait until the changes survive the end of this
+        process."""
         wanted, gone = states.answered(
             answer.base,
             answer.written,

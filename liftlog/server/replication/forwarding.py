@@ -1,9 +1,9 @@
 """Forwards requests of clients to the node that answers them: the leader of their stream.
 
-A request is forwarded at most once. The node that receives the request from the client has checked
-it against its own ACL. The leader only executes it. The number of waiting requests is limited, in
-total and for each principal. So a leader that hangs neither fills the memory nor blocks the
-requests of others.
+A request is forwarded at most once. The node that receives the request from the client checks it
+against the node's own ACL. The leader only executes the request. The number of waiting requests is
+limited, in total and for each principal. So a leader that hangs neither fills the memory nor blocks
+the requests of others.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from liftlog.protocol.wire import Message
 from liftlog.server.replication.peer_link import PeerLink
 
 Answered = Callable[[Message | None, LiftlogError | None], None]
-"""A callback that receives the leader's answer, or the error, exactly once. `send` itself never
-calls it."""
+"""A callback that receives the leader's answer, or the error, exactly once. It is never called
+inside `send`."""
 
 _SECONDS = 30.0
 _MAX_WAITING = 4096
@@ -40,7 +40,7 @@ _MAX_WAITING_BYTES = 64 * 1024 * 1024
 
 class Forwarding:
     """Forwards requests. Belongs to one event loop. `link_to` returns the connection to another
-    node, `not_leader` the error that names the leader of a stream."""
+    node, and `not_leader` returns the error that names the leader of a stream."""
 
     def __init__(
         self,

@@ -1,12 +1,13 @@
 """Handles a metadata store that has lost changes: detects this, and restores the changes.
 
-If the metadata of a stream in the store are missing, or older than this node has received before,
-the mirror marks the stream as doubtful. Another read, which a lagging server of the store cannot
-answer, then confirms or clears the doubt. While a doubt is confirmed, no node leads the stream or
-elects a leader by the stored metadata. The nodes exchange the metadata that they have. When these
-suffice (`liftlog.cluster.guard`), the newest version is stored again. This may abandon a version
-that only one node has received. That node then adopts the stored version, and drops its copy. If
-the metadata do not suffice, an operator decides, with `liftlog cluster restore-metadata`.
+If the metadata of a stream in the store are missing, or older than a version that this node has
+received, the mirror marks the stream as doubtful. A second read, which requires the newest state of
+the store, then confirms or clears the doubt. While a doubt is confirmed, no node leads the stream
+or elects a leader by the stored metadata. The nodes exchange the metadata that they have. If the
+exchanged metadata are sufficient (`liftlog.cluster.guard`), the newest version is stored again.
+This may abandon a version that only one node has received; that node then adopts the stored
+version, and drops its copy. If the metadata are not sufficient, an operator decides, with `liftlog
+cluster restore-metadata`.
 """
 
 from __future__ import annotations
@@ -45,8 +46,9 @@ class Guard:
     """Confirms doubts about stored metadata, and restores metadata. Belongs to one event loop.
 
     `log_end` returns the end of a copy on this node. `stand_aside` is called with each stream whose
-    stored metadata are confirmed to be older than this node has received. `give_up` is called with
-    each stream for which this node must adopt the stored metadata and drop its own newer version.
+    stored metadata are certainly older than a version that this node has received. `give_up` is
+    called with each stream for which this node must adopt the stored metadata and drop its own
+    newer version.
     """
 
     def __init__(
@@ -67,7 +69,7 @@ class Guard:
         self._give_up = give_up
         self._warn = RareWarnings(logger).warn
         self._unreadable: dict[str, str] = {}
-        """The streams whose metadata cannot be read, with the reason. It is unknown if these
+        """The streams with unreadable metadata, and the reasons. It is unknown whether their
         metadata are old."""
 
     async def run(self) -> None:
@@ -108,7 +110,7 @@ class Guard:
     def answer(self, names: Collection[str]) -> CopiesAnswer:
         """Return this node's metadata and log ends for these streams. If `names` is empty, return
         the names of all streams. Raises MetadataUnavailable while the node cannot read the metadata
-        that it has received: the node must then count as silent."""
+        that it has received, because the other nodes must then treat it as silent."""
         self._mirror.check_memory()
         known = self._mirror.known
         if not names:
@@ -122,8 +124,9 @@ class Guard:
         return CopiesAnswer(found)
 
     async def restore(self, *, dry_run: bool) -> RestoreAnswer:
-        """Store the newest metadata that any answering node has received, if the store has an older
-        version or none; with `dry_run`, only report them. Raises MetadataUnavailable."""
+        """If the store has older metadata or none, store the newest metadata that any answering
+        node has received. With `dry_run`, only report these metadata. Raises
+        MetadataUnavailable."""
         names = set(self._mirror.known)
         for answer in (await self._ask_others(Copies([]))).values():
             names |= set(answer.names)
@@ -202,8 +205,8 @@ class Guard:
         return True
 
     async def _ask(self, names: list[str]) -> Heard:
-        """Return the metadata that all nodes have, including this one. A node whose answer is
-        incomplete is left out."""
+        """Return the metadata of each node, including this one. A node whose answer is incomplete
+        is left out."""
         heard: Heard = {self._node: {}}
         for node in self._others():
             heard[node] = {}

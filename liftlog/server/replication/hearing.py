@@ -1,8 +1,9 @@
-"""Tracks which of the other nodes are in contact with this one.
+"""Tracks the other nodes that are in contact with this node.
 
 Nodes ping each other continuously, so a live node is never silent for long. Every message of a node
 counts, not only its pings. Time in which this process did not run, because it was stopped or its
-machine was suspended, is not counted: messages that arrived meanwhile have not been read yet.
+machine was suspended, is not counted, because messages that arrived during this time have not been
+read yet.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 LOOK_SECONDS = 0.1
-"""Interval of the checks for silence, and therefore the delay with which it is reported."""
+"""Interval, in seconds, of the checks for silence. A silence is reported with a delay of at most
+this time."""
 
 HUNG_SECONDS = 3.0
-"""Acks stop waiting for a node that has been silent for this time."""
+"""Time in seconds. Acks stop waiting for a node that has been silent for this time."""
 
 ENDED_SECONDS = 0.3
 """The same limit for a node whose machine reports that its process has ended."""
@@ -54,7 +56,8 @@ class Hearing:
     # --- signs of life ---
 
     def expect(self, node: str) -> None:
-        """Note that this node exists. Its silence counts from the first of these calls on."""
+        """Note that this node exists. The silence of the node counts from the first such call
+        on."""
         if node not in self._heard:
             self._heard[node] = self._gone_since[node] = self._time()
 
@@ -110,8 +113,8 @@ class Hearing:
     ) -> None:
         """Call `tell` with each node that has been silent for `silent` seconds, without a
         connection for `gone` seconds, or without a listening process for `refusing` seconds. `tell`
-        is called once for such a silence. It is called again only if the node sends a message and
-        then falls silent again."""
+        is called once for such a silence. It is called again only after the node has sent a message
+        and fallen silent again."""
         self._watches.append(_Watch(tell, silent, gone, refusing))
 
     async def run(self) -> None:
@@ -141,6 +144,6 @@ class Hearing:
                     watch.tell(node)
 
     def _time(self) -> float:
-        """Return the seconds for which this process has run, not counting time in which it was
-        stopped."""
+        """Return the number of seconds for which this process has run, without the time in which it
+        was stopped."""
         return min(self._now(), self._looked_at + _LATE_SECONDS) - self._stood_still

@@ -1,4 +1,4 @@
-"""The log start of a follower, which its leader decides."""
+"""Moves the log start of a follower. The leader decides about the log start."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The connection of this node to another node. It is opened again whenever it is lost.
 
 All followers of streams that the other node leads share the connection. If it is lost, each open
-request ends with ConnectionLost. The sender then chooses its next request, because that depends on
-the end of its log at that time.
+request ends with ConnectionLost. The sender then has to choose a new request, because the request
+depends on the end of its log at that time.
 
 The link pings the other node. The pings show the other node that this node is alive, and the
 answers show this node that the other node is alive. A silent connection is closed, because the
@@ -38,8 +38,8 @@ _UNKNOWN_ADDRESS_SECONDS = 0.2
 _LONGEST_PAUSE_SECONDS = 1.0
 _PING_SECONDS = 0.5
 _SILENT_INTERVALS = 10
-"""After this many intervals without a byte the connection is closed. The link counts intervals and
-not seconds, because this process itself may have been suspended."""
+"""The connection is closed after this number of intervals without a byte. The link counts intervals
+and not seconds, because this process itself may have been suspended."""
 
 
 class Introduced(NamedTuple):
@@ -72,7 +72,7 @@ class PeerLink:
         self.peer: Introduced | None = None
         """The other node; None while there is no connection."""
         self.problem = ""
-        """The reason why there is no connection, as far as it is known."""
+        """The reason why there is no connection, if it is known."""
         self._target = target
         self._introduction = introduction
         self._on_up = on_up
@@ -244,8 +244,8 @@ class PeerLink:
 
 
 def _why(error: Exception) -> str:
-    """Describe the error, with a remedy for a node. The hints for clients do not fit, because they
-    name options that a node does not have."""
+    """Describe the error, with a remedy for a node. The hints for clients do not apply, because
+    they name options that a node does not have."""
     if isinstance(error, ConnectionLost) and isinstance(
         error.__cause__, ssl.SSLCertVerificationError
     ):

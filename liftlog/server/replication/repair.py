@@ -81,7 +81,7 @@ class ReplicaDonors:
         return "; ".join(problems) or "the stream has no other replica"
 
     def _others(self, name: str) -> list[str]:
-        """Return the other nodes. Nodes in sync come first, because the others may have fewer
+        """Return the other nodes. Nodes in sync come first, because other nodes may have fewer
         records."""
         record = self._mirror.records.get(name)
         if record is None or record.deleted:
@@ -92,7 +92,7 @@ class ReplicaDonors:
     async def _check(
         self, node: str, name: str, incarnation: str, first: int, body: memoryview
     ) -> None:
-        """Check fetched records; damaged ones cannot be used. In that case the other node
+        """Check fetched records; damaged records cannot be used. If there is damage, the other node
         determines the extent of its damage, and repairs it later. Raises CorruptBatch,
         UnsupportedFormat."""
         try:
@@ -128,10 +128,10 @@ class ReplicaDonors:
 
 
 async def check_whole(link: PeerLink, record: StreamMetadata) -> None:
-    """Check the leader's copy before this node drops its own copy and fetches it again. The dropped
-    copy may contain records that are damaged in the leader's copy. Raises Conflict if the leader's
-    copy is known to be damaged, or if the leader of this epoch has not opened its copy yet. Raises
-    LiftlogError if the leader does not answer."""
+    """Check the leader's copy before this node drops its own copy and fetches it again. The check
+    is necessary because this node's copy may contain records that are damaged in the leader's copy.
+    Raises Conflict if the leader reports damage, or if the leader of this epoch has not opened its
+    copy yet. Raises LiftlogError if the leader does not answer."""
     answer = (await ask(link, DescribeStream(record.name))).answer
     info = answer.info if isinstance(answer, StreamAnswer) else None
     if (

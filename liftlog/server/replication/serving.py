@@ -39,12 +39,12 @@ logger = logging.getLogger("liftlog.server.replication")
 
 _PARKED_SECONDS = MAX_PARKED_MS / 1000
 _TOGETHER_SECONDS = 0.25
-"""Requests of idle streams that were parked within this time are answered together. So both nodes
-wake up less often, and other answers are not delayed."""
+"""Time in seconds. Requests of idle streams that were parked within this time are answered
+together, so that both nodes wake up less often. Other answers are not delayed."""
 _TELL_SECONDS = 0.05
 _MAX_BODY_BYTES = 16 * 1024 * 1024
 MAX_KEPT_BYTES = 256 * 1024
-"""Bytes of each stream that are kept in memory. Larger answers are sent from the files to the
+"""Number of bytes of each stream to keep in memory. Larger answers are sent from the files to the
 socket without a copy."""
 
 
@@ -78,13 +78,13 @@ class CatchUpPace:
         return max(0.0, self._free_at - now)
 
     def sent(self, size_bytes: int, now: float) -> None:
-        """Note that an answer of this size is sent now."""
+        """Note that an answer of this size is about to be sent."""
         self._free_at = max(self._free_at, now) + size_bytes / self._rate
 
 
 class _Newest:
-    """The last appended records, as bytes. A follower that keeps up gets them in one piece with the
-    answer's header, without an access to files."""
+    """The last appended records, as bytes. A follower that does not lag gets these bytes together
+    with the answer's header, without an access to files."""
 
     def __init__(self) -> None:
         self._groups: deque[_Group] = deque()
@@ -247,8 +247,8 @@ class ServedStream:
         )
 
     def _send_in_time(self, node: str, request: Replicate, reply: Reply) -> None:
-        """Answer a follower that is not in sync, at the allowed rate. No ack waits for this
-        follower, so publishers and in-sync replicas come first."""
+        """Answer a follower that is not in sync, when the allowed rate permits this. No ack waits
+        for this follower, so publishers and in-sync replicas come first."""
         seconds = self._pace.wait_seconds(self._loop.time())
         if seconds:
             timer = self._loop.call_later(seconds, self._send_late, node)
@@ -261,8 +261,8 @@ class ServedStream:
         self._send_in_time(node, parked.request, parked.reply)
 
     def hear_again(self) -> None:
-        """Answer all requests that wait for new records. Their followers send the next request at
-        once, which shows that they still follow."""
+        """Answer all requests that wait for new records. The followers then send the next request
+        at once, which shows that they still follow."""
         for node in list(self._parked):
             self.gate.expired(node)
 
@@ -304,7 +304,7 @@ class ServedStream:
 
     @property
     def is_quiet(self) -> bool:
-        """True if nothing has to be copied or proposed before the next event."""
+        """True if there is nothing to copy or to propose before the next event."""
         leases, leader = self._log.leases, self.leader
         is_copied = leases.are_known and leases.side_state.version == leader.side_version
         return is_copied and leader.is_settled
@@ -312,8 +312,8 @@ class ServedStream:
     # --- the side state ---
 
     def side_changed(self) -> None:
-        """Send the side state to the followers at once if it has changed. It is already durable
-        here."""
+        """Send the side state to the followers at once if it has changed. The side state is already
+        durable on this node."""
         version = self._log.leases.side_state.version
         if version != self.leader.side_version:
             self._answer(self.leader.side_changed(version, self._loop.time()))
@@ -430,8 +430,8 @@ class ServedStream:
             reply.replica(self._header(request, body_length=found.length), found)
 
     def _look(self, request: Replicate, reply: Reply, first: int, end: int) -> None:
-        """Handle damage that is detected for the first time, here or by a follower that received
-        these bytes: a thread determines its extent."""
+        """Handle newly detected damage, which this node has found, or a follower in the bytes that
+        it received: determine the extent of the damage in a thread."""
 
         def done(job: asyncio.Future[None]) -> None:
             self._looking.discard(job)
@@ -486,13 +486,13 @@ class ServedStream:
         return leader.record.to_json() if is_to_know else None
 
     def _side_state(self) -> dict[str, Any]:
-        """Return the current side state, which may be newer than the one that is being
+        """Return the current side state, which may be newer than the side state that is being
         confirmed."""
         side = self._log.leases.side_state
         return {**side.to_dict(), "version": side.version, "tombstone_bound": side.tombstone_bound}
 
 
 def _mark_from(value: list[int] | None) -> Mark | None:
-    """Convert a value from another node. Such a value is not trusted; returns None if its form is
+    """Convert a value from another node, which is not trusted. Returns None if its form is
     wrong."""
     return (value[0], value[1]) if value is not None and len(value) == 2 else None

@@ -1,6 +1,6 @@
-"""The states of a stream's consumers with acks, on the node that leads the stream. Their changes
-are sent to the journal here and to the followers, and are confirmed when all nodes in sync have
-them.
+"""The states of a stream's consumers with acks, on the node that leads the stream. Changes of the
+states are passed to the journal of this node and to the followers, and are confirmed when all nodes
+in sync have them.
 
 `liftlog.cluster.consumer_states` has the rules. All positions are positions in the journal of this
 node.
@@ -27,7 +27,7 @@ from liftlog.server.replication.unconfirmed import Unconfirmed
 
 _PARKED_SECONDS = MAX_PARKED_MS / 1000
 _BODY_BYTES = 1024 * 1024
-"""An answer ends after the change that exceeds this size."""
+"""Size in bytes. An answer ends after the change that exceeds this size."""
 _TURN_CONSUMERS = 64
 """Number of snapshots between two pauses for the event loop."""
 
@@ -66,7 +66,7 @@ class ServedConsumers:
         self._sending: dict[str, asyncio.Task[None]] = {}
         self.snapshot_of: Callable[[str], Change | None] = lambda name: None
         """Function that returns the whole state of a consumer, with all changes that were passed to
-        `write`; None if the consumer is not in memory and therefore does not change."""
+        `write`. None if the consumer is not in memory, so that it does not change."""
         self._watchers: list[Callable[[], None]] = []
         self._waiting: dict[asyncio.Future[None], int] = {}
         self._wakes_soon = False
@@ -84,8 +84,8 @@ class ServedConsumers:
 
     def write(self, change: Change) -> int:
         """Pass a change of a consumer to the journal and to the followers. Returns its position.
-        Does nothing after `close`, because another node may already lead, and only its changes are
-        valid."""
+        Does nothing after `close`, because then another node may already lead, and only that node's
+        changes are valid."""
         journal = self._journal
         if self.is_closed:
             return journal.accepted_position
@@ -150,7 +150,8 @@ class ServedConsumers:
                 self._waiting.pop(confirmed, None)
 
     def _wake_soon(self) -> None:
-        """Answer waiting requests at the end of this turn of the loop, with all of its changes."""
+        """Answer waiting requests at the end of this turn of the loop, with all changes of this
+        turn."""
         if not self._wakes_soon:
             self._wakes_soon = True
             self._loop.call_soon(self._wake)
@@ -199,7 +200,7 @@ class ServedConsumers:
                 self._send(node, request, reply)
 
     def _take_parked(self, node: str) -> ConsumerReply | None:
-        """Take the earlier request of a follower, which is to be refused."""
+        """Remove and return the parked request of a follower, which the caller refuses."""
         sending = self._sending.pop(node, None)
         if sending is not None:
             sending.cancel()
@@ -363,6 +364,6 @@ class ServedConsumers:
 
 
 def _position_of(request: FetchConsumers) -> Position | None:
-    """Convert the numbers of another node, which is not trusted."""
+    """Convert numbers from another node, which are not trusted."""
     numbers = request.position
     return Position(*numbers) if numbers is not None and len(numbers) == 4 else None

@@ -1,7 +1,7 @@
 """This node's part in the elections of leaders for the streams that it has a copy of.
 
-`liftlog.cluster.election` decides. This module passes it the silences of nodes and the content of
-the store, and carries out its decisions: it asks other nodes, and commits changes of metadata.
+`liftlog.cluster.election` decides. This module passes the silences of nodes and the content of the
+store to it, and carries out its decisions: questions to other nodes, and changes of metadata.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Copies(Protocol):
         ...
 
     def prepare_to_lead(self, name: str) -> bool:
-        """Begin preparations that take long and must end before this node can lead; returns True
-        once they are done. Called repeatedly while this node may have to lead."""
+        """Begin slow preparations that are necessary before this node can lead; return True when
+        they are done. Called repeatedly while this node may have to lead."""
         ...
 
     def leading(self) -> Iterable[tuple[str, Leader]]:
@@ -62,8 +62,8 @@ class Copies(Protocol):
         ...
 
     def stalled(self, names: Iterable[str]) -> Iterable[tuple[StreamMetadata, float]]:
-        """Return the streams among `names` that wait for this node's disk, and for how many
-        seconds. According to the metadata, this node leads all streams in `names`."""
+        """Return the streams among `names` that wait for this node's disk, each with the seconds of
+        the wait. According to the metadata, this node leads all streams in `names`."""
         ...
 
     def stop_leading(self, name: str, reason: str) -> None:
@@ -115,13 +115,13 @@ class Succession:
         self._elections.is_stopping = True
 
     def may_lead(self, leader: Leader) -> bool:
-        """Return True if this node may lead at this moment. If not, `look` ends its leadership a
-        little later."""
+        """Return True if this node may lead at this moment. If not, `look` will end its leadership
+        shortly."""
         return not self._elections.stops(leader, self._loop.time())
 
     @property
     def is_electing(self) -> bool:
-        """True while an election runs by which this node may become a leader."""
+        """True during an election that may make this node a leader."""
         return bool(self._under_way)
 
     async def run(self) -> None:
@@ -153,8 +153,8 @@ class Succession:
                 self._spawn(self._elect(record, claim))
 
     def opinion(self, node: str) -> SuspectAnswer:
-        """Return this node's view of another node: suspected or not, its silence, and the copies
-        here of the streams that it leads."""
+        """Return this node's view of another node: whether it is suspected, the length of its
+        silence, and this node's copies of the streams that it leads."""
         now = self._loop.time()
         self._see(now)
         logs: dict[str, list[int]] = {}
@@ -170,8 +170,8 @@ class Succession:
     async def take_over(
         self, asker: str, names: Iterable[str], *, detached: bool
     ) -> dict[str, StreamMetadata]:
-        """Begin to lead streams that `asker` leads now, if this node can serve them. Returns the
-        metadata of the streams that this node leads afterwards."""
+        """Begin to lead streams that `asker` still leads, if this node can serve them. Returns the
+        metadata of the streams that this node then leads."""
         now = self._loop.time()
         claims: list[Coroutine[Any, Any, None]] = []
         self._see(now)
@@ -212,7 +212,7 @@ class Succession:
         elections.look(now)
 
     def _in_question(self, now: float) -> list[StreamMetadata]:
-        """Return the streams whose leader may have to be replaced; normally there are none."""
+        """Return the streams whose leader may have to be replaced; normally empty."""
         mirror, copies = self._mirror, self._copies.names()
         records = mirror.records
         doubtful = {None, *self._elections.in_doubt(self._leaders(), now)}
@@ -292,8 +292,8 @@ class Succession:
         self._link_to(question.peer).request(Suspect(question.about), exchange)
 
     async def _elect(self, record: StreamMetadata, claim: Elect) -> None:
-        """Try the election once. If the metadata have changed meanwhile, a later `look` examines
-        the new ones."""
+        """Try the election once. If the metadata have changed, a later `look` examines the new
+        metadata."""
         try:
             after = transitions.failover(record, claim.dead, self._elections.node)
             if after is None:
@@ -316,7 +316,8 @@ class Succession:
 
 
 def _logs_from(logs: dict[str, Any]) -> dict[str, LogEnd]:
-    """Convert data from another node, which is not trusted: values of a wrong form are left out."""
+    """Convert data from another node, which are not trusted. Values of a wrong form are left
+    out."""
     return {
         name: LogEnd(*pair)
         for name, pair in logs.items()

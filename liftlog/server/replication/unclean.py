@@ -26,7 +26,7 @@ logger = logging.getLogger("liftlog.server.replication")
 _LOOK_SECONDS = 1.0
 
 Told: TypeAlias = Mapping[str, Known | None]
-"""The copy that each replica has reported; None if a replica has reported nothing usable."""
+"""By replica: the copy that it has reported; None if it has reported nothing usable."""
 
 
 class UncleanRecovery:
@@ -58,7 +58,7 @@ class UncleanRecovery:
         self._ends: dict[str, tuple[StreamMetadata, Told]] = {}
         """The reports on each stream at the last call of `look`."""
         self.recovered = 0
-        """Number of times that this node has become the leader of a stream by unclean recovery."""
+        """Number of unclean recoveries by which this node became the leader of a stream."""
 
     async def run(self) -> None:
         """Look for streams without a complete copy, until cancelled."""
@@ -67,8 +67,8 @@ class UncleanRecovery:
             await self.look()
 
     async def look(self) -> None:
-        """Begin to lead each stream that has no complete copy left and of which this node has the
-        best copy, provided that no copy has changed since the last call. Does not raise."""
+        """Begin to lead each stream without a complete copy of which this node has the best copy,
+        if no copy has changed since the last call. Does not raise."""
         directory, told = self._mirror.directory, dict[str, tuple[StreamMetadata, Told]]()
         records = [one for one in self._mirror.records.values() if self._concerns(one)]
         silent: set[str] = set()

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections import deque
 
 MAX_ENTRIES = 4096
-"""Maximum number of entries in memory. While too few replicas are in sync, nothing is confirmed,
-but changes continue: for example, pulls expire."""
+"""Maximum number of entries in memory. The limit is necessary because, while too few replicas are
+in sync, nothing is confirmed but changes continue (for example, pulls expire)."""
 
 
 class Unconfirmed:
     """Maps positions in the journal to numbers in the leader's epoch. Both only increase.
 
-    An entry stands for the changes from its position up to the position of the next entry. They
-    count as confirmed when the number of the newest of them is confirmed. If there are too many
-    entries, neighbours are merged. Then a change may count as confirmed some time after
-    its confirmation, but never before it.
+    An entry stands for the changes from its position up to the position of the next entry. These
+    changes count as confirmed when the number of the newest one is confirmed. If there are too many
+    entries, neighbours are merged. So a change may count as confirmed some time after its
+    confirmation, but never before it.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class Unconfirmed:
             self._merge()
 
     def _merge(self) -> None:
-        """Merge each entry with the next one. An odd last entry stays."""
+        """Merge the entries in pairs. If their number is odd, the last entry stays."""
         entries = [*self._entries]
         merged = [
             (newer[0], older[1]) for older, newer in zip(entries[::2], entries[1::2], strict=False)
@@ -42,7 +42,7 @@ class Unconfirmed:
         self._entries = deque(merged + entries[2 * len(merged) :])
 
     def confirm(self, number: int) -> None:
-        """Drop the changes up to a number of the leader's epoch, which are confirmed now."""
+        """Drop the changes up to a number of the leader's epoch, because they are now confirmed."""
         entries = self._entries
         while entries and entries[0][0] <= number:
             entries.popleft()
@@ -53,13 +53,13 @@ class Unconfirmed:
 
     def number_at(self, position: int) -> int:
         """Return a number whose confirmation confirms all changes up to a position in the journal;
-        0 if they are confirmed."""
+        0 if they are already confirmed."""
         for number, first in reversed(self._entries):
             if first <= position:
                 return number
         return 0
 
     def renumber(self, number: int) -> None:
-        """Let `number` be the number of all changes, because another epoch has begun."""
+        """Give all changes the number `number`, because another epoch has begun."""
         if self._entries:
             self._entries = deque([(number, self._entries[0][1])])

@@ -116,8 +116,8 @@ async def _describe_group(caller: Caller, message: DescribeGroup) -> Message:
 
 
 async def _relay_groups(caller: Caller, message: ListGroups, ask: Ask) -> Message:
-    """List the groups that the client may see. The cursor names the last group of the page: the
-    cursor must not name a group that the client may not see."""
+    """List the groups that the client may see. The cursor names the last group of the page, because
+    it must not name a group that the client may not see."""
     after = message.after
     while True:
         answer = await ask(replace(message, after=after))

@@ -134,7 +134,7 @@ async def _list(caller: Caller, _: ListStreams) -> Message:
 
 def _shown(caller: Caller, infos: list[StreamInfo]) -> StreamsAnswer:
     """Return the streams that the caller may see. If the caller is another node, return only the
-    streams that this node leads, because the caller can describe the others itself."""
+    streams that this node leads, because the caller can describe all other streams itself."""
     catalog, is_forwarded = caller.broker.catalog, caller.is_forwarded
     return StreamsAnswer(
         [
@@ -366,8 +366,8 @@ async def _restore_metadata(caller: Caller, message: RestoreMetadata) -> Message
 @contextlib.contextmanager
 def _known_elsewhere(caller: Caller) -> Iterator[None]:
     """Replace StreamNotFound by NotReady for a forwarded request. The other node may have received
-    the stream's metadata before this node, so its client must retry and not conclude that the
-    stream is gone."""
+    the stream's metadata before this node. In this case its client must retry, and must not
+    conclude that the stream was deleted."""
     try:
         yield
     except StreamNotFound as error:
@@ -453,8 +453,8 @@ async def _list_checkpoints(caller: Caller, message: ListCheckpoints) -> Message
 
 
 async def _page_of(page: Page, after: str | None) -> CheckpointsAnswer:
-    """Return one page, which is full unless it is the last one. A full page ends with a checkpoint
-    that it contains, so the cursor `after` never names a checkpoint that the caller may not see."""
+    """Return one page. Only the last page may be shorter than the limit. The cursor `after` is the
+    last checkpoint of the page, so it never names a checkpoint that the caller may not see."""
     found: list[dict[str, Any]] = []
     while True:
         some, after = await page(after, PAGE_CHECKPOINTS - len(found))

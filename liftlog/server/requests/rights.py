@@ -1,10 +1,10 @@
-"""Registers requests: the operation of the ACL that each needs, the node that answers it, and the
-function that computes the answer (`handlers`).
+"""Registers requests: for each kind, the operation of the ACL that it needs, the node that answers
+it, and the function that computes the answer (`handlers`).
 
-No request bypasses the gate, because each one is registered with its operation. In a cluster, the
-node that receives a client's request checks the rights. If another node must answer, the first node
-forwards the request unchanged (`forward`), and removes from the answer whatever the principal may
-not see.
+No request bypasses the gate, because each request is registered with its operation. In a cluster,
+the node that receives a client's request checks the rights. If another node must answer, the first
+node forwards the request unchanged (`forward`), and removes from the answer the data that the
+principal may not see.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ Perform = Callable[[Caller, Any], Awaitable[Message]]
 Ask = Callable[[Message], Awaitable[Message]]
 Relay = Callable[[Caller, Any, Ask], Awaitable[Message]]
 """Answers a request with the answer of the responsible node, which `Ask` returns. That node does
-not check the client's rights, so the relay removes whatever the caller may not see."""
+not check the client's rights, so the relay removes the data that the caller may not see."""
 
 
 class Handler(NamedTuple):
@@ -109,8 +109,8 @@ def handles(
 
 
 Told = Callable[[LiftlogError | None], None]
-"""Function that is called once, after `start` has returned. It gets None if the request succeeded:
-the answer is then `done`. Otherwise it gets the error."""
+"""Function that is called once, after `start` has returned. If the request succeeded, it gets None,
+and the answer to the client is `done`. Otherwise it gets the error."""
 
 
 class Starter(NamedTuple):
@@ -119,8 +119,8 @@ class Starter(NamedTuple):
 
 
 STARTERS: dict[type[Message], Starter] = {}
-"""Requests that are so frequent that a task for each would take more time than the request itself.
-In a cluster the leader of the checkpoints answers them."""
+"""Frequent requests. A task for each of them would take more time than the request itself. In a
+cluster the leader of the checkpoints answers them."""
 
 
 _LEASE_CHANGES = (AcquireLease, RenewLease, ReleaseLease)
@@ -244,9 +244,8 @@ def _elsewhere(caller: Caller, at: At, message: Message) -> str | None:
 
 
 async def _gathered(caller: Caller, message: Message) -> list[dict[str, Any]]:
-    """Return the descriptions of streams that other nodes lead, as these nodes give them. Leaves
-    out streams that the caller may not read. A node that does not answer within `_GATHER_SECONDS`
-    is left out."""
+    """Return the descriptions of the streams that other nodes lead, from these nodes. Leaves out
+    streams that the caller may not read, and nodes that do not answer within `_GATHER_SECONDS`."""
     leaders = {} if caller.is_forwarded else caller.broker.catalog.other_leaders()
     if not leaders:
         return []
@@ -288,8 +287,8 @@ def _authorize(caller: Caller, message: Message, operation: Operation) -> None:
 
 
 def _authorize_subjects(caller: Caller, message: UpdateStream) -> None:
-    """Check the right to record the new subjects; it is the same right as for creating a stream for
-    them."""
+    """Check the right to record the new subjects; the same right is needed to create a stream with
+    these subjects."""
     subjects = subjects_of(message.settings)
     if subjects:
         caller.gate.authorize(
@@ -313,8 +312,8 @@ def _stream_of(message: Message) -> str:
 
 
 def subjects_of(settings: Mapping[str, Any]) -> Sequence[str]:
-    """Return the subjects of a stream that is to be created or changed. Values that are not text
-    are ignored here, because the broker reports them."""
+    """Return the subjects of a stream that is to be created or changed. Ignores values that are not
+    text, because the broker reports such values."""
     wanted = settings.get("subject")
     if isinstance(wanted, list) and all(isinstance(one, str) for one in wanted):
         return wanted

@@ -92,17 +92,16 @@ class Administration:
         dry_run: bool = False,
         allow_deletion: bool = False,
     ) -> StreamUpdate:
-        """Change the given settings; the others stay. The change is durable and in effect on
-        return. If the change depends on the current settings, pass a function of them, so that no
-        other change can happen in between.
+        """Change the given settings; other settings do not change. The change is durable and in
+        effect on return. If the change depends on the current settings, pass a function of these
+        settings, so that no other change can come in between.
 
         Raises InvalidArgument for a bad value or a setting that cannot be changed, and Conflict for
-        a stream of the configuration file. Raises NatsRefused if NATS refuses the subjects; then
-        nothing has changed. Raises NatsUnavailable if NATS does not answer about new subjects; then
-        the subjects are changed, and the subscription is made as soon as possible. Without
-        `allow_deletion` it also raises Conflict if retention would then remove more than a tenth of
-        the stream. With `dry_run` nothing changes; all errors except NatsUnavailable are raised in
-        the same way.
+        a stream of the configuration file. Raises NatsRefused, without a change, if NATS refuses
+        the subjects. Raises NatsUnavailable if NATS does not answer; in this case the subjects are
+        changed, and the subscription is made as soon as possible. Without `allow_deletion`, also
+        raises Conflict if the new limits would remove more than a tenth of the stream. With
+        `dry_run` nothing changes, but all errors except NatsUnavailable are raised.
         """
         host = self._changeable(name)
         async with self._lock_of(host):
@@ -140,8 +139,8 @@ class Administration:
             raise
 
     async def pause(self, name: str) -> StreamInfo:
-        """Refuse new messages until `resume`, even after a restart. On return every message that
-        was received before is committed and answered."""
+        """Refuse new messages until `resume`, even after a restart. On return all messages that
+        were received before the pause are committed and answered."""
         return await self._switch(name, "paused", on=True)
 
     async def resume(self, name: str) -> StreamInfo:
@@ -175,8 +174,8 @@ class Administration:
 
     async def _decide(self, host: StreamHost, wanted: StreamSettings) -> RetentionDecision | None:
         """Return the decision about the records that the limits require to delete. It includes
-        records that a lease or a jump of the clock keeps for now, because the user is not asked
-        again when they are deleted."""
+        records that a lease or a jump of the clock keeps for now, because the user will not be
+        asked again when these records are deleted."""
         now_ns = self._now_ns()
         return await asyncio.to_thread(
             decide_retention, host.log, wanted, now_ns, after_leases=True
@@ -195,10 +194,10 @@ class Administration:
     ) -> None:
         """Store the settings, then put them into effect.
 
-        `store` and `adopt` are the two halves of one exclusive call. If `store` fails, the manifest
-        stays as it was, and nothing changes in memory. If the daemon is killed between them, the
-        next start uses the new settings; in that case no client has received an error. Once `store`
-        has succeeded, `adopt` runs even if the caller is cancelled.
+        `store` and `adopt` are the two halves of one exclusive call. If `store` fails, neither the
+        manifest nor the settings in memory change. If the daemon is killed between `store` and
+        `adopt`, the next start uses the new settings; in this case no client has received an error.
+        After a successful `store`, `adopt` runs even if the caller is cancelled.
         """
         hosted, log = self._hosted, host.log
         overrides = _overridden(host, found) if host.origin == "config" else host.overrides
@@ -258,7 +257,8 @@ class Administration:
     # --- questions ---
 
     def streams_for(self, subject: str) -> list[StreamInfo]:
-        """Return the streams that record `subject`, or a part of it if it is a pattern."""
+        """Return the streams that record `subject`. For a pattern, return the streams that record
+        any matching subject."""
         problem = why_invalid(subject)
         if problem is not None:
             raise InvalidArgument(f"{subject[:200]!r} is not a NATS subject: {problem}")
@@ -287,7 +287,7 @@ class Administration:
 
     def _lock_of(self, host: StreamHost) -> asyncio.Lock:
         """Return the lock under which the settings of a stream change. Changes run one at a time,
-        and each is based on the previous one."""
+        and each change is based on the result of the previous one."""
         return self._locks.setdefault(host, asyncio.Lock())
 
 

@@ -37,7 +37,7 @@ class RefusedSubject:
 
 class Attachments:
     """Subscribes and unsubscribes for streams. Belongs to the event loop. No stream is attached
-    before there is a link."""
+    before `set_link`."""
 
     def __init__(self, hosts: Mapping[str, StreamHost], intake: Intake, note_gap: GapNoter) -> None:
         """`note_gap` is called for each event in which a stream may have missed messages."""
@@ -54,8 +54,8 @@ class Attachments:
     # --- attaching ---
 
     def receive_for(self, name: str, receive: RunHandler, *, is_required: bool) -> None:
-        """Attach a system stream, whose messages are passed to `receive`. Call it before
-        `set_link`. If it is not required, the daemon is ready even if NATS refuses the
+        """Attach a system stream, whose messages are passed to `receive`. Call this before
+        `set_link`. If the stream is not required, the daemon is ready even if NATS refuses the
         subscription."""
         self._own_receivers[name] = receive
         if not is_required:
@@ -100,7 +100,7 @@ class Attachments:
 
     async def detach(self, host: StreamHost) -> bool:
         """Unsubscribe, and wait until no more messages can arrive. Returns False if NATS has not
-        confirmed that, so that some messages may have been missed."""
+        confirmed this. In this case some messages may have been missed."""
         self._relays.pop(host.name, None)
         wanted = self._subscriptions.pop(host.name, None)
         if self._link is None or wanted is None:
@@ -115,7 +115,8 @@ class Attachments:
         return host.origin != SYSTEM or host.name in self._own_receivers
 
     def relay(self, host: StreamHost) -> Relay | None:
-        """Return the relay that receives the messages of this stream; None if there is none."""
+        """Return the relay that receives the messages of this stream; None if the stream has no
+        relay."""
         return self._relays.get(host.name)
 
     async def attach_early(self, host: StreamHost, relay: Relay) -> None:
@@ -143,7 +144,7 @@ class Attachments:
             raise
 
     async def confirm_early(self, host: StreamHost) -> None:
-        """Wait until every message that NATS had sent so far has been received. Raises
+        """Wait until all messages that NATS has sent so far have been received. Raises
         NatsUnavailable."""
         if self._link is None or not self._is_confirmed(host):
             raise NatsUnavailable("there is no connection to NATS at the moment")
@@ -151,8 +152,8 @@ class Attachments:
 
     def take(self, host: StreamHost) -> bool:
         """Store the messages that arrived early, because this node leads the stream from now on.
-        Returns False if there is no usable subscription. The caller must then call `detach`, and a
-        little later `want`."""
+        Returns False if there is no usable subscription. In this case the caller must call
+        `detach`, and shortly after that `want`."""
         relay, wanted = self._relays.get(host.name), self._subscriptions.get(host.name)
         if relay is None or wanted is None or not wanted.confirmed:
             return False
@@ -166,7 +167,7 @@ class Attachments:
         return True
 
     async def drain(self) -> None:
-        """Detach everything. On return all messages that NATS had sent have been received."""
+        """Detach everything. On return all messages that NATS has sent have been received."""
         if self._link is not None:
             await self._link.drain()
 
@@ -224,7 +225,7 @@ class Attachments:
 
     @property
     def problem(self) -> str:
-        """The reason why there is no connection to NATS; empty if there is one."""
+        """The reason why there is no connection to NATS; empty while there is a connection."""
         if self._link is None:
             return "no connection was made yet"
         return "" if self._link.connected else self._link.problem
@@ -241,8 +242,8 @@ class Attachments:
 
 
 async def _save_for_replicas(host: StreamHost, offset: int, time_ns: int, reason: str) -> None:
-    """Store a possible loss in the side state, which the other nodes copy, so that it outlives this
-    leader. A failure is only logged, because the event is also in the log file."""
+    """Store a possible loss in the side state, which the other nodes copy, so that it survives the
+    loss of this leader. A failure is only logged, because the event is also in the log file."""
     try:
         await host.run_exclusive(
             lambda: host.log.leases.note_possible_loss(offset, time_ns, reason)
@@ -252,8 +253,8 @@ async def _save_for_replicas(host: StreamHost, offset: int, time_ns: int, reason
 
 
 class PossibleLosses:
-    """Stores events in which a stream may have missed messages. This runs in the background, so
-    that no caller waits. Belongs to the event loop."""
+    """Stores events in which a stream may have missed messages. The writes run in the background,
+    so that no caller waits. Belongs to the event loop."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

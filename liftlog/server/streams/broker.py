@@ -1,7 +1,7 @@
 """The streams of the daemon: finds, creates, describes, attaches and deletes single streams; opens
 and closes all of them.
 
-Everything runs on the event loop; blocking work runs in the writer pool or in threads.
+The code runs on the event loop; blocking work runs in the writer pool or in threads.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ from liftlog.settings import Settings, StreamSettings, parse_stream_settings
 logger = logging.getLogger("liftlog.server")
 
 _HAND_OVER_SHARE = 0.6
-"""The part of the time for a stop that is used to hand over streams."""
+"""The share of the time limit of a stop that may be used for handing over streams."""
 _MAX_NAMED = 20
 _MS_NS = 1_000_000
 
@@ -167,9 +167,9 @@ class Broker:
     ) -> None:
         """Open every stream on disk and apply the configuration.
 
-        A stream that cannot be opened stays as it is and is shown as failed; the others are served.
-        After `is_stopping` returns True, no further stream is opened. Raises ConfigError if the
-        configuration would delete much of a stream.
+        A stream that cannot be opened does not change, and is shown as failed; all other streams
+        are served. After `is_stopping` returns True, no further stream is opened. Raises
+        ConfigError if the configuration would delete much of a stream.
         """
         await asyncio.to_thread(self.hosted.reserve.release)
         await self._open_journal()  # first: streams that a node leads need it
@@ -194,14 +194,15 @@ class Broker:
     # --- system streams ---
 
     async def open_system_stream(self, name: str, settings: StreamSettings) -> StreamHost:
-        """Open a stream that the daemon writes itself; create it if it does not exist. Call it
-        after `open_streams`. Raises StreamUnavailable if it exists and could not be opened."""
+        """Open a stream that the daemon writes itself; create it if it does not exist. Call this
+        after `open_streams`. Raises StreamUnavailable if the stream exists but could not be
+        opened."""
         return await self.own.open_system(name, settings)
 
     # --- messages ---
 
     def receive_for(self, name: str, receive: RunHandler, *, is_required: bool) -> None:
-        """Attach a system stream, whose messages are passed to `receive`. Call it before
+        """Attach a system stream, whose messages are passed to `receive`. Call this before
         `set_link`."""
         self.attachments.receive_for(name, receive, is_required=is_required)
 
@@ -220,8 +221,8 @@ class Broker:
 
     @property
     def checkpoints(self) -> Checkpoints:
-        """The checkpoints. Raises StreamUnavailable if they could not be opened, NotReady if this
-        node does not lead them, or may no longer lead them."""
+        """The checkpoints. Raises StreamUnavailable if the checkpoints could not be opened. Raises
+        NotReady if this node does not lead their stream, or may no longer lead it."""
         if self._checkpoints is None or not self.has_checkpoints:
             raise self.catalog.no_checkpoints()
         return self._checkpoints
@@ -232,7 +233,7 @@ class Broker:
         return self._checkpoints is not None and self.catalog.may_answer(OFFSETS_STREAM)
 
     def serve_checkpoints(self, checkpoints: Checkpoints | None) -> None:
-        """Use these checkpoints from now on; None if another node leads them."""
+        """Use these checkpoints from now on; None if another node leads their stream."""
         self._checkpoints = checkpoints
 
     # --- NATS ---
@@ -259,10 +260,10 @@ class Broker:
     async def create_stream(self, name: str, settings: Mapping[str, object]) -> StreamInfo:
         """Create a stream and attach it. Returns after NATS has confirmed the subscription.
 
-        If the stream exists with equal settings, this succeeds. Raises InvalidArgument, and
-        Conflict with the differences. After NatsUnavailable the stream exists and is attached as
-        soon as possible. After NatsRefused a new stream has been removed again, unless it has
-        already received messages on other subjects.
+        If the stream exists with equal settings, the call succeeds. Raises InvalidArgument, and
+        Conflict with the differences if it exists with other settings. After NatsUnavailable the
+        stream exists, and is attached as soon as possible. After NatsRefused the new stream was
+        removed, unless it has already received messages on other subjects.
         """
         wanted_settings = parse_stream_settings(settings)
         if not is_stream_name(name):
@@ -284,7 +285,7 @@ class Broker:
 
     async def list_streams(self) -> list[StreamInfo]:
         """Return descriptions of all streams except the system streams. The event loop does other
-        work in between, so the descriptions are of different moments."""
+        work in between, so the descriptions belong to slightly different times."""
         found = []
         warnings = warnings_of_streams(await self.conditions.now())
         slices = Slices()
@@ -296,7 +297,7 @@ class Broker:
 
     def stream_names(self) -> list[str]:
         """Return the names of all streams, sorted, without the system streams. In a cluster this
-        includes streams without a copy here."""
+        includes streams without a copy on this node."""
         here = filter(is_stream_name, {*self.hosts, *self.broken})
         return sorted({*here, *self.catalog.names()})
 
@@ -328,8 +329,8 @@ class Broker:
         return [] if compactor is None else compactor.history(self.hosted.find(name))
 
     def stream(self, name: str) -> StreamHost:
-        """Return a stream with a host here. Raises StreamNotFound, and StreamUnavailable for a
-        stream that has failed."""
+        """Return a stream that has a host on this node. Raises StreamNotFound, and
+        StreamUnavailable for a stream that has failed."""
         return self.hosted.stream(name)
 
     def readable_stream(self, name: str) -> StreamHost:
@@ -341,8 +342,8 @@ class Broker:
         return self.stream(name)
 
     def led_stream(self, name: str) -> StreamHost:
-        """Return a stream that this node leads, so that its newest records are here. Raises
-        NotLeader and NotReady, and the errors of `stream`."""
+        """Return a stream that this node leads, and of which it therefore has the newest records.
+        Raises NotLeader and NotReady, and the errors of `stream`."""
         self.catalog.check_leads(name)
         return self.stream(name)
 
@@ -381,8 +382,8 @@ class Broker:
         may_read: Callable[[str], bool] = lambda name: True,
         conditions: Sequence[Condition] = (),
     ) -> DaemonInfo:
-        """Describe the daemon. Counts only the streams for which `may_read` is true; `stream ls`
-        lists the same streams."""
+        """Describe the daemon. Counts only the streams for which `may_read` is true, like `stream
+        ls`."""
         pull, attachments = self.settings.pull, self.attachments
         return DaemonInfo(
             name=self.settings.name,
@@ -429,7 +430,7 @@ class Broker:
         await self.catalog.leave()
 
     async def close(self) -> None:
-        """Close every log, and record in the data directory which of them closed cleanly."""
+        """Close every log, and record in the data directory the logs that closed cleanly."""
         await self.hosted.close()
         await self.journal.close()
         # The threads finish the commits that the drain did not wait for. The event loop keeps
@@ -450,8 +451,8 @@ class Broker:
 
 
 def _with_warnings(info: StreamInfo, warnings: Mapping[str, Sequence[str]]) -> StreamInfo:
-    """Return the description with the warnings of the stream. On the node that writes the stream,
-    it also has the warnings that concern all streams."""
+    """Return the description with the warnings of the stream. On the leader of the stream, the
+    description also has the warnings that concern all streams."""
     names = (info.name,) if info.state in ("elsewhere", "follower") else (info.name, ALL_STREAMS)
     more = [one for name in names for one in warnings.get(name, ()) if one not in info.warnings]
     return replace(info, warnings=[*info.warnings, *more]) if more else info

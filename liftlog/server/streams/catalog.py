@@ -2,7 +2,7 @@
 streams.
 
 A daemon without a cluster has an `OwnCatalog`; a node of a cluster has the `ClusterCatalog` of the
-room `node`. Code that serves clients calls the catalog, and need not distinguish the two.
+room `node`. Code that serves clients calls the catalog, and does not have to distinguish the two.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Catalog(Protocol):
 
     @property
     def newer(self) -> Mapping[str, str]:
-        """The streams whose metadata record a newer version wrote, with the reason why this version
-        cannot read it."""
+        """The streams with a metadata record from a newer version, and the reason why this version
+        cannot read the record."""
         ...
 
     # --- from the start to the end ---
@@ -56,8 +56,8 @@ class Catalog(Protocol):
     # --- the streams ---
 
     def names(self) -> Iterable[str]:
-        """Return the names of all streams except the system streams. In a cluster, other nodes may
-        have them."""
+        """Return the names of all streams except the system streams. In a cluster, the copies of a
+        stream may all be on other nodes."""
         ...
 
     def knows(self, name: str) -> bool:
@@ -65,18 +65,18 @@ class Catalog(Protocol):
         ...
 
     def describe_elsewhere(self, name: str) -> StreamInfo | None:
-        """Describe a stream without a copy here; returns None if this daemon has no metadata of
-        it."""
+        """Describe a stream without a copy on this daemon; return None if this daemon has no
+        metadata of the stream."""
         ...
 
     async def look_for(self, name: str) -> None:
-        """Read the newest metadata of a stream that is unknown here: another node may have just
-        created it. Does not raise."""
+        """Read the newest metadata of a stream that this daemon does not know, because another node
+        may have just created it. Does not raise."""
         ...
 
     async def look_again(self, name: str) -> None:
-        """Read the newest metadata of a stream that is known here: another node may have just
-        deleted it. Does not raise."""
+        """Read the newest metadata of a stream that this daemon knows, because another node may
+        have just deleted it. Does not raise."""
         ...
 
     def was_deleted(self, name: str) -> bool:
@@ -109,8 +109,7 @@ class Catalog(Protocol):
         ...
 
     def may_answer(self, name: str) -> bool:
-        """Return True if this daemon leads the stream, and it is certain that no other node has
-        been elected since."""
+        """Return True if this daemon leads the stream, and no other node can have been elected."""
         ...
 
     def answerer(self, name: str) -> str | None:
@@ -136,8 +135,8 @@ class Catalog(Protocol):
         ...
 
     def begins_to_lead(self, name: str) -> bool:
-        """Return True while this daemon takes over the leadership, and cannot answer for the stream
-        yet."""
+        """Return True while this daemon takes over the leadership, and cannot answer requests for
+        the stream yet."""
         ...
 
     def check_end_is_known(self, name: str) -> None:
@@ -146,32 +145,32 @@ class Catalog(Protocol):
         ...
 
     def may_read_copy(self, name: str, replica: str) -> bool:
-        """Return True if a client that asks for the copy of node `replica` is served from the copy
-        here, although another node may lead. Raises NotLeader if `replica` is another node."""
+        """Return True if a client that requests the copy of node `replica` gets this node's copy,
+        even if another node leads. Raises NotLeader if `replica` is another node."""
         ...
 
     def check_incarnation(self, name: str, present: str, wanted: str) -> None:
         """Compare the incarnation `wanted`, which a client has read, with the incarnation `present`
-        of the stream here. Raises NotLeader unless `wanted` is known to be an earlier
+        that the stream has on this node. Raises NotLeader, unless `wanted` is certainly an earlier
         incarnation."""
         ...
 
     def check_epoch(self, name: str, epoch: int) -> None:
-        """Check a client that has read the stream in a newer leader epoch than the epoch here.
-        Raises NotLeader unless it is certain that the newer epoch does not exist."""
+        """Check a client that has read the stream in a newer leader epoch than this node's epoch.
+        Raises NotLeader, unless the newer epoch certainly does not exist."""
         ...
 
     # --- ages ---
 
     def may_judge_ages(self) -> bool:
-        """Return False while the clocks of the cluster differ too much to delete anything by
-        age."""
+        """Return False while the clocks of the cluster differ too much to delete records because of
+        their age."""
         ...
 
     async def first_since(self, name: str, time_ns: int) -> tuple[str, int] | None:
-        """Ask the leader of a stream without a copy here for the first offset that is not older
-        than `time_ns`. Returns the stream's incarnation and that offset; None if the leader does
-        not answer."""
+        """For a stream without a copy on this node: ask its leader for the offset of the first
+        record at or after `time_ns`. Returns the stream's incarnation and that offset; None if the
+        leader does not answer."""
         ...
 
     # --- changes ---
@@ -185,16 +184,17 @@ class Catalog(Protocol):
     async def update(
         self, host: StreamHost, settings: StreamSettings, apply: Callable[[], Awaitable[object]]
     ) -> None:
-        """Store other settings of a stream: in its metadata record, and in its manifest by `apply`.
-        Raises InvalidArgument, StorageError, MetadataUnavailable; the manifest is then
+        """Store other settings of a stream in its metadata record and, by `apply`, in its manifest.
+        Raises InvalidArgument, StorageError, MetadataUnavailable; after an error the manifest is
         unchanged."""
         ...
 
     async def truncate(
         self, host: StreamHost, offset: int, apply: Callable[[], Awaitable[int]]
     ) -> int:
-        """Delete the records below `offset`, on every node with a copy. `apply` deletes them here;
-        returns its result. Raises OffsetOutOfRange, Conflict, StorageError, MetadataUnavailable."""
+        """Delete the records below `offset`, on every node with a copy. `apply` deletes the records
+        on this node; returns the result of `apply`. Raises OffsetOutOfRange, Conflict,
+        StorageError, MetadataUnavailable."""
         ...
 
     async def side_confirmed(self, name: str) -> None:
@@ -203,7 +203,7 @@ class Catalog(Protocol):
         ...
 
     async def delete(self, name: str) -> None:
-        """Delete a stream, on every node. The caller must prevent other changes of streams
-        meanwhile. Raises StreamNotFound, Conflict for a stream of the configuration, StorageError,
-        MetadataUnavailable."""
+        """Delete a stream, on every node. The caller must prevent other changes of streams during
+        the deletion. Raises StreamNotFound, Conflict for a stream of the configuration,
+        StorageError, MetadataUnavailable."""
         ...

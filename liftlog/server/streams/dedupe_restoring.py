@@ -37,8 +37,8 @@ class LearnedIds:
     """True if the difference between the timestamps and the clock of this process was known."""
 
     def are_of(self, log: Log) -> bool:
-        """Return True if these ids still match the log: the log has not been truncated since then,
-        and there is no new information about the ages of its records."""
+        """Return True if these ids still match the log: it was not truncated, and there is no new
+        information about the ages of its records."""
         return (
             self.lineage == log.view.manifest.lineage
             and self.end <= log.log_end_offset
@@ -47,8 +47,8 @@ class LearnedIds:
 
 
 def begin_to_learn(log: Log, dedupe: DedupeWindow) -> LearnedIds:
-    """Begin to learn the ids of a log. If a snapshot matches the log's current state, begin with
-    its ids, otherwise without ids. Blocking."""
+    """Begin to learn the ids of a log, with the ids of a snapshot if one matches the log's current
+    state, otherwise without ids. Blocking."""
     lineage, end, knows_clock = (
         log.view.manifest.lineage,
         log.log_end_offset,
@@ -60,8 +60,8 @@ def begin_to_learn(log: Log, dedupe: DedupeWindow) -> LearnedIds:
 
 
 def learn_piece(log: Log, known: LearnedIds, now_ns: int) -> LearnedIds:
-    """Learn some more ids of a log that grows. If the log is truncated meanwhile, `are_of` returns
-    False for the result.
+    """Learn some more ids of a log that grows. If the log is truncated during this, `are_of`
+    returns False for the result.
 
     Ends before damage, because the damage may be repaired before the ids are needed. Raises
     CorruptBatch if damage prevents it from learning any id. Blocking. Raises StorageError,
@@ -80,8 +80,8 @@ def learn_piece(log: Log, known: LearnedIds, now_ns: int) -> LearnedIds:
 
 
 def learn_more(log: Log, known: LearnedIds, now_ns: int) -> LearnedIds | None:
-    """Add the ids of records that were appended since then. The log must not be truncated
-    meanwhile. Returns None if the ids in `known` no longer match the log."""
+    """Add the ids of records that were appended after `known.end`. The log must not be truncated
+    during this. Returns None if the ids in `known` no longer match the log."""
     if not known.are_of(log):
         return None
     end, dedupe = log.log_end_offset, known.dedupe
@@ -103,8 +103,8 @@ def restore_dedupe(log: Log, dedupe: DedupeWindow, now_ns: int) -> None:
 
 class _Ages:
     """The ages of records. If a record arrived while this process had the log open, its age is the
-    time since its arrival; the clock of its leader does not matter. Otherwise its timestamp
-    counts."""
+    time since its arrival, independently of the leader's clock. Otherwise the timestamp of the
+    record determines its age."""
 
     def __init__(self, log: Log, window_ns: int, now_ns: int) -> None:
         self.latest_ns = now_ns + TOLERANCE_NS
@@ -112,7 +112,7 @@ class _Ages:
         self._offset_ns = now_ns - log.environment.clock.monotonic_ns()
         most_ahead_ns = 0 if self._known is None else self._known.most_ahead_ns + self._offset_ns
         self.since_ns = now_ns - window_ns - most_ahead_ns
-        """No record with a lower timestamp is in the window."""
+        """All records of the window have this timestamp or a higher one."""
 
     def ahead_ns(self, offset: int) -> int:
         """Return the correction for the timestamp of the record at `offset`."""
@@ -196,8 +196,9 @@ def _learn(
 ) -> int:
     """Add the ids of the batches in `raw` from `offset` on; returns the offset to continue at.
 
-    If a body is damaged, the ids of its batch are lost; with `is_strict`, learning stops there. It
-    always stops at a damaged header: a read from there then determines the extent of the damage.
+    If a body is damaged, the ids of its batch are lost; with `is_strict`, the function stops there.
+    It always stops at a damaged header, because a read from there determines the extent of the
+    damage.
     """
     reached, position = offset, 0
     headers = StoredHeaders()
@@ -246,8 +247,9 @@ def last_message_id(log: Log) -> bytes:
 def write_dedupe_snapshot(log: Log, dedupe: DedupeWindow, *, stepped_ns: int = 0) -> None:
     """Save the window, so that the next start does not have to scan the log. Raises OSError.
 
-    `stepped_ns` is how far the wall clock has stepped since the start. The next start measures ages
-    by the wall clock, so each timestamp is moved by `stepped_ns`, which keeps the age of each id.
+    `stepped_ns` is the sum of the jumps of the wall clock since the start. The next start measures
+    ages by the wall clock. So each timestamp is moved by `stepped_ns`, and the age of each id does
+    not change.
     """
     if not len(dedupe) or len(dedupe) > _SNAPSHOT_MAX_IDS:
         return
@@ -264,8 +266,8 @@ def write_dedupe_snapshot(log: Log, dedupe: DedupeWindow, *, stepped_ns: int = 0
 
 
 def _restore_snapshot(log: Log, dedupe: DedupeWindow, end: int) -> bool:
-    """Restore the window; returns True if there was a snapshot of exactly this state of the log,
-    which ends at the offset `end`."""
+    """Restore the window; return True if there is a snapshot of exactly this state of the log, with
+    its end at the offset `end`."""
     try:
         content = read_dispensable_file(log.environment.fs, _snapshot_path(log), _SNAPSHOT_NAME)
         if content is None or (content["lineage"], content["log_end_offset"]) != (

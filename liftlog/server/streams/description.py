@@ -19,7 +19,7 @@ from liftlog.settings.checks import check_history
 
 _MAX_RANGES = 3
 _REFUSED_SECONDS = 300.0
-"""Time for which a failed commit is reported, unless a later commit succeeds."""
+"""Time, in seconds, for which a failed commit is reported, unless a later commit succeeds."""
 
 
 def describe(
@@ -88,13 +88,13 @@ def describe_elsewhere(name: str, settings: StreamSettings, record: StreamMetada
 
 
 class Newer(str):
-    """The reason why a stream is not open, if a newer version of liftlog has written it."""
+    """The reason why a stream is not open: a newer version of liftlog has written it."""
 
     __slots__ = ()
 
 
 def why_broken(error: LiftlogError) -> str:
-    """Return the reason that is shown for a stream which could not be opened."""
+    """Return the reason to show for a stream that could not be opened."""
     return Newer(error) if isinstance(error, NewerFormat) else str(error)
 
 
@@ -108,10 +108,10 @@ def stream_conditions(
     opened, `cleaning` the failed jobs; `jetstream` returns warnings about streams of JetStream that
     ack the same messages.
 
-    Only a stream of a newer version makes the daemon "not ready". So a rolling downgrade stops
-    before it leaves out streams. Other problems leave the daemon ready: another daemon could
-    neither recover lost records nor repair compaction, and the clients would lose access to all
-    other streams of this daemon.
+    Only a stream of a newer version makes the daemon "not ready", so that a rolling downgrade stops
+    before streams become unavailable. With other problems the daemon stays ready: another daemon
+    could not recover lost records or repair compaction, and clients would lose access to all other
+    streams of this daemon.
     """
     recently = time.monotonic() - _REFUSED_SECONDS
     for name, host in hosts.items():

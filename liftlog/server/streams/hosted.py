@@ -1,7 +1,7 @@
 """The streams of which this daemon has a copy: opens a host for each stream, attaches it to NATS,
 and closes it.
 
-A catalog selects these streams, and the replicas of a node decide on their roles.
+A catalog selects these streams, and the replicas of a node determine their roles.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _LAST_COMMITS_SECONDS = 3.0
 
 
 class HostedStreams:
-    """The streams with a copy here. Belongs to the event loop."""
+    """The streams with a copy on this daemon. Belongs to the event loop."""
 
     def __init__(
         self,
@@ -75,17 +75,18 @@ class HostedStreams:
         self.mender: Mender | None = None
         """Repairs damage from other replicas; None without a cluster."""
         self.descriptors: Descriptors | None = None
-        """Counts open files; None if other code shares this process with the daemon."""
+        """Counts open files; None if the daemon shares the process with other code."""
         self.changes = asyncio.Lock()
-        """Held while streams are created or deleted."""
+        """A lock that is held while streams are created or deleted."""
         self.closing = False
-        """True once the daemon accepts no more messages."""
+        """True when the daemon accepts no more messages."""
         self._maker = maker
         self._losses = losses
         self._has_new_neighbours = False
         self._deleting: set[str] = set()
-        """Streams that are being deleted. They are in `broken` until their files are removed. For
-        clients they no longer exist, so that a waiting reader does not report a failed stream."""
+        """Streams that are being deleted. They are in `broken` until their files are removed. But
+        clients get the answer that these streams do not exist, and no answer about a failed
+        stream."""
 
     # --- finding a stream ---
 
@@ -218,7 +219,8 @@ class HostedStreams:
         return False
 
     def note_possible_loss(self, host: StreamHost, reason: str) -> None:
-        """Note that the stream may have missed messages; the daemon's own streams miss none."""
+        """Note that the stream may have missed messages; the daemon's own streams cannot miss
+        messages."""
         if host.origin != SYSTEM:
             self._losses.note(host, reason)
 
@@ -256,7 +258,7 @@ class HostedStreams:
 
     async def remove(self, name: str, host: StreamHost | None) -> None:
         """End a stream and remove its files; `host` is None for a stream that could not be opened.
-        Call it while `changes` is held."""
+        Call this while `changes` is held."""
         try:
             if host is not None:
                 await self._end(host)
@@ -265,7 +267,7 @@ class HostedStreams:
             self._deleting.discard(name)
 
     async def _end(self, host: StreamHost) -> None:
-        """End a stream. Its files stay, and its name is in `broken` until they are removed."""
+        """End a stream. Its files stay, and its name is in `broken` until the files are removed."""
         # After this no message arrives, and the drain commits and answers all earlier ones.
         await self.attachments.detach(host)
         try:
@@ -302,8 +304,8 @@ class HostedStreams:
             host.close()
 
     def close_logs(self, stepped_ns: int) -> dict[str, ActiveState]:
-        """Close the logs, and return the ends of those that closed cleanly. `stepped_ns` is how far
-        the clock of ages is ahead of the steady clock. Blocking."""
+        """Close the logs, and return the ends of the logs that closed cleanly. `stepped_ns` is the
+        difference between the clock of ages and the steady clock. Blocking."""
         states: dict[str, ActiveState] = {}
         for host in list(self.hosts.values()):
             if host.is_leading:  # the sequencer of a follower has judged no message
@@ -316,8 +318,8 @@ class HostedStreams:
 
 async def _drained(host: StreamHost) -> None:
     """Wait for the stream's commits, but only for a short time if they need other nodes, which may
-    not answer. An uncommitted record is stored here and its publisher has no ack; a later leader
-    commits it."""
+    not answer. This loses no acked record: an uncommitted record is stored on this node, and its
+    publisher has no ack. A later leader commits the record."""
     if not host.log.config.replicated:
         await host.drained()
         return

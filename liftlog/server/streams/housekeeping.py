@@ -33,7 +33,7 @@ _DECIDERS = 4
 class Housekeeping:
     """Runs the periodic work on the event loop; log calls and decisions run in threads.
 
-    If a stream takes longer than `patience_seconds`, its place is given to the next one.
+    If a stream takes longer than `patience_seconds`, its place is given to the next stream.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Housekeeping:
 
     async def _retain(self, host: StreamHost, *, by_time: bool, at_once: bool = False) -> None:
         """Apply retention to one stream. With `at_once`, files are deleted even while a compaction
-        pass reads them; the pass then starts again."""
+        pass reads them; the pass then begins again."""
         if host.log.writer.is_roll_due():
             await host.run_exclusive(host.log.writer.roll_if_due)
         settings = host.settings
@@ -123,8 +123,8 @@ class Housekeeping:
     def _decide(
         self, host: StreamHost, settings: StreamSettings, now_ns: int, *, by_time: bool
     ) -> RetentionDecision | None:
-        """Decide which records to delete; runs in a thread. If the disk is full, this ends the
-        leases, because a reader must not keep publishers from writing."""
+        """Decide which records to delete; runs in a thread. If the disk is full, ends the leases,
+        because publishers have priority over readers."""
         if self._reserve.is_disk_full():
             host.log.leases.void("the disk is full")
         return decide_retention(host.log, settings, now_ns, by_time=by_time)
@@ -132,8 +132,7 @@ class Housekeeping:
     # --- recovery points ---
 
     async def save_recovery_points(self) -> None:
-        """Store the offset up to which each stream is durable, so that recovery has little to
-        scan."""
+        """Store the durable end of each stream, so that a recovery has little to scan."""
         changed = [
             host for host in self._broker.hosts.values() if not host.failure and host.has_moved
         ]
@@ -162,7 +161,7 @@ class Housekeeping:
 
 
 def _may_be_due(host: StreamHost) -> bool:
-    """Return True if the stream may need work. An idle stream must cost almost nothing."""
+    """Return True if the stream may need work. This check keeps the work for idle streams small."""
     if host.failure:
         return False
     log, limits = host.log, host.settings.retention
@@ -182,7 +181,7 @@ class SideBySide:
 
     At most `at_once` streams have a place. If the work of a stream takes longer than
     `patience_seconds`, its place is given to the next stream; the work continues, and later rounds
-    skip the stream until it is done.
+    skip the stream until the work is done.
     """
 
     def __init__(self, what: str, *, at_once: int = 2, patience_seconds: float = 1.0) -> None:
@@ -271,8 +270,8 @@ async def expire_unused(broker: Broker) -> None:
 
 
 async def expire_checkpoints(broker: Broker, before_ns: int) -> int:
-    """Delete old checkpoints; see `expire`. In a cluster, the leader of a stream is asked if there
-    is no copy of the stream here."""
+    """Delete old checkpoints; see `expire`. In a cluster, asks the leader of a stream if this node
+    has no copy of the stream."""
     return await expire(
         broker.checkpoints,
         broker.readable_stream,

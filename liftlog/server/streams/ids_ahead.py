@@ -26,15 +26,16 @@ logger = logging.getLogger("liftlog.server.replication")
 
 LOOK_SECONDS = 1.0
 _MANY_RECORDS = 2000
-"""If at least this many records are unread, the next look reads them. Fewer records stay unread: a
-new leader reads them in milliseconds, and a node may follow a thousand streams."""
+"""If at least this many records are unread, the next look reads them. Fewer records stay unread,
+because a new leader reads them in milliseconds, and reading them for a thousand followed streams
+would take too long."""
 _LONGEST_SECONDS = 10.0
 _ALL_TURNS = 10
-"""A node may follow a thousand streams, most of them idle, so idle streams are examined only in one
-of this number of turns."""
+"""Idle streams are examined only once in this number of turns, because a node may follow a thousand
+streams, and most of them are idle."""
 _REST = 1.0
-"""After a read, learning pauses for this multiple of the read's duration, so that the event loop
-gets the interpreter."""
+"""Length of the pause after a read, as a multiple of the read's duration. In the pause the event
+loop gets the interpreter."""
 _AFTER_PROBLEM_SECONDS = 60.0
 
 
@@ -75,8 +76,8 @@ class _Learning:
 class IdsAhead:
     """Learns ids of followed streams. Belongs to the event loop.
 
-    `followed` returns the streams that this node follows now: all of them, or those with the given
-    names. `steady_ns` is the clock that determines the ages of ids.
+    `followed` returns the streams that this node follows now: all, or only the streams with the
+    given names. `steady_ns` is the clock that determines the ages of ids.
     """
 
     def __init__(
@@ -144,8 +145,8 @@ class IdsAhead:
         return preparing.done()
 
     async def take(self, name: str, log: Log) -> LearnedIds | None:
-        """Return the learned ids of a log that this node leads from now on. No more ids are learned
-        here, because the caller adds further ids to the returned object."""
+        """Return the learned ids of a log that this node leads from now on. This object learns no
+        more ids of the log, because the caller adds further ids to the returned object."""
         learning = self._learning.pop(name, None)
         if learning is None or learning.log is not log:
             return None
@@ -166,7 +167,7 @@ class IdsAhead:
     async def _learn_piece(
         self, learning: _Learning, settings: StreamSettings, *, rest: float = _REST
     ) -> bool:
-        """Learn a piece. Returns True if it made progress and there is more to learn."""
+        """Learn a piece. Returns True if it has learned ids, and more ids remain."""
         loop, log = self._loop, learning.log
         await learning.lock.acquire()
         if learning.is_taken:

@@ -98,11 +98,11 @@ class Intake:
         return receive
 
     def pending_changed(self) -> None:
-        """Note that a commit has ended, so that there may be room to read again."""
+        """Note that a commit has ended, so that reading may continue."""
         self._room.set()
 
     def reading_is_held(self) -> bool:
-        """Return True while so much data waits for the disk that NATS must not be read."""
+        """Return True while too much data waits for the disk, so that NATS must not be read."""
         return bool(self._crowded) or self._pending_estimate > self._max_pending_bytes
 
     async def wait_until_ready_to_read(self) -> None:
@@ -110,8 +110,7 @@ class Intake:
         not count, because they take hardly any memory.
 
         Reading stops for all streams, but only while the crowded stream makes progress. A stream
-        whose disk stalls must not delay the others, so it refuses messages beyond its own limit
-        instead.
+        whose disk stalls must not delay other streams; so it refuses messages beyond its own limit.
         """
         while self.reading_is_held():
             self._crowded = {host for host in self._crowded if host.is_crowded()}

@@ -1,8 +1,8 @@
 """Leases: ranges of a stream that retention keeps for a reader, for a limited time.
 
 Leases are granted and renewed in exclusive calls, and retention also runs in them. So the records
-of a lease still exist when it is granted. A change of a replicated stream's leases is answered when
-the in-sync replicas have it, so a lease outlives its leader.
+of a lease still exist when it is granted. In a replicated stream, a change of leases is answered
+when the in-sync replicas have it, so a lease survives the loss of the leader.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from liftlog.server.vitals.disk import DiskReserve
 _MS_NS = 1_000_000
 _MAX_PARTS = 1_000_000
 _SILENT_SECONDS = 15.0
-"""A reader that reports nothing for this time may have ended. Spark's readers report every 5
-seconds."""
+"""Time in seconds. A reader that reports nothing for this time may have ended. Spark's readers
+report every 5 seconds."""
 _STOPPED_SECONDS = 5.0
-"""If all readers under a lease have stopped early, further readers begin within this time or never:
-Spark's `limit` and `show` read further parts only if they need them."""
+"""Time in seconds. If all readers under a lease have stopped early, further readers begin within
+this time or never, because Spark's `limit` and `show` read further parts only if they need more
+records."""
 
 
 @dataclass(slots=True)
@@ -39,7 +40,8 @@ class _Parts:
     running: set[int] = field(default_factory=set)
     finished: set[int] = field(default_factory=set)
     has_stopped: bool = False
-    """True if a reader stopped before the end of its part. Then other parts may never begin."""
+    """True if a reader stopped before the end of its part. In this case other parts may never
+    begin."""
     reported_at: float = 0.0
 
     def seems_left(self, now: float) -> bool:
@@ -53,10 +55,10 @@ class _Parts:
 class LeaseKeeping:
     """Grants, renews and ends leases. Belongs to the event loop.
 
-    `stream` finds a running stream or raises, `now_ns` is the time for judging ages,
-    `clock_is_trusted` returns True if retention by time is applied. `copied` waits until the
-    in-sync replicas have the current leases of a stream. If the disk is full, new leases are
-    refused, but existing leases can be released.
+    `stream` returns a running stream or raises an error. `now_ns` returns the time that ages are
+    measured with, and `clock_is_trusted` returns True if retention by time is applied. `copied`
+    waits until the in-sync replicas have the current leases of a stream. If the disk is full, new
+    leases are refused, but existing leases can be released.
     """
 
     def __init__(
@@ -93,7 +95,7 @@ class LeaseKeeping:
         """Grant a lease from `start` to the high watermark; durable on return.
 
         "earliest" is the offset at which the log would start without leases. Other leases may keep
-        the log start below that offset. If each new lease began at the log start, a succession of
+        the log start below this offset. If each new lease began at the log start, a series of
         readers would keep the log start there forever. Raises OffsetOutOfRange, InvalidArgument,
         LimitExceeded, StaleIncarnation. Also raises NotLeader or NotEnoughReplicas. In these two
         cases no client has received the lease, and it expires.
@@ -127,8 +129,8 @@ class LeaseKeeping:
 
     async def _end_those_left(self, host: StreamHost) -> bool:
         """Release the leases whose readers seem to have ended. Returns True if there were such
-        leases. Called only if there is no room for another lease, because a reader that was only
-        slow gets LeaseGone."""
+        leases. Called only if no further lease is possible, because a reader that was merely slow
+        gets LeaseGone."""
         now = self._monotonic()
         left = [name for name, parts in self._parts.get(host, {}).items() if parts.seems_left(now)]
         for lease_id in left:
@@ -149,10 +151,10 @@ class LeaseKeeping:
     ) -> LeaseInfo:
         """Renew a lease, and note the reader's report.
 
-        `finished` is (part, number of parts) of a read that several readers share: once every part
-        is finished, the lease is released. `begun` is a part whose reader begins. `stopped` means
-        that the reader of the finished part needed no more records, so other parts may never begin.
-        Raises LeaseGone, InvalidArgument, NotLeader, NotEnoughReplicas.
+        `finished` is the pair (part, number of parts) of a read that several readers share. When
+        every part is finished, the lease is released. `begun` is a part whose reader begins.
+        `stopped` means that the reader of the finished part needed no more records, so other parts
+        may never begin. Raises LeaseGone, InvalidArgument, NotLeader, NotEnoughReplicas.
         """
         if finished is not None and not 0 <= finished[0] < finished[1] <= _MAX_PARTS:
             raise InvalidArgument(

@@ -1,7 +1,7 @@
 """Creates hosts of streams: for streams on disk, for streams of the configuration, and for new
 streams.
 
-Everything runs on the event loop; files are accessed in threads.
+The code runs on the event loop; files are accessed in threads.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ _DEFAULTS = StreamSettings.model_construct()
 
 
 class StreamMaker:
-    """Opens and creates streams. Adds to the broker's `hosts` and `broken`; changes nothing else of
-    the broker."""
+    """Opens and creates streams. Adds streams to the broker's `hosts` and `broken`, and changes
+    nothing else of the broker."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class StreamMaker:
 
     def _doubt(self, name: str) -> None:
         """Show a stream of the configuration as failed: its directory is missing, and it is unknown
-        if the stream existed."""
+        whether the stream existed."""
         self._broken[name] = (
             "it is not there, and is not created, since it is not known whether this data "
             f"directory had it: {self._records.problem}. If it is new, or gone for good, "
@@ -157,8 +157,8 @@ class StreamMaker:
             self._losses.note(host, "the daemon was not running")
 
     async def _enter_epoch(self, host: StreamHost, epoch: int) -> None:
-        """Continue in the leader epoch of the metadata record. It equals the epoch of the log,
-        unless the directory was restored to an older state."""
+        """Continue in the leader epoch of the metadata record. This epoch equals the epoch of the
+        log, unless the directory was restored to an older state."""
         log = host.log
         if epoch <= log.leader_epoch:
             return
@@ -282,7 +282,7 @@ class StreamMaker:
         ids: LearnedIds | None = None,
     ) -> StreamHost:
         """Create the host of an open log, which replaces the stream's earlier host. `ids` are the
-        message ids of the log, as far as they are known."""
+        message ids of the log, if they are known."""
         sequencer = await asyncio.to_thread(
             make_sequencer,
             name,
@@ -355,7 +355,7 @@ class LoadedStream:
 
 def load_stream(data_dir: DataDir, name: str, configured: StreamSettings | None) -> LoadedStream:
     """Open the log of a stream and read its settings; `configured` are the settings in the
-    configuration file. Raises LiftlogError and leaves the files unchanged, for example
+    configuration file. Raises LiftlogError, without a change of the files; for example
     UnsupportedFormat if the package for the stream's compression is not installed."""
     log, report = data_dir.open_log(name, log_config(configured or _DEFAULTS))
     try:
@@ -388,9 +388,9 @@ def make_sequencer(
     is_leading: bool = True,
     ids: LearnedIds | None = None,
 ) -> Sequencer:
-    """Create a sequencer that continues where the log ends. Reads message ids from the log if there
-    is no snapshot, or from the end of `ids` on. A follower's sequencer judges no messages, and
-    needs no ids."""
+    """Create a sequencer that continues where the log ends. Reads message ids from the log, unless
+    a snapshot has them; with `ids`, only from the end of `ids` on. A follower's sequencer judges no
+    messages, and needs no ids."""
     known = None if ids is None else learn_more(log, ids, now_ns)
     if known is not None:
         dedupe = known.dedupe

@@ -1,4 +1,4 @@
-"""Facts about the other streams that each stream needs: the subjects to which it must not send
+"""Information about other streams that each stream needs: the subjects to which it must not send
 acks, and the other streams that ack a message."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _WILDCARDS = ("*", ">")
 
 
 class Neighbours:
-    """Gives each stream the facts about the others. Belongs to the event loop."""
+    """Gives each stream this information. Belongs to the event loop."""
 
     def __init__(
         self,
@@ -23,8 +23,8 @@ class Neighbours:
         elsewhere: Callable[[], Mapping[str, StreamSettings]],
     ) -> None:
         """`chosen` are subjects to which the operator allows acks. `elsewhere` returns all streams
-        of the cluster, because acks must not be sent to subjects of streams that have no host on
-        this node, either."""
+        of the cluster, because acks must not be sent to the subjects of any stream, even if it has
+        no host on this node."""
         self._chosen = tuple(chosen)
         self.destinations = Destinations(chosen=self._chosen)
         """The subjects to which acks, answers and records may be sent."""
@@ -37,9 +37,9 @@ class Neighbours:
         self._siblings: dict[str | None, dict[bytes, tuple[str, ...]]] = {}
 
     def changed(self) -> None:
-        """Update all streams: give each its neighbours, and the subjects to which it must send no
-        acks. Call this after streams were created or deleted, or after settings of a stream have
-        changed."""
+        """Update all streams: give each stream its neighbours, and the subjects to which it must
+        not send acks. Call this after streams were created or deleted, or after settings of a
+        stream have changed."""
         hosts = list(self._hosts.values())
         self._recorded = {**self._elsewhere(), **{host.name: host.settings for host in hosts}}
         # A host that has failed may still have the subscriptions of its earlier settings.
@@ -58,7 +58,7 @@ class Neighbours:
             self.joined(host)
 
     def joined(self, host: StreamHost) -> None:
-        """Update one stream, whose host was replaced by another one with the same settings."""
+        """Update one stream, because its host was replaced by a new host with the same settings."""
         group = host.settings.queue_group
         if group not in self._siblings:
             self._siblings[group] = {
@@ -88,8 +88,8 @@ class Neighbours:
 
 
 class Recorders:
-    """Streams, by the first token of their subjects. With thousands of streams, comparing each
-    stream with every other stream would take half a minute."""
+    """Groups streams by the first token of their subjects. With thousands of streams, comparing
+    each stream with every other stream would take half a minute."""
 
     def __init__(self, recorded: Mapping[str, StreamSettings]) -> None:
         self._recorded = recorded
@@ -100,7 +100,7 @@ class Recorders:
 
     def of_subjects(self, subjects: Sequence[str]) -> Mapping[str, StreamSettings]:
         """Return all streams that may record a message on one of these patterns; the result may
-        also contain others."""
+        also contain other streams."""
         tokens = {_first_token(subject) for subject in subjects}
         if not tokens.isdisjoint(_WILDCARDS):
             return self._recorded
@@ -116,7 +116,7 @@ def _first_token(subject: str) -> str:
 
 def share_messages(first: StreamSettings, second: StreamSettings) -> bool:
     """Return True if NATS delivers each message to only one of the two streams. NATS identifies a
-    queue group by its name alone, so a group may have subscriptions with different patterns."""
+    queue group only by its name, so a group may have subscriptions with different patterns."""
     return first.queue_group is not None and first.queue_group == second.queue_group
 
 

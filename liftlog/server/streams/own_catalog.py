@@ -123,7 +123,7 @@ class OwnCatalog:
         return False
 
     def check_end_is_known(self, name: str) -> None:
-        """Do nothing, because there is no other leader from which clients could have read more."""
+        """Do nothing, because clients cannot have read more from another leader."""
 
     def may_read_copy(self, name: str, replica: str) -> bool:
         return False
@@ -180,8 +180,8 @@ class OwnCatalog:
         return host
 
     async def _undo_creation(self, host: StreamHost) -> None:
-        """Remove a stream for which NATS refuses the subscription. The caller gets that error.
-        Otherwise the daemon would try the subscription again and again."""
+        """Remove a stream for which NATS refuses the subscription. The caller of the creation gets
+        this refusal. Without the removal, the daemon would repeat the subscription without end."""
         hosted = self.hosted
         async with hosted.changes:
             if hosted.hosts.get(host.name) is not host or hosted.closing:

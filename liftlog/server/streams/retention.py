@@ -38,11 +38,10 @@ def decide_retention(
     after_leases: bool = False,
 ) -> RetentionDecision | None:
     """Return the decision about records to remove now; None if there are none. May read batch
-    headers, and leases that could not be read so far. With `after_leases`, decide as if all leases
-    had ended.
+    headers, and leases that were not read yet. With `after_leases`, decide as if all leases had
+    ended.
 
-    Raises StorageError if the leases cannot be read. Then no records are deleted that a lease may
-    hold.
+    Raises StorageError if the leases cannot be read, so that no record with a lease is deleted.
     """
     log.leases.load()
     retention = settings.retention
@@ -83,9 +82,8 @@ def _offset_of_record(log: Log, segment: Segment, number: int) -> int:
 def remove_decided(
     log: Log, decision: RetentionDecision, now_ns: int, *, delete_segments: int | None = None
 ) -> int:
-    """Carry out a decision, as far as leases that were granted since then allow it. Returns the
-    number of bytes freed. With `delete_segments`, delete at most this number of files. Raises
-    StorageError, DiskFull."""
+    """Carry out a decision, as far as newer leases allow it. Returns the number of bytes freed.
+    With `delete_segments`, delete at most this number of files. Raises StorageError, DiskFull."""
     count = decision.delete_segments if delete_segments is None else delete_segments
     start, held_from = decision.log_start_offset, log.leases.low_bound(now_ns)
     if held_from is not None and held_from < start:
@@ -162,8 +160,8 @@ def truncate_before(
 
 
 def check_truncation(log: Log, offset: int, now_ns: int) -> None:
-    """Raise OffsetOutOfRange if `offset` is above the high watermark, Conflict while a lease holds
-    records below `offset`, StorageError if the leases cannot be read."""
+    """Raise OffsetOutOfRange if `offset` is above the high watermark. Raise Conflict while a lease
+    covers records below `offset`, and StorageError if the leases cannot be read."""
     if offset > log.high_watermark:
         raise OffsetOutOfRange(
             f"offset {offset} is above the high watermark {log.high_watermark} of stream "

@@ -23,15 +23,15 @@ from liftlog.settings.stored import stored_form
 logger = logging.getLogger("liftlog.server")
 
 Difference = tuple[str, Any, Any]
-"""(dotted setting, existing value, requested value)"""
+"""A tuple: the dotted name of the setting, the existing value, the requested value."""
 
 SWITCHES = ("paused", "read_only")
-"""Settings with which an operator stops publishers for a while."""
+"""Settings with which an operator stops publishers for a limited time."""
 
 
 def is_overridable(setting: str) -> bool:
     """Return True if the API may change this setting even for a stream of the configuration file.
-    With these settings an operator stops publishers or frees space on the disk."""
+    These are the settings with which an operator stops publishers or frees disk space."""
     return setting in SWITCHES or setting.startswith("retention.")
 
 
@@ -43,7 +43,8 @@ _FIXED = {
 
 
 _WHOLE = ("metadata",)
-"""Mappings whose keys the user chooses. A change replaces such a mapping as a whole."""
+"""Settings that are mappings with keys of the user's choice. A change replaces such a mapping as a
+whole."""
 
 
 def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -71,7 +72,7 @@ def check_same(name: str, origin: str, have: StreamSettings, want: StreamSetting
     same settings is allowed.
 
     A stream that an operator has paused or set read-only may be created again without these
-    settings, because an application that creates its streams does not mean to resume them.
+    settings, because an application that creates its streams at each start should not resume them.
     """
     found = [
         (path, old, new)
@@ -185,9 +186,9 @@ def settings_of(record: StreamMetadata) -> StreamSettings:
 def origin_of(record: StreamMetadata) -> str:
     """Return the origin, which decides who may change the stream.
 
-    A configuration file can create a replicated stream, but cannot change it: each node has a file
-    of its own, and nodes start one after the other. So the metadata record takes precedence, and
-    only the API changes the stream.
+    A configuration file can create a replicated stream, but cannot change it: each node has its own
+    file, and nodes start one after the other. So the metadata record takes precedence, and only the
+    API changes the stream.
     """
     origin = str(record.settings.get("origin", "api"))
     return "api" if origin == "config" else origin
@@ -231,7 +232,7 @@ def has_new_settings(host: StreamHost) -> bool:
 
 
 def check_incarnation(name: str, present: str, wanted: str | None) -> None:
-    """Raise StaleIncarnation if the incarnation `wanted` is not the `present` one. A `wanted` of
-    None accepts any incarnation."""
+    """Raise StaleIncarnation if the incarnation `wanted` differs from `present`. A `wanted` of None
+    accepts any incarnation."""
     if wanted is not None and wanted != present:
         raise StaleIncarnation(f"stream {name} was deleted and created again", incarnation=present)

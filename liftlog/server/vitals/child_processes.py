@@ -21,11 +21,11 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 
 def tied_to_parent(command: Sequence[str], *, parent: int | None = None) -> list[str]:
-    """Return a command that runs `command` (absolute program path first) and is killed when the
-    thread that starts it ends.
+    """Return a command that runs `command` (its first word is an absolute path) and is killed when
+    the thread that starts it ends.
 
-    `parent` is the pid of the process that will start it: None for this process, 0 if the pid is
-    not known yet.
+    `parent` is the pid of the process that will start the command: None for this process, 0 if the
+    pid is not known yet.
     """
     parent = os.getpid() if parent is None else parent
     return [sys.executable, "-I", "-S", "-c", _PRELUDE, str(parent), *command]

@@ -1,9 +1,9 @@
 """Detects a wall clock that suddenly jumps ahead, so that no record seems older than it is.
 
-A clock that is ahead makes all records look old, and limits by age would then delete them. So the
-daemon judges ages by a time of its own, which advances with the monotonic clock: when the wall
-clock suddenly jumps ahead, this time stays behind it by the length of the jump. This time is stored
-in the data directory, in the file `clock`, so that a restart does not change it.
+A clock that is ahead makes all records seem old, so that limits by age would delete them. Therefore
+the daemon measures ages with its own time, which advances with the monotonic clock. When the wall
+clock suddenly jumps ahead, the daemon's own time stays behind it by the length of the jump. The own
+time is stored in the data directory, in the file `clock`, so that a restart does not change it.
 
 A jump ahead is trusted in three cases:
 
@@ -11,11 +11,11 @@ A jump ahead is trusted in three cases:
 - when an operator confirms it (`liftlog serve --believe-clock`)
 - when the other nodes of the cluster have the same time
 
-A jump back is followed at once, because it makes no record older.
+The daemon follows a jump back at once, because such a jump makes no record seem older.
 
-In a cluster the file also stores whether this clock was ahead of others when it was last measured.
-While the file cannot be read, the daemon assumes that there was a jump, and deletes no record
-because of its age.
+In a cluster the file also stores whether this clock was ahead of other clocks at the last
+measurement. While the file cannot be read, the daemon assumes a jump, and does not delete records
+because of their age.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ CLOCK_NAME = "clock"
 STEP_NS = 600 * 1_000_000_000
 _CONFIRM_NS = 3600 * 1_000_000_000
 _DOWN_NS = 3600 * 1_000_000_000
-"""A smaller jump while the machine was off is trusted, because the machine may have been off for
-that time."""
+"""In ns. A smaller jump across a reboot is trusted, because the machine may have been off for that
+time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +55,8 @@ class ClockState:
 
 
 def read_clock_state(fs: FileSystem, data_dir: Path) -> ClockState | None:
-    """Return the stored state. Returns None if the file does not exist or is damaged; the wall
-    clock is trusted then.
+    """Return the stored state. Returns None if the file does not exist or is damaged; in both cases
+    the wall clock is trusted.
 
     Raises StorageError if the file cannot be read.
     """
@@ -112,13 +112,14 @@ class ClockGuard:
         """The difference between this clock and other nodes' clocks at the last measurement, as
         text; empty if the clock was right."""
         self.unread = ""
-        """The reason why the state of an earlier process cannot be read; empty if it was read."""
+        """The reason why the state of an earlier process cannot be read; empty if the state was
+        read."""
         if before is not None:
             self._continue(before)
 
     def wall_clock_is_trusted(self) -> bool:
         """Return False for an hour after a step, and while the state of the earlier process cannot
-        be read. Meanwhile no record is deleted because of its age."""
+        be read. While it is False, no record is deleted because of its age."""
         with self._lock:
             self._look()
             return self._stepped_at_ns is None and not self.unread
@@ -138,8 +139,8 @@ class ClockGuard:
             return max(self._ahead_ns, 0) / 1e9
 
     def believe(self, reason: str, *, steps: int | None = None) -> None:
-        """Judge ages by the wall clock from now on. Does nothing if there was another step since
-        the caller read `steps`."""
+        """Judge ages by the wall clock from now on. Does nothing if another step was detected after
+        the caller has read `steps`."""
         with self._lock:
             self._look()
             if steps not in (None, self._steps):
@@ -152,8 +153,8 @@ class ClockGuard:
 
     @property
     def believed_ns(self) -> int:
-        """The time at which a jump ahead was last trusted; 0 if there was no such jump. Before the
-        jump the clock was behind, so the times that it showed were too old."""
+        """The time at which a jump ahead was last trusted; 0 if there was no such jump. Before such
+        a jump the clock was behind, so its times were too old."""
         with self._lock:
             self._look()
             return self._believed_ns
@@ -172,7 +173,7 @@ class ClockGuard:
         self.believe("the operator has confirmed it")
 
     def resume(self, before: ClockState | None) -> None:
-        """Apply the state of an earlier process, which could not be read at the start (`unread`).
+        """Apply the state of an earlier process that could not be read at the start (`unread`).
         Steps that this process has detected since its start still count."""
         with self._lock:
             self._look()

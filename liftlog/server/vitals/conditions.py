@@ -31,7 +31,7 @@ class Severity(Enum):
     ERROR = "error"
     """A part of the daemon is broken; the other parts work."""
     WARNING = "warning"
-    """Everything works, and an operator should look."""
+    """All parts work, but an operator should look at the problem."""
 
 
 class About(Enum):
@@ -48,7 +48,7 @@ class Kind:
     action of an operator.
 
     If `concerns_streams`, each stream of the daemon also has the condition as a warning, because
-    publishers or readers of the stream notice it.
+    publishers or readers of the stream are affected.
     """
 
     name: str
@@ -305,8 +305,9 @@ _PLACES = {
 class Condition:
     """One problem that exists now.
 
-    `subject` names the stream or node if the kind is about one. `streams` are further streams,
-    listed after the text; each viewer sees only those that they may read.
+    `subject` is the name of the stream or node, if the condition concerns one. `streams` are
+    further streams, which are listed after the text; a viewer sees only the streams that the viewer
+    may read.
     """
 
     kind: Kind
@@ -336,8 +337,8 @@ class Condition:
         return f"{self.subject}: {self.words}" if self.subject else self.words
 
     def shown_to(self, may_read: MayRead) -> Condition | None:
-        """Return the condition as a viewer sees it; None if it is about a stream that they may not
-        read."""
+        """Return the condition in the form for a viewer; None if it concerns a stream that the
+        viewer may not read."""
         if self.kind.about is About.STREAM and not may_read(self.subject):
             return None
         if not self.streams:
@@ -372,8 +373,8 @@ def first_of_each_kind(conditions: Iterable[Condition]) -> list[Condition]:
     """Return at most twenty conditions of each kind. If a kind has more, one further condition
     gives the number of the rest.
 
-    This keeps answers short if there are thousands of streams. In `conditions` and in the result,
-    the worst conditions come first.
+    The limit keeps answers short if there are thousands of streams. In `conditions` and in the
+    result, the worst conditions come first.
     """
     shown: list[Condition] = []
     counts: Counter[str] = Counter()
@@ -418,9 +419,9 @@ class Conditions:
     def add(
         self, producer: Producer, *, refresh: Callable[[], Awaitable[object]] | None = None
     ) -> None:
-        """Add a function that yields the problems of this moment. The function must neither wait
-        nor take long. Each call of `now` first awaits `refresh`, which measures the values that
-        `producer` needs."""
+        """Add a function that yields the problems of this moment. The function must not wait, and
+        must not take long. Each call of `now` first awaits `refresh`, which measures the values
+        that `producer` needs."""
         self._producers.append(producer)
         if refresh is not None:
             self._refreshers.append(refresh)
@@ -429,9 +430,9 @@ class Conditions:
         """Return the conditions, the worst first; with `may_read` only conditions that a viewer may
         see.
 
-        With many streams it takes a while to collect the conditions, and any client may request
-        them. If a list took more than a millisecond of processor time, it is reused for a hundred
-        times that duration, but at most for a second.
+        With many streams, collecting the conditions takes long, and any client may request them. If
+        a list took more than a millisecond of processor time, it is reused for a hundred times that
+        duration, but at most for a second.
         """
         for refresh in self._refreshers:
             await refresh()

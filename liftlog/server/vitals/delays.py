@@ -9,8 +9,8 @@ import time
 from liftlog.server.vitals.histogram import LATENCY_BOUNDS, Histogram
 
 _INTERVAL_SECONDS = 0.25
-"""Pause between two measurements. It is long enough to cost an idle daemon little, and short enough
-to detect every call that blocks the loop for longer than this."""
+"""Pause, in seconds, between two measurements. The pause is long enough to use little time on an
+idle daemon. Every call that blocks the loop for longer than the pause is detected."""
 _STILL_SECONDS = 1.0
 _JUST_NOW_SECONDS = 5.0
 
@@ -66,9 +66,9 @@ class LoopWatch:
             self._due = now + _INTERVAL_SECONDS
 
     def stood_still_seconds(self) -> float:
-        """Return the length of the pause, in seconds, if the event loop has just not run: because
-        the process or its machine was stopped, or because a call blocked it. Returns 0.0 if the
-        pause was shorter than a second, or ended a while ago."""
+        """Return the length, in seconds, of the last pause of the event loop, if it has just ended.
+        In a pause the process or its machine was stopped, or a call blocked the loop. Returns 0.0
+        if the pause was shorter than a second, or ended some time ago."""
         now = time.monotonic()
         if self._due and now - self._due >= _STILL_SECONDS:  # `run` has not measured it yet
             return now - self._due

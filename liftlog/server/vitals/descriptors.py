@@ -1,8 +1,8 @@
 """Divides the file descriptors of the process at the start, and counts the free ones.
 
 The daemon raises its soft limit to the hard limit. Streams and connections get separate shares, so
-that neither can use up the descriptors of the other. Some descriptors are kept back for NATS, and
-for files that a commit, a start or a deletion opens for a moment.
+that neither can use up the descriptors of the other. Some descriptors are reserved for NATS, and
+for files that a commit, a start or a deletion opens for a short time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from liftlog.server.vitals.conditions import Condition
 logger = logging.getLogger("liftlog.server")
 
 KEPT_BACK = 64
-"""Descriptors for everything that is neither a connection nor a file of a stream."""
+"""Number of descriptors that are reserved for other files than connections and the files of
+streams."""
 LEAST = 256
 """Minimum number of descriptors with which the daemon starts."""
 _SPARE = 16
@@ -70,8 +71,9 @@ class Shares:
 def shares_of(limit: int, *, read_files: int, pull: int, http: int) -> Shares:
     """Divide `limit` descriptors. The settings configure the other three numbers.
 
-    If the limit is small, each share is a part of it; otherwise connections and readers get their
-    configured numbers, and streams the rest. Raises ConfigError if the limit is below `LEAST`.
+    If the limit is small, each share is a fixed part of the limit. Otherwise connections and
+    readers get their configured numbers, and streams get the rest. Raises ConfigError if the limit
+    is below `LEAST`.
     """
     if limit < LEAST:
         raise ConfigError(
@@ -94,7 +96,7 @@ class Descriptors:
 
     def left(self) -> tuple[int, int]:
         """Return the number of free descriptors, and the limit. If the system does not report the
-        number of open descriptors, all count as free."""
+        number of open descriptors, all descriptors count as free."""
         now = time.monotonic()
         if now >= self._good_until:
             with contextlib.suppress(OSError):

@@ -2,12 +2,12 @@
 for a full disk.
 
 A disk that hangs must block neither the event loop nor requests that ask for the state of the disk.
-So each probe runs in a thread of its own, one at a time, and callers wait for it only briefly.
+So each probe runs in a separate thread, one at a time, and callers wait for it only briefly.
 
-The reserve is a file that only occupies room. Appends are refused when the disk is full. But a
-clean stop, retention and recovery write small files; they use the room of the reserve. The file
-stays between a stop and the next start. Its bytes are random, because a file system that compresses
-would store zeros in almost no room.
+The reserve is a file that only occupies space. Appends are refused when the disk is full. But a
+clean stop, retention and recovery have to write small files, and can use the space of the reserve.
+The file stays between a stop and the next start. Its bytes are random, because a compressing file
+system would store zeros in almost no space.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from liftlog.log.files.filesystem import private
 
 PROBE_NAME = "probe"
 _PROBE_BYTES = 64 * 1024
-"""If less room than this is left, no message can be stored. The probe is small because segment
-files are allocated ahead: a nearly full disk may still have much room in its files. Metrics and
-alerts show how much room is left."""
+"""Number of bytes that a probe writes. If less space than this is free, no message can be stored.
+The number is small because segment files are allocated ahead: even on a nearly full disk, they may
+have much space. Metrics and alerts show the free space."""
 _FRESH_SECONDS = 2.0
 _WAIT_SECONDS = 0.5
 
@@ -79,8 +79,8 @@ class DiskProbe:
         )
 
     async def state(self) -> DiskState:
-        """Return a result that is at most two seconds old, or one that says that the disk does not
-        answer."""
+        """Return a result that is at most two seconds old, or a result with the problem that the
+        disk does not answer."""
         if time.monotonic() - self._looked_at < _FRESH_SECONDS:
             return self._last
         late = time.monotonic() - self._looking_since
@@ -119,7 +119,7 @@ class DiskProbe:
 
 
 def look_at(directory: Path) -> DiskState:
-    """Probe the disk of this directory; blocks for as long as that takes. Does not sync, because
+    """Probe the disk of this directory; blocks until the disk has answered. Does not sync, because
     commits themselves show whether syncs return in time."""
     try:
         found = os.statvfs(directory)
@@ -159,7 +159,8 @@ class DiskReserve:
 
     @contextlib.asynccontextmanager
     async def lent(self) -> AsyncIterator[None]:
-        """Lend the room of the reserve, to one caller at a time, for work that frees room."""
+        """Lend the space of the reserve, to one caller at a time, for work that frees disk
+        space."""
         async with self._lent:
             await asyncio.to_thread(self.release)
             try:
@@ -168,8 +169,8 @@ class DiskReserve:
                 await asyncio.to_thread(self.keep)
 
     def is_disk_full(self) -> bool:
-        """Return True if less room is left than one commit group may need, not counting the
-        reserve."""
+        """Return True if less space is free than one commit group may need. The reserve does not
+        count as free."""
         try:
             found = os.statvfs(self._path.parent)
         except OSError:
@@ -177,14 +178,14 @@ class DiskReserve:
         return found.f_bavail * found.f_frsize < RESERVE_BYTES
 
     def release(self) -> None:
-        """Give the room back to the file system. Errors are logged, not raised."""
+        """Give the space back to the file system. Errors are logged, not raised."""
         try:
             self._path.unlink(missing_ok=True)
         except OSError as error:
             logger.warning("disk-reserve-not-released path=%s error=%s", self._path, error)
 
     def keep(self) -> None:
-        """Write the file again to its full size, or as much of it as the disk has room for."""
+        """Write the file again to its full size, or to the size for which the disk has space."""
         try:
             with open(self._path, "ab", buffering=0, opener=private) as file:
                 size = os.fstat(file.fileno()).st_size

@@ -1,4 +1,5 @@
-"""Logs warnings of events that repeat many times a second, each at most once a minute."""
+"""Logs warnings about events that repeat many times a second. Each warning is logged at most once a
+minute."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ _TIDY_SECONDS = 10.0
 
 class RareWarnings:
     """Limits repeated warnings. Belongs to one thread. The lines of the last minute are kept in
-    memory, so they must not contain values that differ each time."""
+    memory, so lines must not contain values that change each time."""
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger
@@ -31,5 +32,5 @@ class RareWarnings:
         self._logger.warning(event, *values)
 
     def forget(self) -> None:
-        """Forget when lines were logged, so that the next warning is logged in any case."""
+        """Forget all earlier lines, so that the next warning is logged in any case."""
         self._told.clear()

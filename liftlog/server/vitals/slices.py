@@ -12,8 +12,8 @@ class Slices:
     """Lets other tasks run during long work: create one when the work begins, and await `pause`
     between small pieces.
 
-    Measures the CPU time of the thread, not elapsed time: otherwise each piece would end a slice on
-    a busy machine.
+    Measures the CPU time of the thread, not elapsed time: on a busy machine, elapsed time would end
+    the slice after each piece.
     """
 
     def __init__(self) -> None:

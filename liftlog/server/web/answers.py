@@ -119,7 +119,7 @@ def as_json(value: Any) -> web.Response:
 
 
 def see_other(where: str) -> web.Response:
-    """Redirect to `where`, a path of this site; never pass unchecked input."""
+    """Redirect to `where`, a path of this site. Callers must not pass unchecked input."""
     return web.Response(status=303, headers={**HEADERS, "Location": where})
 
 

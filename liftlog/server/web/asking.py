@@ -47,8 +47,9 @@ class Parts:
     pace: Pace
     spread: SpreadWork = field(default_factory=SpreadWork)
     searching: FairLock = field(default_factory=FairLock)
-    """Held for each step of a search through a log. Viewers take turns, so that all their searches
-    together take no more of the interpreter's time than one search. Commits need that time, too."""
+    """A lock that is held during each step of a search through a log. Viewers take turns, so that
+    all searches together take no more of the interpreter's time than one search, because commits
+    also need this time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +154,8 @@ class Shown:
 
     `data` is returned as JSON at the page's address plus `.json`. The template receives no other
     values from the daemon. `extra` is only for the form of the page: values of fields, links.
-    `draw` returns further values for `extra`. It is not called for the JSON, because pictures take
-    more time than the values that they show.
+    `draw` returns further values for `extra`. It is not called for the JSON, because computing a
+    picture takes more time than computing its values.
 
     `refused` is set if the form contained an error: the page shows the form with the reasons, and
     the JSON address returns this error. `moved_to` is set if a form was carried out: the browser

@@ -22,10 +22,10 @@ from liftlog.server.web.asking import Asked
 from liftlog.server.web.pace import Pace, Paced
 
 _SEARCH_SECONDS = 0.7
-"""Time limit of one page. The page shows the records that were found by then."""
+"""Time limit of one page. The page then shows the records found so far."""
 _SHOWN_SECONDS = 0.3
-"""Shorter time limit once the page has at least one record, because the viewer wants to see the
-first match soon."""
+"""Shorter time limit for a page with at least one record, because the viewer wants to see the first
+match soon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +59,8 @@ class Found(NamedTuple):
     """The rows of one page. The search can continue at `next_offset`; with `at_end`, no further
     record exists yet.
 
-    `span` is the range of offsets that the list can reach. The first `looked_at` of these offsets,
-    in the order of the list, have been examined.
+    `span` is the range of offsets that the list can reach. Of these offsets, the first `looked_at`
+    in the order of the list have been examined.
     """
 
     first_offset: int

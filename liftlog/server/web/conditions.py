@@ -1,7 +1,7 @@
 """Search conditions on the values of records: a text, a field of JSON, a regular expression.
 
 A condition examines a column of values in steps of about 128 KiB. During a step it may hold the
-interpreter lock, which the commits need, too.
+interpreter lock, which commits also need.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from liftlog.records.columns.column_set import BinaryColumn, Flags
 
 KINDS = ("text", "json", "regex")
 MAX_JSON_BYTES = 256 * 1024
-"""Fields of longer JSON values are not searched, because the parser cannot be interrupted."""
+"""Maximum size, in bytes, of a JSON value to search. Fields of longer values are not searched,
+because the parser cannot be interrupted."""
 _STEP_BYTES = 128 * 1024
 _OUTSIDE_ASCII = re.compile(r"[^\x00-\x7f]+")
 _LOWER = np.frombuffer(bytes(range(256)).lower(), np.uint8)
@@ -31,11 +32,11 @@ _LOWER = np.frombuffer(bytes(range(256)).lower(), np.uint8)
 _EXPRESSION_BYTES = 512 * 1024
 """Memory that RE2 may use for one expression, and for the states that a search visits."""
 _MAX_STEPS = 1000
-"""Maximum number of steps of RE2's program for an expression. With it, 64 KiB of values take at
-most 0.3 s."""
+"""Maximum number of steps of RE2's program for an expression. With this limit, a search of 64 KiB
+takes at most 0.3 s."""
 _MAX_WORK = 500_000_000
-"""Maximum of the bytes of a value times the steps of the program. The worst expression and value
-take about 2.5 s."""
+"""Maximum product of the size of a value in bytes and the number of steps of the program. With the
+worst expression and value, a search takes about 2.5 s."""
 _TOGETHER = 64
 """Number of values that are first joined and searched together, because a call of RE2 takes as long
 as a search of a few hundred bytes."""
@@ -64,8 +65,8 @@ def _expression(text: str) -> Expression:
 
 
 def parts_of(values: BinaryColumn, size: int) -> Iterator[tuple[int, BinaryColumn]]:
-    """Yield parts of about `size` bytes, or of one longer value, each with the index of its first
-    item."""
+    """Yield parts of a column, each with the index of its first item. A part has about `size`
+    bytes, or one longer value."""
     first, count = 0, len(values)
     while first < count:
         limit = int(values.ends[first]) + size
@@ -123,12 +124,12 @@ class Expression:
     Python's `re` can take hours for a short text, and holds the interpreter lock during that time.
     The time of RE2 is proportional to the length of the text, and RE2 releases the lock.
 
-    Each byte that is not valid UTF-8 counts as one character. Values whose search could take
-    seconds are skipped.
+    Each byte that is not valid UTF-8 counts as one character. Skips values for which the search
+    could take seconds.
     """
 
     def __init__(self, text: str, *, together: int = _TOGETHER) -> None:
-        """Compile the expression. A search joins `together` values and examines them one by one
+        """Compile the expression. A search joins `together` values, and examines the single values
         only if the joined text matches. Raises InvalidArgument, MissingDependency."""
         self._together = together
         try:
@@ -184,8 +185,8 @@ class Expression:
 
 def _sees_edges(text: str) -> bool:
     """Return True if the expression might match a single value although it does not match several
-    values joined, because it tests for the edge of a text or of a word. If in doubt, return
-    True."""
+    values joined, because it tests for the edge of a text or of a word. Returns True if it cannot
+    decide this."""
     without_escapes = re.sub(r"\\.", "", text, flags=re.DOTALL)
     outside_classes = without_escapes.replace("[^", "")
     return bool(re.search(r"\\[AzbBQ]", text) or re.search(r"[$^]", outside_classes))
@@ -237,8 +238,8 @@ def parse_path(text: str) -> Path:
 
 
 def _path(text: str) -> tuple[Path, int]:
-    """Parse the longest path at the start of `text`; return it with the position of its end. Raises
-    InvalidArgument."""
+    """Parse the longest path at the start of `text`. Return the path, and the position of its end.
+    Raises InvalidArgument."""
     path: list[str | int | None] = []
     position = 1 if text.startswith("$") else 0
     while step := _STEP.match(text, position):
@@ -252,8 +253,8 @@ def _path(text: str) -> tuple[Path, int]:
 
 
 def found_at(value: Any, path: Path) -> Iterator[Any]:
-    """Yield the parts of a JSON value to which `path` leads: none if the path does not exist,
-    several if it contains `[*]`."""
+    """Yield the parts of a JSON value to which `path` leads: no part if the path does not exist,
+    several parts if the path contains `[*]`."""
     for level, step in enumerate(path):
         if isinstance(value, dict) and isinstance(step, str) and step in value:
             value = value[step]
@@ -291,7 +292,7 @@ class _Unusual:
 @dataclass(frozen=True, slots=True)
 class FieldIs:
     """Matches a value whose JSON has the field, with a value that satisfies the comparison. A
-    number is compared with numbers and a quoted text with texts. 17 without quotes also equals the
+    number is compared with numbers, and a quoted text with texts. 17 without quotes also equals the
     text "17"."""
 
     path: Path
@@ -371,8 +372,8 @@ def _encoded(text: str) -> bytes:
 
 
 def _literal(text: str) -> tuple[Any, ...]:
-    """Return the values to compare with: the parsed JSON, and the literal itself as a text unless
-    it is quoted."""
+    """Return the values to compare with: the parsed JSON and, unless the literal is quoted, also
+    the literal as a text."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -390,6 +391,6 @@ def _from_json(quoted: str) -> str:
 
 
 def _kind(value: Any) -> type:
-    """Return the kind of a JSON value. All numbers are of one kind; true and false are not
+    """Return the kind of a JSON value. All numbers have the same kind; true and false are not
     numbers."""
     return float if type(value) is int else type(value)

@@ -1,8 +1,8 @@
 """Shows a value as text, JSON, hexadecimal or msgpack, converted to plain text for a page. Pure.
 
-The values are not trusted: no function here raises for any input. The functions run on the event
-loop. A preview takes at most about 2 ms of processor time, an expanded value 4 ms, a whole value 20
-ms.
+The values are not trusted: no function of this module raises for any input. The functions run on
+the event loop. A preview takes at most about 2 ms of processor time, an expanded value 4 ms, a
+whole value 20 ms.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ _NAMES = {"json": "JSON", "msgpack": "msgpack"}
 
 
 class Content(NamedTuple):
-    """A value as a page shows it. `view` is the view that was used. `problem` says why this is not
-    the requested view, or how much of the value is left out."""
+    """A value as a page shows it. `view` is the view in use. `problem` is the reason why this is
+    not the requested view, or the size of the part that is left out."""
 
     view: str
     text: str
@@ -55,8 +55,8 @@ class Content(NamedTuple):
 
 class _Bounds(NamedTuple):
     raw_bytes: int | None
-    """Number of bytes that the text and hexadecimal views read; None stands for as many as a page
-    shows."""
+    """Number of bytes that the text and hexadecimal views read; None stands for the number of bytes
+    that a page shows."""
     chars: int
     lines: int
 
@@ -167,7 +167,7 @@ def _hex(raw: bytes) -> Content:
 def _outlined(
     view: str, outline: Callable[..., Outline], raw: bytes, bounds: _Bounds
 ) -> Content | str:
-    """Return the value as an outline; if it has none, return the reason as a text."""
+    """Return the value as an outline; if the value has no outline, return the reason as a text."""
     if len(raw) > MAX_SHOWN_BYTES:
         return f"larger than {MAX_SHOWN_BYTES // 1024} KiB"
     try:

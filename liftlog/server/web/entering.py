@@ -120,14 +120,14 @@ def login_path(request: web.Request) -> str:
 
 
 def is_encrypted(request: web.Request) -> bool:
-    """Return True if the browser's connection is encrypted. A proxy's header is trusted, because a
-    wrong header can only make the cookie more restricted."""
+    """Return True if the browser's connection is encrypted. The header of a proxy is trusted,
+    because a wrong header can only make the cookie more restricted."""
     forwarded = request.headers.get("X-Forwarded-Proto", "").partition(",")[0].strip().lower()
     return request.secure or forwarded == "https"
 
 
 async def read_form(request: web.Request) -> dict[str, str]:
-    """Return the fields of a posted form, whose size and time are limited. Raises LiftlogErrors."""
+    """Return the fields of a posted form. Size and time are limited. Raises LiftlogErrors."""
     if request.content_type != _FORM_TYPE:
         raise Forbidden("expected a form of this page")
     body = bytearray()

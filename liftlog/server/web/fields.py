@@ -16,8 +16,8 @@ from liftlog.server.web.content import MAX_SHOWN_BYTES, visible
 MAX_FIELDS = 12
 MAX_CELL_CHARS = 200
 MAX_LINES = 500
-"""Maximum number of lines of each compared value, because the time grows with the product of both
-numbers."""
+"""Maximum number of lines of each compared value, because the time for a comparison grows with the
+product of the numbers of lines."""
 _MAX_ITEMS = 20
 _AROUND = 3
 """Number of equal lines shown before and after a change."""
@@ -87,7 +87,8 @@ class Pair(NamedTuple):
 
 
 def compared(left: str, right: str) -> list[Pair]:
-    """Return the lines of two texts side by side; only the first MAX_LINES of each are compared."""
+    """Return the lines of two texts side by side; only the first MAX_LINES lines of each text are
+    compared."""
     old, new = left.split("\n")[:MAX_LINES], right.split("\n")[:MAX_LINES]
     pairs: list[Pair] = []
     for kind, old_from, old_to, new_from, new_to in _steps(old, new):
@@ -100,8 +101,8 @@ def compared(left: str, right: str) -> list[Pair]:
 
 
 def _steps(old: Sequence[str], new: Sequence[str]) -> Iterator[tuple[str, int, int, int, int]]:
-    """Return the opcodes of SequenceMatcher. For two long, different texts it ignores frequent
-    lines (`autojunk`), because comparing them could take a second."""
+    """Return the opcodes of SequenceMatcher. For two long, different texts, frequent lines are
+    ignored (`autojunk`), because an exact comparison could take a second."""
     shorter = min(len(old), len(new))
     head = next((at for at in range(shorter) if old[at] != new[at]), shorter)
     rest = shorter - head

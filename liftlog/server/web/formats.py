@@ -23,7 +23,7 @@ def count(number: float) -> str:
 
 
 def tenths(number: float) -> str:
-    """Format a number with one decimal if it is below 100. Halves are rounded up, as in
+    """Format a number, with one decimal if it is below 100. Halves are rounded up, as in
     JavaScript."""
     if number >= 99.95:
         return count(number)
@@ -116,15 +116,14 @@ _MIN_WIDTH, _MIN_MARK = 6.0, 3.0
 _MARK = 8.0
 """Width of the mark that shows a consumer's position."""
 KINDS = ("compacted", "sealed", "active", "damaged")
-"""Kinds of segments. A part that contains several kinds is drawn as the last of them in this
-order."""
+"""Kinds of segments. A part with several kinds is drawn as the kind that is last in this order."""
 
 
 def segment_parts(segments: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Compute a bar that shows the segments of a stream as rectangles from left to right.
 
     Each rectangle shows one segment, or several neighbours if there are too many segments. The
-    width of a rectangle shows its size, but a minimum keeps each of them visible.
+    width of a rectangle shows its size, but a minimum keeps each rectangle visible.
     """
     groups = _grouped(segments)
     total = sum(group["size_bytes"] for group in groups) or 1
@@ -192,8 +191,8 @@ def _grouped(segments: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def spark_points(history: Sequence[float], kept: int) -> str:
-    """Return rates as the `points` of a polyline: the newest at the right edge, the highest at the
-    top."""
+    """Return rates as the `points` of a polyline: the newest rate is at the right edge, the highest
+    at the top."""
     if not history:
         return ""
     top = max(history) or 1.0

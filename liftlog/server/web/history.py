@@ -43,13 +43,12 @@ class Reading(NamedTuple):
     """The counters and levels at one moment.
 
     A point of the history is computed from two readings. `totals` only grow, and a point holds
-    their growth per second. For `events` a point holds the growth itself. `timings` count
-    observations in the buckets of LATENCY_BOUNDS; a point holds the median and the 99th percentile,
-    in seconds, of the observations between the two readings. For `levels` a point holds the newer
-    value.
+    their growth per second. For `events`, a point holds the growth. `timings` count observations in
+    the buckets of LATENCY_BOUNDS; a point holds the median and the 99th percentile, in seconds, of
+    the observations between the two readings. For `levels` a point holds the newer value.
 
     The first two `totals` are records and received bytes. A reading is immutable. If nothing has
-    changed, the same object can be passed again, which is detected cheaply.
+    changed, the caller can pass the same object again, which `add` detects quickly.
     """
 
     totals: Mapping[str, float]
@@ -98,7 +97,7 @@ class _Series:
         self.times = array("d")
         self._values: dict[str, array[float]] = {}
         self._still = 0
-        """Number of the newest points whose values are not stored yet, because nothing has changed
+        """Number of the newest points that have no stored values yet, because nothing has changed
         since `_last`."""
 
     @property
@@ -166,8 +165,8 @@ def _point(reading: Reading, last: Reading, seconds: float) -> dict[str, float]:
 class History:
     """The histories of all streams. Belongs to the event loop.
 
-    The code on the path of messages only counts; the counters are read every few seconds. The
-    history is lost at a restart: the metrics cover longer times.
+    The code on the path of messages only increases counters, which are read every few seconds. The
+    history is lost at a restart, because metrics exist for longer periods.
     """
 
     def __init__(

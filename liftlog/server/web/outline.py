@@ -2,7 +2,7 @@
 folding to such a text. Pure.
 
 The text of an indented value can be far longer than the value: 64 KiB can take megabytes. Therefore
-writing stops at the limits, instead of truncating the finished text.
+the writer stops at the limits, and does not truncate a finished text.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Outline(NamedTuple):
 
 
 class TooDeep(ValueError):
-    """The part of the value that was to be written is nested deeper than MAX_DEPTH."""
+    """Raised if the written part of a value is nested deeper than MAX_DEPTH."""
 
 
 def outline_json(raw: bytes, *, max_chars: int = MAX_CHARS, max_lines: int = MAX_LINES) -> Outline:
@@ -75,7 +75,7 @@ def _check_msgpack(raw: bytes) -> None:
     """Raise ValueError unless `raw` is exactly one msgpack value.
 
     The C library skips over the values without allocating memory for a length that a header only
-    declares. So unpacking later cannot allocate more than `raw` contains.
+    declares. So after this check, unpacking cannot allocate more than the content of `raw`.
     """
     unpacker = _unpacker(raw)
     try:
@@ -87,7 +87,7 @@ def _check_msgpack(raw: bytes) -> None:
 
 
 class _Full(Exception):
-    """The text has reached a limit."""
+    """Raised when the text has reached a limit."""
 
 
 class _Writer:
@@ -203,7 +203,7 @@ Part = tuple[str, str]
 
 class Line(NamedTuple):
     """One line of an outline. `folds` is 1 if a block begins with this line, -1 if a block ends
-    with it, else 0. `parts` are pairs of a kind and a text; the kind of punctuation and blanks is
+    with it, else 0. `parts` are pairs of a kind and a text; for punctuation and blanks, the kind is
     empty."""
 
     folds: int

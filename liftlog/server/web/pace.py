@@ -1,11 +1,10 @@
 """Slows down searches while messages are being stored, so that publishers do not wait longer for
 acks.
 
-A search computes in a thread. Commits run Python code, too, and wait while the search holds the
-interpreter lock. Each of the few steps of a commit then takes half a millisecond longer, or as long
-as one call into numpy. Therefore a search that runs while messages are stored works for a few
-milliseconds and then pauses for the same time. During the pause the messages that have arrived are
-committed and acked.
+A search computes in a thread. Commits also run Python code, and wait while the search holds the
+interpreter lock. Each step of a commit may then wait for half a millisecond, or for one call into
+numpy. Therefore, while messages are stored, a search works for a few milliseconds and then pauses
+for the same time. During the pause the messages that have arrived are committed and acked.
 """
 
 from __future__ import annotations
@@ -21,17 +20,17 @@ from liftlog.server.web.conditions import Condition, parts_of
 _WORK_SECONDS = 0.004
 LONGEST_REST_SECONDS = 0.02
 _QUIET_SECONDS = 0.25
-"""If no message has arrived for this time, a search runs without rests."""
+"""Time in seconds. If no message has arrived for this time, a search runs without pauses."""
 PART_BYTES = 64 * 1024
-"""The amount of data that takes about a millisecond of work."""
+"""Size, in bytes, of a part that takes about a millisecond of work."""
 
 
 class Pace:
     """Paces the searches of all viewers; one search computes at a time. A search calls this object
     between two small pieces of work, and the call blocks while the search has to pause.
 
-    `stored` returns a number that changes when messages arrive or are stored. It is called in the
-    search's thread.
+    `stored` returns a number that changes when messages arrive or are stored. `stored` is called in
+    the search's thread.
     """
 
     def __init__(
@@ -46,7 +45,7 @@ class Pace:
         self._began = now()
 
     def begin(self) -> None:
-        """Begin a piece of work; earlier time does not count as work."""
+        """Begin a piece of work. The time before this call does not count as work."""
         self._began = self._now()
 
     def __call__(self) -> None:
@@ -62,7 +61,7 @@ class Pace:
 
 
 class Paced:
-    """A condition that examines a part of the values at a time and pauses between the parts."""
+    """A condition that examines the values in parts, and pauses between the parts."""
 
     def __init__(self, condition: Condition, pace: Pace) -> None:
         self._condition, self._pace = condition, pace

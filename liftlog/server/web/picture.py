@@ -28,8 +28,8 @@ class Box(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A line of the picture. `path` is the attribute `d` of an SVG path. `is_open` is True if no
-    messages can take this path at the moment."""
+    """A line of the picture. `path` is the attribute `d` of an SVG path. `is_open` is True if
+    messages cannot take this path at present."""
 
     path: str
     is_open: bool

@@ -1,6 +1,6 @@
 """The consumers and groups of all streams for the pages, listed at most once a second.
 
-A daemon can have ten thousand consumers, and any viewer can ask for the pages that list them. So
+A daemon can have ten thousand consumers, and any viewer can request the pages that list them. So
 all viewers share one listing, which is made at most once a second. Each page shows only those
 entries that its viewer may see.
 """
@@ -27,13 +27,15 @@ MAX_SHOWN = 5
 """Number of readers that `StreamReaders` names."""
 MAX_AGE_SECONDS = 1.0
 _AGE_PER_READER = 0.0005
-"""Seconds for which a listing is reused, for each consumer, group and member in it."""
+"""A listing is reused for this number of seconds, multiplied by the number of its consumers, groups
+and members."""
 _FEW = 100
 """A listing of at most this number of consumers, groups and members is made for each request."""
 _ROWS_PER_SLICE = 100
 
 _ALL = Gate(None)
-"""A gate that permits everything. To show a listing, each page asks the gate of its viewer."""
+"""A gate that permits everything, for making a listing. Each page that shows the listing asks the
+gate of its viewer."""
 
 Row = dict[str, Any]
 
@@ -60,8 +62,8 @@ class StreamReaders(NamedTuple):
 
 
 class Listing:
-    """The consumers and groups at one moment. All viewers share its rows, so do not change
-    them."""
+    """The consumers and groups at one moment. All viewers share its rows, so callers must not
+    change them."""
 
     def __init__(self, consumers: list[Row], has_more: bool, groups: list[Row]) -> None:
         """`has_more` is True if there are more consumers than these. `groups` are sorted by lag,
@@ -79,8 +81,8 @@ class Listing:
         return self._sorted[sort]
 
     async def of_streams(self) -> Mapping[str, StreamReaders]:
-        """Return the readers by stream: first those that cannot continue, then those with the
-        largest lag."""
+        """Return the readers by stream: first the readers that cannot continue, then the readers
+        with the largest lag."""
         async with self._one_at_a_time:
             if self._of_streams is None:
                 self._of_streams = await _by_stream(self.consumers, self.groups)

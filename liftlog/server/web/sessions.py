@@ -1,7 +1,7 @@
 """Keeps the sessions of signed-in browsers, and proves that a form came from a page of this site.
 
-A session is stored in the daemon, and the cookie only names it. A session ends when the user signs
-out, or when the ACL is reloaded without the credential. The number and the duration of sessions are
+The daemon stores the session, and the cookie only names it. A session ends when the user signs out,
+or when the ACL is reloaded without the credential. The number and the duration of sessions are
 limited.
 """
 
@@ -39,8 +39,8 @@ class WebSession:
 
 
 class Sessions:
-    """The sessions of all users. It stores only hashes of cookies, so that nobody can sign in with
-    the stored data. Belongs to one event loop."""
+    """The sessions of all users. Stores only hashes of cookies, so that the stored data cannot be
+    used to sign in. Belongs to one event loop."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
@@ -51,8 +51,8 @@ class Sessions:
         return len(self._sessions)
 
     def begin(self, identity: Identity) -> str:
-        """Begin a session and return its cookie. If the principal has too many sessions, the least
-        recently used one ends."""
+        """Begin a session and return its cookie. If the principal has too many sessions, its least
+        recently used session ends."""
         now = self._now()
         own = [
             key

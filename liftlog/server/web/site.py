@@ -40,11 +40,12 @@ from liftlog.server.web.pages.versions import versions
 from liftlog.server.web.pages.workers import worker
 
 MAX_REQUESTS, MAX_OF_VIEWER = 16, 4
-"""Maximum number of page requests in progress, in total and per viewer. A viewer below the second
-number is always served. Each page can hold the descriptions of all streams in memory."""
+"""Maximum number of page requests in progress, in total and per viewer. A viewer with fewer
+requests than the second number is always served. Each page can hold the descriptions of all streams
+in memory."""
 MAX_READS, MAX_READS_OF_VIEWER = 8, 2
-"""The same limits for pages that read records: each can hold a batch in memory and search for a
-while. They are counted separately, so that searches do not delay other pages."""
+"""The same limits for pages that read records. Such a page can hold a batch in memory and search
+for a long time. These pages are counted separately, so that searches do not delay other pages."""
 
 View = Callable[[Asked], Awaitable[Shown]]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

@@ -18,7 +18,7 @@ _RANGE = re.compile(r"\bthe records \[(\d{1,19}), (\d{1,19})\)( are)?")
 _NEEDS_NO_HINT = (StreamNotFound.name, CorruptRange.name)
 """Errors for which a link replaces the hint."""
 _PAGES = {"`liftlog cluster status`": ("/ui/cluster", "Cluster")}
-"""Commands, each with the page that shows the same."""
+"""Commands, each with the page that shows the same information."""
 
 
 class Trouble(NamedTuple):
@@ -78,7 +78,7 @@ def _range(first: int, end: int) -> str:
 
 
 def _not_there(asked: Mapping[str, str], start: int) -> str:
-    """Return a sentence about the record that does not exist; empty if the path names no offset."""
+    """Return a sentence about the missing record; empty if the path names no offset."""
     offset = asked.get("offset", "")
     if not (offset.isascii() and offset.isdecimal() and "stream" in asked):
         return ""

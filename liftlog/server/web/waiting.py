@@ -1,8 +1,8 @@
-"""Measures lag as a time: how long the next record of a reader has been in its stream.
+"""Measures lag as a time: the time for which the next record of a reader has been in its stream.
 
 Every few seconds, the end offset of each stream is noted with the time. These notes give the
-arrival times of the records of the last minutes, to about a second, without reading any record. If
-a reader is farther behind, its next record is read once, and read again only after the reader has
+arrival times of the records of the last minutes, to about a second, without reading any record. For
+a reader that is farther behind, the next record is read once, and again only after the reader has
 moved.
 """
 
@@ -34,8 +34,8 @@ class Place(NamedTuple):
 
 
 class Waiting:
-    """Computes how long the next record of each reader has been in its stream. Belongs to the event
-    loop.
+    """Computes the time for which the next record of each reader has been in its stream. Belongs to
+    the event loop.
 
     `read` returns the arrival times, in ns since 1970, of the records at the given places, as
     `received_ns` does.
@@ -124,7 +124,7 @@ class _Notes:
 
 def received_ns(places: Sequence[Place]) -> list[int | None]:
     """Return the arrival time, in ns since 1970, of the first record at or after each place; None
-    if it cannot be read. Blocking: reads a batch for each place."""
+    if the record cannot be read. Blocking: reads a batch for each place."""
     return [_received_ns(place) for place in places]
 
 

@@ -16,8 +16,8 @@ _MAX_DESCRIBED = 10_000
 
 
 class Descriptions:
-    """Caches the descriptions of the streams for a second. Describing hundreds of streams takes a
-    while, so the work is spread over several turns of the event loop. Belongs to one event loop."""
+    """Caches the descriptions of the streams for a second. Describing hundreds of streams takes
+    long, so the work is spread over several turns of the event loop. Belongs to one event loop."""
 
     def __init__(self, broker: Broker, now: Callable[[], float] = time.monotonic) -> None:
         self._broker = broker

@@ -1,9 +1,9 @@
 """Assigns keys to the tasks of a merge. Pure.
 
 The CRC-32C of a key determines its bucket, and the number of buckets is a power of two. So if the
-number changes, whole buckets are divided or joined. A bucket lies within one bucket of a coarser
-division, and consists of whole buckets of a finer division. Files that were written with fewer
-buckets, when the table was smaller, can still be used.
+number changes, whole buckets are divided or joined. A bucket of one division is a part of one
+bucket of every coarser division, and consists of whole buckets of every finer division. Files that
+were written with fewer buckets, when the table was smaller, can still be used.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MOST_BUCKETS = 1024
 
 
 class Bucket(NamedTuple):
-    """One of `total` parts of all keys, which are about equally large."""
+    """One of `total` parts of all keys. The parts are about equally large."""
 
     number: int
     total: int

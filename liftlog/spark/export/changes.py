@@ -9,8 +9,8 @@ An offset identifies a row, so the table consists of all rows whose offset is no
 
 A run writes about as many bytes as have changed. When the changes have become a quarter of the
 table, the next run folds them: it rewrites the keyed files with the changes, as each run does with
-copy on write. So the extra cost of reading is limited. The extra cost of writing is limited, too:
-see `must_fold`.
+copy on write. So the additional cost of reads is limited. `must_fold` explains that the additional
+cost of writes is also limited.
 """
 
 from __future__ import annotations
@@ -44,15 +44,16 @@ from liftlog.spark.export.tasks import Engine, Task, TaskResult, Tell
 from liftlog.spark.newest import newest_of_each
 
 FOLD_PART = 0.25
-"""If the changes are larger than this part of the keyed files, the next run folds them."""
+"""If the changes are larger than this part of the keyed files, the next run folds them into these
+files."""
 
 MOST_CHANGES = 16
 """If a bucket has this number of files of changes, or of removed offsets, a run merges them into
 one, because a reader needs a request for each file."""
 
 _SMALL_TABLE = 1024 * 1024
-"""Size below which footers make up most of a file's bytes, so that the size says little about the
-number of rows."""
+"""Size in bytes. Below it, footers are most of the bytes of a file, so that the size of the file
+depends little on the number of rows."""
 
 _KEYS_PER_TASK = 8
 """Number of buckets of a task that looks for changed keys. Such a task reads only keys and offsets,
@@ -74,7 +75,7 @@ class ChangeTask:
 
     If `absorbs` is true, the new files replace the files of earlier runs: the first also gets the
     rows of `absorbed`, and the second the offsets of `removed`, except offsets of rows in
-    `absorbed`. All files are of the task's bucket, or of a larger one that contains it. Needs
+    `absorbed`. All files belong to the task's bucket, or to a larger bucket that contains it. Needs
     memory for the keys of `staged` and `absorbed`, the offsets in `removed`, and the keys of one
     older file.
     """
@@ -110,8 +111,8 @@ class ChangeTask:
             return TaskResult(changed.finish() + gone.finish(), removed=tuple(counts))
 
     def _decide(self, store: Store, removed: Offsets) -> tuple[pa.Array, Offsets, Flags]:
-        """Return the new keys, the offsets of the absorbed rows, and flags for the rows that
-        win."""
+        """Return the new keys, the offsets of the absorbed rows, and a flag for each row: True for
+        the newest row of a key."""
         keys: list[pa.Array] = []
         places = [np.zeros(0, np.int64)]
         for batch in self._rows(store, schema_of((KEY, OFFSET))):
@@ -133,8 +134,8 @@ class ChangeTask:
     def _replaced(
         self, store: Store, keys: pa.Array, removed: Offsets
     ) -> tuple[list[tuple[str, int]], list[Offsets]]:
-        """Find the rows of older files that no longer count. Returns their number for each file,
-        and their offsets."""
+        """Find the rows of older files that no longer count. Return the number of such rows for
+        each file, and their offsets."""
         schema = schema_of((KEY, OFFSET))
         number, total = self.bucket
         counts: list[tuple[str, int]] = []

@@ -4,9 +4,9 @@
     runs/<sequence, 20 digits>-<run>/         the files that one run has written
 
 A run is one commit. It contains the application transaction `liftlog:<stream>` with the run's
-sequence number. Of two such commits that began at the same version, delta-rs accepts only one. A
-commit that begins later could repeat a number, so this module checks that the number follows the
-last one. The commit's metadata describes the run, under `liftlog`.
+sequence number. If two such commits began at the same version, delta-rs accepts only one of them. A
+commit that begins later could use the same number again, so this module checks that the number
+follows the last number. The commit's metadata describes the run, under `liftlog`.
 """
 
 from __future__ import annotations
@@ -161,9 +161,9 @@ class DeltaLakeTable:
         duration is in the table's property `delta.deletedFileRetentionDuration`. `keep_snapshots`
         has no effect here.
 
-        To find out which runs were committed, usually only the last commits are read: earlier runs
-        have checked the older ones. From time to time, and if `keep_seconds` is given, all commits
-        are read.
+        To determine the committed runs, usually only the last commits are read, because earlier
+        runs have checked the older commits. From time to time, and if `keep_seconds` is given, all
+        commits are read.
         """
         table = self._open()
         newest = self._sequence(table)
@@ -225,7 +225,8 @@ class DeltaLakeTable:
             return table.transaction_version(self._transaction) or 0
 
     def _make_durable(self, before: int) -> None:
-        """Sync the files of the commits after version `before`, because delta-rs does not."""
+        """Sync the files of the commits after version `before`, because delta-rs does not sync
+        them."""
         for name in self.store.names(DELTA_LOG):
             if name > f"{before:020d}.z":
                 self.store.sync(join(DELTA_LOG, name))
@@ -237,7 +238,7 @@ def _is_below(path: str, entries: Sequence[str]) -> bool:
 
 def newest_in(where: str, store: Store) -> Snapshot | None:
     """Return the snapshot of the last run. Its files are the files of the table's newest version,
-    since other tools may have rewritten some."""
+    because other tools may have rewritten some files."""
     _check_path(where, store)
     with _storage_errors(where):
         if not DeltaTable.is_deltatable(store.uri):
@@ -248,8 +249,8 @@ def newest_in(where: str, store: Store) -> Snapshot | None:
 
 
 def _check_path(where: str, store: Store) -> None:
-    """Raise InvalidArgument for a path that delta-rs, which treats paths as URLs, would misread: it
-    would look for the table elsewhere, or not find its log."""
+    """Raise InvalidArgument for a path that delta-rs would misread, because it treats paths as
+    URLs: it would search for the table in another place, or not find its log."""
     found = re.search(r"[#?]|%[0-9A-Fa-f]{2}", store.uri.partition("://")[2] or store.uri)
     if found is not None:
         raise InvalidArgument(

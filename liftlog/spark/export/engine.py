@@ -1,6 +1,6 @@
 """Runs the tasks of an export on Spark: local or on a cluster, with or without Connect.
 
-For Spark the tasks are a data source whose rows are the results of the tasks. Spark pickles the
+Spark runs the tasks as a data source: each row is the result of one task. Spark pickles the
 source's classes by their names, so liftlog must be installed on every host of a cluster. The tasks
 are passed in an option, as text.
 """
@@ -156,7 +156,7 @@ class TasksReader(DataSourceReader):
         ]
 
     def __reduce__(self) -> tuple[type[TasksReader], tuple[Sequence[Task]]]:
-        """Pickle the reader without its tasks: Spark sends the task to run separately."""
+        """Pickle the reader without its tasks, because Spark sends the task to run separately."""
         return TasksReader, ((),)
 
     def partitions(self) -> list[InputPartition]:
@@ -207,7 +207,7 @@ def hadoop_path(name: str) -> str:
 
 
 def as_liftlog_error(error: Exception) -> LiftlogError:
-    """Return the error of a task, which is parsed from the text of Spark's error."""
+    """Return the error of a task, parsed from the text of Spark's error."""
     text = str(error)
     told = re.findall(r"liftlog\.errors\.(\w+): ([^\n]+)", text)
     if told:
@@ -239,7 +239,7 @@ def _deepest_cause(text: str) -> str:
 
 def _tell_progress(spark: Any, phase: str, tell: Tell, over: threading.Event) -> None:
     """Report the number of finished tasks of all jobs of the session. Reports nothing over Connect,
-    which does not have this number."""
+    which does not provide this number."""
     count = _task_counter(spark)
     while count is not None and not over.wait(_PROGRESS_SECONDS):
         try:

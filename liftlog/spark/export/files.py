@@ -87,8 +87,8 @@ class RowFile(ABC):
         """Close the file and return its size; durable on return. Returns None if there were no
         rows, and so no file.
 
-        Raises StorageError, also if the file no longer exists because another run has taken this
-        run for stopped and removed its files.
+        Raises StorageError, also if the file no longer exists, because another run has treated this
+        run as stopped and has removed its files.
         """
         self._flush()
         if self._writer is None:
@@ -266,8 +266,8 @@ class StagedFile:
     rows: tuple[int, ...]
 
     def part(self, bucket: Bucket) -> StagedPart:
-        """Return the rows of `bucket`. It may belong to a coarser division than the file's. Raises
-        ValueError if it belongs to a finer division."""
+        """Return the rows of `bucket`. The bucket may belong to a coarser division than the file.
+        Raises ValueError if it belongs to a finer division."""
         if bucket.total > len(self.rows):
             raise ValueError(f"{self.path} has {len(self.rows)} buckets, not {bucket.total}")
         rows = sum(self.rows[bucket.number :: bucket.total])

@@ -1,10 +1,10 @@
 """Handles Ctrl-C during calls of Spark. The calls run in threads of their own, and the main thread
 only waits.
 
-There are four reasons. A call into the JVM cannot be interrupted. If PySpark is interrupted while
-its JVM starts, the JVM cannot report its port, and runs forever without a parent. If an exception
-ends a call, py4j logs tracebacks. And PySpark's own handler of SIGINT, which PySpark sets only in
-the main thread, makes a second call during the first.
+This is necessary for four reasons. A call into the JVM cannot be interrupted. If PySpark is
+interrupted while its JVM starts, the JVM cannot report its port, and runs forever without a parent.
+If an exception ends a call, py4j logs tracebacks. And PySpark's own handler of SIGINT, which
+PySpark sets only in the main thread, makes a second call during the first.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ T = TypeVar("T")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LOOK_SECONDS = 0.05
 _LONGEST_START_SECONDS = 60.0
-"""A signal is held back for at most this time while the JVM starts."""
+"""Maximum time, in seconds, for which a signal is held back while the JVM starts."""
 _CANCEL_SECONDS = 0.5
 _CANCELS = 20
 

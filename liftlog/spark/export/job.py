@@ -51,9 +51,9 @@ logger = logging.getLogger("liftlog.spark.export")
 class Summary:
     """The result of a run. If `committed` is false, the run had nothing to do, or was a dry run.
 
-    `files`, `rows` and `size_bytes` count the files that the run wrote; `written_share` is
-    `size_bytes` as a part of the table's bytes. Fields `table_...` describe the table after the
-    run. `discards` describes removed rows that the stream no longer has. `lost` are the records
+    `files`, `rows` and `size_bytes` describe the files that the run has written; `written_share` is
+    `size_bytes` divided by the size of the table. The fields `table_...` describe the table after
+    the run. `discards` describes removed rows that the stream no longer has. `lost` are the records
     that this run could not read. `keys_in_doubt` is the number of keys in the table whose newest
     value may be among lost records.
     """
@@ -372,8 +372,8 @@ class ExportJob:
 def _lost_so_far(
     plan: RunPlan, previous: Snapshot | None, lost: tuple[Lost, ...]
 ) -> tuple[Lost, ...]:
-    """Return the lost records that the table still lacks, of this run and of earlier ones. A loss
-    is kept until the next full run; in mode compacted only until retention deletes the lost
+    """Return the lost records of this run and of earlier runs that the table still lacks. A loss is
+    remembered until the next full run, and in mode compacted only until retention deletes the lost
     offsets."""
     if previous is None or plan.beginning.full:
         return lost

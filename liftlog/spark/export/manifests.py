@@ -4,9 +4,9 @@
     _runs/<sequence, 20 digits>-<run>/        the files that one run has written
 
 A run commits its files by creating the manifest with its sequence number. If several runs have the
-same number, only one of them can create it. The names of the directories begin with an underscore,
-so that a Spark job that reads the whole directory finds no rows, instead of the rows of all
-snapshots.
+same number, only one of them can create the manifest. The names of the directories begin with an
+underscore, so that a Spark job that reads the whole directory finds no rows, instead of the rows of
+all snapshots.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ key. Does not import Spark.
 A task handles one bucket of keys. It first reads keys and offsets, and decides which rows win; then
 it reads all columns in portions, and writes the winning rows. So it needs memory for the keys of
 its bucket and for a few portions, regardless of the size of the table. A bucket with many large
-values takes longer. A bucket with more keys than others also takes more memory, but this is
-unlikely because a checksum divides the keys.
+values takes longer. A bucket with more keys also takes more memory, but buckets have similar
+numbers of keys, because a checksum divides the keys.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class MergeTask:
 
     def _wanted(self, store: Store) -> Flags:
         """Return a flag for each row, in the order of `_rows`: True if the row is in this bucket
-        and wins."""
+        and is the newest row of its key."""
         keys: list[pa.Array] = []
         offsets = [np.zeros(0, np.int64)]
         ours = [np.zeros(0, np.bool_)]
@@ -118,8 +118,8 @@ def buckets_to_stage(old: Sequence[DataFile], most_bytes: int, bucket_bytes: int
     the merge may need. The real size is known only at the merge.
 
     `old` are all files of the table, including the files of removed offsets. A run that adds
-    changes uses as many buckets as these files have, even if no rows with that many buckets are
-    left.
+    changes uses as many buckets as these files have, even if the table has no other files with this
+    number of buckets.
     """
     kept = _keyed_bytes(old)
     return max(_most_buckets(old), buckets_for(kept + most_bytes, bucket_bytes))
@@ -174,7 +174,7 @@ def plan_merge(
 def concerns(file: DataFile, bucket: Bucket) -> bool:
     """Return True if a row of the file can be in the bucket.
 
-    Rows without a key are in the first bucket, which also has the empty key.
+    Rows without a key are in the first bucket, together with the empty key.
     """
     return bucket.number == 0 if file.kind == "keyless" else file.bucket.meets(bucket)
 

@@ -89,10 +89,11 @@ def vacuum(
 ) -> Vacuumed:
     """Remove superseded snapshots, and files that stopped runs have left.
 
-    A snapshot is removed when the next one is `keep_seconds` old, unless it is among the newest
-    `keep_snapshots` (None: two). The newest two always stay. For a Delta table `keep_snapshots` has
-    no effect, and `keep_seconds` is rounded up to hours. Files of runs in progress are not removed.
-    Raises StreamNotFound, InvalidArgument, CorruptMetadata, StorageError.
+    A snapshot is removed when the next snapshot is `keep_seconds` old, unless it is among the
+    newest `keep_snapshots` snapshots (None: two). The newest two snapshots always stay. For a Delta
+    table `keep_snapshots` has no effect, and `keep_seconds` is rounded up to hours. Files of runs
+    in progress are not removed. Raises StreamNotFound, InvalidArgument, CorruptMetadata,
+    StorageError.
     """
     store, snapshot = _store_of(directory), newest(directory)
     if snapshot is None:
@@ -167,7 +168,7 @@ def query(directory: str) -> str:
     """Return SQL for DuckDB that selects the rows of the newest snapshot. DuckDB can run it without
     liftlog.
 
-    The files that it names stay for as long as the files of `newest`. Raises StreamNotFound,
+    The files in the query stay for the same time as the files of `newest`. Raises StreamNotFound,
     CorruptMetadata.
     """
     snapshot = newest(directory)
@@ -201,8 +202,8 @@ def live_rows(
     columns: tuple[str, ...],
     files: Sequence[DataFile] | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows that count, of the given files or of all files of the snapshot. `columns` must
-    include the offset. Raises StorageError."""
+    """Yield the rows of the snapshot that count, from the given files or from all files. `columns`
+    must include the offset. Raises StorageError."""
     removed = read_offsets(store, snapshot.removed)
     for file in snapshot.files if files is None else files:
         for batch in read_rows(store, file, schema_of(columns)):

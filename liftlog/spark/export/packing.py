@@ -1,8 +1,8 @@
 """Merges small files of a table into few large ones: `--optimize`. Does not import Spark.
 
 The rows stay the same. Each key has one row in a table, so files of keyed rows are merged without
-comparing keys. The bucket of the new file is the smallest one that contains the buckets of the old
-files.
+comparing keys. The bucket of the new file is the smallest bucket that contains the buckets of all
+old files.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from liftlog.spark.export.tasks import TaskResult
 
 DEFAULT_FILE_BYTES = 128 * 1024 * 1024
 """Default size of files with rows without a key, and of files in mode append. Files of buckets have
-a default of their own."""
+another default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class PackWork:
 
 @dataclass(frozen=True, slots=True)
 class PackTask:
-    """Writes the rows of `files`, which are all of one kind, to one new file."""
+    """Writes the rows of `files`, which all have the same kind, to one new file."""
 
     work: PackWork
     bucket: Bucket
@@ -61,7 +61,7 @@ def can_be_packed(files: Sequence[DataFile], file_bytes: int | None) -> bool:
 def plan_packing(
     work: PackWork, files: Sequence[DataFile], file_bytes: int | None
 ) -> tuple[list[DataFile], list[PackTask]]:
-    """Return the files that stay unchanged, and the tasks that replace the others.
+    """Return the files that stay unchanged, and the tasks that replace the other files.
 
     `file_bytes` is the approximate size of a new file. If it is None, the default sizes apply.
     """
@@ -85,7 +85,7 @@ def _groups(
 
 
 def _runs(files: Sequence[DataFile], file_bytes: int) -> list[list[DataFile]]:
-    """Return groups of files with neighbouring offsets. The files of a group have together about
+    """Return groups of files with neighbouring offsets. Together, the files of a group have about
     `file_bytes`."""
     runs: list[list[DataFile]] = []
     size = file_bytes

@@ -94,7 +94,7 @@ class ExportRequest:
 
 @dataclass(frozen=True, slots=True)
 class StreamView:
-    """The state of a stream at one moment, with the values that the decision needs."""
+    """The state of a stream at one moment, as far as the decision depends on it."""
 
     stream: str
     incarnation: str
@@ -118,8 +118,8 @@ class Beginning:
     reason: str
     lost: tuple[Lost, ...] = ()
     discards: str = ""
-    """A description of the rows that the run will remove from the table and that the stream no
-    longer has."""
+    """A description of the rows that the run will remove from the table although the stream no
+    longer has them."""
 
 
 def layout_of(request: ExportRequest, previous: Snapshot | None, mode: Mode) -> Layout:
@@ -182,8 +182,9 @@ def refused_full(where: str, discards: str) -> Conflict:
 
 
 def check_replaces_unknown(request: ExportRequest, problem: str) -> None:
-    """Check the request for a run on a table whose newest snapshot cannot be read. Raises Conflict
-    unless the request gives the mode, which is then unknown, and permits the removal of rows."""
+    """Check the request for a run on a table whose newest snapshot cannot be read. The mode of such
+    a table is unknown. Raises Conflict unless the request gives the mode, and permits the removal
+    of rows."""
     if not request.discard_rows or request.mode is None:
         raise Conflict(
             f"{problem}; so it is not known which rows --full would remove, nor the mode of the "
@@ -228,7 +229,7 @@ def _discarded(previous: Snapshot, mode: Mode, view: StreamView) -> str:
     again; empty if there are no such rows.
 
     A compacted table has no such rows: it has no rows below the log start, and compaction keeps the
-    records of its other rows.
+    records of the table's other rows.
     """
     if not previous.rows:
         return ""

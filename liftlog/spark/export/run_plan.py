@@ -53,7 +53,8 @@ class RunPlan:
         return [replace(one, lease_id=lease.lease_id) for one in planned]
 
     def known_losses(self) -> tuple[Lost, ...]:
-        """Return the records of the range that are known to be lost. Tasks may find more."""
+        """Return the records of the range that are known to be lost. Tasks may find further
+        losses."""
         first, end = self.beginning.from_offset, self.end_offset
         found = list(self.beginning.lost)
         for bad in self.info.quarantined:
@@ -75,8 +76,8 @@ def dry_plan(client: SyncClient, request: ExportRequest, previous: Snapshot | No
 def plan_under_lease(
     client: SyncClient, request: ExportRequest, previous: Snapshot | None
 ) -> RunPlan:
-    """Decide where to begin, and acquire a lease from there. If the decision has changed until the
-    lease is granted, repeat both.
+    """Decide where to begin, and acquire a lease from there. If the decision has changed before the
+    lease is granted, begin again.
 
     Raises the errors of `decide` and of the daemon.
     """
@@ -138,8 +139,8 @@ def _look(
 
 
 def _divergence(client: SyncClient, info: StreamInfo, previous: Snapshot | None) -> str:
-    """Return the reason why the stream, although its incarnation is the same, has another history
-    now; empty if its history is the same."""
+    """Return the reason why the history of the stream has changed although its incarnation is the
+    same; empty if the history is the same."""
     if previous is None or previous.stream != info.name:
         return ""
     if previous.incarnation != info.incarnation or previous.to_offset < info.log_start_offset:

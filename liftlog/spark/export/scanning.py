@@ -85,8 +85,8 @@ class ScanTask:
 
 def without_deleted_keys(batch: pa.RecordBatch, columns: tuple[str, ...]) -> pa.RecordBatch:
     """Return the `columns` of a batch that also has the column headers. If a record's headers show
-    that a client has deleted or purged the key, or that the key expired, the value is null, as in a
-    tombstone."""
+    that a client has deleted or purged the key, or that the key has expired, the value is null, as
+    in a tombstone."""
     headers = batch.column(HEADERS)
     lines = headers.flatten()
     names, values = pc.struct_field(lines, [0]), pc.struct_field(lines, [1])

@@ -95,7 +95,7 @@ def open_session(master: str | None) -> SparkSession:
 
 
 def _has_gateway() -> bool:
-    """Return True if PySpark has connected to its JVM. From then on the JVM ends with this
+    """Return True if PySpark has connected to its JVM. After that, the JVM ends together with this
     process."""
     from pyspark import SparkContext
 

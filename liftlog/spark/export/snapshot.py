@@ -20,8 +20,8 @@ from liftlog.spark.export.buckets import ALL_KEYS, Bucket
 
 FORMAT = "liftlog-export"
 VERSIONS = (1, 2)
-"""Version 2: the table has rows that do not count, or files of kind "changed". Readers that only
-support version 1 must stop."""
+"""The supported versions of manifests. A table of version 2 has rows that do not count, or files of
+kind "changed", so that readers that only support version 1 must stop."""
 
 Mode: TypeAlias = Literal["compacted", "append"]
 Layout: TypeAlias = Literal["copy-on-write", "merge-on-read"]
@@ -37,8 +37,8 @@ class DataFile:
     `kind` is the content of the file. "keyed": the newest records of keys; "changed": the newest
     records of keys that have changed since the "keyed" files were written; "keyless": records
     without a key; "records": every record of a range; "removed": only offsets. `min_offset` and
-    `max_offset` are the smallest and the largest offset of its rows. All its keys are in `bucket`.
-    `removed_rows` is the number of its rows whose offsets are in files of kind "removed".
+    `max_offset` are the smallest and the largest offset of its rows. All keys of the file are in
+    `bucket`. `removed_rows` is the number of its rows with offsets in files of kind "removed".
     """
 
     path: str
@@ -123,8 +123,8 @@ class Snapshot:
 
     @property
     def doubtful_below(self) -> int:
-        """The end of the last lost range. A key whose row has an offset below it may have a newer
-        value in a lost record."""
+        """The end of the last lost range. If the row of a key has a lower offset, a lost record may
+        contain a newer value of the key."""
         if self.mode == "append":
             return 0
         return max([one.first_offset for one in self.lost], default=0)
@@ -159,7 +159,7 @@ def encode_manifest(snapshot: Snapshot) -> bytes:
 
 
 def _version(snapshot: Snapshot) -> int:
-    """Return the lowest format version whose readers read the right rows."""
+    """Return the lowest format version with which readers get the right rows."""
     return 2 if snapshot.has_changes else 1
 
 
@@ -220,7 +220,7 @@ _WANTED: dict[str, type] = {
     "Layout": str,
 }
 _LATER = {"layout": "copy-on-write", "removed_rows": 0}
-"""Fields that manifests of the first versions lack, with the values that they have then."""
+"""Fields that manifests of the first versions lack, with the values to use in this case."""
 
 
 def _snapshot(content: Mapping[str, Any], listed: Any) -> Snapshot:
@@ -243,7 +243,8 @@ def _snapshot(content: Mapping[str, Any], listed: Any) -> Snapshot:
 
 
 def file_from(content: Mapping[str, Any]) -> DataFile:
-    """Return the file whose `asdict` is `content`. Raises KeyError, TypeError, ValueError."""
+    """Return the file for `content`, which is the result of `asdict`. Raises KeyError, TypeError,
+    ValueError."""
     number, total = content.get("bucket", ALL_KEYS)  # the first versions had no buckets
     if type(number) is not int or type(total) is not int:
         raise TypeError("bucket")

@@ -58,7 +58,7 @@ class Store(Protocol):
 
     def total_bytes(self, path: str) -> int:
         """Return the size in bytes of a file, or of all files below a directory. A file that does
-        not exist, or is removed meanwhile, counts as 0."""
+        not exist, or that is removed during the call, counts as 0."""
         ...
 
     def sync(self, path: str) -> None:
@@ -314,7 +314,7 @@ class RemoteStore:
         return sum(one.size for one in found if one.type == fs.FileType.File)
 
     def sync(self, path: str) -> None:
-        """Do nothing: stored files are durable."""
+        """Do nothing, because stored files are durable."""
 
     def remove(self, path: str) -> None:
         where = self._at(path)
@@ -347,5 +347,5 @@ def no_atomic_manifest(where: str, why: str) -> InvalidArgument:
 
 
 def join(*parts: str) -> str:
-    """Join the parts with slashes. If the first part is a URL, so is the result."""
+    """Join the parts with slashes. If the first part is a URL, the result is a URL."""
     return "/".join(part.rstrip("/") for part in parts)

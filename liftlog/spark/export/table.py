@@ -14,7 +14,8 @@ MANIFESTS = "_manifest"
 DELTA_LOG = "_delta_log"
 
 LEAST_SNAPSHOTS = 2
-"""The newest snapshot, and the one before it, which readers may just have opened."""
+"""Number of snapshots that always stay: the newest snapshot, and the previous one, which readers
+may have just opened."""
 
 _RUN = re.compile(r"(\d{20})-([0-9a-f]{32})")
 
@@ -46,13 +47,13 @@ class Table(Protocol):
     def garbage(
         self, now_ns: int, keep_seconds: float | None, keep_snapshots: int = LEAST_SNAPSHOTS
     ) -> list[str]:
-        """Return the files and directories that are not needed, neither by a snapshot that readers
-        may use nor by a run in progress. They must be removed in this order: a snapshot before its
-        files.
+        """Return the unneeded files and directories: neither a snapshot that readers may use nor a
+        run in progress needs them. The caller must remove them in the returned order, a snapshot
+        before its files.
 
         Readers may use the newest `keep_snapshots` snapshots. They may use an older snapshot for
-        `keep_seconds` after the next one was committed. If `keep_seconds` is None, a property of
-        the table defines the time; without the property they may use no older snapshot.
+        `keep_seconds` after the next snapshot was committed. If `keep_seconds` is None, a property
+        of the table defines the time; without the property they may use no older snapshot.
         """
         ...
 
@@ -70,8 +71,7 @@ def left_by_runs(
     is_needed: Callable[[str, str], bool],
     oldest: int = 0,
 ) -> list[str]:
-    """Return the files that stopped runs have left, of the runs with numbers from `oldest` to
-    `newest`.
+    """Return the files that stopped runs with numbers from `oldest` to `newest` have left.
 
     Only one run is committed under each number. After this commit, other files with this number can
     never become part of a snapshot, even if a run is still writing them. Files of later numbers are

@@ -25,8 +25,8 @@ class TaskResult:
     """The result of a task.
 
     `files` become part of the table, and `staged` is input of the merge. `lost` are records that
-    could not be read. `removed` has for older files the number of their rows whose offsets are in
-    the new file of kind "removed".
+    could not be read. `removed` maps older files to the number of their rows with offsets in the
+    new file of kind "removed".
     """
 
     files: tuple[DataFile, ...] = ()
@@ -57,8 +57,8 @@ class Engine(Protocol):
 
 def perform(number: int, task: Task) -> str:
     """Run a task, and return its number and result as text. Raises LiftlogError only if another
-    attempt may succeed: Spark then retries. Any other error is part of the result, so that it
-    arrives unchanged and Spark does not retry."""
+    attempt may succeed, because Spark then retries. Any other error becomes a part of the result,
+    so that it arrives unchanged, and Spark does not retry."""
     content: dict[str, Any] = {"task": number}
     try:
         content |= asdict(task.run())

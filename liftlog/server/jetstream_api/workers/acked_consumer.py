@@ -195,8 +195,7 @@ class AckedConsumer:
         self._shared.rounds.ready(self)
 
     def end(self, why: Ending, *, is_stored: bool = True) -> None:
-        """End all pulls, and stop the consumer. Its last changes are stored unless `is_stored` is
-        false."""
+        """End all pulls and stop. With `is_stored`, store the last changes."""
         if not self.is_closed:
             self._pulls.pass_on(self.machine, self._cursor.left, self._shared.clock.now_ns())
             self.machine.end_pulls(why)
@@ -425,7 +424,7 @@ class AckedConsumer:
             self._shared.rounds.ready(self)
 
     def _wait_for_records(self, offset: int) -> None:
-        """Make the consumer ready when there may be a wanted record from `offset` on."""
+        """Get ready when there may be a wanted record from `offset` on."""
         if self._shared.growth.wait(self, self.host, self.spec.filters, offset):
             self._buffer.waits(self._cursor.next_offset, offset)
 
@@ -435,7 +434,7 @@ class AckedConsumer:
         self.wake()
 
     def _skip(self) -> None:
-        """Skip the records that were examined, without a match, while the consumer waited."""
+        """Skip the records that were examined during the wait and did not match."""
         examined = self._shared.growth.examined(self, self.host)
         if self._idle.is_set():
             self._cursor.skip(self._buffer.skip(self._cursor.next_offset, examined))

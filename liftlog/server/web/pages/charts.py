@@ -25,7 +25,7 @@ from liftlog.server.web.history import DAEMON, SPANS, Points, Span, of_consumer,
 
 WIDTH, HEIGHT = 600.0, 120.0
 _LONE_WIDTH = 6.0
-"""Width of the line that shows a point without neighbours."""
+"""Width of the short line that shows a point without neighbours."""
 _TIME_LABELS = 5
 _DIGITS = 6
 
@@ -36,7 +36,7 @@ def _milliseconds(seconds: float) -> str:
 
 class Unit(NamedTuple):
     """A unit of an axis. `base` is the ratio of two neighbouring prefixes. The top of an axis is at
-    least at the value `least`."""
+    the value `least` or above."""
 
     text: Callable[[float], str]
     base: int
@@ -50,7 +50,7 @@ COUNT = Unit(formats.count, 10, 2.0)
 AGE = Unit(formats.duration, 60, 2.0)
 _DAY = 86_400
 _AGES = (2, 4, 10, 20, 60, 120, 240, 600, 1200, 3600, 7200, 14_400, 28_800, 43_200, _DAY)
-"""Round numbers of seconds, minutes and hours. Beyond the last, whole days are used."""
+"""Round numbers of seconds, minutes and hours. Above the last of them, whole days are used."""
 
 
 class Chart(NamedTuple):
@@ -125,7 +125,7 @@ def _text(unit: Unit, value: float | None) -> str:
 
 
 def _round_top(highest: float, unit: Unit) -> float:
-    """Return the smallest round number that is not below `highest` and whose half is round, too."""
+    """Return the smallest round number that is at least `highest` and has a round half."""
     if highest <= unit.least:
         return unit.least
     if unit.base == 1024:
@@ -213,7 +213,7 @@ async def stream_charts(asked: Asked) -> Shown:
 
 async def daemon_charts(asked: Asked) -> Shown:
     """Return the charts of the daemon. The viewer must have the right to read every stream, because
-    the sums reveal facts about all of them. Raises Forbidden."""
+    the sums reveal information about all streams. Raises Forbidden."""
     for name in asked.parts.broker.stream_names():
         if not asked.may("read", name):
             raise Forbidden(

@@ -15,7 +15,7 @@ from liftlog.server.replication.serving import ServedStream
 from liftlog.server.web.asking import Asked, Shown
 
 MAX_STREAMS = 200
-"""Maximum number of streams shown; a search finds the others."""
+"""Maximum number of streams shown; a search finds other streams."""
 NO_LEADER, TOO_FEW, MISSING, IN_SYNC = "no leader", "too few in sync", "under-replicated", "in sync"
 _STATES = (NO_LEADER, TOO_FEW, MISSING, IN_SYNC)
 
@@ -71,7 +71,7 @@ def _lags(led: ServedStream | None, own: dict[str, int]) -> dict[str, int]:
 def standing(
     streams: ReplicatedStreams, record: StreamMetadata, lags: Mapping[str, int]
 ) -> dict[str, Any]:
-    """Return the state of a stream. Its `lag` is the largest of the lags that this node has."""
+    """Return the state of a stream. `lag` is the largest lag that this node knows."""
     leader = streams.view.leader_of(record) or ""
     silent = {node for node in record.isr if streams.view.silent_seconds(node)}
     return {
@@ -129,7 +129,7 @@ def _node(
 
 
 def page_of(streams: ReplicatedStreams, node: str, stream: str) -> str:
-    """Return the address of the stream's page on that node; empty for this node, or if the node's
+    """Return the address of the stream's page on the node; empty for this node, or if the node's
     address is unknown."""
     info = _known(streams).get(node)
     if info is None or node == streams.member.name or not _is_url(info.web):

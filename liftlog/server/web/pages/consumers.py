@@ -28,7 +28,7 @@ from liftlog.server.web.readers import SORTS, Row, add_seconds
 
 PER_PAGE = 50
 MAX_GROUPS = 50
-"""Maximum number of groups shown, the largest lag first; a search finds the others."""
+"""Maximum number of groups shown, the largest lag first; a search finds other groups."""
 _ROWS_PER_SLICE = 500
 _COMMIT_SECONDS = 30.0
 _MAX_DIGITS = 19
@@ -179,8 +179,8 @@ def _target(log: Log, wanted: str) -> int:
 
 
 def _preview(log: Log, present: Checkpoint | None, target: int) -> dict[str, Any]:
-    """Return the consequences of a move to `target`. `moved_by` counts offsets and is negative for
-    a move backwards. It is None if the position of the consumer is unknown."""
+    """Return the consequences of a move to `target`. `moved_by` is a number of offsets, negative
+    for a move backwards; None if the position of the consumer is unknown."""
     stands = None if present is None or present.problem else present.offset
     return {
         "offset": target,

@@ -104,8 +104,8 @@ async def editing(asked: Asked) -> Shown:
 
 
 async def edit(asked: Asked) -> Shown:
-    """Show a preview of the change. If the form comes from such a preview, carry out the change
-    that it showed."""
+    """Show a preview of the change. If the form comes from such a preview, carry out the change in
+    the preview."""
     check_changeable(asked)
     form = await read_form(asked.request)
     check_form(asked.parts.sessions, asked.request, form, _edits(asked))
@@ -128,7 +128,7 @@ async def edit(asked: Asked) -> Shown:
 
 async def _update(asked: Asked, changes: Tree, agreed: Texts | None) -> StreamUpdate:
     """Request a preview of the change if `agreed` is None; otherwise carry it out. The form
-    `agreed` states if the change may delete records."""
+    `agreed` states whether the change may delete records."""
     answer = await asked.carry_out(
         UpdateStream(
             asked.stream,

@@ -70,8 +70,8 @@ async def record(asked: Asked) -> Shown:
 
 
 def _header_values(record: Record) -> tuple[HeaderValues, str | None]:
-    """Return the first headers, because a record can have hundreds of thousands. If they do not
-    represent the record exactly, also return all of its headers in base64."""
+    """Return only the first headers, because a record can have hundreds of thousands of headers. If
+    these do not represent the record exactly, also return all headers in base64."""
     found: HeaderValues = {}
     block = record.raw_headers
     in_order = group_headers(found, header_lines(block, _MAX_HEADERS))
@@ -107,7 +107,8 @@ def _offset(asked: Asked) -> int:
 
 
 async def read(asked: Asked, stream: str, offset: int) -> Record:
-    """Return the record. Raises NoRecord if it does not exist or the viewer may not read it."""
+    """Return the record. Raises NoRecord if the record does not exist, or if the viewer may not
+    read it."""
     log = asked.parts.broker.readable_stream(stream).log
     found, _ = await asked.scan(read_record, log, offset)
     # Checked after the await: the ACL may have changed since the first check.

@@ -19,7 +19,7 @@ from liftlog.server.web.fields import Fields
 from liftlog.server.web.formats import parse_moment
 
 LIMITS = (50, 25, 100, 250)
-"""Choices for the number of records on a page; the first is the default."""
+"""Choices for the number of records on a page; the first number is the default."""
 ORDERS = ("newest", "oldest")
 
 Parsed = TypeVar("Parsed")
@@ -57,8 +57,8 @@ async def read_form(asked: Asked) -> Form:
 
 
 class _Reading:
-    """Reads one form. `above` is no field of the form; the page's script sends it to request only
-    new records."""
+    """Reads one form. `above` is not a field of the form: the script of the page sends it to
+    request only new records."""
 
     def __init__(self, asked: Asked) -> None:
         self._asked = asked
@@ -131,8 +131,8 @@ _MAX_KEY_BYTES = 1000
 _MAX_HEADERS = 20
 _MAX_HEADER_BYTES = 200
 _EXPANDED_CHARS = 256 * 1024
-"""Maximum length of all expanded values on a page together; the page of a record shows its whole
-value."""
+"""Maximum length of all expanded values on a page together; the page of a single record shows the
+whole value."""
 
 
 async def records(asked: Asked) -> Shown:

@@ -99,8 +99,7 @@ PROBLEMS = {
     Diverged.name: "from a different history",
     CheckpointUncertain.name: "unknown",
 }
-"""Reasons why a consumer cannot continue at its checkpoint. Other errors are shown by their
-names."""
+"""Reasons why a consumer cannot continue at its checkpoint. Other errors are shown by name."""
 
 
 def _segments(asked: Asked, name: str) -> tuple[list[dict[str, Any]], str]:
@@ -134,9 +133,9 @@ def _is_elsewhere(asked: Asked, replication: dict[str, Any] | None) -> bool:
 def _undamaged(
     segments: list[dict[str, Any]], damaged: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Return the segments with corrected kinds. If the damaged ranges of a segment are known, the
-    segment is shown as undamaged and the picture marks the ranges. Otherwise the whole segment is
-    shown as damaged."""
+    """Return the segments with corrected kinds. A segment with known damaged ranges is shown as
+    undamaged, and the picture marks the ranges. A segment with unknown damaged ranges is shown as
+    damaged."""
     files = {one["segment"] for one in damaged}
     return [
         {**one, "kind": "active" if one is segments[-1] else "sealed"}

@@ -53,8 +53,8 @@ def _row(info: ConsumerInfo) -> dict[str, Any]:
 
 
 def _state(info: ConsumerInfo) -> str:
-    """Return a word for the state of a consumer that delivers nothing new although messages wait;
-    an empty text for other consumers."""
+    """Return a word for the state of a consumer that delivers no new messages although messages
+    wait; an empty text for other consumers."""
     if info.pause_remaining_ns:
         return "paused"
     limit = info.config.get("max_ack_pending") or _DEFAULT_MAX_PENDING
@@ -67,7 +67,7 @@ def _state(info: ConsumerInfo) -> str:
 
 
 async def worker(asked: Asked) -> Shown:
-    """Show one consumer with acks. If it does not exist, the page says so."""
+    """Show one consumer with acks. If it does not exist, the page shows this."""
     stream, name = asked.authorize("read"), asked.request.match_info["worker"]
     info, problem = await _described(asked, stream, name)
     asked.authorize("read")  # checked again after the await
@@ -93,8 +93,8 @@ async def worker(asked: Asked) -> Shown:
 
 
 async def _described(asked: Asked, stream: str, name: str) -> tuple[ConsumerInfo | None, str]:
-    """Return the consumer and an empty text, or None and the reason why it is not known here. The
-    reason is empty if the consumer does not exist."""
+    """Return the consumer and an empty text, or None and the reason why this node does not know it.
+    The reason is empty if the consumer does not exist."""
     if asked.parts.broker.consumers is None:
         return None, "This daemon serves no consumers with acks: see nats.jetstream_api."
     try:
@@ -108,7 +108,8 @@ async def _described(asked: Asked, stream: str, name: str) -> tuple[ConsumerInfo
 
 
 def _settings(config: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return the settings as text. Durations are in ns in JetStream's form, and in seconds here."""
+    """Return the settings as text. Converts durations from ns, as in JetStream's form, to
+    seconds."""
     found = []
     for name, value in config.items():
         shown = value
