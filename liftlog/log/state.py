@@ -7,11 +7,11 @@ reader in any thread takes one reference to the view and uses only that.
 Three rules keep the view correct:
 
 1. The manifest on disk changes first, the view second. If the process stops in between, the new
-   state is on disk, but no reader or publisher has used it. 2. Segments and manifest change under
-   `lock`, so two changes never start from the same view. 3. The high watermark moves without
-   `lock`: a commit must not wait for the manifest write of another thread. The lock `_swapping`
-   protects only the replacement of the view, so that such a move and a change under `lock` never
-   undo each other.
+   state is on disk, but no reader or publisher has used it.
+2. Segments and manifest change under `lock`, so two changes never start from the same view.
+3. The high watermark moves without `lock`: a commit must not wait for the manifest write of another
+   thread. The lock `_swapping` protects only the replacement of the view, so that such a move and a
+   change under `lock` never undo each other.
 """
 
 from __future__ import annotations

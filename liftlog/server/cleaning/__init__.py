@@ -1,12 +1,14 @@
 """Compaction, re-batching, sketching, scrubbing and repair of sealed segments in the background.
 
-    cleaner selects the next job; one job runs at a time compaction plans a pass over one stream by
-    the rules of `compaction.planning` next_segments chooses the next segments to re-batch, to
-    sketch and to scrub jobs runs one job: swaps the result in, or cleans up after a failure mending
-    repairs damage from other replicas state the state of a stream's cleaning, for people and
-    metrics process starts the worker process, exchanges messages with it, detects its end pace the
-    rate of a job, which depends on how busy the daemon is worker the worker process: runs one job
-    at a time, within limits of rate and disk space
+    cleaner        selects the next job; one job runs at a time
+    compaction     plans a pass over one stream by the rules of `compaction.planning`
+    next_segments  chooses the next segments to re-batch, to sketch and to scrub
+    jobs           runs one job: swaps its result in, or cleans up if it fails
+    mending        repairs damage from other replicas
+    state          the state of a stream's cleaning, for people and metrics
+    process        starts the worker process, exchanges messages with it, detects its end
+    pace           the rate of a job, which depends on how busy the daemon is
+    worker         the worker process: runs one job at a time, within limits of rate and disk space
 
 A thread of pure Python code would make the commits of the event loop many times slower. Therefore a
 separate process reads and writes all segments. It has a low priority, holds no lock and is killed

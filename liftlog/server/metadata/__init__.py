@@ -15,9 +15,10 @@ sessions      a key that expires, renewed in the background, in either store
 one_cluster   rejects a store that belongs to another cluster
 records       the records of a daemon without a cluster, which follow the manifests of its streams
 
-membership this node's name and start, and the names of the other nodes holders the process that
-holds the name of a node, and whether it has ended mirror this node's copy of the records of
-streams, and changes of these records node_records changes of the entries of nodes counted_store
-access to the store for both: one key at a time, counted, with the errors of clients known_records
-the newest records that this node has received, on its own disk
+membership    this node's name and start, and the names of the other nodes
+holders       the process that holds the name of a node, and whether it has ended
+mirror        this node's copy of the records of streams, and how it changes them
+node_records  changes of the entries of nodes
+counted_store access to the store for both: one key at a time, counted, with the errors of clients
+known_records the newest records that this node has received, on its own disk
 """

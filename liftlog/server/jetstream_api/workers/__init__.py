@@ -1,20 +1,28 @@
 """Serves consumers with acks, whose decisions `liftlog.deliveries` makes.
 
-acked_table all such consumers: creates, updates, deletes, opens them after a restart admission
-limits on their number, and one change of a consumer at a time building puts a consumer together
-from its parts stored a consumer in the journal loading loads consumers from the journal updates
-checks which settings of a consumer may change acked_consumer one consumer: reads and delivers
-records, and passes its changes to the journal arriving its pulls between their arrival and its next
-turn interest_watch wakes consumers when NATS reports that a subject has subscribers sampling
-chooses the acks about which a metric is published pacing slows deliveries down: rate limits, and
-the replay of old records resetting lets a consumer begin again renewing new cursors after a change
-of filters or rights growth wakes consumers that wait for wanted records at the end of a stream
-buffer records that were read and not delivered yet large records that are too large for NATS wait
-for workers on the pull socket composing the NATS commands that carry out instructions changes
-passes its changes to the journal, and to the followers of the stream led_streams the streams of a
-cluster whose consumers this node serves outbox sends commands once the journal has the changes
-behind them rounds the turns of consumers, and their timers described the answer to CONSUMER.INFO
-shared the objects that all consumers share, and the fill level of their buffers
+acked_table     all such consumers: creates, updates, deletes, opens them after a restart
+admission       limits on their number, and one change of a consumer at a time
+building        puts a consumer together from its parts
+stored          a consumer in the journal
+loading         loads consumers from the journal
+updates         checks which settings of a consumer may change
+acked_consumer  one consumer: reads and delivers records, and passes its changes to the journal
+arriving        its pulls between their arrival and its next turn
+interest_watch  wakes consumers when NATS reports that a subject has subscribers
+sampling        chooses the acks about which a metric is published
+pacing          slows deliveries down: rate limits, and the replay of old records
+resetting       lets a consumer begin again
+renewing        new cursors after a change of filters or rights
+growth          wakes consumers that wait at the end of a stream for records that they want
+buffer          records that were read and not delivered yet
+large           records that are too large for NATS wait for workers on the pull socket
+composing       the NATS commands that carry out instructions
+changes         passes its changes to the journal, and to the followers of the stream
+led_streams     the streams of a cluster whose consumers this node serves
+outbox          sends commands once the journal has the changes behind them
+rounds          the turns of consumers, and their timers
+described       the answer to CONSUMER.INFO
+shared          the objects that all consumers share, and the fill level of their buffers
 
 socket_door     serves workers on the pull socket, which share the consumers
 local_work      the workers on the pull socket that wait for one consumer
