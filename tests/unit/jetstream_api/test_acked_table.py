@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 import time
 import weakref
 from pathlib import Path
@@ -425,6 +426,17 @@ async def test_the_inactive_time_begins_when_the_subscriber_is_lost(world: World
     assert consumer.active_ns() == before, "it has no pull"
     consumer.subscriber_lost()
     assert consumer.active_ns() > before
+
+
+async def test_the_first_delivery_starts_no_thread(world: World) -> None:
+    names = [one.name for one in threading.enumerate()]
+    assert any(one.startswith("liftlog-scan") for one in names)
+    consumer = await world.create("c")
+    count = threading.active_count()
+    await world.running.publish(STREAM, b"x")
+    consumer.pull(b"_INBOX.a", Pull(batch=1))
+    await until(lambda: consumer.machine.state.sequence == 1)
+    assert threading.active_count() == count
 
 
 async def test_the_next_records_are_read_while_a_client_processes_others(world: World) -> None:

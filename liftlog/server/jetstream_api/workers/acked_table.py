@@ -130,6 +130,8 @@ class AckedConsumers:
     # --- life ---
 
     def start(self) -> None:
+        # The first read of a consumer would start a thread, for which the event loop waits 10 ms.
+        self._services.scanners.of("(workers)").submit(int)
         if self._led is not None:
             self._rounds.start()
             self._opened.set()
