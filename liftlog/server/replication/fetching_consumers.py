@@ -183,6 +183,8 @@ class FollowedConsumers:
             at = 0
         states.written(answer.written, answer.cursor)
         assert states.position is not None
+        if states is not self._states:
+            return  # another epoch has begun, and has numbers of its own
         self._last = states, states.position, at
         self._sync_until = max(self._sync_until, answer.sync)
         self._to_sync.set()

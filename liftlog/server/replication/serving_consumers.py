@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from liftlog.cluster.consumer_states import Changes, Position, Snapshots
@@ -219,7 +220,8 @@ class ServedConsumers:
             self._send_changes(plan, has, sync, reply)
         else:
             work = self._send_snapshots(node, plan, sync, reply)
-            self._sending[node] = self._loop.create_task(work)
+            task = self._sending[node] = self._loop.create_task(work)
+            task.add_done_callback(partial(_refuse_cancelled, reply))
 
     def _send_changes(
         self, plan: Changes[Change], has: Position, sync: int, reply: ConsumerReply
@@ -263,9 +265,6 @@ class ServedConsumers:
                 ]
         except LiftlogError as error:
             reply.refuse(error)
-        except asyncio.CancelledError:
-            reply.refuse(Cancelled("the follower has asked again, or the leader has changed"))
-            raise
         else:
             if self.is_closed or leader is not self.leader:
                 reply.refuse(self.over())
@@ -361,6 +360,12 @@ class ServedConsumers:
     def _journal(self) -> Journal:
         assert self._holder.opened is not None, "a consumer is created in the journal"
         return self._holder.opened
+
+
+def _refuse_cancelled(reply: ConsumerReply, sending: asyncio.Task[None]) -> None:
+    """Refuse a request if the task that answers it was cancelled, perhaps before its first step."""
+    if sending.cancelled():
+        reply.refuse(Cancelled("the follower has asked again, or the leader has changed"))
 
 
 def _position_of(request: FetchConsumers) -> Position | None:

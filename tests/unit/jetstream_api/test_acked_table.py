@@ -268,6 +268,27 @@ async def test_pulls_while_a_count_runs_are_limited(world: World) -> None:
     await until(lambda: b"".join(world.leaf.sent).count(words) == MAX_WAITING)
 
 
+async def test_a_count_that_fails_is_repeated_after_a_pause(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    consumer = await world.create("c")
+    count = 0
+
+    async def fail() -> None:
+        nonlocal count
+        count += 1
+        if count == 1:
+            raise FULL
+
+    monkeypatch.setattr(consumer.local.cursor, "count", fail)
+    await world.running.publish(STREAM, b"x")
+    consumer.pull(b"_INBOX.a", Pull(batch=1, no_wait=True))
+    await asyncio.sleep(0.4)
+    assert count == 1
+    monkeypatch.undo()
+    await until(lambda: consumer.machine.state.sequence == 1)
+
+
 def test_pulls_of_all_consumers_are_limited() -> None:
     """One pull of each consumer is always accepted."""
     budget = Budget(10, 1)

@@ -19,6 +19,7 @@ from liftlog.cluster import transitions
 from liftlog.cluster.leading import Leader
 from liftlog.cluster.record import StreamMetadata
 from liftlog.errors import NotLeader
+from liftlog.protocol.consumer_states import ConsumerChanges, FetchConsumers
 from liftlog.server.commits.writing import WriterPool
 from liftlog.server.jetstream_api.workers import changes as changes_module
 from liftlog.server.jetstream_api.workers.changes import ReplicatedChanges
@@ -228,3 +229,29 @@ async def test_a_confirmation_that_was_awaited_in_vain_leaves_nothing_behind(
     for _ in range(50):
         await fail()
     assert futures() < before + 25
+
+
+class Reply:
+    """The answers to one request of a follower."""
+
+    def __init__(self) -> None:
+        self.answers: list[object] = []
+
+    def changes(self, header: ConsumerChanges, body: bytes) -> None:
+        self.answers.append(header)
+
+    def refuse(self, error: Exception) -> None:
+        self.answers.append(error)
+
+
+async def test_each_request_of_a_follower_gets_one_answer(
+    lonely: tuple[ServedConsumers, ReplicatedChanges],
+) -> None:
+    served, _ = lonely
+    replies = [Reply() for _ in range(3)]
+    for reply in replies:  # each one cancels the answer to the one before
+        served.fetch("b", 1, FetchConsumers("s", KEY.incarnation, served.leader.epoch, None), reply)
+    served.close()
+    await asyncio.sleep(0.01)
+    assert [len(one.answers) for one in replies] == [1, 1, 1]
+    assert not any(isinstance(one.answers[0], ConsumerChanges) for one in replies)

@@ -271,7 +271,8 @@ class AckedConsumer:
         queue = self._pulls.queue
         while queue:
             if queue[0].no_wait and not self._cursor.is_counted:
-                self.count_again()
+                if now_ns >= self._retry_ns:
+                    self.count_again()
                 return
             self.machine.pull(queue.popleft(), self._cursor.left, now_ns)
 
