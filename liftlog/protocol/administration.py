@@ -20,7 +20,6 @@ MAX_EXTENTS = 4096
 # --- requests -------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
 class UpdateStream(Message):
     """Changes the named settings of a stream; other settings stay unchanged."""
 
@@ -37,21 +36,18 @@ class UpdateStream(Message):
         return self.dry_run
 
 
-@dataclass(frozen=True, slots=True)
 class PauseStream(Message):
     KIND: ClassVar[str] = "pause"
     REPEATABLE: ClassVar[bool] = True
     stream: str = key("s", NAME)
 
 
-@dataclass(frozen=True, slots=True)
 class ResumeStream(Message):
     KIND: ClassVar[str] = "resume"
     REPEATABLE: ClassVar[bool] = True
     stream: str = key("s", NAME)
 
 
-@dataclass(frozen=True, slots=True)
 class SetReadOnly(Message):
     KIND: ClassVar[str] = "readonly"
     REPEATABLE: ClassVar[bool] = True
@@ -59,7 +55,6 @@ class SetReadOnly(Message):
     read_only: bool = key("o", BOOL)
 
 
-@dataclass(frozen=True, slots=True)
 class TruncateStream(Message):
     """Makes `offset` the log start. The records below are permanently deleted."""
 
@@ -75,7 +70,6 @@ class TruncateStream(Message):
         return self.incarnation is not None
 
 
-@dataclass(frozen=True, slots=True)
 class AcquireLease(Message):
     KIND: ClassVar[str] = "lease"
     stream: str = key("s", NAME)
@@ -86,7 +80,6 @@ class AcquireLease(Message):
     for_export: bool | None = key("e", BOOL, default=None)
 
 
-@dataclass(frozen=True, slots=True)
 class RenewLease(Message):
     """Extends a lease and reports the progress of a read in `parts` parts. `part` is a part that
     has ended; the lease ends with the last part. `begun` is a part that begins. `stopped` is True
@@ -104,7 +97,6 @@ class RenewLease(Message):
     stopped: bool | None = key("e", BOOL, default=None)
 
 
-@dataclass(frozen=True, slots=True)
 class ReleaseLease(Message):
     KIND: ClassVar[str] = "release"
     REPEATABLE: ClassVar[bool] = True
@@ -112,21 +104,18 @@ class ReleaseLease(Message):
     lease_id: str = key("l", LABEL)
 
 
-@dataclass(frozen=True, slots=True)
 class ListLeases(Message):
     KIND: ClassVar[str] = "leases"
     REPEATABLE: ClassVar[bool] = True
     stream: str = key("s", NAME)
 
 
-@dataclass(frozen=True, slots=True)
 class StreamsFor(Message):
     KIND: ClassVar[str] = "streamsfor"
     REPEATABLE: ClassVar[bool] = True
     subject: str = key("u", text(4096))
 
 
-@dataclass(frozen=True, slots=True)
 class ListExtents(Message):
     """Asks for the sizes of consecutive ranges of offsets from `start` on, each of about
     `step_bytes`.
@@ -146,7 +135,6 @@ class ListExtents(Message):
     record_key: bytes | None = key("fk", raw(0, 65_536), default=None)
 
 
-@dataclass(frozen=True, slots=True)
 class Metadata(Message):
     KIND: ClassVar[str] = "metadata"
     REPEATABLE: ClassVar[bool] = True
@@ -155,7 +143,6 @@ class Metadata(Message):
 # --- answers --------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
 class Updated(Message):
     """Answer to update. Each entry of `differences` has `setting`, `existing` and `requested`."""
 
@@ -166,7 +153,6 @@ class Updated(Message):
     dry_run: bool = key("n", BOOL, default=False)
 
 
-@dataclass(frozen=True, slots=True)
 class LeaseAnswer(Message):
     """Answer to lease and renew."""
 
@@ -178,7 +164,6 @@ class LeaseAnswer(Message):
         return LeaseInfo.from_wire(self.lease)
 
 
-@dataclass(frozen=True, slots=True)
 class LeasesAnswer(Message):
     """Answer to leases."""
 
@@ -190,7 +175,6 @@ class LeasesAnswer(Message):
         return [LeaseInfo.from_wire(one) for one in self.leases]
 
 
-@dataclass(frozen=True, slots=True)
 class ExtentsAnswer(Message):
     """Answer to extents. `offsets` are the borders of the pieces, one more than `sizes`. With
     `selects`, a size of 0 means that the piece contains no wanted record, and the pieces may end
@@ -207,7 +191,6 @@ class ExtentsAnswer(Message):
         return [StreamExtent(first, following, size) for (first, following), size in pairs]
 
 
-@dataclass(frozen=True, slots=True)
 class DaemonAnswer(Message):
     """Answer to metadata."""
 

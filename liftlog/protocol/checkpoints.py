@@ -49,7 +49,6 @@ class Checkpoint(Described):
 # --- requests -------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
 class CommitCheckpoint(Message):
     """Stores a checkpoint; it is durable when the answer arrives. An `expected` of 0 means that no
     checkpoint may exist yet."""
@@ -69,7 +68,6 @@ class CommitCheckpoint(Message):
         return self.expected is None
 
 
-@dataclass(frozen=True, slots=True)
 class FetchCheckpoint(Message):
     """Asks for a checkpoint. With `unchecked`, the answer contains the checkpoint even if the
     stream cannot be read from it; otherwise such a checkpoint is an error."""
@@ -81,7 +79,6 @@ class FetchCheckpoint(Message):
     unchecked: bool = key("u", BOOL, default=False)
 
 
-@dataclass(frozen=True, slots=True)
 class ListCheckpoints(Message):
     """Asks for one page of checkpoints. `after` comes from the answer with the previous page."""
 
@@ -92,7 +89,6 @@ class ListCheckpoints(Message):
     after: str | None = key("a", NAME, default=None)
 
 
-@dataclass(frozen=True, slots=True)
 class DeleteCheckpoint(Message):
     """Deletes a checkpoint. A missing checkpoint is an error only if `expected` is given."""
 
@@ -109,7 +105,6 @@ class DeleteCheckpoint(Message):
 # --- answers --------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
 class CheckpointAnswer(Message):
     """Answer to checkpoint; its fields are empty if there is no checkpoint."""
 
@@ -121,7 +116,6 @@ class CheckpointAnswer(Message):
         return Checkpoint.from_wire(self.checkpoint) if self.checkpoint else None
 
 
-@dataclass(frozen=True, slots=True)
 class CheckpointsAnswer(Message):
     """Answer to checkpoints. `after` is set if there may be more checkpoints."""
 

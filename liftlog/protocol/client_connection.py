@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from liftlog.errors import (
@@ -157,7 +156,7 @@ class ClientConnection:
     def allow_in_flight(self, count: int) -> None:
         """Allow more requests in flight than the server's welcome allowed, after the server has
         identified this client."""
-        self.welcome = replace(self.welcome, max_in_flight=count)
+        self.welcome = self.welcome.replaced(max_in_flight=count)
 
     def greet(self) -> None:
         """Send the hello, which the server answers with a challenge."""

@@ -3,14 +3,12 @@ Registered in `messages.py`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from liftlog.protocol.wire import LABEL, NAME, Message, array_of, uint
 from liftlog.protocol.wire import wire as key
 
 
-@dataclass(frozen=True, slots=True)
 class FetchConsumers(Message):
     """Asks for the changes of a stream's consumers with acks, and confirms the changes that the
     asking node has.
@@ -30,7 +28,6 @@ class FetchConsumers(Message):
     position: list[int] | None = key("p", array_of(uint(), 4), default=None)
 
 
-@dataclass(frozen=True, slots=True)
 class ConsumerChanges(Message):
     """Answer to consumerstates; `body_length` bytes of changes follow the frame.
 

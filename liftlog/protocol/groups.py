@@ -53,7 +53,6 @@ class GroupInfo(Described):
 # --- requests -------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
 class JoinGroup(Message):
     """Asks to become a member of a group. If the group does not exist, it is created and begins at
     `start` (0: at the log start).
@@ -74,7 +73,6 @@ class JoinGroup(Message):
     joined: int | None = key("j", uint(), default=None)
 
 
-@dataclass(frozen=True, slots=True)
 class BeatGroup(Message):
     """A heartbeat of a member. `owned` are the slots that the member reads or has not finished
     yet."""
@@ -90,7 +88,6 @@ class BeatGroup(Message):
     max_wait_ms: int = key("w", uint(), default=0)
 
 
-@dataclass(frozen=True, slots=True)
 class CommitGroup(Message):
     """Reports, for each slot, that all records below the slot's entry in `offsets` have been
     processed. The commit is durable when the answer arrives."""
@@ -108,7 +105,6 @@ class CommitGroup(Message):
     epoch: int = key("e", uint(2**32 - 1))
 
 
-@dataclass(frozen=True, slots=True)
 class LeaveGroup(Message):
     """Ends a membership. Other members get the slots at once."""
 
@@ -119,7 +115,6 @@ class LeaveGroup(Message):
     joined: int = key("j", uint())
 
 
-@dataclass(frozen=True, slots=True)
 class DescribeGroup(Message):
     KIND: ClassVar[str] = "group"
     REPEATABLE: ClassVar[bool] = True
@@ -127,7 +122,6 @@ class DescribeGroup(Message):
     group: str = key("g", NAME)
 
 
-@dataclass(frozen=True, slots=True)
 class ListGroups(Message):
     """Asks for one page of groups. `after` comes from the answer with the previous page."""
 
@@ -137,7 +131,6 @@ class ListGroups(Message):
     after: str | None = key("a", NAME, default=None)
 
 
-@dataclass(frozen=True, slots=True)
 class SeekGroup(Message):
     """Moves a group without members: all its slots continue at `offset` (0: at the log start)."""
 
@@ -148,7 +141,6 @@ class SeekGroup(Message):
     offset: int = key("o", uint())
 
 
-@dataclass(frozen=True, slots=True)
 class RemoveGroup(Message):
     """Deletes a group without members. If the group does not exist, the request succeeds."""
 
@@ -161,7 +153,6 @@ class RemoveGroup(Message):
 # --- answers --------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
 class AssignmentAnswer(Message):
     """Answer to groupjoin and groupbeat: the slots that the member should own from now on."""
 
@@ -176,7 +167,6 @@ class AssignmentAnswer(Message):
     epoch: int = key("e", uint(), default=0)
 
 
-@dataclass(frozen=True, slots=True)
 class GroupAnswer(Message):
     """Answer to group; empty if there is no such group."""
 
@@ -188,7 +178,6 @@ class GroupAnswer(Message):
         return GroupInfo.from_wire(self.group) if self.group else None
 
 
-@dataclass(frozen=True, slots=True)
 class GroupsAnswer(Message):
     """Answer to groups. `after` is set if there may be more groups."""
 

@@ -7,7 +7,6 @@ this module. The tables below the classes map each kind on the wire to its class
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from liftlog.errors import WIRE_ERRORS, CorruptRange, InternalError, LiftlogError
@@ -62,7 +61,6 @@ _NONCE = raw(NONCE_BYTES, 64)
 _MAX_DETAIL_ENTRIES = 256
 
 
-@dataclass(frozen=True, slots=True)
 class Hello(Message):
     """First frame of a client."""
 
@@ -72,7 +70,6 @@ class Hello(Message):
     client: str = key("c", LABEL, default="")
 
 
-@dataclass(frozen=True, slots=True)
 class Challenge(Message):
     """Answer to hello: the chosen version, and the ways to authenticate."""
 
@@ -83,7 +80,6 @@ class Challenge(Message):
     methods: list[str] = key("m", array_of(LABEL, 16))
 
 
-@dataclass(frozen=True, slots=True)
 class Auth(Message):
     """The client's proof of its identity.
 
@@ -98,7 +94,6 @@ class Auth(Message):
     signature: bytes | None = key("g", raw(64, 64), default=None, repr=False)
 
 
-@dataclass(frozen=True, slots=True)
 class Welcome(Message):
     """Answer to auth. From now on the client may send requests, within these limits."""
 
@@ -114,13 +109,11 @@ class Welcome(Message):
 # --- requests -------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
 class Ping(Message):
     KIND: ClassVar[str] = "ping"
     REPEATABLE: ClassVar[bool] = True
 
 
-@dataclass(frozen=True, slots=True)
 class Fetch(Message):
     """Asks for whole record batches from one position on.
 
@@ -191,7 +184,6 @@ class Fetch(Message):
         return not 2 * len(self.filter_slots) > count > max(self.filter_slots)
 
 
-@dataclass(frozen=True, slots=True)
 class CreateStream(Message):
     """Creates a stream. `settings` has the keys of a stream's section in the YAML file."""
 
@@ -201,26 +193,22 @@ class CreateStream(Message):
     settings: dict[str, Any] = key("c", MAP)
 
 
-@dataclass(frozen=True, slots=True)
 class DescribeStream(Message):
     KIND: ClassVar[str] = "describe"
     REPEATABLE: ClassVar[bool] = True
     stream: str = key("s", NAME)
 
 
-@dataclass(frozen=True, slots=True)
 class ListStreams(Message):
     KIND: ClassVar[str] = "list"
     REPEATABLE: ClassVar[bool] = True
 
 
-@dataclass(frozen=True, slots=True)
 class DeleteStream(Message):
     KIND: ClassVar[str] = "delete"
     stream: str = key("s", NAME)
 
 
-@dataclass(frozen=True, slots=True)
 class CompactStream(Message):
     """Requests a compaction pass soon; the answer does not wait for the pass."""
 
@@ -229,7 +217,6 @@ class CompactStream(Message):
     stream: str = key("s", NAME)
 
 
-@dataclass(frozen=True, slots=True)
 class Cancel(Message):
     """Cancels the request with the id of this frame. A cancel itself gets no answer."""
 
@@ -239,7 +226,6 @@ class Cancel(Message):
 # --- answers --------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
 class Pong(Message):
     """Answer to ping. For another node it contains the wall clock in nanoseconds, and whether the
     daemon doubts that clock."""
@@ -249,7 +235,6 @@ class Pong(Message):
     is_doubted: bool | None = key("d", BOOL, default=None)
 
 
-@dataclass(frozen=True, slots=True)
 class FetchHeader(Message):
     """Answer to fetch; `body_length` bytes of whole record batches follow the frame.
 
@@ -274,7 +259,6 @@ class FetchHeader(Message):
     tombstones_removed_below: int | None = key("td", uint(), default=None)
 
 
-@dataclass(frozen=True, slots=True)
 class StreamAnswer(Message):
     """Answer to create, describe and compact."""
 
@@ -286,7 +270,6 @@ class StreamAnswer(Message):
         return StreamInfo.from_wire(self.stream)
 
 
-@dataclass(frozen=True, slots=True)
 class StreamsAnswer(Message):
     """Answer to list."""
 
@@ -298,14 +281,12 @@ class StreamsAnswer(Message):
         return [StreamInfo.from_wire(one) for one in self.streams]
 
 
-@dataclass(frozen=True, slots=True)
 class Done(Message):
     """Answer to a request that succeeded and returns no value."""
 
     KIND: ClassVar[str] = "done"
 
 
-@dataclass(frozen=True, slots=True)
 class ErrorAnswer(Message):
     """Answer to a request that failed. With the id 0 the error concerns the connection, and the
     connection ends."""

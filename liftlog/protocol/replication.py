@@ -43,7 +43,6 @@ _MAX_FORWARDED_BYTES = 64 * 1024 * 1024  # the limit for frames is lower
 # --- requests -------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
 class Peer(Message):
     """First request of a node to another node: its name and its start number."""
 
@@ -54,7 +53,6 @@ class Peer(Message):
     features: list[str] = key("f", array_of(LABEL, 64), default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
 class Replicate(Message):
     """Asks for the batches from `offset` on, and confirms that all records below `offset` are
     durable on the asking node.
@@ -84,7 +82,6 @@ class Replicate(Message):
     old_consumers: bool | None = key("oc", BOOL, default=None)
 
 
-@dataclass(frozen=True, slots=True)
 class Suspect(Message):
     """Asks a node whether it also considers `node` dead."""
 
@@ -93,7 +90,6 @@ class Suspect(Message):
     node: str = key("n", NAME)
 
 
-@dataclass(frozen=True, slots=True)
 class Forward(Message):
     """A client's request, sent to the leader of its stream; the leader's answer goes back to the
     client.
@@ -108,7 +104,6 @@ class Forward(Message):
     principal: str | None = key("p", LABEL, default=None)
 
 
-@dataclass(frozen=True, slots=True)
 class HandOver(Message):
     """The next step of a handover, sent by `node`, the leader of a stream, to the node that will
     lead next.
@@ -131,7 +126,6 @@ class HandOver(Message):
     more: bool = key("m", BOOL, default=False)
 
 
-@dataclass(frozen=True, slots=True)
 class LookAgain(Message):
     """Reports to a node that the record of a stream has changed. The node answers when it obeys
     `version` of the record."""
@@ -142,7 +136,6 @@ class LookAgain(Message):
     version: int = key("v", uint())
 
 
-@dataclass(frozen=True, slots=True)
 class ElectLeader(Message):
     """Makes `node` the leader of a stream; without `node`, the first of the stream's replicas.
 
@@ -158,7 +151,6 @@ class ElectLeader(Message):
     lost: list[str] = key("l", array_of(NAME, MAX_REPLICAS), default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
 class Resign(Message):
     """A request of a leader that cannot serve these streams. It asks a node with replicas in sync
     to take them over.
@@ -173,7 +165,6 @@ class Resign(Message):
     detached: bool = key("d", BOOL, default=False)
 
 
-@dataclass(frozen=True, slots=True)
 class Ends(Message):
     """Asks the leader of some streams for their ends. The answer omits streams that the node does
     not lead."""
@@ -183,7 +174,6 @@ class Ends(Message):
     streams: list[str] = key("s", array_of(NAME, MAX_ASKED))
 
 
-@dataclass(frozen=True, slots=True)
 class DescribeCluster(Message):
     """Asks for the nodes and streams of the cluster, as this node sees them."""
 
@@ -191,7 +181,6 @@ class DescribeCluster(Message):
     REPEATABLE: ClassVar[bool] = True
 
 
-@dataclass(frozen=True, slots=True)
 class MoveStream(Message):
     """Asks for a stream to be moved to the nodes `replicas`, the preferred leader first.
 
@@ -205,7 +194,6 @@ class MoveStream(Message):
     replicas: list[str] = key("r", array_of(NAME, MAX_REPLICAS), default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
 class DrainNode(Message):
     """Asks to move all replicas of `node` to other nodes, and to place no new ones on it; `ends`
     ends the drain. Answered when the move has begun."""
@@ -216,7 +204,6 @@ class DrainNode(Message):
     ends: bool = key("e", BOOL, default=False)
 
 
-@dataclass(frozen=True, slots=True)
 class ForgetNode(Message):
     """Asks to remove a node that is down, has no replicas, and will not return to the cluster."""
 
@@ -224,7 +211,6 @@ class ForgetNode(Message):
     node: str = key("n", NAME)
 
 
-@dataclass(frozen=True, slots=True)
 class Copies(Message):
     """Asks a node for the records of these streams that it has received, after the metadata store
     was restored to an older state. Without streams, asks for the names of all streams."""
@@ -234,7 +220,6 @@ class Copies(Message):
     streams: list[str] = key("s", array_of(NAME, MAX_ASKED_RECORDS))
 
 
-@dataclass(frozen=True, slots=True)
 class RestoreMetadata(Message):
     """Asks to store the newest records that the nodes have received, if the metadata store has
     older records or none. With `dry_run`, the answer only names these records."""
@@ -345,7 +330,6 @@ class ClusterInfo(Described):
 # --- answers --------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
 class PeerAnswer(Message):
     """Answer to peer: name and start of the answering node."""
 
@@ -355,7 +339,6 @@ class PeerAnswer(Message):
     features: list[str] = key("f", array_of(LABEL, 64), default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
 class Replica(Message):
     """Answer to replicate; `body_length` bytes of whole record batches follow the frame.
 
@@ -389,7 +372,6 @@ class Replica(Message):
     has_consumers: bool = key("hc", BOOL, default=False)
 
 
-@dataclass(frozen=True, slots=True)
 class SuspectAnswer(Message):
     """Answer to a `suspect` request.
 
@@ -405,7 +387,6 @@ class SuspectAnswer(Message):
     logs: dict[str, Any] = key("d", MAP, default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
 class LeaderAnswer(Message):
     """Answer to elect: the node that leads now."""
 
@@ -413,7 +394,6 @@ class LeaderAnswer(Message):
     node: str = key("n", NAME)
 
 
-@dataclass(frozen=True, slots=True)
 class CopiesAnswer(Message):
     """Answer to copies. It maps each stream to its record as JSON, and to the last epoch and the
     end of this node's copy of the log (nil if the node has no copy). `names` are the names of all
@@ -424,7 +404,6 @@ class CopiesAnswer(Message):
     names: list[str] = key("s", array_of(NAME, MAX_STREAMS), default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
 class RestoreAnswer(Message):
     """Answer to restore: the records that were (or, for a dry run, would be) stored again, and the
     nodes that did not report their records."""
@@ -434,7 +413,6 @@ class RestoreAnswer(Message):
     unheard: list[str] = key("u", array_of(NAME, MAX_STREAMS), default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
 class ResignAnswer(Message):
     """Answer to resign. It maps the streams that the answering node leads now to their records in
     the metadata store. The answer contains the records because the asking node may be unable to
@@ -444,7 +422,6 @@ class ResignAnswer(Message):
     streams: dict[str, Any] = key("d", MAP, default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
 class EndsAnswer(Message):
     """Answer to ends: maps each stream to its incarnation, log start and high watermark."""
 
@@ -452,7 +429,6 @@ class EndsAnswer(Message):
     streams: dict[str, Any] = key("d", MAP, default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
 class ClusterAnswer(Message):
     """Answer to cluster."""
 

@@ -85,7 +85,6 @@ def decode_runs(data: bytes) -> list[Run]:
 # --- requests -------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
 class PullWork(Message):
     """Asks for messages of a consumer with acks. The answer comes as soon as there is at least one
     message, or after `max_wait_ms` without a message. `worker` names the client in `rest`."""
@@ -100,7 +99,6 @@ class PullWork(Message):
     worker: str = key("u", LABEL, default="")
 
 
-@dataclass(frozen=True, slots=True)
 class Rest(Message):
     """Ends the waiting `work` request of a worker. The daemon answers that request without
     messages, and also a `work` request of this worker that arrives later. The client then naks the
@@ -113,7 +111,6 @@ class Rest(Message):
     worker: str = key("u", LABEL)
 
 
-@dataclass(frozen=True, slots=True)
 class AckWork(Message):
     """Acks messages that were delivered. Answered when the acks are synced."""
 
@@ -128,7 +125,6 @@ class AckWork(Message):
     reason: str = key("t", text(_MAX_REASON_CHARS), default="")
 
 
-@dataclass(frozen=True, slots=True)
 class CreateConsumer(Message):
     """Creates a consumer with acks. `config` has the keys of JetStream's configuration of a
     consumer. If the consumer exists with the same configuration, the answer describes it."""
@@ -140,7 +136,6 @@ class CreateConsumer(Message):
     config: dict[str, Any] = key("d", MAP)
 
 
-@dataclass(frozen=True, slots=True)
 class UpdateConsumer(Message):
     """Changes the settings in `config`; the others do not change. A setting of nil gets its
     default."""
@@ -152,7 +147,6 @@ class UpdateConsumer(Message):
     config: dict[str, Any] = key("d", MAP)
 
 
-@dataclass(frozen=True, slots=True)
 class ResetConsumer(Message):
     """Lets a consumer begin again at the start that `config` names, like a new consumer. The other
     settings do not change. Pending messages, delivery counts and acks are deleted."""
@@ -163,7 +157,6 @@ class ResetConsumer(Message):
     config: dict[str, Any] = key("d", MAP)
 
 
-@dataclass(frozen=True, slots=True)
 class DescribeConsumer(Message):
     KIND: ClassVar[str] = "consumer"
     REPEATABLE: ClassVar[bool] = True
@@ -171,7 +164,6 @@ class DescribeConsumer(Message):
     consumer: str = key("c", _CONSUMER)
 
 
-@dataclass(frozen=True, slots=True)
 class ListConsumers(Message):
     """Lists the consumers with acks of a stream whose names come after `after`, in the order of
     their names."""
@@ -182,7 +174,6 @@ class ListConsumers(Message):
     after: str | None = key("f", _CONSUMER, default=None)
 
 
-@dataclass(frozen=True, slots=True)
 class PauseConsumer(Message):
     """Stops deliveries until `until_ns`, in ns since 1970; 0 ends the pause."""
 
@@ -193,7 +184,6 @@ class PauseConsumer(Message):
     until_ns: int = key("u", uint())
 
 
-@dataclass(frozen=True, slots=True)
 class DeleteConsumer(Message):
     KIND: ClassVar[str] = "consumerdelete"
     stream: str = key("s", NAME)
@@ -203,7 +193,6 @@ class DeleteConsumer(Message):
 # --- answers --------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
 class Delivered(Message):
     """Answer to work; `body_length` bytes of whole record batches follow the frame. The batches
     contain the records of `runs`, and may contain other records, which a client drops. If `runs` is
@@ -217,7 +206,6 @@ class Delivered(Message):
     body_length: int = key("b", uint(), default=0)
 
 
-@dataclass(frozen=True, slots=True)
 class ConsumerAnswer(Message):
     """Answer to consumercreate, consumerupdate, consumerreset, consumerpause and consumer."""
 
@@ -230,7 +218,6 @@ class ConsumerAnswer(Message):
         return ConsumerInfo.from_wire(self.consumer)
 
 
-@dataclass(frozen=True, slots=True)
 class ConsumersAnswer(Message):
     """Answer to consumers. `after` is set if there are more consumers."""
 

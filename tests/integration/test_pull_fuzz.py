@@ -7,7 +7,6 @@ meanwhile, no answer may be INTERNAL, and memory is measured.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import random
 import resource
@@ -27,6 +26,7 @@ from support.daemons.nats_server import NatsServer
 
 from liftlog.client import connect_sync
 from liftlog.protocol.messages import REQUESTS
+from liftlog.protocol.wire import wire_fields
 from liftlog.server.vitals.descriptors import raise_open_file_limit
 
 pytestmark = pytest.mark.integration
@@ -103,12 +103,12 @@ SETTINGS: list[Any] = [
 def some_request(chance: random.Random) -> dict[str, Any]:
     kind, cls = chance.choice(sorted(REQUESTS.items()))
     message: dict[str, Any] = {"k": kind}
-    for field in dataclasses.fields(cls):
-        key, wire_type = field.metadata["wire"]
+    for field in wire_fields(cls):
+        key, wire_type = field.key, field.kind
         dice = chance.random()
         if dice < 0.15:
             message[key] = chance.choice(JUNK)
-        elif dice < 0.3 and field.default is not dataclasses.MISSING:
+        elif dice < 0.3 and not field.required:
             continue
         elif field.name == "stream":
             message[key] = chance.choice(NAMES)

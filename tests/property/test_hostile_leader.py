@@ -4,7 +4,6 @@ that are cut, changed, or of other offsets. What is committed here stays, and no
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import Any
 
 from hypothesis import given, settings
@@ -108,7 +107,7 @@ async def _follow(told: list[tuple[dict[str, Any], str, int]]) -> None:
             body_length=len(body),
         )  # fmt: skip
         exchange.body = memoryview(body)
-        exchange.finish(replace(right, **values), None)
+        exchange.finish(right.replaced(**values), None)
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         kept = {o: r for o, r in readable(log).items() if o in before}

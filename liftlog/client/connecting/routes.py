@@ -26,7 +26,7 @@ from liftlog.protocol.messages import ANY_REPLICA, Message
 _LONGEST_PAUSE_SECONDS = 1.0
 _ATTEMPT_SECONDS = 2.0
 _MAX_KNOWN = 64
-_CHECKPOINTS = (
+_CHECKPOINTS: tuple[type[Message], ...] = (
     *(CommitCheckpoint, FetchCheckpoint, ListCheckpoints, DeleteCheckpoint),
     *groups.REQUESTS,
 )

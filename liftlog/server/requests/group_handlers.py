@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
 from liftlog.errors import InvalidArgument, LiftlogError
@@ -120,7 +119,7 @@ async def _relay_groups(caller: Caller, message: ListGroups, ask: Ask) -> Messag
     it must not name a group that the client may not see."""
     after = message.after
     while True:
-        answer = await ask(replace(message, after=after))
+        answer = await ask(message.replaced(after=after))
         assert isinstance(answer, GroupsAnswer), "the answer to groups"
         seen = [one for one in answer.groups if caller.may("read", str(one.get("stream")))]
         after = answer.after

@@ -426,7 +426,7 @@ checkpoints that the caller may see, and at most the given number."""
 
 async def _relay_checkpoints(caller: Caller, message: ListCheckpoints, ask: Ask) -> Message:
     async def page(after: str | None, limit: int) -> tuple[list[dict[str, Any]], str | None]:
-        answer = await ask(replace(message, after=after))
+        answer = await ask(message.replaced(after=after))
         assert isinstance(answer, CheckpointsAnswer), "the answer to checkpoints"
         seen = [one for one in answer.checkpoints if caller.may("read", str(one.get("stream")))]
         if len(seen) <= limit:

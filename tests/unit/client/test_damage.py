@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -329,4 +328,4 @@ def test_a_daemon_that_passes_the_damage_over_meanwhile_is_understood() -> None:
 
 
 def _at(offset: int, given: FetchAnswer) -> FetchAnswer:
-    return FetchAnswer("orders", replace(given.header, offset=offset), given._body)
+    return FetchAnswer("orders", given.header.replaced(offset=offset), given._body)

@@ -103,7 +103,7 @@ class Node:
         )
         epochs = log.view.manifest.epochs
         last = epochs[-1][0] if log.log_end_offset > 1 else 0
-        request = replace(request, last_epoch=last, side_version=log.leases.side_state.version)
+        request = request.replaced(last_epoch=last, side_version=log.leases.side_state.version)
         self.streams.peers.replicate(Peer(node, 1, "c0ffee"), request, Ignored())
         await asyncio.sleep(0)
 

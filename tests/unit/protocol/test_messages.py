@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -224,3 +226,40 @@ def test_system_names_can_be_read_only() -> None:
     check_stream_name("_offsets", may_be_system=True)
     with pytest.raises(InvalidArgument, match="reserved"):
         check_stream_name("_offsets")
+
+
+def test_messages_are_values_that_cannot_be_changed() -> None:
+    asked = m.Fetch("s", 7, max_bytes=1)
+    assert asked == m.Fetch(stream="s", start=7, max_bytes=1) != m.Fetch("s", 8, max_bytes=1)
+    assert hash(asked) == hash(m.Fetch("s", 7, max_bytes=1))
+    assert m.DescribeStream("s") != m.DeleteStream("s")
+    assert asked.replaced(start=8) == m.Fetch("s", 8, max_bytes=1)
+    assert pickle.loads(pickle.dumps(asked)) == copy.deepcopy(asked) == asked
+    with pytest.raises(AttributeError, match="cannot be changed"):
+        asked.start = 9  # type: ignore[misc]
+    with pytest.raises(AttributeError, match="cannot be changed"):
+        del asked.start
+    with pytest.raises(AttributeError):
+        object.__setattr__(asked, "no_such", 9)
+
+
+def test_a_constructor_checks_its_arguments() -> None:
+    for wrong in (
+        lambda: m.DescribeStream(),  # type: ignore[call-arg]
+        lambda: m.DescribeStream("s", "t"),  # type: ignore[call-arg]
+        lambda: m.DescribeStream("s", stream="s"),  # type: ignore[misc]
+        lambda: m.DescribeStream(name="s"),  # type: ignore[call-arg]
+    ):
+        with pytest.raises(TypeError):
+            wrong()
+
+
+def test_default_lists_and_maps_are_not_shared() -> None:
+    first, second = m.ErrorAnswer(1, "A", "b"), m.ErrorAnswer(1, "A", "b")
+    first.details["x"] = 1
+    assert second.details == {}
+
+
+def test_secrets_are_not_in_the_repr() -> None:
+    shown = repr(m.Auth("token", "p.secret", signature=b"s" * 64))
+    assert shown == "Auth(method='token', public_key=None)"
