@@ -1,15 +1,14 @@
-"""`connect` and `connect_sync`: make a client for the address of a daemon."""
+"""`connect` and `connect_sync`: make a client for the address of a daemon.
+
+Each imports only the client that it makes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Generator
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from liftlog.client.aio.client import Client
-from liftlog.client.aio.routing import Router
-from liftlog.client.blocking.client import SyncClient
-from liftlog.client.blocking.routing import SyncRouter
 from liftlog.client.connecting.target import (
     CONNECT_TIMEOUT_SECONDS,
     DEFAULT_ADDRESS,
@@ -18,7 +17,11 @@ from liftlog.client.connecting.target import (
     NkeyFile,
     Target,
 )
-from liftlog.tls import ClientTls
+
+if TYPE_CHECKING:
+    from liftlog.client.aio.client import Client
+    from liftlog.client.blocking.client import SyncClient
+    from liftlog.tls import ClientTls
 
 
 def connect(
@@ -80,6 +83,9 @@ class Connecting:
             await self._client.close()
 
     async def _connect(self) -> Client:
+        from liftlog.client.aio.client import Client
+        from liftlog.client.aio.routing import Router
+
         router = Router(self._targets)
         await router.open()
         return Client(router)
@@ -97,6 +103,9 @@ def connect_sync(
 ) -> SyncClient:
     """Return a connected blocking client: `client = connect_sync(...)` or `with connect_sync(...)
     as client`. It has the same arguments and errors as `connect`."""
+    from liftlog.client.blocking.client import SyncClient
+    from liftlog.client.blocking.routing import SyncRouter
+
     router = SyncRouter(
         Target.of_all(address, token, nkey, tls, connect_timeout, request_timeout, reconnect_for)
     )

@@ -23,7 +23,6 @@ the signature to this daemon: an attacker that forwards frames has another certi
 from __future__ import annotations
 
 import enum
-import hashlib
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -80,6 +79,8 @@ def text_to_sign(
     client_nonce: bytes, server_nonce: bytes, server_id: str, certificate: bytes | None
 ) -> bytes:
     """Return the text to sign. `certificate` is the daemon's, in DER; None without TLS."""
+    import hashlib
+
     fingerprint = b"" if certificate is None else hashlib.sha256(certificate).digest()
     parts = (client_nonce, server_nonce, server_id.encode(), fingerprint)
     return _PURPOSE + b"".join([len(part).to_bytes(2, "little") + part for part in parts])

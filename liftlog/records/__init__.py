@@ -5,6 +5,7 @@ layout           finds the columns of one batch, or of many batches
 encode, decode   converts lists to the bytes of a batch; reads these bytes through a lazy view
 projection       makes a batch without some of its columns
 codecs           compresses and decompresses bodies
+checksum         computes CRC-32C
 place            checks that a batch is at its place in the log
 message_headers  parses and builds header blocks
 json_form        converts a record to JSON and back

@@ -19,9 +19,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from crc32c import crc32c
-
 from liftlog.errors import CorruptBatch, UnsupportedFormat
+from liftlog.records.checksum import crc32c
 from liftlog.records.format import (
     ATTRIBUTES,
     ATTRIBUTES_POSITION,

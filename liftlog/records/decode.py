@@ -15,9 +15,8 @@ from itertools import pairwise, repeat
 from operator import lt
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from crc32c import crc32c
-
 from liftlog.errors import CorruptBatch
+from liftlog.records.checksum import crc32c
 from liftlog.records.codecs import inflate
 from liftlog.records.format import (
     CODEC_MASK,

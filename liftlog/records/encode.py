@@ -12,8 +12,7 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
-from crc32c import crc32c
-
+from liftlog.records.checksum import crc32c
 from liftlog.records.format import (
     ESCAPED_SUBJECTS,
     HEADER,

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from crc32c import crc32c
-
 from liftlog.errors import CorruptBatch, UnsupportedFormat
+from liftlog.records.checksum import crc32c
 from liftlog.records.format import (
     CODEC_MASK,
     CODEC_NAMES,

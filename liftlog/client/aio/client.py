@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, Unpack
@@ -219,7 +219,7 @@ class Client(Calls):
         settings = GroupSettings(
             name,
             stream,
-            f"{UNNAMED}{secrets.token_hex(8)}" if member is None else member,
+            f"{UNNAMED}{os.urandom(8).hex()}" if member is None else member,
             member is not None,
             start,
             session,

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import socket
-import ssl
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from liftlog.client.aio.sockets import connect, receive, resolve, send
 from liftlog.client.connecting.channel import Channel, PlainChannel, refused, share, tune
 from liftlog.client.connecting.target import Address
-from liftlog.tls import TlsSession, TlsSocket
+
+if TYPE_CHECKING:
+    import ssl
 
 _HANDSHAKE_BYTES = 64 * 1024
 
@@ -25,19 +26,30 @@ async def dial(address: Address, context: ssl.SSLContext | None, deadline: float
     try:
         if context is None:
             return PlainChannel(sock)
-        session = TlsSession(context, hostname=address.host)
-        try:
-            while not session.handshake():
-                await send(sock, session.outgoing.read(), deadline)
-                session.feed(_not_ended(await receive(sock, _HANDSHAKE_BYTES, deadline)))
-        except ssl.SSLError as error:
-            raise refused(address, sock, session, error) from error
-        await send(sock, session.outgoing.read(), deadline)
-        sock.setblocking(False)
-        return TlsSocket(sock, session)
+        return await _encrypted(sock, address, context, deadline)
     except BaseException:
         sock.close()
         raise
+
+
+async def _encrypted(
+    sock: socket.socket, address: Address, context: ssl.SSLContext, deadline: float
+) -> Channel:
+    """Make the TLS handshake. A client without TLS does not import it."""
+    from ssl import SSLError
+
+    from liftlog.tls import TlsSession, TlsSocket
+
+    session = TlsSession(context, hostname=address.host)
+    try:
+        while not session.handshake():
+            await send(sock, session.outgoing.read(), deadline)
+            session.feed(_not_ended(await receive(sock, _HANDSHAKE_BYTES, deadline)))
+    except SSLError as error:
+        raise refused(address, sock, session, error) from error
+    await send(sock, session.outgoing.read(), deadline)
+    sock.setblocking(False)
+    return TlsSocket(sock, session)
 
 
 def _not_ended(received: bytes) -> bytes:

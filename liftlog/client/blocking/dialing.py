@@ -4,14 +4,15 @@
 from __future__ import annotations
 
 import socket
-import ssl
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from liftlog.client.blocking.sockets import connect, receive, resolve, send
 from liftlog.client.connecting.channel import Channel, PlainChannel, refused, share, tune
 from liftlog.client.connecting.target import Address
-from liftlog.tls import TlsSession, TlsSocket
+
+if TYPE_CHECKING:
+    import ssl
 
 _HANDSHAKE_BYTES = 64 * 1024
 
@@ -26,19 +27,30 @@ def dial(address: Address, context: ssl.SSLContext | None, deadline: float) -> C
     try:
         if context is None:
             return PlainChannel(sock)
-        session = TlsSession(context, hostname=address.host)
-        try:
-            while not session.handshake():
-                send(sock, session.outgoing.read(), deadline)
-                session.feed(_not_ended(receive(sock, _HANDSHAKE_BYTES, deadline)))
-        except ssl.SSLError as error:
-            raise refused(address, sock, session, error) from error
-        send(sock, session.outgoing.read(), deadline)
-        sock.setblocking(False)
-        return TlsSocket(sock, session)
+        return _encrypted(sock, address, context, deadline)
     except BaseException:
         sock.close()
         raise
+
+
+def _encrypted(
+    sock: socket.socket, address: Address, context: ssl.SSLContext, deadline: float
+) -> Channel:
+    """Make the TLS handshake. A client without TLS does not import it."""
+    from ssl import SSLError
+
+    from liftlog.tls import TlsSession, TlsSocket
+
+    session = TlsSession(context, hostname=address.host)
+    try:
+        while not session.handshake():
+            send(sock, session.outgoing.read(), deadline)
+            session.feed(_not_ended(receive(sock, _HANDSHAKE_BYTES, deadline)))
+    except SSLError as error:
+        raise refused(address, sock, session, error) from error
+    send(sock, session.outgoing.read(), deadline)
+    sock.setblocking(False)
+    return TlsSocket(sock, session)
 
 
 def _not_ended(received: bytes) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 
 from liftlog.client.connecting.buffers import BufferPool
 from liftlog.client.connecting.channel import SOFTWARE, Channel
@@ -24,7 +24,7 @@ class BaseLink:
         self.address = address
         self.error: LiftlogError | None = None
         self.connection = ClientConnection(
-            nonce=secrets.token_bytes(NONCE_BYTES), software=SOFTWARE, allocate=pool.allocate
+            nonce=os.urandom(NONCE_BYTES), software=SOFTWARE, allocate=pool.allocate
         )
         self._channel = channel
         self._unsent = b""

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import socket
-import ssl
 from contextlib import suppress
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import liftlog
 from liftlog.client.connecting.reconnecting import unreachable
 from liftlog.client.connecting.target import Address
 from liftlog.errors import ConnectionLost
-from liftlog.tls import TlsSession, problem
+
+if TYPE_CHECKING:
+    import ssl
+
+    from liftlog.tls import TlsSession
 
 SOFTWARE = f"liftlog-python/{liftlog.__version__}"
 """The name of the client's software, sent in its hello."""
@@ -102,6 +105,10 @@ def refused(
 ) -> ConnectionLost:
     """Return the error of a failed TLS handshake. Also sends the daemon an alert, unless that would
     block."""
+    import ssl
+
+    from liftlog.tls import problem
+
     try:
         sock.send(session.outgoing.read(), socket.MSG_DONTWAIT)
     except OSError:

@@ -3,20 +3,21 @@ time limits."""
 
 from __future__ import annotations
 
-import ipaddress
 import logging
-import ssl
 from dataclasses import dataclass
 from functools import lru_cache
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 from urllib.parse import urlsplit
 
-from liftlog.client.companions import nkeys
 from liftlog.errors import InvalidArgument, MissingDependency
 from liftlog.protocol.handshake import Credentials, Signer
-from liftlog.tls import ClientTls, client_context
+
+if TYPE_CHECKING:
+    import ssl
+
+    from liftlog.tls import ClientTls
 
 CONNECT_TIMEOUT_SECONDS = 10.0
 REQUEST_TIMEOUT_SECONDS = 30.0
@@ -49,6 +50,8 @@ class Address:
         """True if others on the network can read the data sent to this address."""
         if self.path or self.tls or self.host == "localhost":
             return False
+        import ipaddress
+
         try:
             return not ipaddress.ip_address(self.host.partition("%")[0]).is_loopback
         except ValueError:
@@ -133,6 +136,8 @@ def context_for(address: Address, tls: ClientTls) -> ssl.SSLContext | None:
     connect. Raises InvalidArgument, also if `tls` is given for an address that does not use TLS.
     """
     if address.tls:
+        from liftlog.tls import client_context
+
         return client_context(tls)
     if tls is not None:
         raise InvalidArgument(
@@ -155,6 +160,8 @@ def _warn(address: str) -> None:
 
 
 def _signer_in(file: NkeyFile) -> Signer:
+    from liftlog.client.companions import nkeys
+
     try:
         with Path(file).open("rb") as opened:
             content = opened.read(_MAX_FILE_BYTES)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from crc32c import crc32c
-
 from liftlog.client.groups.group_member import Lane
+from liftlog.records.checksum import crc32c
 from liftlog.records.decode import Record
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import math
-import secrets
+import os
 import time
 from collections import deque
 from collections.abc import Collection, Sequence
@@ -109,7 +109,7 @@ class GroupReading:
         """Return the request to join. All requests until the first answer have the same token: if
         an answer is lost, the token proves that this client owns the membership."""
         one = self._settings
-        token = self._token = self._token or secrets.token_hex(16)
+        token = self._token = self._token or os.urandom(16).hex()
         session_ms = round(one.session * 1000)
         return JoinGroup(
             self.stream,

@@ -4,7 +4,7 @@ not acked."""
 from __future__ import annotations
 
 import logging
-import secrets
+import os
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import TypeAlias
@@ -48,7 +48,7 @@ class Working:
         self.stream = settings.stream
         self.consumer = settings.consumer
         self._settings = settings
-        self._worker = secrets.token_hex(8)
+        self._worker = os.urandom(8).hex()
         self._held: deque[Held] = deque(maxlen=_MAX_HELD)
         self._opened = False
         self._closed = False

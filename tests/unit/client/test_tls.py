@@ -13,7 +13,7 @@ from support.daemons.certificates import Authority
 from support.daemons.pull_broker import LogBroker, pull_server
 
 from liftlog import errors
-from liftlog.client import connect, connect_sync
+from liftlog.client import SyncClient, connect, connect_sync
 from liftlog.client.connecting.target import Address
 from liftlog.server.pull import PullServer
 from liftlog.tls import client_context, server_context
@@ -62,7 +62,7 @@ async def close(client: Any) -> None:
 
 
 async def values_of(client: Any, stream: str) -> list[bytes]:
-    if isinstance(client, connect_sync.__globals__["SyncClient"]):
+    if isinstance(client, SyncClient):
         return await asyncio.to_thread(lambda: [r.value for r in client.read(stream, until="end")])
     return [r.value async for r in client.read(stream, until="end")]
 
