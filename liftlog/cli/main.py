@@ -7,10 +7,11 @@ import gc
 import io
 import os
 import sys
+from functools import partial
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 _INTERRUPTED = 130  # ExitCode.INTERRUPTED, which may not be loaded yet
 _GC_THRESHOLD = 50_000
@@ -23,21 +24,40 @@ def main(arguments: Sequence[str] | None = None) -> None:
     gc.set_threshold(_GC_THRESHOLD)
     _open_standard_streams()
     try:
-        from liftlog.cli.lib.problems import tell_client_events
-        from liftlog.cli.root import cli
+        command = _command(sys.argv[1:] if arguments is None else list(arguments))
     except KeyboardInterrupt:
         sys.exit(_INTERRUPTED)
-    tell_client_events()
-    # https://no-color.org: also where click would use colours; None lets click check the terminal.
-    color = False if os.environ.get("NO_COLOR") else None
     try:
-        cli.main(arguments, prog_name="liftlog", color=color)
-    except OSError as error:  # raised by --help; Root.invoke handles those of commands
+        command()
+    except (
+        OSError
+    ) as error:  # raised by --version and --help; Root.invoke handles those of commands
         from liftlog.cli.lib.problems import report, silence_closed_output
 
         code = report(error)
         silence_closed_output()
         sys.exit(code)
+
+
+def _command(arguments: list[str]) -> Callable[[], object]:
+    """Import the command. Importing click takes longer than Python's own start, so `--version`
+    does without it; it prints the same line."""
+    if arguments == ["--version"]:
+        return _print_version
+    from liftlog.cli.lib.problems import tell_client_events
+    from liftlog.cli.root import cli
+
+    tell_client_events()
+    # https://no-color.org: also where click would use colours; None lets click check the terminal.
+    color = False if os.environ.get("NO_COLOR") else None
+    return partial(cli.main, arguments, prog_name="liftlog", color=color)
+
+
+def _print_version() -> None:
+    from liftlog.commit import version_and_commit
+
+    print(f"liftlog {version_and_commit()}", flush=True)
+    sys.exit()
 
 
 def _open_standard_streams() -> None:

@@ -4,14 +4,14 @@ its help, accepts aliases, answers `help`, and corrects typing errors."""
 from __future__ import annotations
 
 import importlib
-import shlex
 import textwrap
 from collections.abc import Mapping
-from difflib import get_close_matches
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
-from click.shell_completion import CompletionItem
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 HELP = "help"
 _OTHERS = "Commands"
@@ -108,7 +108,7 @@ class Commands(click.Group):
         word = args[0] if args else ""
         for alias in (" ".join(args[:2]), word):
             if alias in self.aliases:
-                args = [*shlex.split(self.aliases[alias]), *args[alias.count(" ") + 1 :]]
+                args = [*self.aliases[alias].split(), *args[alias.count(" ") + 1 :]]
                 return super().resolve_command(ctx, args)
         if word == HELP:
             return HELP, _help_command(), args[1:]
@@ -117,6 +117,8 @@ class Commands(click.Group):
         return super().resolve_command(ctx, args)
 
     def _refuse(self, ctx: click.Context, word: str) -> None:
+        from difflib import get_close_matches
+
         names = self.list_commands(ctx)
         close = get_close_matches(word, [*names, *self.aliases], n=1)
         guess = f" Did you mean {close[0]!r}?" if close else ""
@@ -142,6 +144,8 @@ class Commands(click.Group):
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Complete names of commands, and options as for every command."""
+        from click.shell_completion import CompletionItem
+
         named = [
             CompletionItem(name, help=self._short_help(name))
             for name in self.list_commands(ctx)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from difflib import get_close_matches
 
 import click
 
@@ -50,6 +49,8 @@ def suggest_stream(error: BaseException) -> None:
 def closest(word: str, known: Sequence[str]) -> str | None:
     """Return the known name that is most similar to `word`, without regard to case; None if there
     is no similar name."""
+    from difflib import get_close_matches
+
     by_lower = {name.lower(): name for name in known}
     found = get_close_matches(word.lower(), by_lower, n=1)
     return by_lower[found[0]] if found else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 
 from liftlog.times import show_time as show_time
 
@@ -15,7 +16,6 @@ _ESCAPES |= {0x09: "\\t", 0x0A: "\\n", 0x0D: "\\r"}
 _ESCAPES |= {code: f"\\u{code:04x}" for code in range(0xD800, 0xE000)}
 # For JSON and quoted YAML, where characters below 0x20 are escaped or part of the layout.
 _IN_QUOTES = {code: f"\\u{code:04x}" for code in (*_UNSAFE, *range(0xD800, 0xE000)) if code >= 0x7F}
-_TO_QUOTE = re.compile(f"[{''.join(map(chr, _IN_QUOTES))}]")
 _KEEPING_NEWLINES = {code: text for code, text in _ESCAPES.items() if code != 0x0A}
 
 _BINARY_HEAD_BYTES = 16
@@ -32,7 +32,12 @@ def needs_quotes(text: str) -> bool:
     """Return True if `escaped_in_quotes` would change the text."""
     if text.isascii():  # the common case, which is fast
         return "\x7f" in text
-    return _TO_QUOTE.search(text) is not None
+    return _to_quote().search(text) is not None
+
+
+@cache
+def _to_quote() -> re.Pattern[str]:
+    return re.compile(f"[{''.join(map(chr, _IN_QUOTES))}]")
 
 
 def escaped_in_quotes(text: str) -> str:

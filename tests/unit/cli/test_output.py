@@ -1,8 +1,10 @@
 """Tables, JSON and JSON lines."""
 
 import base64
+import io
 import json
 import re
+from contextlib import redirect_stdout
 from datetime import UTC, datetime
 from typing import Any
 
@@ -343,3 +345,35 @@ def test_a_table_of_streams_fits_its_terminal(
     assert {*whole.split()} - {*heading.split()} == gone
     if width > 40:  # else there is nothing more to leave out
         assert max(len(heading), len(line)) <= width
+
+
+_CELLS = st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E), max_size=12)
+
+
+@given(data=st.data(), columns=st.integers(1, 4), count=st.integers(0, 4))
+def test_a_simple_table_looks_as_rich_prints_it(
+    data: st.DataObject, columns: int, count: int
+) -> None:
+    headings = [f"{name}{number}" for number, name in enumerate(["NAME", "STATE", "N", ""])]
+    headings = headings[:columns]
+    rows = [[data.draw(_CELLS) for _ in headings] for _ in range(count)]
+    right = data.draw(st.sets(st.integers(0, columns - 1)))
+
+    def printed() -> str:
+        with redirect_stdout(io.StringIO()) as captured:
+            print_table(headings, rows, right=right)
+        return captured.getvalue()
+
+    ours = printed()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(output, "_is_simple", lambda lines: False)
+        assert ours == printed()
+
+
+@pytest.mark.parametrize("cell", ["ü", "two\nlines", "FORCED"])
+def test_other_tables_are_left_to_rich(cell: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    assert output._is_simple([["NAME"], ["plain"]])
+    if cell == "FORCED":
+        monkeypatch.setenv("FORCE_COLOR", "1")
+    assert not output._is_simple([["NAME"], [cell]])
