@@ -10,6 +10,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
@@ -127,8 +128,8 @@ class FilePool:
         excess = len(self._files) - self._limit
         if excess <= 0:
             return
-        idle = [path for path, pooled in self._files.items() if not pooled.holders]
-        for path in idle[:excess]:
+        idle = (path for path, pooled in self._files.items() if not pooled.holders)
+        for path in list(islice(idle, excess)):
             self._files.pop(path).file.close()
 
 

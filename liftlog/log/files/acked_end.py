@@ -21,6 +21,7 @@ import errno
 import logging
 import os
 import struct
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -87,8 +88,14 @@ def known_acked_end(
 
 
 def _boot_crc(boot_id: str | None) -> int:
-    boot = current_boot_id() if boot_id is None else boot_id
+    boot = _known_boot_id() if boot_id is None else boot_id
     return crc32c(boot.encode()) if boot else 0
+
+
+@cache
+def _known_boot_id() -> str:
+    """The boot id of this process: the machine cannot be rebooted while the process lives."""
+    return current_boot_id()
 
 
 def _read(

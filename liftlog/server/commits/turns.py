@@ -76,6 +76,11 @@ class LogTurns:
         """Time since the current job began; 0.0 if no job runs."""
         return time.monotonic() - self._taken_since if self.is_taken else 0.0
 
+    @property
+    def calls_wait(self) -> bool:
+        """True if exclusive calls wait for their turn."""
+        return bool(self._waiting)
+
     async def over(self) -> None:
         """Wait until the current job has ended."""
         while self.is_taken:

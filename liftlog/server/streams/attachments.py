@@ -17,7 +17,6 @@ from liftlog.server.ingest.nats_link import NatsLink
 from liftlog.server.ingest.relay import Relay
 from liftlog.server.ingest.subscriptions import LinkSubscription, RunHandler
 from liftlog.server.streams.intake import Intake
-from liftlog.server.streams.settings import save_metadata
 
 logger = logging.getLogger("liftlog.server")
 
@@ -253,8 +252,14 @@ async def _save_for_replicas(host: StreamHost, offset: int, time_ns: int, reason
 
 
 class PossibleLosses:
-    """Stores events in which a stream may have missed messages. The writes run in the background,
-    so that no caller waits. Belongs to the event loop."""
+    """Stores events in which a stream may have missed messages. No caller waits for that. Belongs
+    to the event loop.
+
+    A stream without replicas stores an event before it stores its next record. Until then nothing
+    is lost with the event: a start after a crash notes another one at the same offset. So a start
+    with thousands of streams, or a lost connection to NATS, writes no file of a stream that gets no
+    messages.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -265,17 +270,31 @@ class PossibleLosses:
         now_ns = self._clock.now_ns()
         offset = host.note_possible_loss(reason, now_ns)
         logger.warning("possible-loss stream=%s offset=%d reason=%s", host.name, offset, reason)
-        if host.log.config.replicated:
-            saving = _save_for_replicas(host, offset, now_ns, reason)
-        else:
-            saving = save_metadata(host)
-        task = asyncio.get_running_loop().create_task(saving)
+        if not host.log.config.replicated:
+            host.before_next_commit = partial(_save, host)
+            return
+        task = asyncio.get_running_loop().create_task(
+            _save_for_replicas(host, offset, now_ns, reason)
+        )
         self._saving.add(task)
         task.add_done_callback(self._saving.discard)
 
     async def close(self) -> None:
-        """Cancel the events that are not stored yet."""
+        """Cancel the events of replicated streams that are not stored yet."""
         saving = list(self._saving)
         for task in saving:
             task.cancel()
         await asyncio.gather(*saving, return_exceptions=True)
+
+
+def _save(host: StreamHost) -> None:
+    """Store the possible losses of a stream, before the commit that is next. A failure is only
+    logged, because the event is also in the log file."""
+
+    def ended(saving: asyncio.Future[object]) -> None:
+        error = None if saving.cancelled() else saving.exception()
+        if error is not None:
+            logger.warning("possible-loss-not-saved stream=%s error=%s", host.name, error)
+
+    saving = host.run_exclusive(lambda: host.log.structure.set_metadata(host.metadata()))
+    saving.add_done_callback(ended)

@@ -15,6 +15,7 @@ from liftlog.log import Log, LogSlice
 from liftlog.log.files.checkpoint_file import read_dispensable_file, write_checkpoint_file
 from liftlog.log.read.reading import Gap
 from liftlog.records import Place, decode_batch, iter_batches, parse_header
+from liftlog.records.format import HEADERS
 from liftlog.sequencing import DedupeWindow
 from liftlog.sequencing.dedupe import StoredHeaders
 from liftlog.server.commits.damage import quarantine_found
@@ -196,9 +197,9 @@ def _learn(
 ) -> int:
     """Add the ids of the batches in `raw` from `offset` on; returns the offset to continue at.
 
-    If a body is damaged, the ids of its batch are lost; with `is_strict`, the function stops there.
-    It always stops at a damaged header, because a read from there determines the extent of the
-    damage.
+    A batch without headers has no ids, so its body is not looked at. If another body is damaged,
+    the ids of its batch are lost; with `is_strict`, the function stops there. It always stops at a
+    damaged header, because a read from there determines the extent of the damage.
     """
     reached, position = offset, 0
     headers = StoredHeaders()
@@ -208,7 +209,7 @@ def _learn(
             place.take(header)
         except CorruptBatch:
             break
-        if header.max_timestamp_ns >= ages.since_ns:
+        if header.attributes & HEADERS and header.max_timestamp_ns >= ages.since_ns:
             try:
                 batch = decode_batch(raw, position).trim(offset)
                 headers.add(batch, ages.ahead_ns(header.base_offset), ages.latest_ns)

@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 
 from liftlog.cluster.record import StreamMetadata
 from liftlog.errors import ConfigError, LiftlogError, StreamUnavailable, UnsupportedFormat
@@ -46,6 +48,9 @@ from liftlog.settings.stored import stored_form
 logger = logging.getLogger("liftlog.server")
 
 _DEFAULTS = StreamSettings.model_construct()
+_LOADED_AHEAD = 4
+"""Number of streams whose files are read at the same time at the start. While one thread waits for
+the disk, others decode."""
 
 
 class StreamMaker:
@@ -93,10 +98,19 @@ class StreamMaker:
     ) -> None:
         for name in await self._records.load(names):
             self._miss(name)
-        for name in names:
-            if is_stopping():
-                return
-            await self._open(name, assume_yes=assume_yes)
+        now_ns = self._steady_ns()
+        loading: deque[asyncio.Task[tuple[LoadedStream, Sequencer]]] = deque()
+        left = iter(names)
+        try:
+            for name in names:
+                for later in islice(left, _LOADED_AHEAD - len(loading)):
+                    loading.append(asyncio.create_task(self._load(later, now_ns)))
+                if is_stopping():
+                    return
+                await self._open(name, loading.popleft(), assume_yes=assume_yes)
+        finally:
+            for task in loading:
+                await self._drop(task)
         await self._records.store()
         await self._records.hold(names)
 
@@ -129,9 +143,14 @@ class StreamMaker:
         )
         logger.error("stream-not-created stream=%s error=%s", name, self._records.problem)
 
-    async def _open(self, name: str, *, assume_yes: bool) -> None:
+    async def _open(
+        self, name: str, loading: asyncio.Task[tuple[LoadedStream, Sequencer]], *, assume_yes: bool
+    ) -> None:
         try:
-            host, report = await self._load(name)
+            found, sequencer = await loading
+            host = await self.host(
+                name, found.settings, found.log, found.origin, found.overrides, sequencer=sequencer
+            )
         except LiftlogError as error:
             self._leave_alone(name, error)
             return
@@ -139,10 +158,10 @@ class StreamMaker:
             self._broken[name] = f"internal error: {error!r}"
             logger.exception("stream-not-opened stream=%s", name)
             return
-        log = host.log
-        if host.origin == "config" and not assume_yes and has_new_settings(host):
-            await self._refuse_large_deletion(log, host.settings)
+        log, report = host.log, found.report
         if host.metadata() != log.view.manifest.metadata:
+            if host.origin == "config" and not assume_yes and has_new_settings(host):
+                await self._refuse_large_deletion(log, host.settings)
             await save_metadata(host)
         await self._enter_epoch(host, self._records.opened(log, clean=report.clean))
         logger.info(
@@ -173,15 +192,28 @@ class StreamMaker:
         self._broken[name] = why_broken(error)
         logger.error("stream-not-opened stream=%s error=%s", name, error)
 
-    async def _load(self, name: str) -> tuple[StreamHost, RecoveryReport]:
+    async def _load(self, name: str, now_ns: int) -> tuple[LoadedStream, Sequencer]:
         configured = self._settings.streams.get(name)
-        found = await asyncio.to_thread(load_stream, self._data_dir, name, configured)
+        destinations = self._neighbours.destinations
+
+        def load() -> tuple[LoadedStream, Sequencer]:
+            found = load_stream(self._data_dir, name, configured)
+            try:
+                return found, make_sequencer(name, found.settings, found.log, destinations, now_ns)
+            except Exception:
+                found.log.close()
+                raise
+
+        return await asyncio.to_thread(load)
+
+    async def _drop(self, loading: asyncio.Task[tuple[LoadedStream, Sequencer]]) -> None:
+        """Close a log that was opened ahead and is not served."""
         try:
-            host = await self.host(name, found.settings, found.log, found.origin, found.overrides)
-        except Exception:
-            await asyncio.to_thread(found.log.close)
-            raise
-        return host, found.report
+            found, _ = await loading
+        except Exception:  # the start ends anyway, for another reason  # noqa: BLE001
+            return
+        state = await asyncio.to_thread(found.log.close)
+        self._data_dir.keep_clean(found.log.name, state)
 
     async def _refuse_large_deletion(self, log: Log, settings: StreamSettings) -> None:
         if await asyncio.to_thread(removes_too_much, log, settings, self._now_ns()):
@@ -280,19 +312,21 @@ class StreamMaker:
         gate: CommitGate | None = None,
         is_leading: bool = True,
         ids: LearnedIds | None = None,
+        sequencer: Sequencer | None = None,
     ) -> StreamHost:
         """Create the host of an open log, which replaces the stream's earlier host. `ids` are the
-        message ids of the log, if they are known."""
-        sequencer = await asyncio.to_thread(
-            make_sequencer,
-            name,
-            settings,
-            log,
-            self._neighbours.destinations,
-            self._steady_ns(),
-            is_leading=is_leading,
-            ids=ids,
-        )
+        message ids of the log, as far as they are known. Makes a sequencer if none is given."""
+        if sequencer is None:
+            sequencer = await asyncio.to_thread(
+                make_sequencer,
+                name,
+                settings,
+                log,
+                self._neighbours.destinations,
+                self._steady_ns(),
+                is_leading=is_leading,
+                ids=ids,
+            )
         before = self._hosts.get(name)
         if before is not None:
             # From here to the end of the function there is no await, so no task can begin to use
