@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import socket
 import ssl
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from os import PathLike, fspath
@@ -146,24 +147,23 @@ def client_context(
 
 @contextmanager
 def system_certificates_unread() -> Iterator[None]:
-    """Let contexts that are created in the block trust no certificate of the system.
+    """Let contexts that this thread creates in the block trust no certificate of the system.
 
     Used for imports of modules that create contexts which liftlog does not need, such as aiohttp's
     for its client. Reading all certificates that the system trusts would take 20 ms for each
     context.
     """
-    paths = ssl.get_default_verify_paths()
-    names = (paths.openssl_cafile_env, paths.openssl_capath_env)
-    before = {name: os.environ.get(name) for name in names}
-    os.environ.update(dict.fromkeys(names, os.devnull))
+    here, load = threading.get_ident(), ssl.SSLContext.load_default_certs
+
+    def load_elsewhere(context: ssl.SSLContext, *purpose: ssl.Purpose) -> None:
+        if threading.get_ident() != here:
+            load(context, *purpose)
+
+    ssl.SSLContext.load_default_certs = load_elsewhere  # type: ignore[assignment, method-assign]
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        ssl.SSLContext.load_default_certs = load  # type: ignore[method-assign]
 
 
 def problem(error: Exception) -> str:

@@ -63,7 +63,6 @@ def serve(
       liftlog serve --set nats.servers=nats://a:4222 --set 'streams={orders: {subject: "orders.>"}}'
     """
     from liftlog.settings import Settings, load_settings
-    from liftlog.tls import system_certificates_unread
 
     environ = dict(os.environ)
 
@@ -72,8 +71,7 @@ def serve(
 
     settings = load()
 
-    with system_certificates_unread():  # only aiohttp's client needs them, not its server
-        from liftlog.server.daemon import run
+    from liftlog.server.daemon import run
     from liftlog.server.life.logs import configure_logging
 
     logging_ = settings.logging

@@ -4,6 +4,7 @@
 <data_dir>/clean             clean marker, exists only after a clean stop
 <data_dir>/recovery-points   per stream, the offset below which everything was fsynced
 <data_dir>/records           the metadata of the streams (`liftlog.server.metadata`)
+<data_dir>/addresses.json    where the daemon listens, while it runs
 <data_dir>/node, known-records   for a node of a cluster: its identity, the metadata it last read
 <data_dir>/streams/<stream>/ manifest, segments, indexes, acked-end slot
 
@@ -46,6 +47,8 @@ logger = logging.getLogger("liftlog.log")
 STREAMS_NAME = "streams"
 BACKUP_NAME = "backup"
 RESTORING_NAME = "restoring"
+ADDRESSES_NAME = "addresses.json"
+"""File with the addresses of a running daemon, which `liftlog.server` writes."""
 DELETED_PREFIX = ".deleted-"
 _UNFINISHED_NAMES = {name + TEMPORARY_SUFFIX for name in (MANIFEST_NAME, COPY_NAME)}
 

@@ -2,6 +2,7 @@
 this list, and none above it; `make lint` checks this.
 
 daemon       puts the rooms together, runs, stops cleanly
+late_parts   imports and starts the parts that publishers do not wait for
 http_port    the HTTP port from the daemon's settings
 metrics      counters and other values, exported to Prometheus
 life         signals, reload, systemd, embedded NATS, logs, health

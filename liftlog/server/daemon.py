@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import uvloop
 
@@ -22,19 +23,16 @@ from liftlog import __version__
 from liftlog.commit import commit
 from liftlog.errors import LiftlogError
 from liftlog.log import DataDir, LogEnvironment, OsFileSystem, SystemClock
+from liftlog.log.data_dir import ADDRESSES_NAME
 from liftlog.log.files.acked_end import ACKED_END_NAME, BOOT_ID_UNKNOWN, current_boot_id
 from liftlog.log.files.filesystem import private, storage_errors
 from liftlog.log.files.shared_descriptors import SharedDescriptors
 from liftlog.server.checkpoints.opening import open_checkpoints
 from liftlog.server.cleaning.cleaner import Cleaner
 from liftlog.server.cleaning.pace import Seen
-from liftlog.server.http.guard import ConnectionGuard
-from liftlog.server.http.server import HttpCounters
-from liftlog.server.http_port import make_http_server
 from liftlog.server.ingest.nats_link import NatsLink
 from liftlog.server.ingest.seam import choose_seam
-from liftlog.server.jetstream_api.service import JetStreamApi
-from liftlog.server.jetstream_api.workers.without_nats import ConsumersWithoutNats
+from liftlog.server.late_parts import LateHttp, import_jetstream_api, wait_for_nats
 from liftlog.server.life.embedded import DEFAULT_PORT, EmbeddedNats
 from liftlog.server.life.health import Health, Phase
 from liftlog.server.life.logs import reopen_logs
@@ -42,7 +40,6 @@ from liftlog.server.life.reloading import OUTCOME_NAME, Reloads
 from liftlog.server.life.service_manager import ServiceManager
 from liftlog.server.life.signals import Signals
 from liftlog.server.metadata.membership import refuse_node
-from liftlog.server.metrics.values import Sources
 from liftlog.server.node.clustered import ClusterNode
 from liftlog.server.pull import PullServer
 from liftlog.server.pull.certificates import load_pull_tls
@@ -52,15 +49,16 @@ from liftlog.server.streams.housekeeping import Housekeeping, keep_house
 from liftlog.server.vitals.delays import LoopWatch, SyncTimes
 from liftlog.server.vitals.descriptors import Descriptors, raise_open_file_limit, shares_of
 from liftlog.server.vitals.disk import DiskProbe
-from liftlog.server.web.sessions import Sessions
 from liftlog.settings import Settings
 from liftlog.settings.checks import cautions
 from liftlog.settings.keys import differing_keys
 from liftlog.settings.load import load_policy
 
+if TYPE_CHECKING:
+    from liftlog.server.http.server import HttpServer
+
 logger = logging.getLogger("liftlog.server")
 
-ADDRESSES_NAME = "addresses.json"
 _SWITCH_INTERVAL_SECONDS = 0.0005
 _GC_THRESHOLD = 50_000
 _EXIT_OK = 0
@@ -191,9 +189,12 @@ class Daemon:
             )
             pull = PullServer(broker, limits, policy, tls, broker.intake.ingested)
             self._make_reloadable(pull)
-            # Opening the streams may take minutes. Until they are open the daemon is alive, but not
-            # ready.
-            health, http_address = await self._serve_http(stack, broker, link, pull, cleaner)
+            health, http = self._new_health(broker, link, pull, cleaner)
+            stack.push_async_callback(http.close)
+            if self.settings.http.listen is not None:
+                # Opening the streams may take minutes. Until they are open the daemon is alive, but
+                # not ready.
+                await http.bind(self.settings.http.listen)
             self._manager.status("recovering the streams")
             if believe_clock:
                 broker.clock_guard.confirm()
@@ -208,21 +209,15 @@ class Daemon:
             broker.set_link(link)
             pull_addresses = await pull.start(self.settings.pull.listen)
             health.phase = Phase.SERVING
-            self._announce(pull_addresses, http_address)
             _calm_garbage_collector()
             await asyncio.to_thread(broker.hosted.reserve.keep)
             link.start()
-            if self.settings.nats.jetstream_api:
-                api = health.jetstream_api = JetStreamApi(broker, nats_servers, seam, pull.services)
-                stack.push_async_callback(api.close)
-                self._links.append(api.link)
-                api.start()
-            else:
-                consumers = ConsumersWithoutNats(broker, pull.services)
-                stack.push_async_callback(consumers.close)
-                consumers.start()
+            await wait_for_nats(link)
+            await self._serve_consumers(stack, broker, pull, health, nats_servers)
             if cluster is not None:
                 cluster.start()
+            self._announce(pull_addresses, await http.serve())
+            gc.freeze()
             await self._serve(housekeeping, broker, cleaner, health)
             return await self._drain(broker, pull, health)
 
@@ -344,14 +339,32 @@ class Daemon:
         assert context is not None, "a certificate is configured"
         return context
 
-    async def _serve_http(
+    async def _serve_consumers(
         self,
         stack: contextlib.AsyncExitStack,
         broker: Broker,
-        link: NatsLink,
         pull: PullServer,
-        cleaner: Cleaner,
-    ) -> tuple[Health, str | None]:
+        health: Health,
+        servers: list[str],
+    ) -> None:
+        """Serve the JetStream API, or without it the consumers with acks alone."""
+        if self.settings.nats.jetstream_api:
+            make_api = await import_jetstream_api()
+            seam = choose_seam(self.settings.nats.seam)
+            api = health.jetstream_api = make_api(broker, servers, seam, pull.services)
+            stack.push_async_callback(api.close)
+            self._links.append(api.link)
+            api.start()
+            return
+        from liftlog.server.jetstream_api.workers.without_nats import ConsumersWithoutNats
+
+        consumers = ConsumersWithoutNats(broker, pull.services)
+        stack.push_async_callback(consumers.close)
+        consumers.start()
+
+    def _new_health(
+        self, broker: Broker, link: NatsLink, pull: PullServer, cleaner: Cleaner
+    ) -> tuple[Health, LateHttp]:
         disk = DiskProbe(self._data_dir.path)
         watch, cluster = self._loop_watch, self.settings.cluster
         health = Health(
@@ -362,29 +375,16 @@ class Daemon:
             lambda: watch.last_lag_seconds,
             ready_after_seconds=cluster.ready_after_seconds if cluster is not None else 0.0,
         )
-        guard = ConnectionGuard(
-            max_connections=self._shares.http_connections,
-            timeout_seconds=self.settings.http.timeout_seconds,
-        )
-        sources = Sources(
-            broker,
-            link,
-            pull,
-            cleaner,
-            health,
-            disk,
-            self.reloads,
-            watch,
-            self._sync_times,
-            guard,
-            HttpCounters(),
-            Sessions(),
-        )
-        http = make_http_server(self.settings, sources)
-        stack.push_async_callback(http.close)
-        if self.settings.http.listen is None:
-            return health, None
-        return health, await http.start(self.settings.http.listen)
+
+        def make_http() -> HttpServer:
+            from liftlog.server.http_port import make_http_server, sources_of
+
+            parts = (broker, link, pull, cleaner, health, disk, self.reloads, watch)
+            limit = self._shares.http_connections
+            sources = sources_of(*parts, self._sync_times, self.settings.http, limit)
+            return make_http_server(self.settings, sources)
+
+        return health, LateHttp(make_http)
 
     async def _serve(
         self, housekeeping: Housekeeping, broker: Broker, cleaner: Cleaner, health: Health
@@ -476,8 +476,8 @@ class Daemon:
 def _calm_garbage_collector() -> None:
     """Prevent garbage collections during commits. Objects that exist now stay until the end, and
     messages create no reference cycles. So a collection after every 700 new objects would only scan
-    the same heap again and again."""
-    gc.collect()
+    the same heap again and again. Nothing is collected at the start: that takes a tenth of the
+    start, and finds little."""
     gc.freeze()
     gc.set_threshold(_GC_THRESHOLD)
 

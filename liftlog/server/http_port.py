@@ -2,24 +2,54 @@
 
 from __future__ import annotations
 
+from liftlog.server.cleaning.cleaner import Cleaner
 from liftlog.server.http.appending import Appender
 from liftlog.server.http.callers import Callers, HostNames
+from liftlog.server.http.guard import ConnectionGuard
 from liftlog.server.http.log_api import LogApi, LogApiLimits
-from liftlog.server.http.server import HttpServer, Mounted
+from liftlog.server.http.server import HttpCounters, HttpServer, Mounted
 from liftlog.server.ingest.nats_link import NatsLink
 from liftlog.server.jetstream_api.monitoring import MonitoringPage
 from liftlog.server.jetstream_api.overview import Overviews
+from liftlog.server.life.health import Health
+from liftlog.server.life.reloading import Reloads
 from liftlog.server.metrics.exposition import Exposition
 from liftlog.server.metrics.readings import Readings
 from liftlog.server.metrics.values import Sources
+from liftlog.server.pull import PullServer
 from liftlog.server.streams.broker import Broker
+from liftlog.server.vitals.delays import LoopWatch, SyncTimes
+from liftlog.server.vitals.disk import DiskProbe
 from liftlog.server.web.asking import Parts
 from liftlog.server.web.history import History
 from liftlog.server.web.pace import Pace
 from liftlog.server.web.readers import Readers
+from liftlog.server.web.sessions import Sessions
 from liftlog.server.web.site import WebSite
 from liftlog.server.web.watching import Descriptions
 from liftlog.settings import Settings
+from liftlog.settings.daemon import HttpSettings
+
+
+def sources_of(
+    broker: Broker,
+    link: NatsLink,
+    pull: PullServer,
+    cleaner: Cleaner,
+    health: Health,
+    disk: DiskProbe,
+    reloads: Reloads,
+    loop_watch: LoopWatch,
+    sync_times: SyncTimes,
+    settings: HttpSettings,
+    max_connections: int,
+) -> Sources:
+    """Return the parts of a daemon that have counters, among them new ones of the HTTP port."""
+    guard = ConnectionGuard(
+        max_connections=max_connections, timeout_seconds=settings.timeout_seconds
+    )
+    parts = (broker, link, pull, cleaner, health, disk, reloads, loop_watch, sync_times)
+    return Sources(*parts, guard, HttpCounters(), Sessions())
 
 
 def make_http_server(settings: Settings, sources: Sources) -> HttpServer:

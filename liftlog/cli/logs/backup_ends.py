@@ -21,10 +21,9 @@ from liftlog.client import ClusterInfo, ClusterStream, StreamInfo, SyncClient
 from liftlog.errors import LiftlogError
 from liftlog.log.backup import Committed
 from liftlog.log.backup.creating import OFFSETS_STREAM
-from liftlog.log.data_dir import STREAMS_NAME
+from liftlog.log.data_dir import ADDRESSES_NAME, STREAMS_NAME
 from liftlog.log.files.filesystem import FileSystem, ReadOnlyFileSystem
 from liftlog.log.files.manifest import read_manifest
-from liftlog.server.daemon import ADDRESSES_NAME
 from liftlog.server.metadata.known_records import read_known_records
 from liftlog.server.metadata.membership import NodeFile, read_node_file
 

@@ -1,6 +1,7 @@
 """The HTTP port.
 
 server      listens; `/livez`, `/readyz`, `/metrics`; counts requests by route and status
+port        the bound address, before the server is imported
 guard       limits the number of connections and the time that each may take
 shares      limits on the requests of each caller
 callers     identifies callers; refuses requests that a browser sent for a page of another site

@@ -14,11 +14,12 @@ from aiohttp import web, web_response
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 
-from liftlog.errors import ConfigError, Forbidden, StreamUnavailable
+from liftlog.errors import Forbidden, StreamUnavailable
 from liftlog.server.access.origins import place_of
 from liftlog.server.http.callers import ASKER, HostNames
 from liftlog.server.http.failures import failure, http_failure
 from liftlog.server.http.guard import HEALTH_PATHS, ConnectionGuard
+from liftlog.server.http.port import HttpPort
 from liftlog.server.reading.turns import Asker, Turns
 from liftlog.server.vitals.conditions import MayRead
 from liftlog.server.vitals.histogram import LATENCY_BOUNDS, Histogram
@@ -231,30 +232,20 @@ class HttpServer:
             lingering_time=_LINGER_SECONDS,
             auto_decompress=False,
         )
-        self._listening: asyncio.Server | None = None
+        self._port: HttpPort | None = None
 
-    async def start(self, listen: str) -> str:
-        """Listen on `HOST:PORT`; returns the real address. Raises ConfigError."""
-        host, _, port = listen.rpartition(":")
+    async def serve(self, port: HttpPort) -> None:
+        """Accept connections at the bound port, which this server closes."""
         await self._runner.setup()
         server = self._runner.server
         assert server is not None
         self.guard.attach(server)
-        loop = asyncio.get_running_loop()
-        try:
-            self._listening = await loop.create_server(
-                self.guard.make_protocol, host.strip("[]") or None, int(port)
-            )
-        except OSError as error:
-            raise ConfigError(
-                f"http.listen: cannot listen on {listen}: {error.strerror or error}",
-                hint="stop what uses the port, or set http.listen to another or to null",
-            ) from error
-        return f"{host}:{self._listening.sockets[0].getsockname()[1]}"
+        self._port = port
+        await port.open(self.guard.make_protocol)
 
     async def close(self) -> None:
-        if self._listening is not None:
-            self._listening.close()
+        if self._port is not None:
+            self._port.close()
         await self._runner.cleanup()
         self.guard.close()
         for part in self._mounted:

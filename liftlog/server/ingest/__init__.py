@@ -20,3 +20,33 @@ echoes         recognises the daemon's own messages when they come back
 jetstream      checks whether JetStream acks the same messages
 coalescing     work under a lock, done once for all callers that wait for it
 """
+
+from __future__ import annotations
+
+import sys
+
+
+def _import_nats() -> None:
+    """Import nats-py without aiohttp.
+
+    nats-py imports aiohttp, if it is there, for its own transport over a WebSocket. liftlog has
+    another one (`websocket`), and publishers would wait for the import at each start.
+    """
+    if "aiohttp" in sys.modules:
+        return
+    sys.modules["aiohttp"] = None  # type: ignore[assignment]
+    try:
+        import nats.aio.transport  # noqa: F401
+    finally:
+        del sys.modules["aiohttp"]
+
+
+def give_nats_aiohttp() -> None:
+    """Let nats-py use aiohttp after all, for clients that are not of this package."""
+    import aiohttp
+    import nats.aio.transport
+
+    vars(nats.aio.transport)["aiohttp"] = aiohttp
+
+
+_import_nats()

@@ -13,7 +13,7 @@ import inspect
 import logging
 import re
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import nats.protocol.parser
 from nats.aio.client import Client
@@ -26,10 +26,13 @@ from liftlog.sequencing.run import MessageRun
 from liftlog.server.ingest.batch_parser import BatchParser, MessageSink
 from liftlog.server.ingest.endings import error_words
 from liftlog.server.ingest.transport import Feed, WideTransport
-from liftlog.server.ingest.websocket import WEBSOCKET_SCHEMES, WebSocketTransport
+
+if TYPE_CHECKING:
+    from liftlog.server.ingest.websocket import WebSocketTransport
 
 logger = logging.getLogger("liftlog.server.ingest")
 
+_WEBSOCKET_SCHEMES = ("ws", "wss")
 _SMALL_READ = 4096
 Pressure = Callable[[], Coroutine[Any, Any, None]]
 
@@ -290,7 +293,9 @@ def _give_transport(
         return client.is_connected
 
     transport: WideTransport | WebSocketTransport
-    if scheme in WEBSOCKET_SCHEMES:
+    if scheme in _WEBSOCKET_SCHEMES:
+        from liftlog.server.ingest.websocket import WebSocketTransport
+
         transport = WebSocketTransport(is_live, tls_name)
     else:
         transport = WideTransport(is_live, feed)

@@ -19,7 +19,6 @@ from yarl import URL
 
 logger = logging.getLogger("liftlog.server.ingest")
 
-WEBSOCKET_SCHEMES = ("ws", "wss")
 _FRAME_BYTES = 1024 * 1024
 _CLOSE_SECONDS = 1.0
 

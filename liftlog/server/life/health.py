@@ -11,19 +11,21 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from liftlog import __version__
 from liftlog.commit import commit
 from liftlog.server.checkpoints import OFFSETS_STREAM
 from liftlog.server.ingest.nats_link import NatsLink
-from liftlog.server.jetstream_api.service import JetStreamApi
 from liftlog.server.life.reloading import Reloads
 from liftlog.server.node.cluster_catalog import node_of
 from liftlog.server.node.replicated import ReplicatedStreams
 from liftlog.server.streams.broker import Broker
 from liftlog.server.vitals.conditions import Condition, MayRead, by_kind, first_of_each_kind
 from liftlog.server.vitals.disk import DiskProbe
+
+if TYPE_CHECKING:
+    from liftlog.server.jetstream_api.service import JetStreamApi
 
 STALLED_SECONDS = 10.0
 """Time in seconds. A commit that takes longer counts as a stalled disk."""

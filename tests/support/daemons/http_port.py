@@ -10,6 +10,7 @@ from unittest.mock import Mock
 from liftlog.server.http.callers import Callers
 from liftlog.server.http.guard import ConnectionGuard
 from liftlog.server.http.log_api import LogApi
+from liftlog.server.http.port import HttpPort
 from liftlog.server.http.server import HttpServer
 from liftlog.server.http_port import make_http_server
 from liftlog.server.metrics.exposition import CONTENT_TYPE
@@ -105,9 +106,10 @@ async def http_port(
     api = LogApi(shared.broker, truncate, appender, callers)
     site = WebSite(make_parts(pull, appender), callers)
     server = HttpServer(Healthy(), NoMetrics(), mounted=(api, site), guard=guard)
-    address = await server.start("127.0.0.1:0")
+    port = await HttpPort.bind("127.0.0.1:0")
+    await server.serve(port)
     try:
-        yield server, f"http://{address}", changed
+        yield server, f"http://{port.address}", changed
     finally:
         await server.close()
 

@@ -346,6 +346,13 @@ def run_and_list(arguments: list[str], **environ: str) -> tuple[str, set[str]]:
     return done.stdout, set(json.loads(done.stderr.splitlines()[-1]))
 
 
+def test_version_imports_no_click_and_prints_what_click_prints() -> None:
+    printed, loaded = run_and_list(["--version"])
+    assert printed == run_and_list(["--debug", "--version"])[0] != ""
+    assert not loaded & (HEAVY | {"asyncio", "click", "dataclasses", "logging"})
+    assert not {name for name in loaded if name.startswith("liftlog.cli.")} - {"liftlog.cli.main"}
+
+
 @pytest.mark.parametrize("typed", [None, "liftlog s", "liftlog --"])
 def test_help_and_completion_import_no_command(typed: str | None) -> None:
     if typed is None:
@@ -401,13 +408,10 @@ def test_consume_loads_no_server() -> None:
     assert not {name for name in loaded if name.startswith("liftlog.server")}
 
 
-# What the daemon needs to start, apart from the standard library; each takes its time.
+# What the daemon needs to serve NATS, apart from the standard library; each takes its time.
 OF_THE_DAEMON = {
     *("acl", "compaction", "envelope", "liftlog"),
-    *("aiohappyeyeballs", "aiohttp", "aiosignal", "attr", "frozenlist", "idna", "multidict"),
-    *("propcache", "yarl"),
     *("annotated_types", "pydantic", "pydantic_core", "typing_extensions", "typing_inspection"),
-    *("jinja2", "markupsafe"),
     *("click", "crc32c", "msgpack", "nats", "numpy", "uvloop", "yaml"),
 }
 NOT_OF_THE_DAEMON = {"liftlog.spark", "liftlog.demo", "liftlog.log.offline", "liftlog.log.backup"}
@@ -419,16 +423,14 @@ def test_what_the_start_of_the_daemon_imports() -> None:
         "import json, sys\nfrom liftlog.cli.main import main\n"
         "try:\n    main(['serve', '--set', 'data_dir=/dev/null/none'])\n"
         "except SystemExit as end:\n    code = end.code\n"
-        "from aiohttp.connector import _SSL_CONTEXT_VERIFIED as context\n"
         "files = {name: getattr(module, '__file__', '') for name, module in sys.modules.items()}\n"
-        "print(json.dumps([code, len(context.get_ca_certs()), files]))"
+        "print(json.dumps([code, files]))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
     )
-    exit_code, certificates, files = json.loads(done.stdout.splitlines()[-1])
+    exit_code, files = json.loads(done.stdout.splitlines()[-1])
     assert exit_code, "it fails after its imports"
-    assert certificates == 0, "aiohttp's client has read those of the system"
     library = str(Path(os.__file__).parent)
     packages = {
         name.partition(".")[0]
@@ -437,7 +439,46 @@ def test_what_the_start_of_the_daemon_imports() -> None:
     }
     assert {name for name in packages if not name.startswith("_")} <= OF_THE_DAEMON
     assert not NOT_OF_THE_DAEMON & set(files)
-    assert len(files) < 1200, "there were 1162; what came in?"
+    late = ("liftlog.server.web.", "liftlog.server.metrics.", "liftlog.server.jetstream_api.")
+    assert not {name for name in files if name.startswith(late)}
+    assert len(files) < 870, "there were 850; what came in?"
+
+
+def test_the_http_port_reads_no_certificates_and_gives_nats_its_aiohttp() -> None:
+    code = (
+        "import ssl\nfrom liftlog.server import late_parts\nimport nats.aio.transport as theirs\n"
+        "assert theirs.aiohttp is None\nlate_parts._import_http()\n"
+        "from aiohttp.connector import _SSL_CONTEXT_VERIFIED as context\n"
+        "import aiohttp\nassert theirs.aiohttp is aiohttp\n"
+        "print(len(context.get_ca_certs()), len(ssl.create_default_context().get_ca_certs()) > 0)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
+    read, readable = done.stdout.split()
+    assert read == "0", "aiohttp's client has read those of the system"
+    assert readable == "True", "contexts that are made later read them"
+
+
+def test_what_the_client_imports() -> None:
+    assert len(modules_after("import liftlog.client")) < 120, "there were 101"
+    blocking = modules_after("from liftlog.client import connect_sync, SyncClient")
+    assert not blocking & {"asyncio", "ssl", "crc32c", "envelope", "acl", "liftlog.client.aio"}
+    assert len(blocking) < 200, "there were 188; what came in?"
+    both = modules_after("from liftlog.client import connect, Client")
+    assert "liftlog.client.blocking" not in both
+    assert not both & {"crc32c", "envelope", "acl"}
+
+
+def test_each_public_name_of_the_client_can_be_imported() -> None:
+    code = (
+        "import liftlog.client as client\n"
+        "assert {*client.__all__} == {*client._MODULES}, 'the table names the same'\n"
+        "assert {*client.__all__} <= {*dir(client)}\n"
+        "for name in client.__all__:\n    assert getattr(client, name).__name__\n"
+        "assert not hasattr(client, 'nothing')"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def test_pub_imports_what_publishing_needs() -> None:

@@ -22,6 +22,7 @@ from acl.tokens import hash_token
 from liftlog.errors import Unauthenticated
 from liftlog.server.http import callers, guard
 from liftlog.server.http.guard import ConnectionGuard, identifying, require_place
+from liftlog.server.http.port import HttpPort
 from liftlog.server.http.server import HttpServer
 from liftlog.server.metrics.exposition import CONTENT_TYPE
 
@@ -261,7 +262,9 @@ async def bare_port(
     health: Any, metrics: Any, guard: ConnectionGuard, *mounted: Any
 ) -> AsyncIterator[tuple[Port, HttpServer]]:
     server = HttpServer(health, metrics, mounted=mounted, guard=guard)
-    port = Port(await server.start("127.0.0.1:0"), guard)
+    bound = await HttpPort.bind("127.0.0.1:0")
+    await server.serve(bound)
+    port = Port(bound.address, guard)
     try:
         yield port, server
     finally:
