@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+import sysconfig
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,14 @@ DURABILITY = {
 }
 
 
+def interpreter_build() -> str:
+    """How the interpreter was built: without optimisations it is 10 to 37 % slower."""
+    arguments = str(sysconfig.get_config_var("CONFIG_ARGS"))
+    found = [one for one in ("--enable-optimizations", "--with-lto") if one in arguments]
+    compiler = platform.python_compiler()
+    return f"{compiler}, {' '.join(found) if found else 'built without optimisations'}"
+
+
 def environment(directory: Path) -> dict[str, Any]:
     cpu = next(
         (
@@ -70,6 +79,7 @@ def environment(directory: Path) -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "kernel": platform.release(),
         "python": platform.python_version(),
+        "build": interpreter_build(),
         "nats_server": version.stdout.strip(),
         "file_system": file_system_of(directory),
         "fdatasync_us": round(fdatasync_us(directory), 1),
@@ -97,17 +107,17 @@ def ratios(measured: Measurements, rows: Sequence[Row] = ROWS) -> list[dict[str,
     return found
 
 
-def _where(about: dict[str, Any], rounds: int) -> str:
+def where(about: dict[str, Any], rounds: int) -> str:
     return (
         f"{about['cpu']}, {about['cores']} cores, Linux {about['kernel']}, {about['file_system']} "
-        f"(fdatasync {about['fdatasync_us']:.0f} us), Python {about['python']}, "
+        f"(fdatasync {about['fdatasync_us']:.0f} us), Python {about['python']} ({about['build']}), "
         f"{about['nats_server']}; load average before {about['load_average']:.1f}; "
         f"medians of {rounds} rounds"
     )
 
 
 def render_spark(measured: Measurements, about: dict[str, Any], rounds: int) -> str:
-    parts = [_where(about, rounds)]
+    parts = [where(about, rounds)]
     for title, content in (
         ("Ratios", _ratio_table(measured, SPARK_ROWS)),
         ("Spark", _medians(measured, _SPARK)),
@@ -117,7 +127,7 @@ def render_spark(measured: Measurements, about: dict[str, Any], rounds: int) -> 
 
 
 def render_cluster(measured: Measurements, about: dict[str, Any], rounds: int) -> str:
-    parts = [_where(about, rounds)]
+    parts = [where(about, rounds)]
     for title, content in (
         ("Ratios", _ratio_table(measured, CLUSTER_ROWS)),
         ("Publishing, 256 B, acks per second [fsyncs per 1,000 acks]", _rates(measured)),
@@ -131,7 +141,7 @@ def render_cluster(measured: Measurements, about: dict[str, Any], rounds: int) -
 
 
 def render(measured: Measurements, about: dict[str, Any], rounds: int) -> str:
-    parts = [_where(about, rounds)]
+    parts = [where(about, rounds)]
     for title, content in (
         ("Ratios", _ratio_table(measured)),
         ("Musts that the ceiling, which stores nothing, misses here too", _too_high(measured)),
