@@ -2,7 +2,7 @@
 
 At most one round of wake-ups begins per `linger`, even if the stream commits more often. The first
 commit after a quiet time starts a round at once. With many consumers, the pause after a round grows
-with the duration of the round, so that the event loop has time left for commits.
+with the processor time of the round, so that the event loop has time left for commits.
 
 The consumers that one round wakes read up to the same high watermark. Most of these consumers then
 also request the same bytes. So these bytes are read once, and kept for the other consumers.
@@ -28,7 +28,7 @@ MAX_TAIL_BYTES = 64 * KIB
 _WAKES_PER_TURN = 64
 _KEPT_TAILS = 8
 REST = 4
-"""Length of the pause after a round, as a multiple of the duration of the round."""
+"""Length of the pause after a round, as a multiple of the processor time of the round."""
 _NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 
 
@@ -130,15 +130,16 @@ class TailGroup:
         self._wake(woken, 0.0)
 
     def _wake(self, woken: list[Waiter], seconds: float) -> None:
-        """Wake these consumers, some of them in later turns of the loop. `seconds` is the time that
-        this round has taken so far."""
-        began = time.monotonic()
+        """Wake these consumers, some of them in later turns of the loop. `seconds` is the processor
+        time that this round has taken so far. Time for which other processes have the processor
+        does not count: it would make the pause longer, but a pause does not shorten it."""
+        began = time.thread_time()
         with self._share:
             for waiter in woken[:_WAKES_PER_TURN]:
                 wake, waiter.wake = waiter.wake, None
                 if wake is not None:
                     wake()
-        seconds += time.monotonic() - began
+        seconds += time.thread_time() - began
         self._due = max(self._due, self._loop.time() + REST * seconds)
         if len(woken) > _WAKES_PER_TURN:
             self._loop.call_soon(self._wake, woken[_WAKES_PER_TURN:], seconds)

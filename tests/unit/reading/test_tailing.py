@@ -138,12 +138,30 @@ async def test_long_rounds_make_longer_pauses(stream: Stream) -> None:
     loop = asyncio.get_running_loop()
     group = tail_group(0.001)
     began = time.monotonic()
-    group.wait(stream, 1, lambda: time.sleep(0.02))
+    group.wait(stream, 1, lambda: work(0.02))
     stream.commit()
     await turns()
     again = loop.create_future()
     group.wait(stream, 1, lambda: again.set_result(time.monotonic()))
     assert await asyncio.wait_for(again, 10) - began >= 0.02 * (1 + tailing.REST) * 0.99
+
+
+def work(seconds: float) -> None:
+    """Use the processor for this time."""
+    until = time.thread_time() + seconds
+    while time.thread_time() < until:
+        pass
+
+
+async def test_rounds_that_other_processes_interrupt_make_no_longer_pauses(stream: Stream) -> None:
+    loop = asyncio.get_running_loop()
+    group = tail_group(0.001)
+    group.wait(stream, 1, lambda: time.sleep(1.0))
+    stream.commit()
+    await turns()
+    again, began = loop.create_future(), time.monotonic()
+    group.wait(stream, 1, lambda: again.set_result(time.monotonic()))
+    assert await asyncio.wait_for(again, 10) - began < tailing.REST * 0.5
 
 
 async def test_consumers_share_one_read(broker: LogBroker, tmp_path: Path) -> None:
