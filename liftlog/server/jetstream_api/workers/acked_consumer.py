@@ -103,8 +103,7 @@ class AckedConsumer:
         self._idle.set()
         self._active_ns = shared.clock.now_ns()
         self._acked_ns = self._retry_ns = 0
-        """Time before which nothing is delivered, because a read failed or too many messages
-        wait."""
+        """Time before which nothing is delivered: a read failed, or too many messages wait."""
         self._tally = Tally(shared, place)
         self.is_held = False
         """True while the consumer takes no turns, because it is being reset."""
