@@ -12,7 +12,7 @@ export PIP_NO_INPUT := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup tidy demo demo-cluster demo-spark programs test test-long test-cluster test-install test-upgrade test-bare torture storage-faults request-flood kv-torture cluster-torture worker-torture identity-torture clock-torture fuzz simulate simulate-groups round-trips group-torture descriptors lint type bench bench-cluster bench-streams bench-starts bench-web bench-over-nats bench-api-flood bench-consumers bench-journal bench-spark jetstream-clients natscli jar test-jar docs pages blocking screenshot recording lock ci clean
+.PHONY: help setup tidy demo demo-cluster demo-spark programs test test-long test-cluster test-install test-upgrade test-bare torture storage-faults request-flood kv-torture cluster-torture worker-torture identity-torture clock-torture fuzz simulate simulate-groups round-trips group-torture descriptors lint type bench bench-cluster bench-streams bench-starts bench-web bench-over-nats bench-kv bench-api-flood bench-consumers bench-journal bench-spark jetstream-clients natscli jar test-jar docs pages blocking screenshot recording lock ci clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -185,6 +185,9 @@ bench-web: setup ## Measure the web page with 500 streams and a million records 
 
 bench-over-nats: setup ## Measure reading over NATS beside JetStream and the pull socket (ARGS="--help")
 	$(BIN)/python tests/bench/over_nats.py $(ARGS)
+
+bench-kv: setup ## Measure a key-value bucket over NATS beside JetStream, with nats.go (needs Go; ARGS="--only get", ARGS="--help")
+	$(BIN)/python tests/bench/kv.py $(ARGS)
 
 bench-api-flood: setup ## Measure acks while a client floods the JetStream API (ARGS="--help")
 	$(BIN)/python tests/bench/api_flood.py $(ARGS)

@@ -88,6 +88,15 @@ class FilePool:
             self._shrink()
             return pooled
 
+    def acquire_open(self, path: Path) -> PooledFile | None:
+        """Like `acquire`, but return None if the file is not open yet. Does not wait for a disk."""
+        with self._lock:
+            pooled = self._files.get(path)
+            if pooled is not None:
+                self._files.move_to_end(path)
+                pooled.holders += 1
+            return pooled
+
     def release(self, pooled: PooledFile) -> None:
         with self._lock:
             pooled.holders -= 1
@@ -163,6 +172,11 @@ class IndexCache:
     def __len__(self) -> int:
         """Number of indexes in memory."""
         return len(self._indexes)
+
+    def in_memory(self, segment: Segment) -> SparseIndex | None:
+        """Return the index of a sealed segment if it is in memory."""
+        with self._lock:
+            return self._indexes.get(segment.path)
 
     def get(
         self,

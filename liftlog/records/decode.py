@@ -69,6 +69,7 @@ class Record(NamedTuple):
         return MessageHeaders(self.raw_headers)
 
 
+_u16, _u32, _two_ends = struct.Struct("<H"), struct.Struct("<I"), struct.Struct("<2i")
 _new_tuple: Callable[[type[Record], Iterable[Any]], Record] = tuple.__new__
 
 
@@ -265,6 +266,46 @@ class RecordBatch:
         )
         # Like `Record._make`, without a Python call per record.
         return list(map(_new_tuple, repeat(Record), fields))
+
+    def record_at(self, offset: int) -> Record | None:
+        """Return the record at this offset, without decoding others; None if there is none."""
+        header, view, layout = self.header, self._view, self._layout
+        offsets = self._all_offsets()
+        row = bisect_left(offsets, offset, self._lo, self._hi)
+        if row == self._hi or offsets[row] != offset:
+            return None
+        stamp = header.base_timestamp_ns
+        if header.attributes & TIMESTAMP_DELTAS:
+            stamp += 1000 * _u32.unpack_from(view, layout.time_deltas + 4 * row)[0]
+        number = 0
+        if header.attributes & SUBJECT_IDS:
+            number = _u16.unpack_from(view, layout.ids + 2 * row)[0]
+        if number >= layout.entries:
+            raise CorruptBatch("a subject id points outside the dictionary")
+        subject = self._item(layout.dictionary, number, layout.entries)
+        key = value = None
+        if layout.keys is not None and self._has_item(layout.keys, row):
+            key = self._item(layout.keys, row, header.record_count)
+        if not header.attributes & TOMBSTONES or self._has_item(layout.values, row):
+            value = self._item(layout.values, row, header.record_count)
+        block = b""
+        if layout.headers is not None:
+            block = self._item(layout.headers, row, header.record_count)
+        try:
+            return Record(offset, stamp, subject.decode(), key, value, block)
+        except UnicodeDecodeError as error:
+            raise CorruptBatch("a subject in the dictionary is not UTF-8") from error
+
+    def _item(self, column: Binary[int], row: int, count: int) -> bytes:
+        """Return one item of a column of `count` items."""
+        view, data = self._view, column.data
+        first, end = _two_ends.unpack_from(view, column.ends + 4 * row)
+        if not 0 <= first <= end <= size_of(view, column, count):
+            raise CorruptBatch("the offsets of a column run backwards")
+        return view[data + first : data + end].tobytes()
+
+    def _has_item(self, column: Binary[int], row: int) -> bool:
+        return bool(self._view[column.bitmap + (row >> 3)] >> (row & 7) & 1)
 
     def __iter__(self) -> Iterator[Record]:
         return iter(self.records())

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import pytest
 from support.clients.ingesting import assert_no_traceback, until
-from support.clients.raw_nats import RawNats, header_block
+from support.clients.raw_nats import RawNats, header_block, pub_frame
 from support.daemons.daemon import Daemon
 from support.daemons.nats_server import NatsServer
 
@@ -304,3 +305,35 @@ def test_what_is_superseded_is_not_counted(both: Both) -> None:
         assert ours[key] == theirs[key], key
     assert ours["messages"] + ours["num_deleted"] == 6
     asked_of_both(both, "$JS.API.STREAM.DELETE.latest", b"")
+
+
+def test_each_of_many_gets_under_way_is_answered(both: Both) -> None:
+    """Gets of the last record, with hundreds under way on several connections, while it changes."""
+    rounds, under_way = 30, 60
+    client = both.ours
+    with ExitStack() as stack:
+        port = client.socket.getpeername()[1]
+        others = [stack.enter_context(RawNats(port)) for _ in range(4)]
+        for number in range(rounds):
+            asked = []
+            for one in others:
+                subjects = [
+                    f"s.{'abc'[i % 3]}{'.e' if i % 3 == 2 else ''}" for i in range(under_way)
+                ]
+                replies = [one.new_reply() for _ in subjects]
+                one.send(
+                    b"".join(
+                        pub_frame(f"$JS.API.DIRECT.GET.s.{subject}", reply=reply)
+                        for subject, reply in zip(subjects, replies, strict=True)
+                    )
+                )
+                asked.append(dict(zip(replies, subjects, strict=True)))
+            newest = f"newest {number}".encode()
+            assert json.loads(client.request("s.a", newest).payload)["seq"]
+            for one, wanted in zip(others, asked, strict=True):
+                while wanted:
+                    answer = one.next_message(30)
+                    subject = wanted.pop(answer.subject)
+                    assert f"Nats-Subject: {subject}\r\n".encode() in answer.headers
+            found = direct(others[0], "s.s.a", b"")
+            assert found[0][2] == newest  # an ack means that the next get returns the message

@@ -61,6 +61,10 @@ def test_round_trip(
     assert [None if v is None else bytes(v) for v in batch.value_views()] == values
     assert batch.keys() == (keys if keyed else [None] * len(rows))
     assert batch.headers() == (headers if headed else [b""] * len(rows))
+    end = batch.next_offset + 1
+    by_offset = {record.offset: record for record in batch.records()}
+    for offset in range(base - 1, end):
+        assert batch.record_at(offset) == by_offset.get(offset)
     escaped = batch.escaped_subjects()
     for raw, name in zip(subjects, batch.subjects(), strict=True):
         try:
@@ -128,6 +132,11 @@ def test_no_damage_raises_anything_but_its_own_errors(
         decode_batch(bad, verify=False).records()
     except (CorruptBatch, UnsupportedFormat):
         pass
+    for offset in range(1, len(rows) + 1):
+        try:
+            decode_batch(bad, verify=False).record_at(offset)
+        except (CorruptBatch, UnsupportedFormat):
+            pass
     if len(bad) == len(good):  # what CRC-32C is sure to notice: one burst of at most 32 bits
         try:
             decode_batch(bad)

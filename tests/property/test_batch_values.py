@@ -32,6 +32,13 @@ def test_values_are_what_was_encoded(
     )
     batch = decode_batch(b"front of it" + bytes(data), len(b"front of it"))
     trimmed = batch.trim(100 + first, 100 + stop)
+    for row, value in enumerate(values):
+        assert trimmed.record_at(100 + row) == (
+            batch.record_at(100 + row) if first <= row < stop else None
+        )
+        found = batch.record_at(100 + row)
+        assert found is not None
+        assert found.value == value
     for one, expected in ((batch, values), (trimmed, values[first:stop])):
         assert one.values() == expected
         assert [bytes(view or b"") for view in one.value_views()] == expected

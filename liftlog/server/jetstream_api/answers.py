@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any
 
 from liftlog.errors import (
@@ -162,11 +163,16 @@ def time_text(ns: int) -> str:
     """Return a time in RFC 3339 with nanoseconds, in Go's format."""
     seconds, rest = divmod(ns, 1_000_000_000)
     try:
-        text = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+        text = _second_text(seconds)
     except (OverflowError, ValueError, OSError):
         return ZERO_TIME
     digits = f".{rest:09d}".rstrip("0") if rest else ""
     return f"{text}{digits}Z"
+
+
+@lru_cache(maxsize=64)
+def _second_text(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 def is_utf8(value: str) -> bool:

@@ -12,13 +12,16 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from acl.subjects import why_no_subject
+from acl.rules import OVER_NATS
+from acl.subjects import is_literal, matches, why_no_subject
 from liftlog.errors import StreamNotFound
+from liftlog.log.read.one_now import read_one_now
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.jetstream_api.answers import (
     DIRECT_GET,
     PREAMBLE,
     JetStreamError,
+    answer_text,
     bad_request,
     command,
     invalid_json,
@@ -26,6 +29,7 @@ from liftlog.server.jetstream_api.answers import (
     status,
     time_text,
     too_large_for_nats,
+    without_statuses,
 )
 from liftlog.server.jetstream_api.fields import flag, read_object, text, whole
 from liftlog.server.jetstream_api.lookups import (
@@ -39,6 +43,7 @@ from liftlog.server.jetstream_api.methods import Answer, Request, answers, witho
 
 _BATCH_BYTES = 4 * 2**20
 """Maximum size of the answers to one request; the client requests the rest."""
+_MSG_GET = "stream_msg_get"
 _PIECE_BYTES = 128 * 1024
 _EARLIEST_NS, _LATEST_NS = 0, 2**63 - 1
 
@@ -133,8 +138,65 @@ def _time(body: dict[str, Any], name: str) -> int | None:
 _is_by_sequence = without(b"by_subj", b"start_time", b"multi_last", b"batch")
 
 
+def _last_for(request: Request) -> str | None:
+    """Return the subject whose last record is requested, and nothing else; None if the request has
+    other fields."""
+    body = read_object(request.payload)
+    wanted = body.get("last_by_subj")
+    return wanted if len(body) == 1 and isinstance(wanted, str) else None
+
+
+def _last_now(request: Request, host: StreamHost, pattern: str | None) -> Found | None:
+    """Return the last record of a subject if it is known, in memory, shown, and readable for the
+    client. Raises LiftlogError."""
+    table = host.sequencer.subjects
+    if not pattern or not is_literal(pattern) or table is None:
+        return None
+    readable = request.parts.gate.readable_subjects(OVER_NATS, request.stream, peer="nats")
+    if readable is not None and not any(matches(one, pattern) for one in readable):
+        return None
+    offset = table.last_committed(pattern.encode())
+    record = read_one_now(host.log.view, host.log.environment, offset) if offset else None
+    if record is None or record.subject != pattern:
+        return None
+    own = host.settings.jetstream
+    if record.value is None and own is not None and own.max_msgs_per_subject is not None:
+        return None
+    return Found(record, without_statuses([record.raw_headers])[0])
+
+
+def _get_now(request: Request) -> bytes | None:
+    """Answer a get of the last record of a subject, if the record is in memory."""
+    host = request.led_stream()
+    found = _last_now(request, host, _last_for(request))
+    if found is None:
+        return None
+    text = answer_text(_MSG_GET, _described(found, with_headers=True))
+    limit = request.parts.max_payload_bytes()
+    return command(request.record_target(), text) if not limit or len(text) <= limit else None
+
+
+def _described(found: Found, *, with_headers: bool) -> Answer:
+    record = found.record
+    message: dict[str, Any] = {
+        "subject": record.subject,
+        "seq": record.offset,
+        "time": time_text(record.timestamp_ns),
+    }
+    if record.value:
+        message["data"] = base64.b64encode(record.value).decode()
+    if found.headers and with_headers:
+        message["hdrs"] = base64.b64encode(found.headers).decode()
+    return {"message": message}
+
+
 @answers(
-    "STREAM.MSG.GET", "stream_msg_get", arguments=(1, 1), at_leader=True, is_cheap=_is_by_sequence
+    "STREAM.MSG.GET",
+    _MSG_GET,
+    arguments=(1, 1),
+    at_leader=True,
+    is_cheap=_is_by_sequence,
+    answer_now=_get_now,
 )
 async def _get(request: Request) -> Answer:
     host, lookup = open_lookup(request)
@@ -146,17 +208,7 @@ async def _get(request: Request) -> Answer:
     if found is None:
         raise no_message()
     _check_still_readable(request, host)
-    record = found.record
-    message: dict[str, Any] = {
-        "subject": record.subject,
-        "seq": record.offset,
-        "time": time_text(record.timestamp_ns),
-    }
-    if record.value:
-        message["data"] = base64.b64encode(record.value).decode()
-    if found.headers and not wish.no_headers:
-        message["hdrs"] = base64.b64encode(found.headers).decode()
-    return {"message": message}
+    return _described(found, with_headers=not wish.no_headers)
 
 
 def _check_still_readable(request: Request, host: StreamHost) -> None:
@@ -197,7 +249,31 @@ def _is_direct_cheap(arguments: Sequence[str], payload: bytes) -> bool:
     return len(arguments) == 1 and _is_by_sequence(arguments, payload)
 
 
-@answers("DIRECT.GET", DIRECT_GET, arguments=(1, None), at_leader=True, is_cheap=_is_direct_cheap)
+def _direct_now(request: Request) -> bytes | None:
+    """Answer a direct get of the last record of a subject, if the record is in memory."""
+    host = request.led_stream()
+    own = host.settings.jetstream
+    pattern = ".".join(request.arguments[1:])
+    if (own is not None and not own.allow_direct) or (pattern and request.payload.strip()):
+        return None
+    found = _last_now(request, host, pattern or _last_for(request))
+    if found is None:
+        return None
+    headers, value = _headers(host.name, found, b""), found.record.value or b""
+    limit = request.parts.max_payload_bytes()
+    if limit and len(headers) + len(value) > limit:
+        return None
+    return command(request.record_target(), value, headers)
+
+
+@answers(
+    "DIRECT.GET",
+    DIRECT_GET,
+    arguments=(1, None),
+    at_leader=True,
+    is_cheap=_is_direct_cheap,
+    answer_now=_direct_now,
+)
 async def _direct_get(request: Request) -> None:
     try:
         await _serve_direct(request)
@@ -245,13 +321,11 @@ def _direct_wish(request: Request) -> Wish:
     return wish
 
 
-def _headers(host: StreamHost, wish: Wish, found: Found, more: bytes) -> bytes:
+def _headers(stream: str, found: Found, more: bytes) -> bytes:
     """Return the header block of the answer that carries this record."""
-    if wish.no_headers:
-        return b""
     record = found.record
     place = (
-        f"Nats-Stream: {host.name}\r\nNats-Subject: {record.subject}\r\n"
+        f"Nats-Stream: {stream}\r\nNats-Subject: {record.subject}\r\n"
         f"Nats-Sequence: {record.offset}\r\n"
         f"Nats-Time-Stamp: {time_text(record.timestamp_ns)}\r\n"
     )
@@ -263,7 +337,8 @@ def _headers(host: StreamHost, wish: Wish, found: Found, more: bytes) -> bytes:
 
 async def _send(request: Request, host: StreamHost, wish: Wish, one: Found, more: bytes) -> None:
     """Send one record. Raises JetStreamError if the message is too large for NATS."""
-    headers, value = _headers(host, wish, one, more), one.record.value or b""
+    headers = b"" if wish.no_headers else _headers(host.name, one, more)
+    value = one.record.value or b""
     limit = request.parts.max_payload_bytes()
     if limit and len(headers) + len(value) > limit:
         raise too_large_for_nats(limit)

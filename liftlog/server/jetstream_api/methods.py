@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from acl.rules import OVER_NATS, Operation
@@ -169,6 +170,11 @@ Perform = Callable[[Request], Awaitable[Answer | None]]
 answer."""
 
 
+AnswerNow = Callable[["Request"], bytes | None]
+"""Function that returns the NATS command that answers the request, without a wait. Returns None if
+the answer needs a wait or reports an error. May raise LiftlogErrors, JetStreamError and
+NoDestination, which mean the same as None."""
+
 IsCheap = Callable[[Sequence[str], bytes], bool]
 
 
@@ -203,6 +209,8 @@ class Method(NamedTuple):
     """Function that returns True if a request with these arguments and this payload can be answered
     quickly. All other requests may search a log, write, or describe many streams, and wait in a
     separate lane (`waiting`)."""
+    answer_now: AnswerNow | None = None
+    """Function that is tried before `perform`."""
 
 
 METHODS: dict[str, Method] = {}
@@ -215,20 +223,23 @@ def answers(
     arguments: tuple[int, int | None] = (0, 0),
     at_leader: bool = False,
     is_cheap: IsCheap = never,
+    answer_now: AnswerNow | None = None,
 ) -> Callable[[Perform], Perform]:
     """Register the function that answers the requests on `$JS.API.<name>`."""
 
     def register(perform: Perform) -> Perform:
-        METHODS[name] = Method(name, kind, perform, arguments, at_leader, is_cheap)
+        METHODS[name] = Method(name, kind, perform, arguments, at_leader, is_cheap, answer_now)
         return perform
 
     return register
 
 
-def find_method(tokens: Sequence[str]) -> tuple[Method, Sequence[str]] | None:
+@lru_cache(maxsize=256)
+def find_method(call: bytes) -> tuple[Method, Sequence[str]] | None:
     """Return the method of a subject without `PREFIX`, and the tokens after it. If several names
     match, the longest counts: CONSUMER.MSG.NEXT before CONSUMER.MSG. Returns None if no method
     matches, or if the number of tokens is wrong."""
+    tokens = tokens_of(call)
     for length in (3, 2, 1):
         method = METHODS.get(".".join(tokens[:length]))
         if method is not None:
@@ -238,6 +249,10 @@ def find_method(tokens: Sequence[str]) -> tuple[Method, Sequence[str]] | None:
                 return None
             return method, rest
     return None
+
+
+def tokens_of(call: bytes) -> list[str]:
+    return call.decode("utf-8", "replace").split(".")
 
 
 def unknown_method(subject: str) -> JetStreamError:

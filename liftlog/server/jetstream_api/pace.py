@@ -39,6 +39,11 @@ class Pace:
         """True from the time at which a caller is woken to the end of its step."""
         self._queue: deque[asyncio.Future[None]] = deque()
 
+    @property
+    def has_time(self) -> bool:
+        """Return True while the caller that has the turn may begin more work."""
+        return self._is_open
+
     async def turn(self) -> None:
         """Wait until there is time to begin work. Callers get their turns in the order of their
         calls. Without this order, a caller that has just ended a piece of work could always be the
@@ -68,6 +73,14 @@ class Pace:
         """Run `work`, and count its time in the event loop, without the time of its waits."""
         result: Result = await _Timed(work, self._clock, self._count)
         return result
+
+    def run_now(self, work: Callable[..., Result], *arguments: object) -> Result:
+        """Call `work`, and count its time."""
+        began = self._clock()
+        try:
+            return work(*arguments)
+        finally:
+            self._count(self._clock() - began)
 
     def _count(self, seconds: float) -> None:
         self._spent += seconds

@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import repeat
 
 from liftlog.errors import LiftlogError, NatsRefused, NatsUnavailable
@@ -35,11 +35,11 @@ from liftlog.server.jetstream_api.answers import (
     too_large_for_nats,
     too_many_requests,
 )
-from liftlog.server.jetstream_api.consumers.leaf import LeafLink
-from liftlog.server.jetstream_api.consumers.leaf_login import LeafLogin
+from liftlog.server.jetstream_api.consumers.leaf import leaf_link_of
 from liftlog.server.jetstream_api.consumers.table import Consumers
 from liftlog.server.jetstream_api.fields import MAX_REQUEST_BYTES
 from liftlog.server.jetstream_api.held_pulls import LOOK_SECONDS, HeldPulls
+from liftlog.server.jetstream_api.immediate import MAX_UNSENT_BYTES, ImmediateAnswers
 from liftlog.server.jetstream_api.inboxes import Inboxes, party_of
 from liftlog.server.jetstream_api.messages.ages import Ages
 from liftlog.server.jetstream_api.messages.buckets import Buckets
@@ -55,6 +55,7 @@ from liftlog.server.jetstream_api.methods import (
     Parts,
     Request,
     find_method,
+    tokens_of,
     unknown_method,
 )
 from liftlog.server.jetstream_api.overview import Overviews
@@ -74,10 +75,10 @@ from liftlog.server.streams.catalog import Catalog
 
 logger = logging.getLogger("liftlog.server.jetstream_api")
 
+_PREFIX = PREFIX.encode()
 _STALE_SECONDS = 10.0
 """Time in seconds. A request that has waited for this time is dropped, because clients time out
 after 5 s."""
-_MAX_UNSENT_BYTES = 64 * 1024
 _TAKEOVER_SECONDS = 2.0
 _TAKEOVER_LOOK_SECONDS = 0.02
 _MAX_AT_TAKEOVER = WORKERS // 2
@@ -122,7 +123,7 @@ class JetStreamApi:
         self._ages = Ages(broker, services.cold_readers)
         self._buckets = Buckets(broker, services.scanners.of("(buckets)"), self._ages)
         pace = Pace(self._ingested_bytes, time.thread_time)
-        leaf = _leaf_link(broker)
+        leaf = leaf_link_of(settings.nats, settings.name)
         if leaf is not None:
             leaf.on_flow = self._flow_answered
         self._consumers = Consumers(broker, services, self._ages, leaf, pace)
@@ -150,8 +151,9 @@ class JetStreamApi:
         self._waiting = Waiting(inboxes, self._is_costly)
         self._held = HeldPulls(self._check_led, self._waiting.add)
         self._passed = passed_pulls_of(broker, self.link.send, self._waiting.add)
+        self._immediate = ImmediateAnswers(self._parts, link, self._waiting.add)
         self._at_takeover = 0
-        self._pace = Pace(self._ingested_bytes)
+        self._pace = Pace(self._ingested_bytes, time.thread_time)
         self._presence: Presence | None = None
         self._subscriptions: list[LinkSubscription] = []
         self._checked = -1
@@ -318,7 +320,7 @@ class JetStreamApi:
             self.counters.requests[self._method_of(message[0]), TOO_MANY] += 1
         self.counters.requests["unknown", TOO_MANY] += unseen
         self._waiting.refused += unseen
-        if self.link.unsent_bytes < _MAX_UNSENT_BYTES:
+        if self.link.unsent_bytes < MAX_UNSENT_BYTES:
             error, destinations = too_many_requests(), self._broker.destinations
             self.link.send(
                 b"".join(
@@ -332,26 +334,36 @@ class JetStreamApi:
 
     async def _work(self) -> None:
         while True:
-            message = await self._waiting.take()
-            try:
-                is_old = time.monotonic() - message[3] > _STALE_SECONDS
-                if not self._passed.was_repeated(message) and is_old:
-                    self.counters.requests[self._method_of(message[0]), TOO_MANY] += 1
-                    continue  # `finally` releases its place
-                # Requests wait while a new connection is checked.
-                await self._looked.wait()
-                await self._pace.turn()
-                if not self.problem and self._checked == self.link.generation:
-                    await self._pace.run(self._answer(message))
-            except NatsUnavailable:
-                pass  # the client repeats the request
-            except NoDestination:
-                self._count(message, REFUSED)
-            except Exception as error:  # a supervisor: continue with other requests
-                self.counters.requests[self._method_of(message[0]), FAILED] += 1
-                logger.exception("jetstream-api-failed error=%r", error)
-            finally:
-                self._waiting.done(message)
+            message: Message | None = await self._waiting.take()
+            # Requests wait while a new connection is checked.
+            await self._looked.wait()
+            await self._pace.turn()
+            while message is not None:
+                try:
+                    await self._handle(message)
+                finally:
+                    self._waiting.done(message)
+                message = self._waiting.take_now() if self._pace.has_time else None
+
+    async def _handle(self, message: Message) -> None:
+        is_old = time.monotonic() - message[3] > _STALE_SECONDS
+        if is_old and not self._passed.was_repeated(message):
+            self.counters.requests[self._method_of(message[0]), TOO_MANY] += 1
+            return
+        if self.problem or self._checked != self.link.generation:
+            return
+        try:
+            found = find_method(self._call(message[0]))
+            answer = self._immediate.answer
+            if found is None or not self._pace.run_now(answer, message, *found):
+                await self._pace.run(self._answer(message))
+        except NatsUnavailable:
+            pass  # the client repeats the request
+        except NoDestination:
+            self._count(message, REFUSED)
+        except Exception as error:  # a supervisor: continue with other requests
+            self.counters.requests[self._method_of(message[0]), FAILED] += 1
+            logger.exception("jetstream-api-failed error=%r", error)
 
     async def _answer(self, message: Message) -> None:
         subject, reply, *_ = message
@@ -375,7 +387,7 @@ class JetStreamApi:
         if refused is not None and kind == PULL_KIND and refused.code == _UNAVAILABLE:
             # Clients would take the text for a message.
             is_own = self._is_passed_on(subject)
-            if is_own or not self._held.hold(self._tokens(subject)[3], message):
+            if is_own or not self._held.hold(tokens_of(self._call(subject))[3], message):
                 self._count(message, REFUSED)
             return
 
@@ -393,12 +405,12 @@ class JetStreamApi:
         self.counters.answered(method, result, time.monotonic() - message[3])
 
     def _method_of(self, subject: bytes) -> str:
-        found = find_method(self._tokens(subject))
+        found = find_method(self._call(subject))
         return "unknown" if found is None else found[0].name
 
     async def _perform(self, message: Message) -> dict[str, object] | None:
         subject, reply, payload, arrived = message
-        found = find_method(self._tokens(subject))
+        found = find_method(self._call(subject))
         is_passed_on = self._is_passed_on(subject)
         if found is None or (found[0].kind == PULL_KIND and len(found[1]) > 2 and not is_passed_on):
             raise unknown_method(subject.decode("utf-8", "replace"))
@@ -463,17 +475,16 @@ class JetStreamApi:
     def _is_passed_on(self, subject: bytes) -> bool:
         return bool(self._passed.own) and subject.startswith(self._passed.own)
 
-    def _tokens(self, subject: bytes) -> Sequence[str]:
-        """Return the tokens of the subject after the prefix."""
-        prefix = self._passed.own if self._is_passed_on(subject) else PREFIX.encode()
-        return subject.removeprefix(prefix).decode("utf-8", "replace").split(".")
+    def _call(self, subject: bytes) -> bytes:
+        """Return the subject after the prefix: a method and its arguments."""
+        return subject.removeprefix(self._passed.own if self._is_passed_on(subject) else _PREFIX)
 
     def _is_costly(self, subject: bytes, payload: bytes) -> bool:
-        found = find_method(self._tokens(subject))
+        found = find_method(self._call(subject))
         return found is not None and not found[0].is_cheap(found[1], payload)
 
     def _kind_of(self, subject: bytes) -> str:
-        found = find_method(self._tokens(subject))
+        found = find_method(self._call(subject))
         return "system" if found is None else found[0].kind
 
     # --- answers ---
@@ -483,10 +494,3 @@ class JetStreamApi:
         connection, and must not wait behind long answers."""
         await self.link.room()
         self.link.send(compose())
-
-
-def _leaf_link(broker: Broker) -> LeafLink | None:
-    nats = broker.settings.nats
-    if not nats.leafnode:
-        return None
-    return LeafLink(nats.leafnode, LeafLogin(nats), name=broker.settings.name)

@@ -92,10 +92,8 @@ class Waiting:
     async def take(self) -> Message:
         """Return the next request. Call `done` with it when it has been answered."""
         while True:
-            message = self._next()
+            message = self.take_now()
             if message is not None:
-                if self._waiting_of:
-                    self._wake()  # there may be another one that can be answered now
                 return message
             mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._idle.append(mine)
@@ -105,6 +103,13 @@ class Waiting:
                 if not mine.cancelled():
                     self._wake()
                 raise
+
+    def take_now(self) -> Message | None:
+        """Like `take`, but return None instead of waiting."""
+        message = self._next()
+        if message is not None and self._waiting_of:
+            self._wake()  # there may be another one that can be answered now
+        return message
 
     def _wake(self) -> None:
         """Wake one of the waiting callers of `take`. To wake all callers for each request would

@@ -131,3 +131,19 @@ async def test_a_turn_that_is_cancelled_goes_to_the_next(clock: Clock) -> None:
     async with asyncio.timeout(10):
         await asyncio.gather(*turns[2:])
         await pace.turn()
+
+
+async def test_work_without_a_wait_is_counted(clock: Clock) -> None:
+    pace = Pace(lambda: 0)
+    assert pace.run_now(lambda text: text, "answer") == "answer"
+    assert pace.has_time
+
+    def fails() -> None:
+        clock.pass_(2 * TURN_SECONDS)
+        raise ValueError
+
+    with pytest.raises(ValueError):
+        pace.run_now(fails)
+    assert not pace.has_time
+    await asyncio.wait_for(pace.turn(), 10)
+    assert pace.has_time

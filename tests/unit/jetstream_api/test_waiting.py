@@ -204,3 +204,23 @@ async def test_a_place_that_becomes_free_lets_all_go_on_that_have_waited_for_it(
     for taker in takers:
         taker.cancel()
     await asyncio.gather(*takers, return_exceptions=True)
+
+
+async def test_a_request_is_taken_without_a_wait() -> None:
+    waiting = made()
+    assert waiting.take_now() is None
+    taker = asyncio.create_task(waiting.take())
+    await asyncio.sleep(0)
+    for number in range(3):
+        assert waiting.add(of("calm", number))
+    first = waiting.take_now()
+    assert first is not None
+    second = await asyncio.wait_for(taker, 10)
+    assert waiting.take_now() is None, "so many at the same time"
+    waiting.done(first)
+    third = waiting.take_now()
+    assert third is not None
+    assert {one[1] for one in (first, second, third)} == {b"_INBOX.calm.%d" % i for i in range(3)}
+    waiting.done(second)
+    waiting.done(third)
+    assert waiting.take_now() is None

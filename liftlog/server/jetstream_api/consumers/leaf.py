@@ -21,6 +21,7 @@ from liftlog.errors import NatsUnavailable
 from liftlog.server.jetstream_api.consumers.interest import Interest
 from liftlog.server.jetstream_api.consumers.leaf_frames import LeafParser
 from liftlog.server.jetstream_api.consumers.leaf_login import LeafLogin
+from liftlog.settings import NatsSettings
 
 logger = logging.getLogger("liftlog.server.jetstream_api")
 
@@ -284,3 +285,10 @@ async def _read_info(reader: asyncio.StreamReader) -> dict[str, Any]:
 
 def _json(document: dict[str, object]) -> bytes:
     return json.dumps(document, separators=(",", ":")).encode()
+
+
+def leaf_link_of(settings: NatsSettings, name: str) -> LeafLink | None:
+    """Return the link of a daemon of this name; None if the settings name no leaf listener."""
+    if not settings.leafnode:
+        return None
+    return LeafLink(settings.leafnode, LeafLogin(settings), name=name)

@@ -1,0 +1,87 @@
+"""Answers requests that need no wait. The answers of one turn of the event loop leave with one
+write."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+
+from acl.policy import Policy
+from liftlog.errors import LiftlogError
+from liftlog.sequencing.destinations import Destinations
+from liftlog.server.ingest.nats_link import NatsLink
+from liftlog.server.jetstream_api.answers import JetStreamError
+from liftlog.server.jetstream_api.fields import MAX_REQUEST_BYTES
+from liftlog.server.jetstream_api.methods import ANSWERED, Method, NoDestination, Parts, Request
+from liftlog.server.jetstream_api.waiting import Message
+
+MAX_UNSENT_BYTES = 64 * 1024
+
+
+class ImmediateAnswers:
+    """Belongs to the event loop."""
+
+    def __init__(self, parts: Parts, link: NatsLink, put_back: Callable[[Message], bool]) -> None:
+        """`put_back` receives a request whose answer was not sent; it must be answered again."""
+        self._parts = parts
+        self._link = link
+        self._put_back = put_back
+        self._texts: list[bytes] = []
+        self._messages: list[Message] = []
+        self._size_bytes = 0
+        self._rules: tuple[Destinations, Policy | None] | None = None
+        """The rules by which the destinations of `_texts` were chosen."""
+
+    def answer(self, message: Message, method: Method, arguments: Sequence[str]) -> bool:
+        """Answer a request. Return False if that needs a wait, or if the answer is an error."""
+        _, reply, payload, arrived = message
+        if method.answer_now is None or len(payload) > MAX_REQUEST_BYTES or not self._may_send():
+            return False
+        broker = self._parts.broker
+        request = Request(self._parts, arguments, reply, payload, arrived)
+        try:
+            if method.at_leader:
+                if broker.catalog.answerer(arguments[0]) is not None:
+                    return False
+                request.check_exists()
+            text = method.answer_now(request)
+        except (LiftlogError, JetStreamError, NoDestination):
+            return False
+        if text is None:
+            return False
+        self._add(text, message)
+        self._parts.counters.answered(method.name, ANSWERED, time.monotonic() - arrived)
+        return True
+
+    def _may_send(self) -> bool:
+        link = self._link
+        return link.connected and link.unsent_bytes + self._size_bytes < MAX_UNSENT_BYTES
+
+    def _add(self, text: bytes, message: Message) -> None:
+        rules = self._present_rules()
+        if self._texts and rules != self._rules:
+            self._flush()
+        if not self._texts:
+            self._rules = rules
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._texts.append(text)
+        self._messages.append(message)
+        self._size_bytes += len(text)
+
+    def _present_rules(self) -> tuple[Destinations, Policy | None]:
+        return self._parts.broker.destinations, self._parts.gate.policy
+
+    def _flush(self) -> None:
+        """Send the answers. If streams or permissions have changed since an answer was composed,
+        its destination may be forbidden by now, so its request is answered again."""
+        texts, self._texts = self._texts, []
+        messages, self._messages = self._messages, []
+        self._size_bytes = 0
+        if not texts:  # already sent
+            return
+        if self._rules == self._present_rules():
+            self._link.send(b"".join(texts))
+            return
+        for message in messages:
+            self._put_back(message)
