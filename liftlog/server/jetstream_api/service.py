@@ -121,7 +121,7 @@ class JetStreamApi:
             reading_is_held=self._reading.is_held,
         )
         self._ages = Ages(broker, services.cold_readers)
-        self._buckets = Buckets(broker, services.scanners.of("(buckets)"), self._ages)
+        buckets = Buckets(broker, services.scanners.of("(buckets)"), self._ages)
         pace = Pace(self._ingested_bytes, time.thread_time)
         leaf = leaf_link_of(settings.nats, settings.name)
         if leaf is not None:
@@ -142,7 +142,7 @@ class JetStreamApi:
             self._consumers,
             self._acked,
             self._ages,
-            self._buckets,
+            buckets,
             self.counters,
             inboxes,
             self._take_from_workers,
@@ -178,7 +178,7 @@ class JetStreamApi:
         tasks = {
             "look": self._keep_looking(),
             "ages": self._ages.keep(),
-            "buckets": self._buckets.keep(),
+            "buckets": self._parts.buckets.keep(),
         }
         tasks |= {f"{number}": self._work() for number in range(WORKERS)}
         self._tasks = [
@@ -196,7 +196,7 @@ class JetStreamApi:
         await self._acked.close()
         await self._workers.close()
         await self._consumers.close()
-        await self._buckets.close()
+        await self._parts.buckets.close()
         await self.link.close()
 
     @property
