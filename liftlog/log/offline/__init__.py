@@ -1,13 +1,13 @@
 """Tools that work on the files of a log, with or without a running daemon. Blocking.
 
-files        the streams of a directory, their small files, the valid part of a segment
+    files        the streams of a directory, their small files, the valid part of a segment
     verify       reports damage, earlier losses and unfinished tails of a stream
     dump         yields all whole batches and all gaps
 
 These tools only read: a running daemon may append, roll and delete at the same time. The following
 tools write, and need a log that no daemon uses:
 
-repair       runs all steps in order; recovery itself handles the active segment
+    repair       runs all steps in order; recovery itself handles the active segment
     rebuild      rebuilds manifest and indexes from the segments, as far as these prove them
     filesystems  for repair: one changes files only in memory, the other keeps copies
 

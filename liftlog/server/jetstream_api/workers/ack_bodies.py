@@ -2,10 +2,10 @@
 
 The rules are the same as in nats-server (consumer.go, processAck and processNak):
 
-(empty), +ACK, +OK          done
+    (empty), +ACK, +OK                       done
     -NAK, with a duration or {"delay": ns}   deliver it again, now or later
-    +WPI                        the worker is still processing it
-    +TERM, with a reason        done without success
+    +WPI                                     the worker is still processing it
+    +TERM, with a reason                     done without success
     +NXT, with the body of a pull            done, and a pull
 
 Any other body has no effect, but its sender gets an answer.

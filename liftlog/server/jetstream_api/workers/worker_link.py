@@ -4,7 +4,7 @@ It is separate from the other connections to NATS, so that messages for streams 
 acks, and acks do not wait behind requests. The node that leads a stream subscribes to two subjects
 for all consumers of the stream:
 
-$JS.ACK.<stream>.>                          acks
+    $JS.ACK.<stream>.>                          acks
     $JS.API.CONSUMER.MSG.NEXT.<stream>.*        pulls
 
 Acks and pulls that arrive while there is no connection are lost. No message is lost in this way: a
