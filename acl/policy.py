@@ -143,9 +143,9 @@ class Policy:
     def authenticate_token(self, token: str) -> str | None:
         """Return the principal of `<principal>.<secret>`; None if the token is wrong.
 
-        For an unknown principal, the check is made with the slowest hash in the file, so that it
-        takes as long as the check of a wrong secret. With an argon2 hash the call blocks for tens
-        of milliseconds: call it outside the event loop, and limit its rate first.
+        For an unknown principal, the slowest hash in the file is checked, so that the refusal takes
+        as long as for a wrong secret. With an argon2 hash the call blocks for tens of milliseconds:
+        call it outside the event loop, and limit its rate first.
         """
         if not isinstance(token, str) or len(token) > MAX_TOKEN_CHARACTERS:
             return None
@@ -161,7 +161,7 @@ class Policy:
 
     def principal_of_certificate(self, names: Iterable[str]) -> str | None:
         """Return the principal of a verified certificate with these names (common name, alternative
-        names). None if no principal has these names, or if several principals have them."""
+        names). None if not exactly one principal has these names."""
         found = {self._certificates[name] for name in names if name in self._certificates}
         return found.pop() if len(found) == 1 else None
 

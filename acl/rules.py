@@ -28,7 +28,8 @@ IN_WORDS: Final[Mapping[Operation, str]] = {
 """Each operation as a verb for sentences such as "ops may administer stream 'orders'"."""
 
 ANONYMOUS = "anonymous"
-"""The principal of clients that did not authenticate. It exists only if the file names it."""
+"""The principal of clients that did not authenticate. This principal exists only if the file names
+it."""
 
 OVER_NATS = "(nats)"
 """The principal of all clients that send requests over NATS, because NATS does not identify them.

@@ -142,7 +142,8 @@ class KeyTable:
         self._probe(found, (used & ~same).nonzero()[0], behind=True)
 
     def _probe(self, found: Search, pending: Numbers, *, behind: bool = False) -> None:
-        """Search for the records `pending` from their slots on, or from the next slots (`behind`).
+        """Search for the records `pending`. The search for each record begins at its slot or, with
+        `behind`, at the next slot.
 
         If a record is not found, its slot becomes the free one at which the search ended.
         """

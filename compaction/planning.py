@@ -23,7 +23,7 @@ tombstone_retention, and only segments with the same horizon are merged. Otherwi
 compacted stream would merge old tombstones with new tombstones in each pass, and never drop a
 tombstone.
 
-This works like Kafka's LogCleaner, whose class comment describes the idea best.
+This works like Kafka's LogCleaner. The class comment of LogCleaner describes the idea best.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ has passed the whole file. The log start is authoritative; files are deleted as 
 
 Three kinds of files are never deleted: the active segment, the last segment, and a file whose
 newest record is newer than the dedupe window, because the message ids are rebuilt from it after a
-crash. The log start may pass such a file, which is then deleted later. The log start never passes a
-lease.
+crash. The log start may pass such a file. The file is then deleted later. The log start never
+passes a lease.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ _ACK_SUBJECT = re.compile(r"(?!\$|liftlog\.)[!-)+\-,/-=?-~]+(?:\.[!-)+\-,/-=?-~]
 class Envelope(NamedTuple):
     """The content of an envelope. If `value` is None, the envelope is a tombstone and has a key.
 
-    It is a tuple, because one is created for each message, and creating a frozen dataclass takes
+    A tuple, because each message needs an envelope, and the creation of a frozen dataclass takes
     eight times as long.
     """
 

@@ -46,7 +46,7 @@ _MAX_ANSWER_BYTES = 1_000_000
 def health(http_address: str | None, live: bool, timeout: float) -> ExitCode:
     """Show whether the daemon is ready.
 
-    The exit code is 0 if the daemon is ready, 11 if it answers that it is not ready, and 4 if it
+    The exit code is 0 for a ready daemon, 11 for a daemon that is not ready, and 4 if the daemon
     does not answer. The pull address and the HTTP address give the same result and the same
     conditions, each with its next step. The pull address may need a token, and shows conditions of
     the streams that you may read. Over HTTP the command also shows the checks of /readyz. It also

@@ -37,7 +37,7 @@ def print_streams(infos: Sequence[StreamInfo]) -> None:
 
 
 def _fitting(lines: Sequence[Sequence[str]], width: int) -> list[int]:
-    """Return the indexes of the columns that fit."""
+    """Return the indexes of the columns that fit into `width`."""
     widths = [max(map(len, column)) + _BETWEEN for column in zip(*lines, strict=True)]
     shown = list(range(len(widths)))
     for at in _LEFT_OUT:

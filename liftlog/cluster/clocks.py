@@ -40,8 +40,8 @@ OWN = Offset(0.0, 0.0)
 class Verdict:
     """Result of the comparison of this node's clock with the others.
 
-    `reason` says why this node must not delete records because of their age; it is empty if the
-    node may delete them. The clock is `confirmed` if it agrees with the clocks of most nodes. Nodes
+    `reason` says why this node must not delete records because of their age; empty if the node may
+    delete such records. The clock is `confirmed` if it agrees with the clocks of most nodes. Nodes
     that doubt their own clock do not count.
     """
 

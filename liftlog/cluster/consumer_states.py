@@ -16,8 +16,8 @@ answers, the `cursor` is the newest change of the consumer that was sent last. I
 between two answers, its newest change is after the cursor, so the consumer is sent again.
 
 The leader sends a delivery when all nodes for which the high watermark waits have written the
-change of the delivery. It confirms an ack when these nodes have synced the change of the ack. So
-every later leader has these changes.
+change of the delivery. The leader confirms an ack when these nodes have synced the change of the
+ack. So every later leader has these changes.
 """
 
 from __future__ import annotations

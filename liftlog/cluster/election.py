@@ -1,5 +1,5 @@
-"""Decides when this node takes over the leadership of a stream, and when it resigns the leadership
-of a stream that it leads.
+"""Decides when this node takes over the leadership of a stream, and when this node resigns as the
+leader.
 
 Each run of a node's process has one `Elections`. Events report this node's observations of the
 other nodes. About ten times a second, the caller asks for the resulting actions:

@@ -56,8 +56,8 @@ def between(epochs: EpochTable, first: int, end: int) -> EpochTable:
 def extend(epochs: EpochTable, more: EpochTable) -> EpochTable:
     """Return the table of a log after the offsets that `more` describes have been appended to it.
 
-    Drops an epoch that has no record and would begin at the same offset as the next one, because
-    its leader appended nothing. Records from another leader may belong to an older epoch.
+    Drops an epoch without records, whose leader appended nothing: the next epoch begins at the same
+    offset. Records from another leader may belong to an older epoch.
     """
     if not more:
         return epochs

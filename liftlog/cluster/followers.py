@@ -29,9 +29,9 @@ class FetchRequest:
     """Mark of the stream's record that the follower has stored durably. None if the follower's
     version of liftlog does not send a mark; its confirmations count, too."""
     leader_mark: Mark | None = None
-    """The version of the record that this leader sent last, and the checksum of this version in the
-    follower's history (0 if the history lacks the version). None if the node does not send this
-    field."""
+    """The version of the metadata record that this leader sent last, and the checksum of this
+    version in the follower's history (0 if the history lacks the version). None if the node does
+    not send this field."""
     is_full: bool = False
     """True if the follower's disk was too full for the last answer."""
     has_old_states: bool = False

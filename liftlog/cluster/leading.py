@@ -108,8 +108,8 @@ class Leader:
     # --- the log -----------------------------------------------------------------
 
     def written(self, log_end: int, now: float) -> list[str]:
-        """Record that records below `log_end` can be read. They may not be durable yet: followers
-        fetch them while the leader syncs.
+        """Record that records below `log_end` can be read. The records may not be durable yet:
+        followers fetch records while the leader syncs.
 
         Returns the followers whose parked requests must be answered now.
         """
@@ -351,8 +351,8 @@ class Leader:
     def _advance(self) -> int:
         """Advance the high watermark to the lowest durable end of the nodes for which it waits.
 
-        The high watermark never falls. It does not move while the ISR is too small: replicas that
-        leave the ISR during this time stay eligible, so they must have every acked record.
+        The high watermark never falls. The high watermark does not move while the ISR is too small:
+        replicas that then leave the ISR stay eligible, so they must have every acked record.
         """
         if self._can_commit and not self.resigned:
             end, side = self.durable_end, self.side_version

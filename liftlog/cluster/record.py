@@ -8,7 +8,8 @@ Three sets of replicas define which copies can be trusted:
 
 isr             in sync: each of them holds everything that was ever acked, and the next ack waits
                 for all of them
-eligible        left the ISR when it was already too small to ack, so they also have everything
+eligible        left the ISR when the ISR was already too small to ack, so they also hold
+                everything that was acked
 last_eligible   were in `isr` or `eligible`, then had a start that may have lost data
 """
 
@@ -71,7 +72,7 @@ class StreamMetadata:
     record of that epoch or a later one may have to drop offsets below its high watermark."""
     decided: int = 0
     """The version with which an operator last restored the record; 0 if never. A node drops its
-    copy if its version of the record is older than this version, and is not a predecessor of it."""
+    copy if its version of the record is older than this version and is not in its history."""
     deleted: bool = False
     former: tuple[str, ...] = ()
     """The newest incarnations of deleted streams with this name. Nodes may still have copies of
@@ -160,7 +161,7 @@ class StreamMetadata:
 
     @property
     def checksum(self) -> int:
-        """The CRC-32 of the record. It covers the trail, and so the versions before this one."""
+        """The CRC-32 of the record. The checksum covers the trail, and so all earlier versions."""
         return crc32(self.to_json())
 
     def follows(self, earlier: StreamMetadata) -> bool:

@@ -25,7 +25,7 @@ EMPTY = 0
 def begin(epoch: int, version: int) -> int:
     """Return the version with which a leader of `epoch` begins if it has stored `version`.
 
-    Another replica may have a different state, which the former leader sent to no other node. In
+    Another replica may have a different state that the former leader sent only to this replica. In
     the new epoch all followers get the state of this leader.
     """
     if version == EMPTY or version >> _CHANGES_BITS == epoch:

@@ -94,7 +94,7 @@ class NodeSession(Protocol):
         ...
 
     async def taken_over(self) -> None:
-        """Wait until another process has written the key after it had expired."""
+        """Wait until the key has expired and another process has written it again."""
         ...
 
     async def close(self) -> None:

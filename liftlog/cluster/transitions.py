@@ -140,9 +140,9 @@ def resign(record: StreamMetadata, node: str) -> StreamMetadata | None:
 def failover(record: StreamMetadata, dead: Collection[str], node: str) -> StreamMetadata | None:
     """Make `node` the leader, because the leader is among `dead` or there is none.
 
-    Returns None if there is another leader, or if `node` may lack something that was acked. A wrong
-    `dead` does no harm: a leader that still runs can commit nothing more without the nodes that no
-    longer follow it.
+    Returns None if there is another leader, or if `node` may lack an acked record. A wrong `dead`
+    does no harm: a leader that still runs can commit nothing more without the nodes that no longer
+    follow it.
     """
     _check_exists(record)
     if node in dead:

@@ -19,8 +19,8 @@ NEVER = 2**63 - 1
 
 
 class Phase:
-    """The state of a pending message. It decides what the block's column `times` contains, as
-    described below.
+    """The state of a pending message. The phase defines the content of the block's column `times`,
+    as described below.
 
     The class is no Enum, because looking up an Enum member would take longer than the code that
     uses the member.

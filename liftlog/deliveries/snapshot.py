@@ -3,8 +3,8 @@
 Equal states have equal snapshots. A decoded state has the same blocks as the encoded state, so both
 behave in the same way. Layout: version, settings, the numbers in the order of `_NUMBERS`, exhausted
 offsets, waiting pulls, blocks, the queue of redeliveries. A block has offsets, consumer sequences
-and stamps of all its messages, a bitmap of its pending messages (empty if all are pending), and
-counts, phases and times of the pending ones. The journal adds a checksum.
+and stamps of all its messages, a bitmap of its pending messages (empty if all are pending), and the
+counts, phases and times of its pending messages. The journal adds a checksum.
 """
 
 from __future__ import annotations

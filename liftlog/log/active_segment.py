@@ -93,9 +93,9 @@ class ActiveSegment:
     def append(
         self, batches: Sequence[EncodedBatch], size_bytes: int, max_allocation: int
     ) -> LogEnd:
-        """Append batches of `size_bytes` in total: all of them or, on an error, none of them.
-        Returns the new end, which becomes durable with the next `sync`. May allocate disk space for
-        later appends, up to a file size of `max_allocation` bytes. Raises OSError."""
+        """Append batches of `size_bytes` in total. On an error, no batch is appended. Returns the
+        new end, which becomes durable with the next `sync`. May allocate disk space for later
+        appends, up to a file size of `max_allocation` bytes. Raises OSError."""
         position = self.end.position
         end = position + size_bytes
         if end > self._allocated:

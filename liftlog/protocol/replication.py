@@ -64,7 +64,7 @@ class Replicate(Message):
     leader sent last, and the checksum of that version in the node's history of the record; each is
     0 if it is not known. `full` is True if the last answer was not stored because the disk is full.
     `old_consumers` is True if the node has states of consumers with acks that may differ from this
-    leader's. It is None if the node's version of liftlog does not support such consumers.
+    leader's. None if the node's version of liftlog does not support consumers with acks.
     """
 
     KIND: ClassVar[str] = "replicate"
@@ -247,7 +247,8 @@ class ClusterNode(Described):
     replicas: int = 0
     leads: int = 0
     stopping: bool = False
-    """True if the node has begun to stop. It hands over its streams, and gets no new ones."""
+    """True if the node has begun to stop. Such a node hands over its streams, and gets no new
+    streams."""
     silent_seconds: float = 0.0
     """Seconds since the answering node last received data from this node; 0.0 while it receives
     data."""

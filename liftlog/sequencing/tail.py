@@ -264,9 +264,9 @@ class Tail:
     def failed(
         self, group: CommitGroup | None, refusal: RefusalReason, next_offset: int | None = None
     ) -> bytes:
-        """Undo all messages that were judged from the first message of `group` on. The group is
-        out, and failed to commit. If `group` is None, undo only the records that no group has taken
-        yet.
+        """Undo all messages that were judged from the first message of `group` on. The group was
+        taken for a commit, and the commit failed. If `group` is None, undo only the records that no
+        group has taken yet.
 
         Returns the nacks. `next_offset` overrides the offset at which numbering continues.
         """

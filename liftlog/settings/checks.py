@@ -302,8 +302,8 @@ def _check_listening(settings: Settings) -> Iterator[Finding]:
 
 
 class Caution(NamedTuple):
-    """A setting that is allowed but hardly intended. It is not a finding, because an operator may
-    want it."""
+    """A setting that is allowed but hardly intended. A caution is not a finding, because an
+    operator may want this setting."""
 
     setting: str
     problem: str

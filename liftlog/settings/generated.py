@@ -46,7 +46,7 @@ _LISTS_FROM_TEXT = ("servers", "listen", "subject")
 
 
 def render_template() -> str:
-    """Return the text of the file."""
+    """Return the text of the configuration file."""
     lines = [_HEAD]
     lines += _section(Settings, Settings().to_yaml_dict(), "")
     lines += ["", _STREAM_HEAD.rstrip()]

@@ -247,7 +247,7 @@ def _validate(
     bad values and validates the rest again.
 
     A later round may report that a value is missing because it was left out. Such a finding is only
-    a consequence, so it is dropped.
+    a consequence of another finding, and is dropped.
     """
     findings: list[Finding] = []
     left_out: set[KeyPath] = set()

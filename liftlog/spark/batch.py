@@ -64,8 +64,8 @@ class RangeReader(DataSourceReader):
 
 
 class PushdownReader(RangeReader):
-    """A reader with `pushFilters`. It is a separate class because Spark accepts a reader with this
-    method only if a setting of Spark allows it."""
+    """A reader with `pushFilters`. A separate class, because Spark accepts a reader with
+    `pushFilters` only if a setting of Spark allows pushdown."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
         self._options = narrowed(self._options, filters)

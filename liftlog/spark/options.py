@@ -59,7 +59,7 @@ COMPACT_PARTITION_BYTES = 256 * 1024 * 1024
 but a task holds its whole part in memory."""
 
 DEFAULT_LEASE_SECONDS = 60
-"""Default duration of a lease. It is short, because a plan that is never run, or run only in part,
+"""Default duration of a lease. This time is short, because a plan that is never run completely
 keeps its lease for this time."""
 MAX_LEASE_SECONDS = 3600
 

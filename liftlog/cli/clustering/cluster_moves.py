@@ -203,10 +203,10 @@ def restore_metadata(dry_run: bool, assume_yes: bool) -> ExitCode:
     """Restore records that the metadata store has lost.
 
     The record of a stream in the store contains its metadata. If the store was restored from an
-    older copy, or has lost records, the nodes restore the newest records that they have. They
-    restore records only if no missing node can have newer ones. This command restores the records
-    without this condition. Newer records of the missing nodes are then lost, and possibly also
-    messages that only these nodes had acked. If you can, start the missing nodes instead.
+    older copy, or has lost records, the nodes restore the newest records that they have. The nodes
+    restore records only if no missing node can have newer records. This command restores the
+    records without this condition. Newer records of the missing nodes are then lost, and possibly
+    also messages that only these nodes had acked. If you can, start the missing nodes instead.
 
     \b
     Examples:

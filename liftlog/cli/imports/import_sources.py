@@ -61,8 +61,8 @@ class Mapper:
         return self.key is not None or self.value is not None
 
     def item(self, number: int, row: Any, whole: bytes | None = None) -> Item:
-        """Return the message of a row. `whole` is the text of the row as it was read, if it was
-        text."""
+        """Return the message of a row. `whole` is the unchanged text of the row; None if the source
+        is not a text."""
         value: bytes | None
         if self.value is None:
             value = _as_json(row).encode() if whole is None else whole

@@ -1,8 +1,8 @@
 """A NATS connection that keeps header blocks and subjects unchanged.
 
 nats-py itself converts headers to a mapping: a repeated name keeps only one value, and bytes that
-are not UTF-8 are replaced. It treats a stored message with a header `Status` as a message from the
-server, and closes its connection at a subject that is not UTF-8.
+are not UTF-8 are replaced. nats-py treats a stored message with a header `Status` as a message from
+the server, and closes its connection at a subject that is not UTF-8.
 """
 
 from __future__ import annotations

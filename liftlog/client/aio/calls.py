@@ -388,11 +388,11 @@ class Calls(ConsumerCalls):
     ) -> Checkpoint | None:
         """Return the stored checkpoint; None if no checkpoint is stored.
 
-        Raises StreamNotFound, StaleIncarnation, OffsetOutOfRange (below the log start or beyond
-        the log end) or Diverged if the stream cannot be read from the checkpoint any more. Raises
+        Raises StreamNotFound, StaleIncarnation, OffsetOutOfRange (below the log start or beyond the
+        log end) or Diverged if the stream cannot be read from the checkpoint any more. Raises
         CheckpointUncertain if no checkpoint is stored, but damage may have destroyed one. With
-        `check=False` the call does not raise these errors. It returns the checkpoint, whose
-        `problem` names the error.
+        `check=False` the call does not raise these errors. The call returns the checkpoint, and the
+        `problem` of the checkpoint names the error.
         """
         request = FetchCheckpoint(stream, consumer, not check)
         return (await self._call(request, CheckpointAnswer)).info

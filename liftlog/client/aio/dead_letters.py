@@ -19,14 +19,14 @@ class DeadLetters(Lettering):
     not stop the others.
 
     - `publisher` is an open publisher, which the caller closes. It publishes the dead letters on
-      `subject`. `expect` is the name of the stream that records this subject. This stream must be
-      another one than the stream from which the records are read.
+      `subject`. `expect` is the name of the stream that records this subject. This stream must not
+      be the stream from which the records are read.
     - `retries`: number of further attempts after the first one. The first pause lasts `pause`
       seconds, and each following pause is twice as long, up to 30 s. During a pause the member
       processes no other record, so the records of a key stay in order.
     - `errors`: errors that a bad record can cause. Any other error ends the run, and the record is
-      read again later. So do not include errors that the record did not cause, such as the errors
-      of a database that is down.
+      read again later. So do not include errors with other causes than the record, such as a
+      database that is down.
 
     A record counts as processed only after its dead letter is acked. If the dead letter cannot be
     published, the error ends the run; the record does not count as processed, and is read again

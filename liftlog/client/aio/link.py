@@ -28,7 +28,7 @@ LOOK_SECONDS = 5.0
 
 
 class Link(BaseLink):
-    """A connection in the event loop, which receives as soon as the socket is readable."""
+    """A connection in the event loop. It receives as soon as the socket is readable."""
 
     def __init__(
         self, channel: Channel, address: str, silence_seconds: float, pool: BufferPool

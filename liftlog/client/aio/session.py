@@ -52,7 +52,7 @@ class Session:
         self._closed: LiftlogError | None = None
 
     async def open(self) -> None:
-        """Open the first connection: one attempt, whose error is raised."""
+        """Open the first connection. There is only one attempt; its error is raised."""
         self._link = await self._dial(None)
 
     @property
@@ -210,8 +210,8 @@ class Session:
             return link
 
     async def _dial(self, deadline: float | None) -> Link:
-        """Make one attempt to connect, which lasts at most `connect_timeout`. Raises ConnectionLost
-        if it fails or at the deadline."""
+        """Make one attempt to connect, for at most `connect_timeout`. Raises ConnectionLost if it
+        fails or at the deadline."""
         target = self.target
         text, now = target.address.text, time.monotonic()
         attempt_ends = now + target.connect_timeout

@@ -72,7 +72,7 @@ class SyncClient(SyncCalls):
         filter: Filter | None = None,
         columns: Sequence[Column] | None = None,
     ) -> FetchAnswer:
-        """Send one fetch request, and return the record batches of its answer, which begin at
+        """Send one fetch request, and return the record batches of its answer. The batches begin at
         `start`. Most programs use `read` instead.
 
         - `start`: an offset, "earliest", "latest", or a `datetime` (the first record with this

@@ -49,7 +49,7 @@ class SyncSession:
         self._closed: LiftlogError | None = None
 
     def open(self) -> None:
-        """Open the first connection: one attempt, whose error is raised."""
+        """Open the first connection. There is only one attempt; its error is raised."""
         self._link = self._dial(None)
 
     @property
@@ -207,8 +207,8 @@ class SyncSession:
             return link
 
     def _dial(self, deadline: float | None) -> SyncLink:
-        """Make one attempt to connect, which lasts at most `connect_timeout`. Raises ConnectionLost
-        if it fails or at the deadline."""
+        """Make one attempt to connect, for at most `connect_timeout`. Raises ConnectionLost if it
+        fails or at the deadline."""
         target = self.target
         text, now = target.address.text, time.monotonic()
         attempt_ends = now + target.connect_timeout

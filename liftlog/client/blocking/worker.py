@@ -33,9 +33,9 @@ from liftlog.protocol.workers import (
 class SyncWorker(Working, ConsumingBlock[WorkBatch]):
     """Iterates over batches of messages of a consumer with acks. `SyncClient.worker` creates it.
 
-    Each message is delivered to one of the consumer's workers, until one of them acks it. `ack`,
-    `nak`, `term` and `in_progress` take batches, messages, and lists of messages. Each call returns
-    when the daemon has synced its effect to disk.
+    Each message is delivered to one worker of the consumer at a time, until a worker acks the
+    message. `ack`, `nak`, `term` and `in_progress` take batches, messages, and lists of messages.
+    Each call returns when the daemon has synced its effect to disk.
 
     After a lost connection the iteration continues on a new connection. Messages that were
     received before can still be acked, even after a restart of the daemon. `close`, which `async

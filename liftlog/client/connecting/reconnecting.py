@@ -40,8 +40,8 @@ def is_detour(error: LiftlogError) -> bool:
 
 
 class Backoff:
-    """Computes the pauses between attempts. They double up to a limit, and have a random part, so
-    that the clients of a stopped daemon do not all reconnect at once."""
+    """Computes the pauses between attempts. The pauses double up to a limit, and have a random
+    part, so that the clients of a stopped daemon do not all reconnect at once."""
 
     def __init__(self, spread: Callable[[], float] = random.random) -> None:
         self._spread = spread

@@ -166,8 +166,8 @@ class GroupMember:
             lane.done = lane.end = max(lane.done, offset)
 
     def merge(self, one: Lane, other: Lane) -> bool:
-        """Merge `other` into `one`, if `other` has read at least as far as `one` and the caller
-        processes no record of either lane. Returns True if they were merged."""
+        """Merge the lane `other` into the lane `one`, if `other` has read at least as far as `one`
+        and the caller processes no record of the two lanes. Returns True after a merge."""
         if one.done > other.done or one.in_hand or other.in_hand or one is other:
             return False
         one.slots |= {slot: other.next_of(slot) for slot in other.slots}

@@ -365,7 +365,7 @@ class GroupReading:
 
     def _lane_in_turn(self) -> Lane | None:
         """Return the lane whose records are returned next, if any. A lane keeps its turn until all
-        records of its batch are returned, so the caller only ever has records of one lane."""
+        records of its batch are returned. So the caller always has records of only one lane."""
         self._join_if_many()
         lanes = [lane for lane in self._state.lanes if lane in self._arrived]
         if not lanes or not self._state.may_return(time.monotonic()):

@@ -167,9 +167,9 @@ class PublisherLink:
         return True
 
     async def _send_whole(self, subject: str, payload: bytes, reply: str, block: bytes) -> None:
-        """Publish with this header block, without `Client.publish`. That method takes headers as a
-        mapping, which cannot hold repeated names or bytes that are not UTF-8, and it does not
-        accept subjects that are not ASCII."""
+        """Publish with this header block, without `Client.publish`. `publish` takes headers as a
+        mapping. A mapping cannot hold repeated names, or bytes that are not UTF-8. And `publish`
+        does not accept subjects that are not ASCII."""
         import nats.errors
 
         client = self._client

@@ -271,8 +271,8 @@ class FetchAnswer:
 
 
 def find_good_batch(body: memoryview, position: int, offset: int, end_offset: int) -> int | None:
-    """Return the offset of the first good batch after a damaged one, which begins at `position` and
-    should begin at `offset`.
+    """Return the offset of the first good batch after a damaged batch. The damaged batch begins at
+    `position`, and its first offset should be `offset`.
 
     `end_offset` is the end of the answer according to its header; it is returned if no good batch
     follows. A batch counts as good if a chain of headers leads from it to the end of the answer and

@@ -94,8 +94,9 @@ an end, the read never ends."""
 END = "end"
 
 OnCorrupt: TypeAlias = Literal["raise", "skip"] | Callable[[CorruptRange], None]
-"""Handling of damaged records: end the read with CorruptRange, log a warning and continue after
-them, or call the callable and continue unless it raises."""
+"""Handling of damaged records. "raise" ends the read with CorruptRange. "skip" logs a warning and
+continues after the damage. A callable is called with the error, and the read continues unless the
+callable raises an exception."""
 
 Prefer: TypeAlias = Literal["leader", "nearest"]
 """The copy of a replicated stream that a read uses."""

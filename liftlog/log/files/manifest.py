@@ -142,7 +142,7 @@ class Manifest:
 
     @property
     def unclaimed_generation(self) -> int:
-        """A generation that no segment file has and that no running rewrite will use.
+        """A generation that neither a segment file nor a running rewrite uses.
 
         A rewrite uses the generation after the highest one of its sources, and overwrites any file
         of that name. After a truncation, such a rewrite may still be running, although its result

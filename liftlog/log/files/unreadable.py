@@ -87,7 +87,8 @@ def read_around(file: File, length: int, position: int) -> Pieces:
 
 
 def read_small_file(fs: FileSystem, path: Path) -> bytes | OSError | None:
-    """Read a small file. Returns None if it does not exist, the error if the disk cannot read it.
+    """Read a small file. Returns None for a missing file, and the error if the disk cannot read the
+    file.
 
     Raises OSError for other errors, which do not mean that the file is damaged.
     """

@@ -172,10 +172,10 @@ def _read(fs: FileSystem, path: Path, base_offset: int, generation: int) -> Chai
 def _tiling(chains: Sequence[Chain]) -> list[Chain]:
     """Return the files that make up the log, oldest first.
 
-    A rewritten segment replaces the files whose offsets it covers, but only if it is complete,
-    because a crash may have left it half written. The sources of a complete rewrite are not needed,
-    because a rewrite removes only records that newer records supersede. So the chosen files always
-    hold the newest value of each key.
+    A complete rewritten segment replaces the files whose offsets it covers. After a crash, a
+    rewritten segment may be incomplete. The sources of a complete rewrite are not needed, because a
+    rewrite removes only records that newer records supersede. So the chosen files always hold the
+    newest value of each key.
     """
     chosen: list[Chain] = []
     end = 0

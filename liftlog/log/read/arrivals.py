@@ -45,7 +45,7 @@ class Arrivals:
 
 
 class Known:
-    """The recorded differences of a log at one moment."""
+    """The marks of a log at one moment: the differences between monotonic time and timestamps."""
 
     def __init__(self, marks: tuple[tuple[int, int], ...]) -> None:
         self._offsets = [offset for offset, _ in marks]

@@ -130,8 +130,8 @@ class Inventory:
                 self._remove(name)
 
     def _manifest_is_outdated(self, unlisted: Sequence[str]) -> bool:
-        """Return True if files show that a newer manifest existed, which means that somebody
-        restored an old one.
+        """Return True if files show that a newer manifest existed. An old manifest was then
+        restored.
 
         A crash leaves no such files. The manifest lists a segment before the segment gets its first
         bytes. So an unlisted segment after the active segment is empty, unless it comes from before

@@ -70,9 +70,9 @@ class TailJudge(Inventory):
         """Return the offset below which everything was certainly fsynced.
 
         Records above this offset may never get fsynced: a failed fdatasync leaves their pages in
-        the cache, marked clean. Reads return such pages, another fdatasync skips them, and the next
-        power cut loses them. A reboot drops these pages from the cache, so the case is only
-        possible if the machine has not rebooted.
+        the cache, marked clean. Reads return such pages, but another fdatasync does not write them,
+        and the next power cut loses them. A reboot drops these pages from the cache, so the case is
+        only possible if the machine has not rebooted.
         """
         slot = self._slot_state()
         if slot is None or not slot.exact:

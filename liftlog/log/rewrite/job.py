@@ -69,8 +69,8 @@ OnProgress = Callable[[Progress], None]
 removes its files."""
 
 Throttle = Callable[[int], None]
-"""A callback that the job calls with the number of bytes to be read or just written. It sleeps to
-limit the rate, and may raise an exception, which ends the job."""
+"""A callback that the job calls with the number of bytes to be read or just written. The function
+sleeps to limit the rate. If it raises an exception, the job ends."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -221,7 +221,7 @@ def _put_values(batch: bytearray, size: int, check: int) -> None:
 
 
 class SubjectIndexBuilder:
-    """Builds a subject index from the batches of one segment, which are added in order."""
+    """Builds a subject index from the batches of one segment. Add the batches in order."""
 
     def __init__(self, base_offset: int) -> None:
         self._base = base_offset

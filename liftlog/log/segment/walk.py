@@ -101,8 +101,8 @@ def walk(
 def _read_batch(
     window: FileWindow, position: int
 ) -> tuple[BatchHeader | None, RecordBatch | None, str]:
-    """Return three values: the header if it is good, the batch if its body is also good, and the
-    problem if there is one."""
+    """Return a tuple of three values: the header, None if it is damaged; the batch, None if its
+    header or body is damaged; and the problem, None for an intact batch."""
     header = None
     try:
         header = parse_header(window.view(position, HEADER_SIZE))

@@ -182,7 +182,8 @@ _NOTHING = Binary(0, 0, 0)
 
 
 class Joined:
-    """Batches in one buffer. They are copied, unless one buffer already contains all of them."""
+    """Batches in one buffer. The batches are copied, unless one buffer already contains all of
+    them."""
 
     def __init__(self, found: Sequence[Batches]) -> None:
         self._raw: bytes | memoryview = found[0].raw

@@ -37,7 +37,8 @@ _LOWER = np.frombuffer(bytes(range(256)).lower(), np.uint8)
 
 
 class WantedHeader(NamedTuple):
-    """A wanted header line: its name in lower case, and its value or, for any value, None."""
+    """A wanted header line: its name in lower case, and its value. The value None matches every
+    value."""
 
     name: bytes
     value: bytes | None

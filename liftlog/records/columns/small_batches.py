@@ -48,7 +48,7 @@ HEAD = np.dtype(
 """The header as numpy reads it: the fields of format.HEADER, by their names in BatchHeader."""
 
 FEWEST_BATCHES = 32
-"""Fewer batches than this are decoded one by one, because for so few batches this is faster."""
+"""Fewer batches are decoded one by one, which is then faster."""
 _MOST_BATCHES = 4096
 _LARGEST_BYTES = 4096
 _MAGIC = int.from_bytes(MAGIC, "little")
@@ -135,8 +135,8 @@ def take_small_batches(
     Takes only batches that are complete, pass every check, continue each other from `place`, and
     have no offset outside [first_offset, stop_offset). Moves `place` past them. Returns None if
     fewer than `fewest` (default FEWEST_BATCHES) batches qualify. A caller that decodes the columns
-    of all batches at once may set a higher `largest_bytes`, because for it, larger batches are also
-    faster in this way.
+    of all batches at once may set a higher `largest_bytes`: such a caller is faster with larger
+    batches, too.
     """
     starts = _find_starts(body[position:], largest_bytes)
     if len(starts) < (FEWEST_BATCHES if fewest is None else fewest):

@@ -299,8 +299,8 @@ class Groups:
         return None if state is None else Progress(state, self._lags(key[1], state))
 
     def lag(self, key: GroupKey) -> int | None:
-        """Return the largest lag of the slots of a group; None if there is no such group, or if its
-        stream is not known here. Costs much less than `progress`."""
+        """Return the largest lag of the slots of a group; None if the group does not exist, or if
+        its stream is not known here. Costs much less than `progress`."""
         state, bounds = self._coordinator.groups.get(key), self._bounds(key[1])
         if state is None or bounds is None:
             return None

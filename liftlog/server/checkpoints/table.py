@@ -160,7 +160,8 @@ def _of_stream(
     consumer: str | None,
     stream: str,
 ) -> Iterator[str]:
-    """Yield the sorted consumers of a stream after the key `after`: all, or only `consumer`."""
+    """Yield, in order, the consumers of a stream that come after the key `after`. With `consumer`,
+    yield at most this one."""
     consumers = consumers_of.get(stream, [])
     start = 0
     if after is not None:

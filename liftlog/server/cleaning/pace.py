@@ -15,8 +15,8 @@ BUSY_RATE_BYTES = 32 * 2**20
 adds little to the latency; docs/explanation/performance.md has the figures."""
 LOOK_SECONDS = 0.02
 GRANT_SECONDS = 0.2
-"""Duration of a grant, in seconds. It is much longer than the interval of measurements, so that a
-short delay of the event loop does not end full speed."""
+"""Duration of a grant, in seconds. The time is much longer than the interval of measurements, so
+that a short delay of the event loop does not end full speed."""
 _QUIET_SECONDS = 0.25
 _IDLE_CPU_PART = 0.25
 

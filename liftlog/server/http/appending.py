@@ -184,9 +184,9 @@ def _fits_header(key: bytes | None) -> bool:
 
 
 def _is_dead(client: Client) -> bool:
-    """Return True if `client` cannot be used any more: it is closed, or its read loop has ended
-    although it still reports a connection. The read loop ends after input that nats-py cannot
-    parse."""
+    """Return True if `client` cannot be used any more: the client is closed, or its read loop has
+    ended, even if the client still reports a connection. The read loop ends after input that
+    nats-py cannot parse."""
     reading = client._reading_task
     return bool(client.is_closed) or (
         client.is_connected and (reading is None or bool(reading.done()))

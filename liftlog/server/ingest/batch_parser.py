@@ -182,7 +182,7 @@ class _Shape:
 
 
 def _size_line(header_size: int, size: int) -> bytes:
-    """Return the end of a control line: the sizes, and a line end."""
+    """Return the bytes that end a control line: the sizes of the message, and CR LF."""
     return b"%d %d\r\n" % (header_size, size) if header_size else b"%d\r\n" % size
 
 

@@ -51,8 +51,8 @@ class Dialer:
         return self._pool.round()
 
     def round_elsewhere(self, old: NatsConnection) -> list[NatsServerAddress]:
-        """Return all servers. The address of `old` comes last. It is included because it may lead
-        to another server behind a load balancer."""
+        """Return all servers. The address of `old` comes last. The present address is included,
+        because it may lead to another server behind a load balancer."""
         return sorted(self._pool.round(), key=lambda one: one.shown == old.address.shown)
 
     async def open(self, address: NatsServerAddress) -> NatsConnection | None:

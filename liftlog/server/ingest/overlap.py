@@ -180,7 +180,7 @@ class _Seen:
 
     def pass_time(self, now: float) -> None:
         """Add the time since the last change to `seconds`. Call this before each change. Does
-        nothing for a single message, because its lead shows nothing."""
+        nothing after a single message: one message does not show which connection is ahead."""
         if self.old > 1:
             ahead = self.old - self.copies - len(self.held)
             self.seconds[ahead] = self.seconds.get(ahead, 0.0) + now - self.at

@@ -1,7 +1,7 @@
 """Passes the messages of one subscription to a stream that can move to another node.
 
 While the stream moves, two nodes are subscribed: `liftlog.cluster.handover` decides which of the
-two nodes stores which messages. This module passes the messages to it as runs.
+two nodes stores which messages. This module passes the messages to the new leader as runs.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ _ADDED_METADATA = ("_nats.level", "_nats.req.level", "_nats.ver")
 
 def with_levels(config: Mapping[str, Any], required: int = 0) -> dict[str, Any]:
     """Return the configuration of a stream or consumer for an answer: its metadata has the level of
-    JetStream's API that it needs, and the one that the daemon has."""
+    JetStream's API that the configuration needs, and the level that the daemon supports."""
     levels = {
         "_nats.level": f"{API_LEVEL}",
         "_nats.req.level": f"{required}",

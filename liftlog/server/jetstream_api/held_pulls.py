@@ -1,5 +1,5 @@
-"""Pulls that arrive while no node leads their stream. This module holds these pulls until there is
-a leader. Otherwise clients would repeat a pull only when it has expired or heartbeats are missing,
+"""Pulls that arrive while no node leads their stream. This module holds such pulls until there is a
+leader. Otherwise clients would repeat a pull only when it has expired or heartbeats are missing,
 which can take 30 s."""
 
 from __future__ import annotations

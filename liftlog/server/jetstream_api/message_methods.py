@@ -237,8 +237,8 @@ async def _one(lookup: Lookup, wish: Wish) -> Found | None:
 
 class _Status(Exception):
     """An answer that consists only of a status. NATS itself answers 503 without text if a subject
-    has no subscriber. JetStream sends the same answer for a stream that does not exist or does not
-    allow direct gets, and clients check for exactly this answer."""
+    has no subscriber. JetStream sends this answer if the stream does not exist or does not allow
+    direct gets. Clients check for exactly this answer."""
 
     def __init__(self, code: int, words: str) -> None:
         super().__init__(words)

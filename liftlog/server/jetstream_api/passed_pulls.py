@@ -1,7 +1,7 @@
 """Pulls that this node has passed on to the leader of their stream, and that may be lost there.
 
-A pull has no answer until there are messages. So the node asks the leader whether it reads: a
-question goes before the first pull, and the next question follows the answer to it. NATS keeps
+A pull has no answer until there are messages. So the node asks the leader whether it reads: the
+node sends a question before the first pull, and the next question after each answer. NATS keeps
 their order. While a question has no answer, the leader has not read the pulls after it. It may be
 frozen. If another node becomes the leader, or the same node in another epoch, the pulls are passed
 on again. No pull is passed on again after an answer, because the former leader may have served it.

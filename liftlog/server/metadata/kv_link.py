@@ -60,7 +60,7 @@ class NobodyAnswers(StoreUnavailable):
 
 
 class NotAllowed(StoreUnavailable):
-    """NATS does not allow this user to send the request, so it was not delivered."""
+    """NATS does not allow this user to send the request. The request was not delivered."""
 
 
 class _Question(NamedTuple):

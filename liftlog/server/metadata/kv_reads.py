@@ -33,8 +33,8 @@ class BucketMissing(StoreUnavailable):
 
 
 class BucketReads:
-    """Reads one bucket. All methods raise StoreUnavailable. They raise BucketMissing if there is no
-    bucket, and NobodyAnswers if no JetStream runs."""
+    """Reads one bucket. All methods raise StoreUnavailable. Reads raise BucketMissing if there is
+    no bucket, and NobodyAnswers if no JetStream runs."""
 
     def __init__(self, link: KvLink, bucket: Bucket) -> None:
         self._link = link

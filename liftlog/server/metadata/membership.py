@@ -184,11 +184,11 @@ class Directory:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """This node, once it has joined.
+    """This node, after it has joined the cluster.
 
     `is_same` means that the data directory is the same as at the last start. Such a directory has
-    all records that were confirmed during that start, provided that recovery finds them. It may
-    lack records that were confirmed before the start `born`.
+    all records that were confirmed during that start, provided that recovery finds them. The
+    directory may lack records that were confirmed before the start `born`.
     """
 
     cluster_id: str

@@ -270,9 +270,9 @@ class Mirror:
         Returns the record afterwards; None if the store has no record. Raises the errors of `step`,
         MetadataUnavailable.
 
-        This always reads the record from the store first, even if the mirror has it. If the store
-        was restored from a backup, another node may have written a different record with the same
-        revision, and a compare-and-set against the mirror's revision would overwrite it.
+        The record is always read from the store first, even if the mirror has a record. If the
+        store was restored from a backup, another node may have written a different record with the
+        same revision, and a compare-and-set against the mirror's revision would overwrite it.
         """
         async with self._turns:
             for _ in range(ATTEMPTS):

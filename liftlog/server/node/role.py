@@ -196,9 +196,9 @@ class Role:
         logger.info("leading stream=%s epoch=%d", self.name, epoch)
 
     def _ended(self, incarnation: str, epoch: int, reason: str) -> None:
-        """Note that this node has stopped leading in this epoch. It will not lead in this epoch
-        again, even if the record still names it. The epochs of a stream that is created again are
-        independent of this."""
+        """Note that this node has stopped leading in this epoch. This node will not lead in this
+        epoch again, even if the record still names this node. The epochs of a stream that is
+        created again are independent of this."""
         self._resigned = (incarnation, max(self.resigned_epoch(incarnation), epoch))
         record = self._node.mirror.records[self.name]
         present = (record.incarnation, record.leader, record.leader_epoch)
@@ -357,8 +357,8 @@ class Role:
             await host.exclusively(lambda: follow_log_start(host.log, start, wanted, now_ns))
 
     def _settings_of(self, record: StreamMetadata) -> StreamSettings:
-        """Return the parsed settings of the record. They are cached, because most versions of the
-        record do not change them. Raises InvalidArgument."""
+        """Return the parsed settings of the record. The settings are cached, because most versions
+        of the record have the same settings. Raises InvalidArgument."""
         if self._settings is None or self._settings[0] != record.settings:
             self._settings = (record.settings, settings_of(record))
         return self._settings[1]

@@ -15,8 +15,8 @@ logger = logging.getLogger("liftlog.server.replication")
 
 
 class RecordedSettings:
-    """The parsed settings of all streams. `on_change` is called after each change. It is also
-    called for streams without a copy on this node, because their subjects may overlap with the
+    """The parsed settings of all streams. `on_change` is called after each change. The function is
+    also called for streams without a copy on this node, because their subjects may overlap with the
     subjects of this node's streams."""
 
     def __init__(self, on_change: Callable[[], None]) -> None:

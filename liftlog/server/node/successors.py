@@ -35,9 +35,10 @@ class Successors:
     A leader that was disconnected from the other nodes may not know yet that it was replaced, or
     that its stream was deleted and created again. If it answered such a client that the client's
     records do not exist, the client would discard the records. This answer is right only in two
-    cases, which the metadata store shows because it always has the newest record. If the store has
-    another incarnation, the client has read an earlier stream of this name. If the store lacks the
-    client's epoch, an operator has restored the metadata without the nodes that had newer metadata.
+    cases. The metadata store always has the newest record, and so shows these cases. If the store
+    has another incarnation, the client has read an earlier stream of this name. If the store lacks
+    the client's epoch, an operator has restored the metadata without the nodes that had newer
+    metadata.
     """
 
     def __init__(self, mirror: Mirror, spawn: Callable[[Coroutine[Any, Any, None]], None]) -> None:

@@ -1,8 +1,8 @@
 """Answers the fetches of one connection on one stream, in their order; the first one may wait.
 
 A fetch that finds too few records waits for new records or for the end of its wait time. A waiting
-fetch does not poll the log: `tailing`, which manages the consumers at the end of the stream, or a
-timer wakes the fetch. If a fetch has a filter, a thread examines the records (`filtering`).
+fetch does not poll the log. A timer wakes the fetch, or `tailing`, the module for the consumers at
+the end of a stream. If a fetch has a filter, a thread examines the records (`filtering`).
 """
 
 from __future__ import annotations

@@ -314,8 +314,8 @@ def _hung_up(connections: Collection[PullConnection]) -> list[PullConnection]:
     """Return the connections whose client has disconnected.
 
     The event loop does not report all of these. If a request arrived just before a reset, the loop
-    reports only the request. And it does not watch a connection while requests are not read from
-    it.
+    reports only the request. And the event loop does not watch a connection while the daemon reads
+    no requests from the connection.
     """
     poll = select.poll()
     by_number = {connection.fileno(): connection for connection in connections}

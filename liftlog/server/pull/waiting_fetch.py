@@ -48,8 +48,8 @@ class WaitingFetch:
         self.begin(None, None)
 
     def begin(self, incarnation: str | None, readable: tuple[str, ...] | None) -> None:
-        """Reset the results. They are valid only for one incarnation of the stream and one set of
-        readable subjects."""
+        """Reset the results. These values are valid only for one incarnation of the stream and one
+        set of readable subjects."""
         self.incarnation = incarnation
         self.readable = readable
         self.selection: Selection | None = None

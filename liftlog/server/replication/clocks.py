@@ -55,8 +55,8 @@ class NodeClocks:
     """The differences of clocks. Belongs to one event loop.
 
     `others` returns the names of all other nodes of the cluster. If the clock of this node was
-    found wrong, `guard` stores this doubt, so that it lasts while other nodes are silent, and after
-    a restart.
+    found wrong, `guard` stores this doubt, so that the doubt lasts while other nodes are silent,
+    and after a restart.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The connection of this node to another node. It is opened again whenever it is lost.
+"""The connection of this node to another node. A lost connection is opened again.
 
 All followers of streams that the other node leads share the connection. If it is lost, each open
 request ends with ConnectionLost. The sender then has to choose a new request, because the request

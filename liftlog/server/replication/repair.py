@@ -23,8 +23,8 @@ from liftlog.server.replication.peer_link import PeerLink
 _FETCH_BYTES = 1024 * 1024
 _ANSWER_SECONDS = 10.0
 _NOT_LED = ("failed", "elsewhere", "follower")
-"""States of a stream on a node that does not lead it. Such a node may not have found its damage
-yet."""
+"""States of a stream on a node that does not lead it. A node that does not lead may not have found
+its own damage yet."""
 
 
 class ReplicaDonors:

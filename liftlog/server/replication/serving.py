@@ -430,8 +430,8 @@ class ServedStream:
             reply.replica(self._header(request, body_length=found.length), found)
 
     def _look(self, request: Replicate, reply: Reply, first: int, end: int) -> None:
-        """Handle newly detected damage, which this node has found, or a follower in the bytes that
-        it received: determine the extent of the damage in a thread."""
+        """Handle new damage: determine its extent in a thread. This node has found the damage, or a
+        follower has found the damage in the bytes that it received."""
 
         def done(job: asyncio.Future[None]) -> None:
             self._looking.discard(job)

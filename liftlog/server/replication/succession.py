@@ -1,4 +1,5 @@
-"""This node's part in the elections of leaders for the streams that it has a copy of.
+"""This node's part in the elections of leaders. It takes part for each stream of which it has a
+copy.
 
 `liftlog.cluster.election` decides. This module passes the silences of nodes and the content of the
 store to it, and carries out its decisions: questions to other nodes, and changes of metadata.

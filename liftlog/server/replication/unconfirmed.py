@@ -13,8 +13,8 @@ class Unconfirmed:
     """Maps positions in the journal to numbers in the leader's epoch. Both only increase.
 
     An entry stands for the changes from its position up to the position of the next entry. These
-    changes count as confirmed when the number of the newest one is confirmed. If there are too many
-    entries, neighbours are merged. So a change may count as confirmed some time after its
+    changes count as confirmed when the number of the newest change is confirmed. If there are too
+    many entries, neighbours are merged. So a change may count as confirmed some time after its
     confirmation, but never before it.
     """
 

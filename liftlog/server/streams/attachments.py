@@ -92,7 +92,7 @@ class Attachments:
 
     async def attach(self, host: StreamHost) -> None:
         """Attach a stream, and wait until NATS has confirmed the subscription. Raises
-        NatsUnavailable, and NatsRefused if NATS does not allow it."""
+        NatsUnavailable, and NatsRefused if NATS does not allow the subscription."""
         wanted = self._subscriptions.get(host.name)
         if self._link is not None and wanted is not None:
             await self._link.attach(wanted)

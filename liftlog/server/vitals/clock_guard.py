@@ -7,7 +7,7 @@ time is stored in the data directory, in the file `clock`, so that a restart doe
 
 A jump ahead is trusted in three cases:
 
-- after an hour, if it is at most a tenth of the time for which each stream keeps its records
+- after an hour, if the jump is at most a tenth of the time for which each stream keeps its records
 - when an operator confirms it (`liftlog serve --believe-clock`)
 - when the other nodes of the cluster have the same time
 

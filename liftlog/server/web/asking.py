@@ -47,9 +47,9 @@ class Parts:
     pace: Pace
     spread: SpreadWork = field(default_factory=SpreadWork)
     searching: FairLock = field(default_factory=FairLock)
-    """A lock that is held during each step of a search through a log. Viewers take turns, so that
-    all searches together take no more of the interpreter's time than one search, because commits
-    also need this time."""
+    """A lock that is held during each step of a search through a log. Viewers take turns, because
+    commits also need the time of the interpreter. So all searches together take no more time than
+    one search."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """The text of a page that cannot show the requested object. Pure.
 
-Messages and hints of errors are written for programs and for a shell. This module rewrites them for
-the visitor of a page. If a hint names a command that has an equivalent page, a link to that page
-replaces it.
+Messages and hints of errors are written for programs and for a shell. This module rewrites the
+texts for the visitor of a page. If a hint names a command that has an equivalent page, a link to
+that page replaces it.
 """
 
 from __future__ import annotations

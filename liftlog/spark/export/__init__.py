@@ -19,9 +19,9 @@
     interrupts             Ctrl-C while Spark starts and while it works
     job                    a whole run, step by step
 
-A run does not change existing files. It adds files that no snapshot names yet, and then commits
-them in one atomic step. A crash before that step leaves files that a later run removes; a crash
-after it leaves a complete table.
+A run does not change existing files. The run adds files that no snapshot names yet, and then
+commits these files in one atomic step. A crash before that step leaves files that a later run
+removes; a crash after it leaves a complete table.
 """
 
 from __future__ import annotations

@@ -42,8 +42,8 @@ Flags: TypeAlias = NDArray[np.bool_]
 class RowFile(ABC):
     """Writes one file; used in `with`. Rows are collected in memory, and written in portions.
 
-    Subclasses define the format. If an exception leaves a file incomplete, no snapshot names it,
-    and it is removed together with the other files of its run.
+    Subclasses define the format. If an exception leaves a file incomplete, no snapshot names the
+    file, and it is removed together with the other files of its run.
     """
 
     def __init__(
@@ -110,8 +110,8 @@ class RowFile(ABC):
         self._write(self._writer, self._portion())
 
     def _portion(self) -> pa.Table:
-        """Return the collected rows. This object keeps no reference to them, so that the caller can
-        free their memory."""
+        """Return the collected rows. The object keeps no reference to these rows, so that the
+        caller can free their memory."""
         held, self._held = self._held, []
         self._held_bytes = self._held_rows = 0
         return pa.Table.from_batches(held, self._schema)

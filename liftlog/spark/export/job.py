@@ -4,7 +4,7 @@
     2  scan [end of the snapshot, high watermark) into files of this run
     3  in mode compacted, merge the newest records of keys with the snapshot's records into new
        files, or, with merge on read, add files of changes (`changes`); with --optimize, merge
-       small files into few large ones
+       small files into a few large files
     4  commit the snapshot in one atomic step
     5  store the checkpoint, and remove unneeded files; neither is needed for correctness
 

@@ -118,8 +118,8 @@ def buckets_to_stage(old: Sequence[DataFile], most_bytes: int, bucket_bytes: int
     the merge may need. The real size is known only at the merge.
 
     `old` are all files of the table, including the files of removed offsets. A run that adds
-    changes uses as many buckets as these files have, even if the table has no other files with this
-    number of buckets.
+    changes uses the number of buckets of these files, even if the other files of the table have
+    another number.
     """
     kept = _keyed_bytes(old)
     return max(_most_buckets(old), buckets_for(kept + most_bytes, bucket_bytes))

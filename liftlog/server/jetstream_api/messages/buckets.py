@@ -37,7 +37,7 @@ would exceed this number gets no index."""
 _PATIENCE_SECONDS = 2.0
 _LOOK_SECONDS = 0.2
 _MOST_OF_TIME = 0.2
-"""Maximum share of the time for reading a bucket that has a limit of bytes."""
+"""Maximum share of the daemon's time that is spent on reading a bucket with a limit of bytes."""
 _OVERHEAD_BYTES = 24
 """Overhead in bytes that is counted for a record that shares its batch with others."""
 _TUPLE_RECORDS = 64

@@ -1,9 +1,9 @@
 """The subjects of a bucket that were purged, and the offsets below which their messages are gone.
 
-The messages stay in the log until compaction. A consumer that has not delivered them yet must not
-deliver them any more. So the readers of a bucket look for tombstones and roll-ups from the first
-message that one of its consumers still needs up to the high watermark. They read each part of the
-log once for all consumers.
+The messages stay in the log until compaction. A consumer must not deliver purged messages that it
+has not delivered before the purge. So the readers of a bucket look for tombstones and roll-ups from
+the first message that one of its consumers still needs up to the high watermark. They read each
+part of the log once for all consumers.
 """
 
 from __future__ import annotations

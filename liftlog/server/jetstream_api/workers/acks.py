@@ -97,8 +97,8 @@ class AckParser:
         return parsed._replace(dropped=dropped) if dropped else parsed
 
     def _by_consumer(self, subjects: Sequence[bytes]) -> Iterator[list[int] | None]:
-        """Yield the indices of the acks of each consumer. If there is only one consumer, yield
-        None, which means all."""
+        """Yield the indices of the acks of each consumer. For a single consumer, yield None, which
+        stands for all acks."""
         size = len(self.prefix)
         head = self.head_of(subjects[0])
         if len(subjects) == 1 or (head and all(map(bytes.startswith, subjects, repeat(head)))):

@@ -41,9 +41,9 @@ class ArrivingPulls:
         self._delivered_ns = state.delivered_ns
 
     def was_read(self, reply: bytes, expires_ns: int, began_ns: int) -> bool:
-        """Return True if the former leader has read a pull, which was published at `began_ns` and
-        expires `expires_ns` later (0: never). It has then served the pull, or the pull has got its
-        status when this node took over."""
+        """Return True if the former leader has read a pull. The pull was published at `began_ns`,
+        and expires `expires_ns` later (0: never). The former leader has then served the pull, or
+        the pull has got its status when this node took over."""
         if self._delivered_ns >= began_ns:
             return True  # the former leader was not frozen
         expires_at_ns = began_ns + expires_ns if expires_ns else 0

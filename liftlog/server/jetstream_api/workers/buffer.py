@@ -37,7 +37,7 @@ class Buffer:
         self.start = start
         self.replay = replay
         self.due_ns: int | None = None
-        """Time at which a row may be delivered that is still delayed by a pause; None if no row is
+        """Time at which the next row that a pause delays may be delivered; None if no row is
         delayed."""
         self.rows: list[Row] = []
         self.is_at_end = False

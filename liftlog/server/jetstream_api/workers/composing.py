@@ -109,8 +109,8 @@ class Composer:
 
     def _deliveries(self, delivers: Sequence[Deliver], rows: Mapping[int, Row]) -> list[bytes]:
         """Return the commands in the order of their deliveries. This order is necessary because
-        pulls receive messages in turn, and several pulls can belong to one client, which expects
-        the order of the stream."""
+        pulls receive messages in turn, and several pulls can belong to one client. The client
+        expects the order of the stream."""
         pairs = itertools.pairwise(delivers)
         if all(one.sequences[-1] < other.sequences[0] for one, other in pairs):
             return [part for one in delivers for part in self._messages(one, rows)]

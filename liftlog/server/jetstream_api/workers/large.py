@@ -1,10 +1,11 @@
 """Records that are larger than the `max_payload` of NATS.
 
 Only workers on the pull socket can get them. If such workers use a consumer, these records wait for
-them, and pulls over NATS wait behind. If no such worker comes for an ack wait, the record counts as
-delivered, so that the workers over NATS can go on. It then falls due again and again like a message
-that no worker acks: a worker on the pull socket can still get it, and after `max_deliver`
-deliveries it is exhausted. If only clients of NATS use the consumer, the records are left out.
+such a worker, and pulls over NATS wait behind these records. If no such worker comes for an ack
+wait, the record counts as delivered, so that the workers over NATS can go on. It then falls due
+again and again like a message that no worker acks: a worker on the pull socket can still get it,
+and after `max_deliver` deliveries it is exhausted. If only clients of NATS use the consumer, the
+records are left out.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ def limit_of(spec: ConsumerSpec, machine: Consumer, max_payload_bytes: int) -> i
 
 def most_of(buffer: Buffer, waiting: Waiting) -> int:
     """Return the maximum number of the next rows that the waiting clients can take. 0 means that
-    the first row waits for a worker on the pull socket, or counts as delivered. If such a worker
-    waits, it gets this row."""
+    the first row waits for a worker on the pull socket, or counts as delivered. A waiting worker on
+    the pull socket gets this row."""
     if not waiting.local.is_used:
         buffer.leave_out_large(waiting.limit, waiting.name)
         return sys.maxsize
@@ -84,8 +85,8 @@ def again_of(
     order: Sequence[int], rows: dict[int, Row], waiting: Waiting
 ) -> tuple[list[int], dict[int, Row]]:
     """Return the redeliveries that the waiting clients can take, and their records. Return nothing
-    if the first redelivery must wait for a worker on the pull socket, or counts as made. If such a
-    worker waits already, it gets this redelivery. An offset without a record means that the record
+    if the first redelivery must wait for a worker on the pull socket, or counts as made. A waiting
+    worker on the pull socket gets this redelivery. An offset without a record means that the record
     no longer exists."""
     limit = waiting.limit
     if not waiting.local.is_used:

@@ -29,8 +29,8 @@ class ConsumerUrgency:
         self._room = room
 
     def can_wait(self, stream: str, consumer: bytes) -> bool:
-        """Return True if acks of this consumer can wait for a moment, because no client waits for
-        messages, for which they could make room."""
+        """Return True if acks of this consumer can wait for a moment: acks make room for messages,
+        but no client waits for messages."""
         found = self._consumers_of(stream).get(consumer.decode("utf-8", "replace"))
         return (
             found is not None

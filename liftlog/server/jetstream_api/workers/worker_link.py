@@ -10,9 +10,9 @@ for all consumers of the stream:
 Acks and pulls that arrive while there is no connection are lost. No message is lost in this way: a
 message without an ack is delivered again, and clients repeat pulls.
 
-One read can bring thousands of acks and pulls. They are parsed and passed on in parts, for a short
-time in each turn of the event loop, and nothing more is read meanwhile. So the acks of publishers
-do not wait until a flood of workers' messages is processed.
+One read can bring thousands of acks and pulls. These acks and pulls are parsed and passed on in
+parts, for a short time in each turn of the event loop. Until then the connection is not read. So
+the acks of publishers do not wait until a flood of workers' messages is processed.
 
 NATS often passes on the acks of a client in several reads, and its next pull with the last of them.
 Acks that no client waits for are kept for about a millisecond, and parsed together with those that
@@ -103,7 +103,7 @@ class _Led:
     pulls: list[MessageRun] = field(default_factory=list)
 
     def can_wait(self, urgency: Urgency) -> bool:
-        """Return True if all that has arrived are some acks of one consumer, which can wait."""
+        """Return True if only acks of one consumer have arrived, and these acks can wait."""
         if self.pulls or sum(map(len, self.acks)) >= _MOST_ACKS:
             return False
         last = self.acks[-1]

@@ -1,7 +1,7 @@
 """Charts of one stream, and of the daemon, over the last minutes or hours.
 
 A chart consists of lines in a box of WIDTH x HEIGHT; its axis ends at a round number. The texts are
-HTML next to the drawing, so that they are not scaled with it.
+HTML next to the drawing, so that they keep their size when the drawing is scaled.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Shows the paths of messages: the filters of the streams, the streams, and their readers. For one
-subject, it also explains which streams record it and why."""
+subject, the page also explains which streams record the subject, and why."""
 
 from __future__ import annotations
 
