@@ -33,13 +33,15 @@ _SLOW_MACHINES = [HealthCheck.too_slow, HealthCheck.data_too_large]
 settings.register_profile(
     "ci", deadline=None, max_examples=50, suppress_health_check=_SLOW_MACHINES
 )
+# CI judges a change by the same examples each time. Other runs search further.
+settings.register_profile("repeatable", settings.get_profile("ci"), derandomize=True)
 settings.register_profile(
     "fuzz", deadline=None, max_examples=20_000, suppress_health_check=_SLOW_MACHINES
 )
 settings.register_profile(
     "clocks", deadline=None, max_examples=2_000, suppress_health_check=_SLOW_MACHINES
 )
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or "ci")
 
 
 def pytest_configure() -> None:
