@@ -141,10 +141,12 @@ def with_overrides(
     """Return the settings of the file with the overrides of the API, and the overrides. An override
     is dropped if the value in the file has changed since the override was set. `stored` comes from
     the manifest; unusable content in it is ignored."""
+    if not stored or not isinstance(stored, Mapping):
+        return configured, {}
     in_file = _flatten(configured.to_yaml_dict())
     kept: dict[str, list[Any]] = {}
     changes: dict[str, Any] = {}
-    for name, pair in stored.items() if isinstance(stored, Mapping) else ():
+    for name, pair in stored.items():
         if not (is_overridable(name) and isinstance(pair, list) and len(pair) == 2):
             continue
         before, value = pair
