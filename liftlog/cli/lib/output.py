@@ -267,7 +267,7 @@ def terminal_width() -> int | None:
 def print_table(headings: Sequence[str], rows: Sequence[Row], *, right: Iterable[int] = ()) -> None:
     """Print a table for people. If stdout is not a terminal, every row is one complete line."""
     lines = [headings, *([printable(cell, keep_newlines=True) for cell in row] for row in rows)]
-    if _is_simple(lines):
+    if is_simple_table(lines):
         write_lines(_simple_table(lines, {*right}))
         return
     from rich.table import Table
@@ -292,13 +292,13 @@ def print_table(headings: Sequence[str], rows: Sequence[Row], *, right: Iterable
 _GAP = "  "
 
 
-def _is_simple(lines: Sequence[Row]) -> bool:
+def is_simple_table(lines: Sequence[Row]) -> bool:
     """Return True if every character takes one column, and the table fits into the terminal. Such a
     table needs no rich, whose import takes a fifth of `liftlog stream ls`."""
     texts = [text for line in lines for text in line]
     if not all(text.isascii() and "\n" not in text and "\t" not in text for text in texts):
         return False
-    if "FORCE_COLOR" in os.environ:
+    if os.environ.get("FORCE_COLOR"):
         return False
     width = terminal_width()
     if width is None:

@@ -106,9 +106,6 @@ class StreamHost:
         )
         self.possible_loss_events = 0
         """Number of possible losses since the start."""
-        self.before_next_commit: Callable[[], None] | None = None
-        """Called once, when messages wait for a commit: it begins an exclusive call that has to end
-        before them."""
         self.recovery_point_offset = log.log_end_offset
         self.rewriting = False
         """True while a compaction pass reads old segments; during this time retention does not
@@ -206,11 +203,7 @@ class StreamHost:
             self._commits.flush()
             return
         messages = 0 if self.failure else self.sequencer.pending_messages
-        if messages and self.before_next_commit is not None:
-            if not turns.calls_wait:
-                before, self.before_next_commit = self.before_next_commit, None
-                before()  # takes the turn
-            turns.begin_exclusive()
+        if messages and turns.begin_before_commit():
             return
         if turns.exclusive_comes_first(messages_wait=messages > 0):
             turns.begin_exclusive()

@@ -63,6 +63,8 @@ class LogTurns:
         """True while a job runs."""
         self.begin_next = begin_next
         self.is_closed = False
+        self.before_commit: Callable[[], None] | None = None
+        """Makes an exclusive call. It is called once, when messages wait for a commit."""
         self._stream = stream
         self._pool = pool
         self._after_exclusive = after_exclusive
@@ -75,11 +77,6 @@ class LogTurns:
     def taken_seconds(self) -> float:
         """Time since the current job began; 0.0 if no job runs."""
         return time.monotonic() - self._taken_since if self.is_taken else 0.0
-
-    @property
-    def calls_wait(self) -> bool:
-        """True if exclusive calls wait for their turn."""
-        return bool(self._waiting)
 
     async def over(self) -> None:
         """Wait until the current job has ended."""
@@ -165,6 +162,17 @@ class LogTurns:
             return True
         self._exclusive_ran_last = False
         return False
+
+    def begin_before_commit(self) -> bool:
+        """Begin what has to end before the next commit; returns False if nothing has to. Call it
+        while messages wait and no job runs."""
+        if self.before_commit is None:
+            return False
+        if not self._waiting:
+            before, self.before_commit = self.before_commit, None
+            before()
+        self.begin_exclusive()
+        return True
 
     def begin_exclusive(self) -> None:
         """Begin the next exclusive call, if a call waits and no job is running."""

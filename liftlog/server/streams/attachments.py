@@ -271,7 +271,7 @@ class PossibleLosses:
         offset = host.note_possible_loss(reason, now_ns)
         logger.warning("possible-loss stream=%s offset=%d reason=%s", host.name, offset, reason)
         if not host.log.config.replicated:
-            host.before_next_commit = partial(_save, host)
+            host.turns.before_commit = partial(_save, host)
             return
         task = asyncio.get_running_loop().create_task(
             _save_for_replicas(host, offset, now_ns, reason)

@@ -366,14 +366,14 @@ def test_a_simple_table_looks_as_rich_prints_it(
 
     ours = printed()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(output, "_is_simple", lambda lines: False)
+        patch.setattr(output, "is_simple_table", lambda lines: False)
         assert ours == printed()
 
 
 @pytest.mark.parametrize("cell", ["ü", "two\nlines", "FORCED"])
 def test_other_tables_are_left_to_rich(cell: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("FORCE_COLOR", raising=False)
-    assert output._is_simple([["NAME"], ["plain"]])
+    monkeypatch.setenv("FORCE_COLOR", "")
+    assert output.is_simple_table([["NAME"], ["plain"]])
     if cell == "FORCED":
         monkeypatch.setenv("FORCE_COLOR", "1")
-    assert not output._is_simple([["NAME"], [cell]])
+    assert not output.is_simple_table([["NAME"], [cell]])
