@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _command(arguments: list[str]) -> Callable[[], object]:
     """Import the command. Importing click takes longer than Python's own start, so `--version`
-    does without it; it prints the same line."""
+    prints its line without click."""
     if arguments == ["--version"]:
         return _print_version
     from liftlog.cli.lib.problems import tell_client_events

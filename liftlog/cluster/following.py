@@ -334,10 +334,10 @@ class Follower:
         """Start the copy again, unless it may be the last one with an acked record; such a copy is
         never dropped.
 
-        If the leader has a newer record, wait for that record, because according to it this copy
-        may not be needed. If the leader has another history of the record, the metadata store was
-        restored to an older state. In this case, wait until a new version of the record has
-        discarded one of the two histories.
+        If the leader has a newer record, wait for that record: it may show that this copy is not
+        needed. If the leader has another history of the record, the metadata store was restored to
+        an older state. In this case, wait until a new version of the record has discarded one of
+        the two histories.
         """
         if self.record.must_keep(self.node):
             if answer.version > self.record.version:

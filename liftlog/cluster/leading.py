@@ -277,9 +277,10 @@ class Leader:
         the ISR, or the end of a reassignment. None if nothing is due. Nodes that are `stopping` are
         not added, because acks would wait for a node that is about to leave.
 
-        From now on the high watermark waits for the nodes of both records. This ends when `adopt`
-        receives a newer version: the change was made, or can no longer be made. Until then the
-        method returns the same change, because a second attempt settles an unknown outcome.
+        From now on the high watermark waits for the nodes of the old and the new record. This ends
+        when `adopt` receives a newer version: the change was made, or can no longer be made. Until
+        then the method returns the same change, because a second attempt settles an unknown
+        outcome.
         """
         if self.resigned or self.is_settled:
             return None
@@ -450,8 +451,8 @@ class Leader:
         return None
 
     def _moved(self) -> StreamMetadata | None:
-        """Return the record that completes the pending reassignment; None if it cannot be completed
-        now. A leader that keeps its replica may be elected after all are in sync."""
+        """Return the record that completes the pending reassignment; None if the reassignment
+        cannot be completed now."""
         moves = self.record.adding or self.record.removing
         return transitions.complete(self.record) if moves else None
 

@@ -33,7 +33,7 @@ class RedeliveryQueue:
         self._next_ticket = 0
 
     def push(self, offsets: Ints) -> int:
-        """Append offsets, and return the ticket of the first one; the others have the following
+        """Append offsets, and return the ticket of the first offset; the others have the following
         tickets."""
         ticket = self._next_ticket
         if len(offsets):

@@ -19,7 +19,7 @@ from liftlog.errors import CorruptState
 _NONE = AckPolicy.NONE
 
 MAX_EXHAUSTED = 1000
-"""Number of exhausted offsets that the state keeps; older ones are dropped."""
+"""Number of exhausted offsets that the state keeps; older offsets are dropped."""
 
 
 class ConsumerState:

@@ -106,5 +106,5 @@ class Quota:
 
 
 def weight(state: GroupState) -> int:
-    """Return how many groups this group counts as in the limits."""
+    """Return the number of default-sized groups for which this group counts in the limits."""
     return -(-state.slots // DEFAULT_SLOTS)

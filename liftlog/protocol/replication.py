@@ -195,8 +195,8 @@ class MoveStream(Message):
 
 
 class DrainNode(Message):
-    """Asks to move all replicas of `node` to other nodes, and to place no new ones on it; `ends`
-    ends the drain. Answered when the move has begun."""
+    """Asks to move all replicas of `node` to other nodes, and to place no new replicas on it;
+    `ends` ends the drain. Answered when the move has begun."""
 
     KIND: ClassVar[str] = "drain"
     REPEATABLE: ClassVar[bool] = True

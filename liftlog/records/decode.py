@@ -414,8 +414,8 @@ def _equal_length(ends: memoryview[int]) -> int:
 
 @lru_cache(maxsize=32)
 def _multiples(length: int, bits: int) -> bytes:
-    """Return the ends of items of this length, enough ends for any number of items with `bits`
-    bits."""
+    """Return, as i32, the multiples of `length` from 0 on, for up to 2^bits items: the ends of
+    items of this length."""
     return array("i", range(0, (length << bits) + 1, length)).tobytes()
 
 

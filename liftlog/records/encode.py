@@ -76,8 +76,8 @@ def encode_batch(
     record. The caller sets `has_tombstones` if any value is None, because a search for None in
     every batch would take time.
 
-    Timestamps are stored in microseconds since the first one; a timestamp that is older than the
-    first is stored as the first. Raises ValueError if the columns do not match each other.
+    Timestamps are stored in microseconds since the first timestamp; a timestamp that is older than
+    the first is stored as the first. Raises ValueError if the columns do not match each other.
     """
     count = len(values)
     _check_counts(count, subjects, keys, headers, offsets)

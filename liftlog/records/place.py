@@ -1,9 +1,9 @@
 """Checks that a batch is at the right place in a log.
 
 If a disk loses a write or writes it to the wrong place, complete batches with correct checksums can
-replace acked ones. Only the batch headers show such an error: in a log, batches cover the offsets
-without gaps, and leader epochs never decrease. Every walk over batches makes this check, and treats
-a batch that fails it as damage.
+replace acked batches. Only the batch headers show such an error: in a log, batches cover the
+offsets without gaps, and leader epochs never decrease. Every walk over batches makes this check,
+and treats a batch that fails it as damage.
 
 This check does not detect a batch of another stream with the same offsets and a matching epoch.
 """
@@ -64,7 +64,7 @@ class Place:
         )
 
     def pass_by(self, header: BatchHeader) -> None:
-        """Move past this batch; the next one follows it."""
+        """Move to the end of this batch, where the next batch begins."""
         self.go_on_behind(header.base_offset + header.last_offset_delta + 1, header.leader_epoch)
 
     def go_on_behind(self, offset: int, epoch: int) -> None:

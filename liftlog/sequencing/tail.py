@@ -72,7 +72,8 @@ class Tail:
         self.duplicates = 0
         self.acks_suppressed = 0
         self.pending_bytes = 0
-        """Total size, in bytes, of the messages without an answer. They are judged, out or held."""
+        """Total size, in bytes, of the messages without an answer: judged messages, messages in
+        groups that are being written, and messages in held groups."""
         self.held_bytes = 0
         """Total size, in bytes, of the messages whose group is held; only a small part of them is
         in memory."""
@@ -140,7 +141,7 @@ class Tail:
 
     @property
     def unanswered_messages(self) -> int:
-        """Number of messages that are judged, out or held."""
+        """Number of messages that are judged, being written, or held."""
         out = sum(group.received for group in self._out)
         return self.held_messages + out + self.pending_messages
 

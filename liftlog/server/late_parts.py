@@ -1,7 +1,7 @@
 """Imports and starts the parts of the daemon that publishers do not wait for.
 
 aiohttp, the web page and the metrics are a quarter of the daemon's imports, the JetStream API is a
-twentieth. They are imported in a thread, after the daemon has subscribed to NATS.
+twentieth. These parts are imported in a thread, after the daemon has subscribed to NATS.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class LateHttp:
         self._starting = asyncio.create_task(self._start(self._port), name="http-start")
 
     async def serve(self) -> str | None:
-        """Serve now. Returns the address, or None without one. Raises the error of the import or of
-        the server."""
+        """Serve now. Returns the address of the port, or None without an address. Raises the error
+        of the import or of the server."""
         self._wanted.set()
         if self._port is None or self._starting is None:
             return None

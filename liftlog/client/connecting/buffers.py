@@ -22,8 +22,8 @@ _FREE = _references([bytearray(1)], 0)
 
 
 class BufferPool:
-    """Allocates buffers for bodies, and keeps up to `max_buffers` of the larger ones for reuse. Not
-    thread-safe."""
+    """Allocates buffers for bodies, and keeps up to `max_buffers` of the larger buffers for reuse.
+    Not thread-safe."""
 
     def __init__(self, max_buffers: int = 8) -> None:
         self._max_buffers = max_buffers

@@ -302,7 +302,7 @@ class GroupReading:
 
     def _settle(self) -> None:
         """Update the state for the records that `_next_at_once` has returned. The caller may still
-        be processing the last one."""
+        be processing the last record."""
         run, self._run = self._run, None
         if run is None or run.index == run.counted:
             return

@@ -117,7 +117,7 @@ class Unordered:
 
 class Sequenced:
     """Keeps the order of one publisher's messages in one stream. No message is missing between
-    others, except for refused ones.
+    others, except for refused messages.
 
     `last_sequence` is the stream's last offset. None means that the offset is unknown: then the
     first message is sent alone, and the ack of this message contains the offset. `on_broken` is
@@ -181,7 +181,7 @@ class Sequenced:
         return None
 
     def _pass_over(self, settled: Delivery) -> None:
-        """Skip a message that was acked before an earlier one."""
+        """Skip a message that was acked before an earlier message."""
         self._position += 1
         offset = _new_offset(settled)
         if offset is not None:

@@ -7,7 +7,7 @@ the log, and no backup is possible.
 
 For a replica, the end is its high watermark, because records below the offset in its slot may never
 be committed. The high watermark in the files may be half a minute old; `Committed` holds the
-current one, as reported by the daemon. If a stream has only one replica, the slot is exact, too.
+current end, as reported by the daemon. If a stream has only one replica, the slot is exact, too.
 
 The slot is read before the manifest, so a segment that was rolled in between is already sealed in
 the manifest. Therefore the part of the active segment below the end is complete, whatever the

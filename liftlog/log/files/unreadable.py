@@ -3,8 +3,8 @@
 An unreadable sector makes its whole page unreadable. A scan for good data reads the bytes before
 and after the page as usual, and replaces the page by zeros, which never match the checksum of a
 batch. Some callers must distinguish unknown bytes from zeros, to find the end of the data, or to
-decide if a tail may have been acked. They also get the ranges of the unreadable bytes, called
-holes.
+decide if a tail may have been acked. Such callers also get the ranges of the unreadable bytes,
+called holes.
 
 Errors that are not about a sector (no memory, no descriptor, a stale handle) are not damage and are
 raised. A reader of a dispensable file, such as an index, works without the file while such an error

@@ -2,8 +2,8 @@
 indexes.
 
 Every batch contains its offsets, so the segments of a stream show their order, missing offsets, and
-the files that a rewrite has replaced. The segments do not show the stream's settings. They do not
-show the log start either, so records that retention had hidden become visible again. The
+the files that a rewrite has replaced. The segments do not show the stream's settings. The segments
+do not show the log start either, so records that retention had hidden become visible again. The
 incarnation is known only if a checkpoint file contains it and the slot or a batch border confirms
 it. The result lists the information that it lacks.
 """

@@ -1,9 +1,10 @@
 """Measures the data between two offsets: its bytes, for readers that divide a stream by size, and
 its records, for limits on the number of records.
 
-A segment may contain large records at one end and small ones at the other, so its size alone is not
-enough. The index of the segment gives the position of each offset. A planner measures all segments
-at once. So this module reads only the few necessary entries of the index file of a sealed segment.
+A segment may contain large records at one end and small records at the other, so its size alone is
+not enough. The index of the segment gives the position of each offset. A planner measures all
+segments at once. So this module reads only the few necessary entries of the index file of a sealed
+segment.
 
 If compaction left holes, only the batch headers show the offset of the n-th record. A limit on the
 number of records needs this offset in only one segment: the segment in which the log will start.
@@ -101,8 +102,8 @@ def find_matching(
 ) -> list[Extent]:
     """Measure like `measure`, but extents that cannot hold a wanted record have the size 0.
 
-    Ends early at MAX_EXTENTS extents, or after `wanted.seconds`. Uses the sketches of segments;
-    segments without one count as a whole. Raises OSError.
+    Ends early at MAX_EXTENTS extents, or after `wanted.seconds`. Uses the sketches of segments; a
+    segment without a sketch counts as a whole. Raises OSError.
     """
     found: list[Extent] = []
     step = max(step_bytes, _LEAST_STEP_BYTES)
@@ -185,7 +186,7 @@ def _places(
     step: int,
 ) -> list[IndexEntry]:
     """Return batch boundaries before `end` that are about `step` bytes apart, or farther if the
-    index has no closer ones."""
+    index has no closer boundaries."""
     wanted = range(step, end.position, step)
     if not wanted:
         return []

@@ -291,7 +291,7 @@ def apply_compaction(log: Log, result: CompactResult, lineage: str | None = None
 
     Swaps the oldest segments first, so that the older records of a key are removed before its
     tombstone. The manifest records the removal of tombstones with the first swap, and the compacted
-    range only with the last one. So after a crash between two swaps the next pass completes the
+    range only with the last swap. So after a crash between two swaps the next pass completes the
     work. If a swap is rejected, the caller discards the files of the swaps that were not made.
     """
     freed = 0

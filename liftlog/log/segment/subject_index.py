@@ -23,8 +23,8 @@ The entry of a subject: start of its name among the names u32, bytes of its name
 first run u32, and 1 if the name is escaped u32. The entry of a run: its first offset - base u32,
 its last offset - base u32, its position in this file u32, its bytes in this file u32, bytes of its
 head u32, number of its records u32, length of its batch u32, and CRC-32C of its bytes u32. The
-bytes of a run in this file are compressed by zlib. They contain the head of its batch (all bytes
-before the values) and the position u32 of each value in the segment.
+bytes of a run in this file are compressed by zlib. These bytes contain the head of the run's batch
+(all bytes before the values) and the position u32 of each value in the segment.
 
 Subjects ascend by the bytes of their names as stored; the runs of each subject ascend by offset.
 

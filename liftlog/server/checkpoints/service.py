@@ -401,7 +401,7 @@ class Checkpoints:
         after: str | None = None,
         limit: int = PAGE_CHECKPOINTS,
     ) -> tuple[list[Checkpoint], str | None]:
-        """Return a page of checkpoints, and the `after` of the next one, or None at the end.
+        """Return a page of checkpoints, and the `after` of the next page, or None at the end.
 
         A page may be shorter than `limit`. The `after` may name a checkpoint that `may_read` hides,
         so it must not be shown to clients.

@@ -9,7 +9,7 @@ once. With several copies the group is *held* until the other nodes have it; the
 written in the meantime.
 
 Code that writes to a stream in another way, such as appending batches fetched from another node,
-belongs in a separate module next to this one: such code shares the log, its turns and its waiting
+belongs in a separate module in this package: such code shares the log, its turns and its waiting
 callers, but not the sequencer.
 """
 

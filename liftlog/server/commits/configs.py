@@ -54,8 +54,8 @@ class NewestBytes:
         self.count(0, self.grown_bytes)
 
     def count(self, size_bytes: int | None, grown_bytes: int = 0) -> None:
-        """Set the size of the newest records, or None if it is unknown. `grown_bytes` is the value
-        of the property of this name when the count began."""
+        """Set the counted size of the newest records, or None for an unknown size. `grown_bytes` is
+        the value of the property `grown_bytes` at the begin of the count."""
         self._counted, self._counted_at = size_bytes, grown_bytes
 
     @property

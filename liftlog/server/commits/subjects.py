@@ -5,8 +5,8 @@ were not the oldest (by compaction, damage or a failed sync).
 
 At the start, a small log is scanned when it is opened. A thread scans a large log while commits
 continue; all later scans also run in a thread. Until a scan ends, a message that names the expected
-last offset of its subject is refused with a special code. A message is not refused for this reason
-if its subject has a record from after the beginning of the scan.
+last offset of its subject is refused with a special code. A subject with a record from after the
+beginning of the scan is an exception: its last offset is known.
 """
 
 from __future__ import annotations

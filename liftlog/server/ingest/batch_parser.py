@@ -242,8 +242,9 @@ class BatchParser:
         self._stock.reset()
 
     async def parse(self, data: bytes = b"") -> None:
-        """Parse the bytes of one read. Raises ProtocolError for every failure, so that the client
-        reconnects. After other exceptions it would stop reading without an error."""
+        """Parse the bytes of one read. Raises ProtocolError for every failure, so that the
+        connection is replaced. After another exception the connection would be read no more,
+        without an error."""
         try:
             await self._parse(data)
         except ProtocolError:

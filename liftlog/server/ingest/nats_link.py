@@ -91,9 +91,9 @@ class NatsLink:
         self.on_connected: list[Callable[[], None]] = []
         """Callbacks that run when the subscriptions of a new connection have been requested."""
         self.on_publish_refused: list[Callable[[str], bool]] = []
-        """Callbacks that get the subject of a message that NATS refuses. They are called in turn
-        until a callback returns True: the message was its own. If no callback returns True, the
-        message was an ack."""
+        """Callbacks that get the subject of a message that NATS refuses. The callbacks are called
+        in turn, until one returns True because it has sent the message. If no callback returns
+        True, the message was an ack."""
 
     # --- state ---
 

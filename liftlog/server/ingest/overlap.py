@@ -14,11 +14,11 @@ The order of each publisher's messages is kept. Messages are counted: two equal 
 over both connections are delivered twice, not once and not four times.
 
 Equal messages need more care. Some may have arrived over the old connection before the new
-subscription took effect. These have no copies, and must not be paired with equal messages that
-arrive after the end of the old connection. While both connections are quiet, the number of messages
-without a copy is known: it is the difference between the numbers of delivered messages. If equal
-messages arrive so fast that there is no quiet moment, this number is estimated, and the estimate is
-rather too high. So a few messages may be stored twice, but no message is lost.
+subscription took effect. Such messages have no copies, and must not be paired with equal messages
+that arrive after the end of the old connection. While both connections are quiet, the number of
+messages without a copy is known: it is the difference between the numbers of delivered messages. If
+equal messages arrive so fast that there is no quiet moment, this number is estimated, and the
+estimate is rather too high. So a few messages may be stored twice, but no message is lost.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ _UNAVAILABLE = 503
 
 __all__ = ["JetStreamApi"]
 _REGISTERED = (consumer_methods, message_methods, purging, streams)
-"""The modules that register methods. They are imported only for that."""
+"""The modules that register methods. This module imports them only for their registrations."""
 
 
 class JetStreamApi:

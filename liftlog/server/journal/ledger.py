@@ -147,8 +147,8 @@ class Ledger:
         the record does not follow the last known record of its consumer, the consumer returns to an
         older state.
 
-        `losses` are the first offsets of lost records before it. If none of the lost records had
-        been synced, the consumer does not become uncertain.
+        `losses` are the first offsets of lost records before this record. If none of the lost
+        records had been synced, the consumer does not become uncertain.
         """
         kind, flags, _, epoch, unsynced, number, previous = head
         if kind is Kind.DELTA or kind is Kind.SETTINGS:

@@ -113,8 +113,8 @@ class JournalStore:
         )
 
     def write(self, prepared: Prepared) -> None:
-        """Append all changes or, on an error, none. They are not durable yet. Raises DiskFull,
-        StorageError."""
+        """Append all changes or, on an error, none. The changes are not durable yet. Raises
+        DiskFull, StorageError."""
         if self.must_abandon:
             raise SyncFailed(f"the end of {self.log.name} is not dropped yet")
         if prepared.batches:

@@ -72,8 +72,8 @@ class Mirror:
         self.changes = 0
         """Number of times that the record of a stream has changed or was removed."""
         self.known: dict[str, StreamMetadata] = {}
-        """The newest records of streams that this node has received, in this start or an earlier
-        one."""
+        """The newest records of streams that this node has received since this or an earlier
+        start."""
         self.doubtful: set[str] = set()
         """Streams whose stored record may be older than a record that this node has received."""
         self.regressed: set[str] = set()

@@ -203,7 +203,7 @@ class StreamRecords:
         return lost
 
     async def hold(self, names: Iterable[str]) -> None:
-        """Note that the directory has these streams, with one write. Call this before any message
+        """Note, with one write, that the directory has these streams. Call this before any message
         of these streams is acked. A failure is only logged, because the next start notes the
         streams."""
         new = [name for name in names if name not in self._held]

@@ -127,7 +127,7 @@ class ClusterView:
         return round(seconds, 1) if seconds >= enough else 0.0
 
     def other_nodes(self) -> list[str]:
-        """Return the nodes of the cluster, without this one."""
+        """Return the other nodes of the cluster."""
         return [node for node in self._mirror.directory.nodes if node != self._member.name]
 
     def addresses(self) -> list[str]:
@@ -171,7 +171,7 @@ class ClusterView:
         )
 
     def check_is_here(self, node: str) -> None:
-        """Raise NotLeader unless `node` is this one."""
+        """Raise NotLeader unless `node` is this node."""
         if node != self._member.name:
             info = self._mirror.directory.nodes.get(node)
             raise NotLeader(

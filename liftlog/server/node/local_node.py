@@ -1,5 +1,5 @@
-"""The services that each replica uses. They come from its node, and from the objects that create
-hosts of streams."""
+"""The services that each replica uses. The node, and the objects that create hosts of streams,
+provide these services."""
 
 from __future__ import annotations
 

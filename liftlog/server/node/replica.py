@@ -43,8 +43,8 @@ class Replica:
         self._remembered: tuple[object, ...] = ()
         """Leader, replicas and in-sync set, as stored on this node's disk."""
         self._remembers_since: float | None = None
-        """Time at which the current write of these values to the disk began; None if no write is
-        running."""
+        """Time at which the current write of the leader, replicas and in-sync set to the disk
+        began; None if no write is running."""
         self._wake = asyncio.Event()
         self.opened = asyncio.Event()
         """Event that is set when the log of the newest stream of this name was opened, or could not

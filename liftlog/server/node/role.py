@@ -270,7 +270,8 @@ class Role:
         )
 
     def look_again(self) -> None:
-        """Read the record, because there is a sign of a newer one; one read runs at a time."""
+        """Read the record, because there may be a newer version of it. Only one read runs at a
+        time."""
         if not self._is_reading:
             self._is_reading = True
             self._node.spawn(self._read_record())

@@ -1,7 +1,7 @@
 """Objects that all connections of one pull server share.
 
-The server creates them and passes them to each connection. They depend neither on the server nor on
-a connection.
+The server creates them and passes them to each connection. The services depend neither on the
+server nor on a connection.
 """
 
 from __future__ import annotations

@@ -44,8 +44,8 @@ class AnswerBuilder:
         self._stamps = (0, 0)  # oldest and newest timestamp, or bounds of them
 
     def add(self, records: Columns, header: BatchHeader, stamps: Stamps | None = None) -> int:
-        """Add records, and return the number of added records. It is smaller if the answer becomes
-        full. `stamps` are bounds of the timestamps, given if all timestamps fit into one batch."""
+        """Add records, as many as the answer can hold, and return the number of added records.
+        `stamps` are bounds of the timestamps, given if all timestamps fit into one batch."""
         first, count = 0, len(records)
         while first < count:
             # Encoding all remaining records at each step would cost more with each step.

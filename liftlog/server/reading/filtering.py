@@ -60,8 +60,8 @@ _DIVIDED_BYTES = 16 * MIB
 pieces stay in memory until all members have read them, one after the other (`pieces`)."""
 
 _SEGMENT_BYTES = 2**32
-"""Limit for reads with a subject index. It covers the whole rest of a segment, because the index
-finds records at any distance."""
+"""Limit for reads with a subject index. The limit is as large as a segment, because the index finds
+records at any distance."""
 
 _INDEX_BYTES = 64 * KIB  # minimum size counted for opening an index file
 _LEAST_BY_SUBJECT = 4 * RUN_BYTES

@@ -69,8 +69,8 @@ class Guard:
         self._give_up = give_up
         self._warn = RareWarnings(logger).warn
         self._unreadable: dict[str, str] = {}
-        """The streams with unreadable metadata, and the reasons. It is unknown whether their
-        metadata are old."""
+        """The streams with unreadable metadata, and the reasons. The metadata of these streams may
+        be old."""
 
     async def run(self) -> None:
         """Check doubts until cancelled."""

@@ -56,7 +56,7 @@ class Hearing:
     # --- signs of life ---
 
     def expect(self, node: str) -> None:
-        """Note that this node exists. The silence of the node counts from the first such call
+        """Note that `node` exists. The silence of `node` counts from the first call for this node
         on."""
         if node not in self._heard:
             self._heard[node] = self._gone_since[node] = self._time()

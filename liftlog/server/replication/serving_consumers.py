@@ -67,7 +67,8 @@ class ServedConsumers:
         self._sending: dict[str, asyncio.Task[None]] = {}
         self.snapshot_of: Callable[[str], Change | None] = lambda name: None
         """Function that returns the whole state of a consumer, with all changes that were passed to
-        `write`. None if the consumer is not in memory, so that it does not change."""
+        `write`. It returns None for a consumer that is not in memory; such a consumer does not
+        change."""
         self._watchers: list[Callable[[], None]] = []
         self._waiting: dict[asyncio.Future[None], int] = {}
         self._wakes_soon = False

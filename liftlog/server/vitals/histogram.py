@@ -10,7 +10,7 @@ LATENCY_BOUNDS = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025,
     0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0,
 )  # fmt: skip
-"""Bounds in seconds. An fsync takes 100 us on a good disk, and seconds on an overloaded one."""
+"""Bounds in seconds. An fsync takes 100 us on a good disk, and seconds on an overloaded disk."""
 
 COUNT_BOUNDS = (1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0)
 """Bounds for the number of messages per commit, from a lone publisher to a flood."""

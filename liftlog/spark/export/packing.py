@@ -1,4 +1,4 @@
-"""Merges small files of a table into few large ones: `--optimize`. Does not import Spark.
+"""Merges small files of a table into a few large files: `--optimize`. Does not import Spark.
 
 The rows stay the same. Each key has one row in a table, so files of keyed rows are merged without
 comparing keys. The bucket of the new file is the smallest bucket that contains the buckets of all

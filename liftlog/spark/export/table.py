@@ -51,7 +51,7 @@ class Table(Protocol):
         run in progress needs them. The caller must remove them in the returned order, a snapshot
         before its files.
 
-        Readers may use the newest `keep_snapshots` snapshots. They may use an older snapshot for
+        Readers may use the newest `keep_snapshots` snapshots. Readers may use an older snapshot for
         `keep_seconds` after the next snapshot was committed. If `keep_seconds` is None, a property
         of the table defines the time; without the property they may use no older snapshot.
         """

@@ -2,8 +2,8 @@
 records that have arrived since the previous update.
 
 These offsets and sizes are used for the counts in a bucket's description, for the revisions of a
-longer history, and for a limit of bytes. Superseded records are deleted later. They must not count
-for the limit, because the bucket would then refuse new values.
+longer history, and for a limit of bytes. Superseded records are deleted later. Superseded records
+must not count for the limit, because the bucket would then refuse new values.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 The messages stay in the log until compaction. A consumer must not deliver purged messages that it
 has not delivered before the purge. So the readers of a bucket look for tombstones and roll-ups from
-the first message that one of its consumers still needs up to the high watermark. They read each
-part of the log once for all consumers.
+the first message that one of its consumers still needs up to the high watermark. The readers read
+each part of the log once for all consumers.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class Purges:
         return self._first <= first and self._position >= self._log.high_watermark
 
     def knows(self, first: int, group: TailGroup) -> bool:
-        """Like `covers`, but first examine the records that were just written. If it returns False,
-        other records have to be read (`read`)."""
+        """Like `covers`, but first examine the records that were just written. If the result is
+        False, other records have to be read (`read`)."""
         log = self._log
         self._check()
         if first < self._first:

@@ -7,7 +7,7 @@ stored          a consumer in the journal
 loading         loads consumers from the journal
 updates         checks which settings of a consumer may change
 acked_consumer  one consumer: reads and delivers records, and passes its changes to the journal
-arriving        its pulls between their arrival and its next turn
+arriving        pulls between their arrival and the next turn of their consumer
 interest_watch  wakes consumers when NATS reports that a subject has subscribers
 sampling        chooses the acks about which a metric is published
 pacing          slows deliveries down: rate limits, and the replay of old records
@@ -17,9 +17,9 @@ growth          wakes consumers that wait at the end of a stream for records tha
 buffer          records that were read and not delivered yet
 large           records that are too large for NATS wait for workers on the pull socket
 composing       the NATS commands that carry out instructions
-changes         passes its changes to the journal, and to the followers of the stream
+changes         passes a consumer's changes to the journal, and to the stream's followers
 led_streams     the streams of a cluster whose consumers this node serves
-outbox          sends commands once the journal has the changes behind them
+outbox          sends commands when the journal has the changes that belong to them
 rounds          the turns of consumers, and their timers
 described       the answer to CONSUMER.INFO
 shared          the objects that all consumers share, and the fill level of their buffers
@@ -32,7 +32,7 @@ without_nats    for a daemon whose consumers have workers on the pull socket onl
 
 worker_link     the connection on which acks and pulls arrive, for the streams that this node leads
 urgency         decides which acks can wait, and which pulls precede the acks of their read
-pressure        stops reading from it while too many earlier acks and pulls are not processed
+pressure        stops reading acks and pulls while too many others are not processed yet
 acks            parses the acks of one read into columns
 ack_bodies      decodes the body of one ack
 pulls           parses pulls

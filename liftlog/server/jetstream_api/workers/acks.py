@@ -141,7 +141,7 @@ class AckParser:
 
     def _numbers(self, subjects: Sequence[bytes]) -> Ints | None:
         """Return one row of five numbers for each subject of one consumer (see `_numbers_of`); None
-        if one subject does not have this form."""
+        if a subject has another form."""
         head = self.head_of(subjects[0])
         if not head.startswith(self.prefix) or len(head) <= len(self.prefix) + 1:
             return None

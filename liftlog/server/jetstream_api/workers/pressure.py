@@ -1,5 +1,5 @@
-"""Back pressure: stops reading acks and pulls while too many earlier ones are unprocessed, and
-pauses after each part of a read while publishers wait."""
+"""Back pressure: stops reading acks and pulls while too many earlier acks and pulls are
+unprocessed, and pauses after each part of a read while publishers wait."""
 
 from __future__ import annotations
 
