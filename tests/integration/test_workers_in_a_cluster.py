@@ -13,7 +13,7 @@ import pytest
 from nats.aio.client import Client
 from nats.errors import Error
 from support.clients.ingesting import until
-from support.daemons.cluster import Cluster
+from support.daemons.cluster import NAME, Cluster
 from support.daemons.nats_server import NatsServer
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
@@ -350,3 +350,21 @@ async def test_the_places_of_consumers_are_free_when_their_stream_is_deleted(
 def durable(name: object) -> dict[str, Any]:
     config = {"durable_name": str(name), "name": str(name), "ack_policy": "explicit"}
     return {"stream_name": "limited", "config": config}
+
+
+async def test_a_forged_pull_between_nodes_does_no_harm(client: Client, cluster: Cluster) -> None:
+    """Its client may publish on subjects of the nodes."""
+    config = {"name": "limited", "subjects": ["limited.>"], "num_replicas": 3}
+    assert "error" not in await asked(client, "STREAM.CREATE.limited", config)
+    assert "error" not in await asked(client, "CONSUMER.CREATE.limited.c", durable("c"))
+    inbox = client.new_inbox()
+    answers = await client.subscribe(inbox)
+    for held in (b"9" * 400, b"9" * 9, "\u0663".encode(), b"-1", b"x"):
+        for node in cluster.nodes:
+            subject = f"liftlog.{NAME}.jsapi.{node}.CONSUMER.MSG.NEXT.limited.c.{held.decode()}"
+            await client.publish(subject, b'{"batch":1,"expires":1000000}', reply=inbox)
+    await asyncio.sleep(1.0)
+    assert not answers.pending_msgs, "the leader gets pulls from their clients"
+    assert (await asked(client, "CONSUMER.INFO.limited.c"))["num_waiting"] == 0
+    cluster.assert_sound()
+    assert (await asked(client, "STREAM.DELETE.limited"))["success"]

@@ -44,6 +44,8 @@ from liftlog.server.jetstream_api.workers.pulls import WorkerPull, request_of
 from liftlog.server.jetstream_api.workers.worker_link import Arrived
 
 _PAGE = 256
+_HELD_DIGITS = 9
+"""Maximum number of digits of the time in ms for which a node says that it has held a pull."""
 
 
 def _not_found() -> JetStreamError:
@@ -301,7 +303,8 @@ def _take_missed(request: Request, consumer: AckedConsumer | None) -> None:
     pulls for the stream, unless the former leader has read it. The connection of workers has
     received all other pulls. `consumer` is None if it is not known yet."""
     stream, name, *held = request.arguments
-    began = request.arrived - (int(held[0]) / 1000 if held and held[0].isdecimal() else 0.0)
+    is_held = held and held[0].isdecimal() and len(held[0]) <= _HELD_DIGITS
+    began = request.arrived - (int(held[0]) / 1000 if is_held else 0.0)
     if began >= request.parts.acked.subscribed_at(stream):
         return
     pull, held_ns = request_of(request.payload), round((time.monotonic() - began) * 1e9)

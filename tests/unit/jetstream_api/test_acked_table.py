@@ -25,6 +25,7 @@ from liftlog.server.jetstream_api.consumers.config import parse_consumer
 from liftlog.server.jetstream_api.consumers.cursor import PIECE_BYTES
 from liftlog.server.jetstream_api.consumers.leaf import InterestChange
 from liftlog.server.jetstream_api.consumers.pull_body import Pull
+from liftlog.server.jetstream_api.messages.ages import Ages
 from liftlog.server.jetstream_api.workers import acked_table
 from liftlog.server.jetstream_api.workers.acked_consumer import AckedConsumer
 from liftlog.server.jetstream_api.workers.acks import AckParser
@@ -511,6 +512,28 @@ async def test_a_purge_makes_room_for_more_messages(world: World) -> None:
     consumer.pull(b"_INBOX.a", Pull(batch=10, expires_ns=3600 * 10**9))
     await until(lambda: consumer.machine.state.sequence == 2)
     await world.broker.administration.truncate_prefix(STREAM, 3)
+    await until(lambda: consumer.machine.state.sequence == 4)
+    assert consumer.machine.state.pending.total == 2
+
+
+async def test_messages_that_are_too_old_make_room(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are still in the log. A sweep that fails is repeated."""
+    consumer = await world.create("c", max_ack_pending=2)
+    await world.running.publish(STREAM, *[b"x"] * 4)
+    consumer.pull(b"_INBOX.a", Pull(batch=10, expires_ns=3600 * 10**9))
+    await until(lambda: consumer.machine.state.sequence == 2)
+    has_failed = False
+
+    def first_offset(self: Ages, host: StreamHost) -> int:
+        nonlocal has_failed
+        if not has_failed:
+            has_failed = True
+            raise ValueError("a defect")
+        return 3
+
+    monkeypatch.setattr(Ages, "first_offset", first_offset)
     await until(lambda: consumer.machine.state.sequence == 4)
     assert consumer.machine.state.pending.total == 2
 

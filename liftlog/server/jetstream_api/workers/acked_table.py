@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -614,28 +614,38 @@ class AckedConsumers:
 
     async def _sweep(self) -> None:
         """End the consumers of streams that were deleted, and the subscriptions for streams that
-        have had no consumers for some time. Wake the consumers of records that a purge or retention
-        has removed."""
+        have had no consumers for some time. Wake the consumers of records that a purge, retention
+        or `max_age` has removed."""
         starts: dict[str, int] = {}
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
-            now = time.monotonic()
-            for stream in [one for one, until in self._lingering.items() if until <= now]:
-                del self._lingering[stream]
-                self._leave_unused(stream)
-            before, starts = starts, {}
-            for stream in [*self._all]:
-                for consumer in self._on(stream).values():
-                    start = starts.setdefault(stream, consumer.host.log.log_start_offset)
-                    if before.get(stream) == start:
-                        break
-                    if consumer.machine.state.floor_offset < start:
-                        consumer.wake()  # it may have waited for an ack of a record that is gone
-            shared = self._shared
-            if shared is not None:
-                shared.interest.forget_closed()
-            if shared is not None and self._loader.denied and shared.journal.problem is None:
-                await self._loader.load_denied(shared, self._broker.hosts, self._locks)
-            if self._shared is not None and self._shared.room <= 0:
-                for consumer in self._consumers():
-                    consumer.wake()
+            try:
+                starts = await self._sweep_once(starts)
+            except Exception as error:  # a supervisor: the next sweep may succeed
+                logger.exception("consumers-not-swept error=%r", error)
+
+    async def _sweep_once(self, before: Mapping[str, int]) -> dict[str, int]:
+        """Sweep once. `before` are the starts of the streams at the previous sweep, and the result
+        are their present starts."""
+        now = time.monotonic()
+        for stream in [one for one, until in self._lingering.items() if until <= now]:
+            del self._lingering[stream]
+            self._leave_unused(stream)
+        starts: dict[str, int] = {}
+        for stream in [*self._all]:
+            for consumer in self._on(stream).values():
+                start = starts.setdefault(stream, consumer.local.cursor.log_start)
+                if before.get(stream) == start:
+                    break
+                if consumer.machine.state.floor_offset < start:
+                    consumer.wake()  # it may have waited for an ack of a record that is gone
+        shared = self._shared
+        if shared is None:
+            return starts
+        shared.interest.forget_closed()
+        if self._loader.denied and shared.journal.problem is None:
+            await self._loader.load_denied(shared, self._broker.hosts, self._locks)
+        if shared.room <= 0:
+            for consumer in self._consumers():
+                consumer.wake()
+        return starts
