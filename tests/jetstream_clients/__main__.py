@@ -42,7 +42,7 @@ def main() -> None:
         suite = kind()
         if options.client and suite.name not in options.client:
             continue
-        began = time.monotonic()
+        began, revision = time.monotonic(), table.present_revision()
         try:
             suite.prepare()
             with Servers() as ours, Servers(theirs=True) as theirs:
@@ -56,7 +56,7 @@ def main() -> None:
         print(f"{suite.name}: {counted}, in {time.monotonic() - began:.0f} s", flush=True)
         all_passed &= not counts["failed"]
         try:
-            table.keep(suite, outcomes, is_all=not options.pattern)
+            table.keep(suite, outcomes, revision=revision, is_all=not options.pattern)
         except CannotRun as error:
             print(f"not kept: {error}", file=sys.stderr)
     table.PAGE.write_text(table.page(table.results()))

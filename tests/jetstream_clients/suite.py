@@ -18,7 +18,6 @@ from jetstream_clients.servers import Servers
 REPOSITORY = Path(__file__).parents[2]
 SHIMS = Path(__file__).parent / "shims"
 BUILD = REPOSITORY / "build/jetstream-clients"
-_SECONDS = 240.0
 
 OBJECTS = "object stores"
 PLACES = "clusters, accounts, domains, mirrors"
@@ -74,6 +73,8 @@ class Suite:
     """Files of tests of JetStream of which none is run, by kind."""
     one_test = r"(?!)"
     """The beginning of each test in such a file, to count them."""
+    seconds = 240.0
+    """The longest time for one test."""
     can_be_beside_itself = True
     """Whether several tests may run at a time."""
 
@@ -130,7 +131,7 @@ class Suite:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                timeout=_SECONDS,
+                timeout=self.seconds,
                 text=True,
                 errors="replace",
                 check=False,
@@ -139,7 +140,7 @@ class Suite:
             text = error.stdout or ""
             if isinstance(text, bytes):
                 text = text.decode(errors="replace")
-            return self.outcomes(test, 1, f"{text}\nnot done after {_SECONDS:.0f} s")
+            return self.outcomes(test, 1, f"{text}\nnot done after {self.seconds:.0f} s")
         return self.outcomes(test, done.returncode, done.stdout)
 
     @property

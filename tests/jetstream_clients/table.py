@@ -95,10 +95,10 @@ def counts(outcomes: Sequence[Outcome]) -> dict[str, int]:
     return {word: found[word] for word in WORDS}
 
 
-def keep(suite: Suite, outcomes: Sequence[Outcome], *, is_all: bool) -> None:
-    """Write the suite's result. Unless these are all outcomes, they take the place of what the same
-    tests brought before. Raises CannotRun if there is nothing before."""
-    revision = present_revision()
+def keep(suite: Suite, outcomes: Sequence[Outcome], *, revision: str, is_all: bool) -> None:
+    """Write the suite's result of this revision of liftlog. Unless these are all outcomes, they
+    take the place of what the same tests brought before. Raises CannotRun if there is nothing
+    before."""
     new = [(one, revision) for one in outcomes]
     if not is_all:
         again = {_function(one) for one in outcomes}

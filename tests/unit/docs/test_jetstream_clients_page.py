@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from jetstream_clients import table
 from jetstream_clients.suite import ELSEWHERE, KINDS, CannotRun, Outcome, Suite
+from jetstream_clients.suites import SUITES
 from jetstream_clients.table import Result, page
 from support.repository import REPOSITORY
 
@@ -24,7 +25,7 @@ def rows(text: str, heading: str) -> dict[str, list[str]]:
 def test_what_was_not_run_is_told() -> None:
     text = PAGE.read_text()
     clients, kinds = rows(text, "client"), rows(text, "tests of")
-    assert list(clients) == [one.client for one in table.results()]
+    assert list(clients) == [suite.name for suite in SUITES]
     assert list(kinds) == list(KINDS)
     for at, cells in enumerate(clients.values()):
         assert int(cells[-2]) == sum(int(kind[at]) for kind in kinds.values())
@@ -74,12 +75,10 @@ def test_tests_that_were_run_again_have_a_later_revision(
     monkeypatch.setattr(table, "RESULTS", tmp_path)
     again = Outcome("nats-py", "two/part", True, "")
     with pytest.raises(CannotRun, match="once"):
-        table.keep(OneSuite(), [again], is_all=False)
-    monkeypatch.setattr(table, "present_revision", lambda: "a1")
+        table.keep(OneSuite(), [again], revision="b2", is_all=False)
     first = [Outcome("nats-py", "one", True, ""), again._replace(passed=False, theirs=True)]
-    table.keep(OneSuite(), first, is_all=True)
-    monkeypatch.setattr(table, "present_revision", lambda: "b2")
-    table.keep(OneSuite(), [again], is_all=False)
+    table.keep(OneSuite(), first, revision="a1", is_all=True)
+    table.keep(OneSuite(), [again], revision="b2", is_all=False)
     [kept] = table.results()
     assert kept.revisions == {"a1": 1, "b2": 1}
     assert (kept.run, kept.passed, kept.others) == (2, 2, [])
