@@ -17,7 +17,7 @@ from nats.js import JetStreamContext
 from nats.js.errors import APIError, KeyNotFoundError, NoKeysError
 from nats.js.kv import KeyValue
 from support.clients.ingesting import assert_no_traceback, until
-from support.clients.raw_nats import RawNats
+from support.clients.raw_nats import RawNats, header_block, hpub_frame, pub_frame
 from support.daemons.daemon import Daemon
 from support.daemons.nats_server import NatsServer
 
@@ -363,3 +363,24 @@ async def test_a_worker_does_not_get_what_is_too_old_or_was_purged(
     asked(raw, f"STREAM.PURGE.{name}", filter=f"{name}.a")
     found = await worker.fetch(5, timeout=1)
     assert [one.subject for one in found] == [f"{name}.c"]
+
+
+@pytest.mark.parametrize("policy", ["none", "explicit"])
+async def test_a_watcher_gets_a_value_that_is_rolled_up_at_once(
+    js: JetStreamContext, raw: RawNats, policy: str
+) -> None:
+    """JetStream would have delivered it before the roll-up."""
+    bucket = await new_bucket(js, history=5)
+    inbox, stream, subject = f"_INBOX.{policy}", stream_of(bucket), subject_of(bucket, "k")
+    raw.sub(inbox)
+    raw.ping()
+    config = {"deliver_subject": inbox, "ack_policy": policy}
+    asked(raw, f"CONSUMER.CREATE.{stream}", stream_name=stream, config=config)
+    raw.pub(subject, b"first")
+    assert raw.next_message(timeout=10).payload == b"first"
+    rollup = header_block({"Nats-Rollup": "sub", "KV-Operation": "PURGE"})
+    for round_number in range(10):
+        value = b"%d" % round_number
+        raw.send(pub_frame(subject, value) + hpub_frame(subject, rollup))
+        assert raw.next_message(timeout=10).payload == value
+        assert raw.next_message(timeout=10).payload == b""

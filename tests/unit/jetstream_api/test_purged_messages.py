@@ -114,6 +114,32 @@ async def test_a_pull_that_does_not_wait_ends_when_only_purged_messages_are_left
     assert not delivered(world)
 
 
+async def test_a_waiting_client_gets_a_message_that_is_purged_at_once(world: World) -> None:
+    """JetStream would have delivered it before the purge."""
+    consumer = await world.create("c")
+    pull(consumer, expires_ns=HOUR_NS)
+    await store(world, "in.a")
+    await until(lambda: delivered(world) == [1])
+    await asyncio.gather(store(world, "in.b", "in.c"), purge(world, "in.b"))
+    await until(lambda: len(delivered(world)) == 3)
+    assert delivered(world) == [1, 2, 3]
+
+
+async def test_a_client_that_stops_to_wait_gets_no_message_that_is_purged_meanwhile(
+    world: World,
+) -> None:
+    await store(world, "in.a")
+    consumer = await world.create("c")
+    pull(consumer, 2, expires_ns=200_000_000)
+    await until(lambda: b"408 " in b"".join(world.leaf.sent))
+    await store(world, "in.b")
+    await purge(world, "in.b")
+    await store(world, "in.c")
+    pull(consumer, expires_ns=HOUR_NS)
+    await until(lambda: len(delivered(world)) == 2)
+    assert delivered(world) == [1, 4]
+
+
 async def test_a_purge_counts_after_a_restart(tmp_path: Path) -> None:
     async with acked_world(tmp_path, **BUCKET) as world:
         await store(world, "in.a", "in.b")

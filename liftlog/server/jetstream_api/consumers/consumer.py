@@ -221,6 +221,7 @@ class Consumer:
                 return ""
             await self._send(self._requests.end_no_wait())
         await self._send_heartbeats(now)
+        self._cursor.is_fresh = self._caught_up and not self._rows and self._has_demand()
         await self._wait(self._next_due())
         return ""
 
@@ -242,6 +243,7 @@ class Consumer:
             found = await self._read_now() if self._pieces_now else None
             self._pieces_now = 0 if found is None else self._pieces_now - 1
             rows, self._caught_up = found or await self._cursor.read()
+            self._cursor.is_fresh &= self._has_demand()
             self._rows.extend(self._within_payload(rows))
             if self._caught_up:
                 self._cursor.left = len(self._rows)

@@ -49,6 +49,8 @@ _SEARCH_SECONDS = 4.5
 """Time limit of a search, in seconds. It is lower than the usual timeout of clients, 5 s."""
 _CLOSE = 512
 """Maximum gap, in offsets, between two wanted records that are read in one piece."""
+_FRESH = 64
+"""Maximum number of records that a consumer may still have to read while it counts as fresh."""
 _LONGEST_RUN = 4096
 """Maximum number of records in one piece. The limit exists because the search for the end of a
 piece runs in the event loop."""
@@ -83,6 +85,7 @@ class Cursor:
         self._shown = shown
         self._purges = purges
         self._seen_version = -1
+        self._is_fresh = False
         self.is_stale = False
         """True if `left` may contain records that were removed since they were counted."""
         self._restarts = 0
@@ -225,15 +228,26 @@ class Cursor:
             purges.version == self._seen_version and purges.covers(self.next_offset)
         )
 
+    @property
+    def is_fresh(self) -> bool:
+        """True if the consumer has delivered all records but the newest, and a client waits for the
+        next one. JetStream delivers such a record before a purge that follows at once, so the next
+        reads do not leave out what was purged meanwhile."""
+        return self._is_fresh
+
+    @is_fresh.setter
+    def is_fresh(self, is_waiting: bool) -> None:
+        was_fresh = self._is_fresh
+        self._is_fresh = is_waiting and self.log.high_watermark - self.next_offset < _FRESH
+        if was_fresh and not self._is_fresh:
+            self._seen_version = -1
+
     def without_purged(self, rows: Iterable[Row]) -> list[Row]:
         """Leave out the records that were purged, as far as the purges are known."""
-        return list(self._without_purged(rows))
-
-    def _without_purged(self, rows: Iterable[Row]) -> Iterable[Row]:
         purges = self._purges
         if purges is None or purges.is_empty:
-            return rows
-        return (row for row in rows if not purges.hides(row.subject, row.offset))
+            return list(rows)
+        return [row for row in rows if not purges.hides(row.subject, row.offset)]
 
     async def _newest(self, count: int, end: int) -> array[int]:
         """Return the offsets of the newest `count` records of each subject below `end`,
@@ -274,8 +288,9 @@ class Cursor:
             self.read_bytes = inflated_bytes(body)
 
         scanned = await self._scan(Scan(at, stop, PIECE_BYTES, self._selection), take)
+        is_fresh = self._is_fresh
         await self.read_purges(at)
-        rows = self.without_purged(rows)
+        rows = rows if is_fresh else self.without_purged(rows)
         end = max(scanned.next_offset, at)
         if stop is not None:
             end = min(end, stop)  # a piece may extend past the stop only if nothing is chosen
@@ -307,7 +322,8 @@ class Cursor:
             tail = read_tail(self.log, group, view, self.next_offset, PIECE_BYTES)
             if tail is None or inflated_bytes(tail.body) > PIECE_BYTES:
                 return None
-            rows = self.without_purged(self._tail_rows(tail))
+            rows = self._tail_rows(tail)
+            rows = rows if self._is_fresh else self.without_purged(rows)
             self.read_bytes = PIECE_BYTES
         except (CorruptBatch, CorruptRange, OffsetOutOfRange, UnsupportedFormat):
             return None  # `read` reports the problem

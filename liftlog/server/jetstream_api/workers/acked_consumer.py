@@ -318,6 +318,7 @@ class AckedConsumer:
         self._buffer.leave_out_purged(self._cursor)
         room = self._shared.room
         wants = self.machine.wants(now_ns, max(_MOST, self.local.most), room)
+        self._cursor.is_fresh &= wants.first > 0
         rows: dict[int, Row] = {}
         if len(wants.again):
             rows = self._redeliver(wants, now_ns)
@@ -371,9 +372,8 @@ class AckedConsumer:
         needs_rows = not buffer.rows and not self._is_at_end
         # While a thread reads, nothing is read here, because both reads would return the same
         # records.
-        services = self._shared.services
         if needs_rows and not (
-            self._idle.is_set() and buffer.read_now(cursor, services, self.host)
+            self._idle.is_set() and buffer.read_now(cursor, self._shared.services, self.host)
         ):
             self._begin(buffer.read(cursor))
             return {}
@@ -382,14 +382,14 @@ class AckedConsumer:
             return {}
         if is_at_end := self._is_at_end:
             cursor.left = len(buffer.rows)
-        first = min(wants.first, most)
-        scan = buffer.scan(first, cursor.next_offset, now_ns, is_at_end=is_at_end)
+        scan = buffer.scan(min(wants.first, most), cursor.next_offset, now_ns, is_at_end=is_at_end)
         if scan is None:
             return {}
         self.machine.deliver(scan, cursor.left, now_ns, room)
         taken = buffer.drop_before(state.next_offset)
         buffer.delivered(taken, now_ns)
         cursor.left = max(cursor.left - len(taken), 0)
+        cursor.is_fresh = wants.first > len(taken) and not buffer.rows
         if buffer.reads_ahead(len(taken)):
             self._begin(buffer.read(cursor))
         if buffer.rows and has_conditions and not taken:

@@ -97,7 +97,8 @@ class Buffer:
         if not cursor.sees_new_purges():
             return
         count = len(self.rows)
-        self.rows = cursor.without_purged(self.rows)
+        if not cursor.is_fresh:
+            self.rows = cursor.without_purged(self.rows)
         cursor.left = max(cursor.left - count + len(self.rows), 0)
         asked, rows = self.again
         self.again = asked, {row.offset: row for row in cursor.without_purged(rows.values())}
