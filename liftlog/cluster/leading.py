@@ -279,8 +279,7 @@ class Leader:
 
         From now on the high watermark waits for the nodes of the old and the new record. This ends
         when `adopt` receives a newer version: the change was made, or can no longer be made. Until
-        then the method returns the same change, because a second attempt settles an unknown
-        outcome.
+        then the method returns the same change: a second attempt settles an unknown outcome.
         """
         if self.resigned or self.is_settled:
             return None

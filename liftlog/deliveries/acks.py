@@ -60,7 +60,7 @@ class Acks:
 
     offsets: Ints
     counts: Ints
-    """The delivery count in the reply subject."""
+    """The delivery counts from the reply subjects."""
     stamps_ns: Ints
     kinds: Bytes
     delays_ns: Ints

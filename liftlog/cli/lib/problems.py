@@ -190,8 +190,8 @@ _GROUP_EVENTS = {
 }
 _BLIP_SECONDS = 0.15
 """In seconds. If the client reconnects within this time, the lost connection is not reported. A
-member of a group has several connections, and detects the loss of an idle one only when it needs
-the connection."""
+member of a group has several connections, and detects the loss of an idle connection only when it
+needs this connection."""
 _TELL_AGAIN_SECONDS = 30.0
 
 

@@ -51,8 +51,8 @@ MAX_LEASES_PER_PRINCIPAL = 50
 """Maximum number of leases of one principal on a stream, so that other principals can get leases,
 too."""
 EXPORT_LEASES = 10
-"""Part of both limits that is reserved for exports, so that the leases of reading jobs cannot
-prevent exports."""
+"""Number of leases, of each of these limits, that are reserved for exports. So the leases of
+reading jobs cannot prevent exports."""
 MAX_HOLDER_CHARACTERS = 200
 MAX_POSSIBLE_LOSSES = 100
 """Maximum number of recorded possible losses of a stream. Above this number, the oldest ones are

@@ -24,8 +24,8 @@ class RefusedAck:
 
 
 class RefusedAcks:
-    """Records the acks that NATS refuses. `last` is the most recent one; None before the first
-    refused ack."""
+    """Records the acks that NATS refuses. `last` is the most recent refused ack; None before the
+    first refused ack."""
 
     def __init__(self) -> None:
         self.last: RefusedAck | None = None

@@ -29,7 +29,7 @@ class NoBucket(ConfigError):
 
 
 class NotEnoughServers(ConfigError):
-    """JetStream cannot keep that many copies of the bucket."""
+    """JetStream has too few servers for the wanted number of copies of the bucket."""
 
 
 class BucketSetup:

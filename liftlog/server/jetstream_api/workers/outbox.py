@@ -17,8 +17,8 @@ _MOST_BYTES = 1024 * 1024
 _MOST_WAITING_BYTES = 4 * _MOST_BYTES
 _RETRY_SECONDS = 0.2
 _SPARE_BYTES = 64 * 1024
-"""Space above the limit for the turn of a consumer that began below it: its deliveries count
-already, and must not be dropped because its heartbeat has exceeded the limit."""
+"""Space above the limit for a turn that began below the limit. The deliveries of such a turn
+already count, so they must not be dropped if a heartbeat of the same turn exceeds the limit."""
 _ENTRY_BYTES = 128
 """Memory of an entry beside its commands."""
 

@@ -14,9 +14,9 @@ One read can bring thousands of acks and pulls. These acks and pulls are parsed 
 parts, for a short time in each turn of the event loop. Until then the connection is not read. So
 the acks of publishers do not wait until a flood of workers' messages is processed.
 
-NATS often passes on the acks of a client in several reads, and its next pull with the last of them.
-Acks that no client waits for are kept for about a millisecond, and parsed together with those that
-follow.
+The acks of a client often arrive in several reads, and the client's next pull in the last of these
+reads. Acks that no client waits for are kept for about a millisecond, and parsed together with the
+following acks.
 """
 
 from __future__ import annotations
