@@ -119,8 +119,7 @@ class LogWriter:
             state.store(manifest.with_changes(reserved_offset=next_offset + step))
 
     def _next_step(self) -> int:
-        """Return how many offsets to reserve, by the time for which the previous reservation
-        lasted."""
+        """Return how many offsets to reserve, by the duration of the previous reservation."""
         now = self.state.environment.clock.monotonic_ns()
         elapsed, self._reserved_ns = now - self._reserved_ns, now
         if elapsed < _RESERVED_NS:

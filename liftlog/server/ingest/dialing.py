@@ -90,8 +90,8 @@ class Dialer:
 
 
 async def checked(ending: Ending, address: NatsServerAddress) -> Ending:
-    """Return the ending, corrected if the server no longer listens: in that case the server has
-    stopped, and the daemon did not cause the end."""
+    """Return the ending with its real cause. If the server no longer listens, the cause is a stop
+    of the server, and not the daemon."""
     if not ending.is_guess:
         return ending
     try:

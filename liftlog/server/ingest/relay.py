@@ -17,7 +17,7 @@ from liftlog.server.ingest.subscriptions import RunHandler
 class Relay:
     """Receives the messages of one subscription. Belongs to the event loop.
 
-    `receive` is the handler of the subscription for as long as it exists. The relay drops the
+    `receive` is the handler of the subscription until the subscription ends. The relay drops the
     messages if there is neither `deliver` nor a taker. `now` returns monotonic seconds.
     """
 

@@ -139,8 +139,8 @@ _is_by_sequence = without(b"by_subj", b"start_time", b"multi_last", b"batch")
 
 
 def _last_for(request: Request) -> str | None:
-    """Return the subject whose last record is requested, and nothing else; None if the request has
-    other fields."""
+    """Return the subject if the request asks only for the last record of a subject; None if the
+    request has other fields."""
     body = read_object(request.payload)
     wanted = body.get("last_by_subj")
     return wanted if len(body) == 1 and isinstance(wanted, str) else None

@@ -133,7 +133,7 @@ class _Stream:
 
 
 class Growth:
-    """All streams. Belongs to the event loop."""
+    """The waiting consumers of all streams. Belongs to the event loop."""
 
     def __init__(self, group_of: Callable[[StreamHost], TailGroup]) -> None:
         self._group_of = group_of
