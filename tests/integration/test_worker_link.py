@@ -449,6 +449,29 @@ async def test_after_a_disconnect() -> None:
             await until(lambda: sorted(taken.offsets) == [1, 2])
 
 
+async def test_a_wait_for_subscriptions_ends() -> None:
+    """With their confirmation, with their end, with a refusal, and in any case with its time."""
+    with NatsServer(**users("_INBOX.>", "$JS.ACK.>", "$JS.API.>")) as server:
+        async with linked(server, user="daemon", password="secret") as (link, _):
+            link.lead("s")
+            await link.wait_confirmed(["s", "unknown"], PATIENCE)
+            assert link.problems() == {}
+            async with asyncio.timeout(0):
+                await link.confirm("s")  # which does not have to wait
+            server.reload(**users("_INBOX.>"))
+            link.lead("t")
+            await link.wait_confirmed(["t"], PATIENCE)
+            assert set(link.problems()) >= {"t"}
+            server.stop()
+            await until(lambda: not link.link.connected)
+            link.lead("u")
+            waiting = asyncio.ensure_future(link.wait_confirmed(["u"], PATIENCE))
+            await link.wait_confirmed(["u"], 0.05)
+            assert not waiting.done()
+            link.leave("u")
+            await waiting
+
+
 def users(*subscribe: str) -> dict[str, Any]:
     permissions = {"subscribe": list(subscribe), "publish": ["_INBOX.>"]}
     daemon = {"user": "daemon", "password": "secret", "permissions": permissions}

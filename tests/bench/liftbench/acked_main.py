@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from support.clients.client_publishers import worker_programs
 
+from . import acked_pauses as pauses
 from . import acked_rows as rows
 from .acked_rows import Found, Round
 from .acked_sides import sides
@@ -43,12 +44,26 @@ class Row(NamedTuple):
     is_once: bool = False
     """It takes long, and is measured in the first round only."""
 
+    @property
+    def needs_programs(self) -> bool:
+        return self.key.startswith("nats.") or self.key in ("socket", "killed", "leader")
+
 
 _RATE = Aim("per_second", "messages per second", "{:,.0f}")
 
 
 def _beside(must: float) -> list[Aim]:
     return [Aim("ratio", "of JetStream's", "{:.2f}x", must, is_least=True), _RATE]
+
+
+def _pauses(p50: float, p99: float, reach_p50: float, reach_p99: float) -> list[Aim]:
+    return [
+        Aim("p50_s", "p50", "{:.2f} s", p50, reach_p50),
+        Aim("p99_s", "p99", "{:.2f} s", p99, reach_p99),
+        Aim("stalls", "stalls of more than 20 s", "{:.0f}", 0, 0),
+        Aim("again", "deliveries after a confirmed ack", "{:.0f}", 0, 0),
+        Aim("pauses", "pauses measured", "{:.0f}"),
+    ]
 
 
 ROWS = (
@@ -61,6 +76,15 @@ ROWS = (
     Row("nats-py", "nats-py, fetch(100), ack each", rows.fetched_in_python, _beside(0.9)),
     Row("nats.go", "nats.go, Consume, ack each", rows.consumed_by("nats.go"), _beside(0.5)),
     Row("nats.js", "nats.js, consume, ack each", rows.consumed_by("nats.js"), _beside(0.9)),
+    Row(
+        "socket",
+        "pull socket, batches of 500, each acked and confirmed",
+        rows.worked_on_socket,
+        [
+            Aim("ratio", "of nats.go's Consume on JetStream", "{:.1f}x", 3, 10, is_least=True),
+            _RATE,
+        ],
+    ),
     Row(
         "confirmed",
         "confirmed acks of 64 workers, one in flight each",
@@ -115,6 +139,20 @@ ROWS = (
         is_once=True,
     ),
     Row(
+        "killed",
+        "nats.go, nats.js after a kill -9 of the daemon: from ready to the next delivery",
+        pauses.after_kill,
+        _pauses(1, 3, 0.3, 1),
+        is_once=True,
+    ),
+    Row(
+        "leader",
+        "nats.go, nats.js after a kill -9 of the leader: time without deliveries",
+        pauses.after_leader_kill,
+        _pauses(2, 5, 1, 3),
+        is_once=True,
+    ),
+    Row(
         "many",
         "processor time of a commit that matches no waiting pull",
         rows.with_many_waiting,
@@ -152,7 +190,7 @@ ROWS = (
 def measure(options: argparse.Namespace, directory: Path) -> dict[str, list[Found]]:
     progress, chosen = Progress(quiet=options.quiet), _chosen(options.only)
     share = _QUICK if options.quick else 1.0
-    programs = worker_programs() if any(row.key.startswith("nats.") for row in chosen) else []
+    programs = worker_programs() if any(row.needs_programs for row in chosen) else []
     found: dict[str, list[Found]] = {}
     with sides(directory) as both:
         for number in range(options.rounds):

@@ -25,6 +25,7 @@ from .acked_workers import (
     fetch_one,
     published_to_pull,
     run_program,
+    work_on_socket,
 )
 from .processes import fdatasync_us, run_worker, worker
 
@@ -53,7 +54,7 @@ _MOST_OF_CLIENT = 4_000
 """Consumers that one connection creates; the daemon permits 5,000."""
 
 
-def _percentile(times: Sequence[float], share: float) -> float:
+def percentile(times: Sequence[float], share: float) -> float:
     return sorted(times)[min(int(len(times) * share), len(times) - 1)]
 
 
@@ -109,6 +110,22 @@ def consumed_by(client: str) -> Callable[[Round], Found]:
     return measure
 
 
+def worked_on_socket(setting: Round) -> Found:
+    """Batches over the pull socket, each acked and confirmed, beside nats.go on JetStream."""
+    count, rates = setting.count(200_000), {}
+    found = [one for one in setting.programs if one.client == "nats.go"]
+    for side in setting.sides:
+        if side.name == OURS:
+            with _work(side, count) as place:
+                rates[side.name] = count / asyncio.run(work_on_socket(side, *place, count))
+        elif found:
+            half = count // 2
+            with _work(side, half) as place:
+                rates[side.name] = half / run_program(found[0], side, *place, half)
+    ratio = {"ratio": _ratio(rates)} if found else {}
+    return {**ratio, "per_second": rates[OURS]}
+
+
 def confirmed(setting: Round) -> Found:
     count, lone = setting.count(12_000), setting.count(1000)
     rates, found = {}, {"fdatasync_ms": fdatasync_us(setting.directory) / 1000}
@@ -119,7 +136,7 @@ def confirmed(setting: Round) -> Found:
             rates[side.name] = count / (time.perf_counter() - began)
         with _work(side, lone) as place:
             name = "lone_ms" if side.name == OURS else "their_lone_ms"
-            found[name] = _percentile(ack_sync(side, *place, lone, 1), 0.5) * 1000
+            found[name] = percentile(ack_sync(side, *place, lone, 1), 0.5) * 1000
     return {"ratio": _ratio(rates), "per_second": rates[OURS], **found}
 
 
@@ -129,14 +146,14 @@ def fetched_singly(setting: Round) -> Found:
         count = setting.count(1000)
         with _work(side, count) as place:
             name = "ms" if side.name == OURS else "their_ms"
-            found[name] = _percentile(fetch_one(side, *place, count), 0.5) * 1000
+            found[name] = percentile(fetch_one(side, *place, count), 0.5) * 1000
     return found
 
 
 def committed_to_delivered(setting: Round) -> Found:
     with _work(setting.ours, 0) as place:
         times, _ = published_to_pull(setting.ours, *place, setting.count(1000))
-    return {"p50_ms": _percentile(times, 0.5) * 1000, "p99_ms": _percentile(times, 0.99) * 1000}
+    return {"p50_ms": percentile(times, 0.5) * 1000, "p99_ms": percentile(times, 0.99) * 1000}
 
 
 def created_and_deleted(setting: Round) -> Found:
@@ -145,7 +162,7 @@ def created_and_deleted(setting: Round) -> Found:
         with side.stream() as stream:
             created, deleted = create_and_delete(side, stream, setting.count(200))
         name = "ms" if side.name == OURS else "their_ms"
-        found[name] = (_percentile(created, 0.5) + _percentile(deleted, 0.5)) * 1000
+        found[name] = (percentile(created, 0.5) + percentile(deleted, 0.5)) * 1000
     return {"ratio": found["ms"] / found["their_ms"], **found}
 
 

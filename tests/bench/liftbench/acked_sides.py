@@ -48,10 +48,10 @@ class Side(NamedTuple):
         return answer
 
     @contextmanager
-    def stream(self, count: int = 0) -> Iterator[str]:
+    def stream(self, count: int = 0, **more: object) -> Iterator[str]:
         """A stream that has so many messages, and records `<name>.>`; deleted in the end."""
         name = f"s{next(_numbers)}"
-        config = {"name": name, "subjects": [f"{name}.>"], "storage": "file"}
+        config = {"name": name, "subjects": [f"{name}.>"], "storage": "file", **more}
         with self.connect() as raw:
             self.api(raw, f"STREAM.CREATE.{name}", config)
         try:

@@ -13,6 +13,9 @@ from collections.abc import Sequence
 import nats
 from support.clients.client_publishers import Program
 from support.clients.raw_nats import RawNats
+from support.daemons.daemon import Daemon
+
+from liftlog.client import connect
 
 from .acked_sides import PATIENCE_SECONDS, PAYLOAD, Side
 
@@ -176,6 +179,22 @@ async def fetch_in_python(side: Side, stream: str, name: str, count: int) -> flo
         return time.perf_counter() - began
     finally:
         await client.close()
+
+
+async def work_on_socket(side: Side, stream: str, name: str, count: int) -> float:
+    """Receive messages over the pull socket, and wait for the confirmation of the ack of each
+    batch. Returns the seconds."""
+    daemon = side.server
+    assert isinstance(daemon, Daemon)
+    async with await connect(daemon.pull_address) as client:
+        async with client.worker(stream, name, batch=_BATCH, create=False) as worker:
+            began, got = time.perf_counter(), 0
+            async for batch in worker:
+                await worker.ack(batch)
+                got += len(batch)
+                if got >= count:
+                    break
+            return time.perf_counter() - began
 
 
 def run_program(program: Program, side: Side, stream: str, name: str, count: int) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -65,6 +65,7 @@ class Link:
         self.urgency: Any = None
         self.passed_on = 0
         self.on_finish: Callable[[], None] = lambda: None
+        self.on_wait: Callable[[], Awaitable[object]] = lambda: asyncio.sleep(0)
 
     def lead(self, stream: str) -> None:
         self.led.add(stream)
@@ -74,6 +75,10 @@ class Link:
 
     async def confirm(self, stream: str) -> None:
         assert stream in self.led
+
+    async def wait_confirmed(self, streams: Iterable[str], seconds: float) -> None:
+        assert self.led.issuperset(streams)
+        await self.on_wait()
 
     def hold(self) -> None:
         self.is_held = True
@@ -170,12 +175,14 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 @asynccontextmanager
-async def acked_world(directory: Path, **stream: Any) -> AsyncIterator[World]:
+async def acked_world(
+    directory: Path, leaf: Leaf | None = None, link: Link | None = None, **stream: Any
+) -> AsyncIterator[World]:
     """Consumers of a broker with the stream `jobs`, and its settings."""
     running = Running(directory, **{STREAM: stream or {"subject": "in"}})
     broker = await running.start()
     services = PullServices(broker, PullLimits(), None, broker.intake.ingested)
-    leaf, link = Leaf(), Link()
+    leaf, link = leaf or Leaf(), link or Link()
     ages = Ages(broker, services.cold_readers)
     table = AckedConsumers(broker, services, ages, cast(Any, leaf), cast(Any, link))
     table.start()

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from support.worlds.acked_consumers import STREAM, World, acked_world, until
+from support.worlds.acked_consumers import STREAM, Leaf, Link, World, acked_world, until
 
 from liftlog.deliveries.pull import PullRequest
 from liftlog.deliveries.settings import MAX_WAITING
@@ -547,3 +547,24 @@ async def test_a_purge_removes_a_record_that_waits_for_the_socket(world: World) 
     await until(lambda: consumer.machine.waiting)
     await world.broker.administration.truncate_prefix(STREAM, 2)
     await until(lambda: consumer.machine.state.sequence == 1)
+
+
+async def test_pulls_end_once_the_next_ones_arrive(tmp_path: Path) -> None:
+    """A client that gets the end of its pull after a restart sends the next pull at once, which
+    must find the subscription."""
+    async with acked_world(tmp_path) as world:
+        consumer = await world.create("c")
+        consumer.pull(b"inbox", Pull(batch=2))
+        await until(lambda: consumer.machine.state.pulls)
+        consumer.abandon()  # as if the daemon was killed
+    leaf, link = Leaf(), Link()
+    sent: list[bytes] = []
+
+    async def confirmed() -> None:
+        await asyncio.sleep(0.05)
+        sent.append(b"".join(leaf.sent))
+
+    link.on_wait = confirmed
+    async with acked_world(tmp_path, leaf, link):
+        await until(lambda: b"NATS/1.0 408 Request Timeout" in b"".join(leaf.sent))
+    assert sent == [b""]

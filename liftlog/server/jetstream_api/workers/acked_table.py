@@ -66,6 +66,9 @@ LINGER_SECONDS = 5.0
 """Time, in seconds, for which the subscriptions for a stream stay after its last consumer was
 deleted. Programs often create the next consumer at once, and would otherwise wait for two answers
 of NATS."""
+_SUBSCRIBED_SECONDS = 2.0
+"""Time for which consumers wait until NATS has confirmed the subscriptions for acks and pulls. Then
+they end the pulls that were waiting before a restart, or at an earlier leader."""
 _FIRST = StateVersion(1, 0)
 
 Changing = Callable[[ConsumerSpec], ConsumerSpec]
@@ -189,6 +192,8 @@ class AckedConsumers:
             self.problem = "the states of consumers cannot be read"
             logger.exception("consumers-not-opened error=%r", error)
         finally:
+            # A client whose pull is ended sends the next one at once, which could be lost.
+            await self._link.wait_confirmed([*self._all], _SUBSCRIBED_SECONDS)
             # This comes last, because each read of the journal waits for the changes that were made
             # before it.
             self._rounds.start()
@@ -200,6 +205,7 @@ class AckedConsumers:
         led.served.snapshot_of = partial(self._snapshot_for_followers, led.host.name)
         if names:
             self._link.lead(led.host.name)  # acks and pulls are held until the consumers are open
+            await self._link.wait_confirmed([led.host.name], _SUBSCRIBED_SECONDS)
             shared = await self._opened_shared()
             await self._loader.load_all(shared, led.host, names, lambda: not led.served.is_closed)
 

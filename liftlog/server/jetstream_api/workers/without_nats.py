@@ -3,6 +3,7 @@ pull socket."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import cast
 
 from liftlog.server.ingest.nats_link import NatsLink
@@ -64,6 +65,9 @@ class NoWorkerLink(WorkerLink):
 
     def lead(self, stream: str) -> None:
         """Do nothing."""
+
+    async def wait_confirmed(self, streams: Iterable[str], seconds: float) -> None:
+        """Return at once."""
 
     def leave(self, stream: str) -> None:
         """Do nothing."""

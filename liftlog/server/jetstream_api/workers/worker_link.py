@@ -25,13 +25,14 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, repeat
 from typing import NamedTuple, Protocol
 
-from liftlog.errors import NatsRefused
+from liftlog.errors import NatsRefused, NatsUnavailable
 from liftlog.sequencing.run import MessageRun
 from liftlog.server.ingest.nats_link import NatsLink
 from liftlog.server.ingest.subscriptions import LinkSubscription
@@ -50,6 +51,7 @@ _TURN_SECONDS = 0.002
 the next turn."""
 _MOST_ACKS, _MOST_PULLS = 512, 64
 """Maximum numbers of acks and pulls in one part."""
+_RETRY_SECONDS = 0.02
 WAIT_SECONDS = 0.001
 """Time for which acks may wait for those that follow."""
 
@@ -234,6 +236,24 @@ class WorkerLink:
                 raise NatsRefused(found.message, hint=_hint(led))
             if isinstance(found, BaseException):
                 raise found
+
+    async def wait_confirmed(self, streams: Iterable[str], seconds: float) -> None:
+        """Wait until NATS has confirmed or refused the subscriptions for these streams, but not
+        longer than some seconds."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await asyncio.gather(*[self._until_confirmed(one) for one in streams])
+
+    async def _until_confirmed(self, stream: str) -> None:
+        while stream in self._led:
+            try:
+                await self.confirm(stream)
+            except NatsUnavailable:
+                await asyncio.sleep(_RETRY_SECONDS)
+            except NatsRefused:
+                return
+            else:
+                return
 
     def leave(self, stream: str) -> None:
         """Unsubscribe. Drops the acks and pulls of the stream that were not yet passed on, and acks

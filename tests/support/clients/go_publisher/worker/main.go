@@ -1,7 +1,9 @@
 // Receives and acks messages of a durable consumer with nats.go's Consume.
 //
 // Arguments: URL of a server, stream, consumer, number of messages. Prints the seconds until the
-// last of them is acked.
+// last of them is acked. With the number 0 it runs until it is killed, and waits for the answer to
+// each ack. For each delivery it then prints "d", the time in ns since 1970 and the sequence, and
+// for each answer "a" and the sequence.
 package main
 
 import (
@@ -34,6 +36,9 @@ func main() {
 	consumer, err := stream.Consumer(context.Background(), os.Args[2], os.Args[3])
 	check(err)
 	got, done := 0, make(chan struct{})
+	if count == 0 {
+		watch(consumer)
+	}
 	began := time.Now()
 	consuming, err := consumer.Consume(func(message jetstream.Msg) {
 		check(message.Ack())
@@ -51,4 +56,22 @@ func main() {
 	fmt.Println(time.Since(began).Seconds())
 	consuming.Stop()
 	connection.Close()
+}
+
+func watch(consumer jetstream.Consumer) {
+	_, err := consumer.Consume(func(message jetstream.Msg) {
+		now := time.Now().UnixNano()
+		about, err := message.Metadata()
+		check(err)
+		fmt.Printf("d %d %d\n", now, about.Sequence.Stream)
+		go func() {
+			limited, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+			defer cancel()
+			if message.DoubleAck(limited) == nil {
+				fmt.Printf("a %d\n", about.Sequence.Stream)
+			}
+		}()
+	})
+	check(err)
+	select {}
 }
