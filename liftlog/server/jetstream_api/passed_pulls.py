@@ -114,6 +114,8 @@ class PassedPulls:
     def was_repeated(self, message: Message) -> bool:
         """Return True for a pull that `again` has received, once per pull. Such a pull may be older
         than other requests."""
+        if not self._repeated:  # nearly always, and the hash of a large message takes time
+            return False
         is_repeated = message in self._repeated
         self._repeated.discard(message)
         return is_repeated

@@ -343,11 +343,12 @@ class JetStreamApi:
                     await self._handle(message)
                 finally:
                     self._waiting.done(message)
-                message = self._waiting.take_now() if self._pace.has_time else None
+                may_go_on = self._pace.has_time and self._looked.is_set()
+                message = self._waiting.take_now() if may_go_on else None
 
     async def _handle(self, message: Message) -> None:
-        is_old = time.monotonic() - message[3] > _STALE_SECONDS
-        if is_old and not self._passed.was_repeated(message):
+        is_repeated = self._passed.was_repeated(message)
+        if time.monotonic() - message[3] > _STALE_SECONDS and not is_repeated:
             self.counters.requests[self._method_of(message[0]), TOO_MANY] += 1
             return
         if self.problem or self._checked != self.link.generation:

@@ -258,7 +258,8 @@ class PossibleLosses:
     A stream without replicas stores an event before it stores its next record. Until then nothing
     is lost with the event: a start after a crash notes another one at the same offset. So a start
     with thousands of streams, or a lost connection to NATS, writes no file of a stream that gets no
-    messages.
+    messages. The exception is a stream without records, of which a start notes nothing: its event
+    is stored at once.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -271,7 +272,10 @@ class PossibleLosses:
         offset = host.note_possible_loss(reason, now_ns)
         logger.warning("possible-loss stream=%s offset=%d reason=%s", host.name, offset, reason)
         if not host.log.config.replicated:
-            host.turns.before_commit = partial(_save, host)
+            if host.log.log_end_offset > host.settings.initial_offset:
+                host.turns.before_commit = partial(_save, host)
+            else:
+                _save(host)
             return
         task = asyncio.get_running_loop().create_task(
             _save_for_replicas(host, offset, now_ns, reason)
@@ -288,8 +292,8 @@ class PossibleLosses:
 
 
 def _save(host: StreamHost) -> None:
-    """Store the possible losses of a stream, before the commit that is next. A failure is only
-    logged, because the event is also in the log file."""
+    """Begin to store the possible losses of a stream. A failure is only logged, because the event
+    is also in the log file."""
 
     def ended(saving: asyncio.Future[object]) -> None:
         error = None if saving.cancelled() else saving.exception()

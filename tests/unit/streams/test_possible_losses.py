@@ -62,6 +62,16 @@ async def test_the_loss_is_stored_before_the_next_record(running: Running) -> No
     await again.broker.close()
 
 
+async def test_the_loss_of_a_stream_without_records_outlives_a_stop(running: Running) -> None:
+    """A start notes nothing of such a stream."""
+    await running.broker.create_stream("s", {"subject": "in"})
+    running.broker.hosted.note_possible_loss(running.broker.hosts["s"], "NATS was not there")
+    again = await restarted(running)
+    [loss] = again.broker.hosts["s"].possible_losses
+    assert (loss["offset"], loss["reason"]) == (1, "NATS was not there")
+    await again.broker.close()
+
+
 async def test_a_failure_is_logged_and_the_record_is_stored(
     running: Running, caplog: pytest.LogCaptureFixture
 ) -> None:
