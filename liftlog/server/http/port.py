@@ -30,19 +30,31 @@ class HttpPort:
                 start_serving=False,
             )
         except OSError as error:
-            raise ConfigError(
-                f"http.listen: cannot listen on {listen}: {error.strerror or error}",
-                hint="stop what uses the port, or set http.listen to another or to null",
-            ) from error
+            raise _in_use(listen, error.strerror or str(error)) from error
         bound.address = f"{host}:{bound._server.sockets[0].getsockname()[1]}"
         return bound
 
     async def open(self, make_protocol: Callable[[], asyncio.BaseProtocol]) -> None:
-        """Accept connections; `make_protocol` makes the protocol of each."""
+        """Accept connections; `make_protocol` makes the protocol of each. Raises ConfigError if
+        another process listens on the address: the kernel lets several processes bind it as long as
+        none listens."""
         assert self._server is not None, "the address is bound"
         self._make_protocol = make_protocol
-        await self._server.start_serving()
+        try:
+            await self._server.start_serving()
+        except OSError as error:
+            raise _in_use(self.address, error.strerror or str(error)) from error
+        if any(one.fileno() < 0 for one in self._server.sockets):
+            # uvloop raises no error; it closes the socket.
+            raise _in_use(self.address, "another process listens there")
 
     def close(self) -> None:
         if self._server is not None:
             self._server.close()
+
+
+def _in_use(listen: str, why: str) -> ConfigError:
+    return ConfigError(
+        f"http.listen: cannot listen on {listen}: {why}",
+        hint="stop what uses the port, or set http.listen to another or to null",
+    )
