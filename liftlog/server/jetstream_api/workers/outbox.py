@@ -122,8 +122,8 @@ class Outbox:
 
     @property
     def is_full(self) -> bool:
-        """True while too many bytes wait. Consumers then stop reading records, and further statuses
-        and heartbeats are dropped."""
+        """True while too many bytes wait. Consumers then stop reading records. If the journal
+        cannot be written, further statuses and heartbeats are dropped."""
         return self._deliveries.size_bytes > _MOST_WAITING_BYTES
 
     @property
@@ -144,8 +144,9 @@ class Outbox:
     def after_written(self, position: int, commands: bytes, source: object = None) -> None:
         """Send commands when the changes up to a position are written. `drop` with the same
         `source` drops them."""
-        if self._deliveries.size_bytes > _MOST_WAITING_BYTES + _SPARE_BYTES:
-            return  # heartbeats would fill the memory while the journal cannot be written
+        most = _MOST_WAITING_BYTES + _SPARE_BYTES
+        if self._deliveries.size_bytes > most and self._journal.problem is not None:
+            return  # otherwise heartbeats would fill the memory until the disk is repaired
         self._deliveries.put(position, commands, source)
         self._schedule(self._deliveries)
 
