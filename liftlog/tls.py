@@ -47,8 +47,8 @@ def server_context(
         raise ConfigError(
             f"pull.tls: {fspath(cert)} and {fspath(key)} are not a certificate and its key: "
             f"{problem(error)}",
-            hint="both as PEM, the certificate first and then those that signed it, the key "
-            "without a password",
+            hint="use PEM for both: the certificate, followed by the certificates that signed it, "
+            "and the key without a password",
         ) from error
     if client_ca is not None:
         _check_readable("pull.tls.client_ca", client_ca)

@@ -245,7 +245,9 @@ def the_cluster_is_left_out(campaign: Campaign) -> None:
     whole = dict(daemon.settings)
     del daemon.settings["cluster"], daemon.settings["streams"]  # it serves what it finds
     daemon.spawn()
-    refused(daemon, f"belongs to node {node} of a cluster", "start it with the section cluster of")
+    refused(
+        daemon, f"belongs to node {node} of a cluster", "start the daemon with the section cluster"
+    )
     daemon.settings = whole
     cluster.start(node)
 

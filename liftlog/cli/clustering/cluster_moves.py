@@ -173,7 +173,7 @@ def undrain(node: str) -> ExitCode:
 @server_options
 @debug_option
 def forget(node: str) -> ExitCode:
-    """Remove NODE from the cluster; the node must be down and without replicas.
+    """Remove NODE, which must be down and without replicas.
 
     If the machine of a node is lost, first drain the node, and then use this command. If the node
     starts again with its data directory, it joins the cluster again, but does not use its old

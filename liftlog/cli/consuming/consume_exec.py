@@ -152,8 +152,8 @@ class Exec:
             raise Problem(
                 f"the command failed for offset {record.offset} of {records.stream}: {error}",
                 ExitCode.FAILED,
-                hint="run it again: the group continues with this record. --dead-letter SUBJECT "
-                "publishes such records there, and continues",
+                hint="run the worker again: the group continues with this record. With "
+                "--dead-letter SUBJECT the worker publishes such records there, and continues",
             ) from None
 
     def run(
@@ -193,7 +193,7 @@ class Exec:
                 f"the command ended with status {status} at offset {record.offset} of {stream}: "
                 f"{_NOT_OF_THE_RECORD[status]}",
                 ExitCode.TRY_AGAIN if status == _TRY_LATER else ExitCode.FAILED,
-                hint="run it again when it can: this record is then processed again",
+                hint="remove the cause, and run the worker again: it processes this record again",
             )
         if status:
             raise CommandFailed(_said(status))
@@ -203,8 +203,8 @@ def _not_published(subject: str | None, record: Record, error: PublishFailed) ->
     return Problem(
         f"offset {record.offset} is no dead letter of {subject}: {error.message}",
         ExitCode.NOT_ACKED,
-        hint=f"{error.hint or 'remove the cause'}; run it again then: "
-        "this record is then processed again",
+        hint=f"{error.hint or 'remove the cause'}; then run the worker again: "
+        "it processes this record again",
     )
 
 

@@ -197,6 +197,6 @@ async def _check_is_retired(source: JetStream, subjects: list[str]) -> None:
         raise Problem(
             f"JetStream's stream {source.stream} records {', '.join(recorded)}, and so the copies",
             ExitCode.CONFLICT,
-            hint=f"let it record nothing more first: nats stream edit {source.stream} --subjects "
-            f"retired.{source.stream}",
+            hint="first make the stream record other subjects: "
+            f"nats stream edit {source.stream} --subjects retired.{source.stream}",
         )

@@ -55,6 +55,6 @@ def refusal(what: str) -> StreamUnavailable:
     """Return the error for a request that would read or replace a record that only a newer version
     can decode."""
     return StreamUnavailable(
-        f"a newer liftlog has stored the {what}, in a form that this one does not know",
+        f"a newer liftlog has stored the {what}, in a form that this version cannot read",
         hint="upgrade this daemon: `liftlog docs how-to/upgrade`; or delete it if it is not needed",
     )

@@ -140,7 +140,7 @@ def _check_form(metadata: Mapping[str, Any]) -> None:
     if form != VERSION:
         raise NewerFormat(
             f"the journal of consumers has the format {form!r}, and this version reads {VERSION}",
-            hint="install the version that has written it",
+            hint="install the version that wrote the journal",
         )
 
 

@@ -200,6 +200,6 @@ async def _is_free(
 def _in_use(node: str, holder: Holder | None) -> ConfigError:
     return ConfigError(
         f"node {node} runs already: {holder or 'another process'} renews its session",
-        hint=f"give this daemon a cluster.node of its own. If it is to replace that one, stop that "
-        f"one first: `liftlog cluster status` shows node {node}",
+        hint="give this daemon its own cluster.node. If it replaces the running daemon, stop the "
+        f"running daemon first: `liftlog cluster status` shows node {node}",
     )

@@ -51,8 +51,8 @@ class BucketSetup:
         except BucketMissing as error:
             raise NoBucket(
                 f"there is no bucket {bucket.name} in JetStream",
-                hint="`liftlog cluster init -c FILE` makes it, once, for a new cluster. If the "
-                "cluster exists, its metadata is gone: restore the JetStream stream "
+                hint="for a new cluster, run `liftlog cluster init -c FILE` once. If the cluster "
+                "exists, its metadata is lost: restore the JetStream stream "
                 f"{bucket.stream} from a backup, or see `liftlog cluster init --again`",
             ) from error
         except NotAllowed as error:

@@ -105,8 +105,8 @@ def refuse_node(data_dir: DataDir) -> None:
         raise ConfigError(
             f"the data directory {data_dir.path} belongs to node {file.node} of a cluster, and the "
             "settings have no section cluster",
-            hint=f"start it with the section cluster of node {file.node}, or give this daemon a "
-            "data_dir of its own. A backup of the directory can be restored for a single "
+            hint=f"start the daemon with the section cluster of node {file.node}, or give this "
+            "daemon its own data_dir. A backup of the directory can be restored for a single "
             "daemon: `liftlog docs how-to/backup-cluster`",
         )
 
@@ -265,8 +265,8 @@ async def identify(
     if file is None and not may_bring_streams and (streams := _streams_in(fs, data_dir)):
         raise ConfigError(
             f"the data directory has streams of a single daemon: {', '.join(streams)}",
-            hint="`liftlog cluster init -c FILE --adopt` makes it the first node of a new cluster; "
-            "any other node begins with an empty data_dir",
+            hint="`liftlog cluster init -c FILE --adopt` makes this daemon the first node of a new "
+            "cluster; any other node begins with an empty data_dir",
         )
     cluster_id = await _cluster_id(store, may_create=may_create and file is None)
     if not cluster_id:
@@ -277,7 +277,7 @@ async def identify(
                 if file is None
                 else f", and the data directory belongs to cluster {file.cluster_id}"
             ),
-            hint="for a new cluster, `liftlog cluster init -c FILE` prepares it"
+            hint="for a new cluster, run `liftlog cluster init -c FILE` first"
             if file is None
             else "the metadata was lost: restore it from a backup, or check cluster.store. Without "
             "a backup, `liftlog cluster init -c FILE --again` makes the nodes store the metadata "
@@ -422,8 +422,8 @@ def another_cluster(found: str, own: str) -> ConfigError:
         f"the metadata store is that of cluster {found}, and the data directory belongs to cluster "
         f"{own}",
         hint="check cluster.store, cluster.name and nats.servers. If they are right, the store was "
-        "lost and `liftlog cluster init` has made another one: `liftlog cluster init -c FILE "
-        "--again` makes that the store of this cluster",
+        "lost and `liftlog cluster init` has created a new store: `liftlog cluster init -c FILE "
+        "--again` assigns the new store to this cluster",
     )
 
 

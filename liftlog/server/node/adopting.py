@@ -75,7 +75,7 @@ async def adopt(settings: Settings, cluster: ClusterSettings) -> list[Adopted]:
         if others:
             raise ConfigError(
                 f"cluster {cluster.name} has nodes already: {', '.join(sorted(others))}",
-                hint="only the first node brings all its streams. Start this one with an empty "
+                hint="only the first node brings all its streams. Start this node with an empty "
                 "data_dir; `liftlog cluster adopt` adds single streams of a backup",
             )
         return await _adopt(settings, cluster, store, data_dir, states, None)
@@ -98,8 +98,8 @@ async def adopt_more(
         if read_node_file(data_dir.environment.fs, data_dir.path) is None:
             raise ConfigError(
                 f"the data directory {data_dir.path} belongs to no node of a cluster yet",
-                hint="start the node once with it; the first node of a new cluster brings all its "
-                "streams with `liftlog cluster init -c FILE --adopt`",
+                hint="start the node once with this directory; the first node of a new cluster "
+                "brings all its streams with `liftlog cluster init -c FILE --adopt`",
             )
         return await _adopt(settings, cluster, store, data_dir, states, names)
 
@@ -149,7 +149,7 @@ async def _adopt(
         if missing := sorted(set(names) - set(there)):
             raise StreamNotFound(
                 f"the data directory {data_dir.path} has no stream {missing[0]}",
-                hint="`liftlog backup restore BACKUP DATA_DIR --stream NAME --add` adds one",
+                hint="`liftlog backup restore BACKUP DATA_DIR --stream NAME --add` adds a stream",
             )
         free = [one for one in there if not await asyncio.to_thread(_is_replica, data_dir, one)]
         there = [one for one in there if one in names] if names else free
@@ -179,13 +179,13 @@ def _check_free(
         if not (is_same and record.members == (member.name,)):
             raise Conflict(
                 f"the cluster has a stream {name} on {', '.join(record.replicas)}",
-                hint="`liftlog stream delete` removes it there, if this one is to take its place; "
-                "or move the directory of this one away",
+                hint="to replace that stream by the local one, run `liftlog stream delete` first; "
+                "or move the local directory away",
             )
     if record is not None and manifest.incarnation in record.former:
         raise Conflict(
             f"the cluster has deleted this stream {name}, and had another one of the name since",
-            hint="an hour after the other one is deleted on every node, it can be adopted",
+            hint="try again an hour after the other stream was deleted on every node",
         )
     if manifest.replicated and data_dir.environment.fs.exists(data_dir.path / KNOWN_RECORDS_NAME):
         raise Conflict(
@@ -211,7 +211,7 @@ async def _adopt_stream(
     if manifest is None:
         raise Conflict(
             f"the directory {path} has no manifest",
-            hint="`liftlog log repair` may find one; or move the directory away",
+            hint="try `liftlog log repair`, or move the directory away",
         )
     present = await mirror.read(name)
     if not _check_free(name, manifest, present, member, data_dir):
@@ -263,7 +263,7 @@ async def _store(mirror: Mirror, copy: StreamMetadata) -> StreamMetadata:
     if (stored.incarnation, stored.members) != (copy.incarnation, copy.replicas):
         raise Conflict(
             f"the cluster has another stream {copy.name}",
-            hint="delete it there, or move the directory of this one away",
+            hint="delete the stream of the cluster, or move the local directory away",
         )
     return stored
 

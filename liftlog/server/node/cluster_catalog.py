@@ -287,7 +287,7 @@ class ClusterCatalog:
         except TimeoutError:
             raise NotEnoughReplicas(
                 f"the other replicas of stream {name} have not stored the change",
-                hint="try again when more of them are in sync; `liftlog cluster status` shows them",
+                hint="try again when more replicas are in sync: see `liftlog cluster status`",
             ) from None
 
 
@@ -300,5 +300,7 @@ def needed_node_of(broker: Broker) -> ReplicatedStreams:
     """Return this daemon as a node. Raises Conflict if the daemon belongs to no cluster."""
     node = node_of(broker)
     if node is None:
-        raise Conflict("this daemon belongs to no cluster", hint="it has no section cluster")
+        raise Conflict(
+            "this daemon belongs to no cluster", hint="its settings have no section cluster"
+        )
     return node

@@ -354,8 +354,8 @@ def _lost(file: NodeFile, data_dir: Path) -> ConfigError:
     return ConfigError(
         f"the data directory {data_dir} belongs to node {file.node} of cluster {file.cluster_id}, "
         "whose metadata store is gone",
-        hint="restore it from a backup; without one, `liftlog cluster init -c FILE --again` makes "
-        "it again for the same cluster. To found another cluster, begin with an empty data_dir",
+        hint="restore the store from a backup; without a backup, `liftlog cluster init -c FILE "
+        "--again` creates a store for the same cluster. For another cluster, use an empty data_dir",
     )
 
 

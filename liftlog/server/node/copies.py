@@ -68,8 +68,8 @@ def check_is_there(data_dir: DataDir, record: StreamMetadata) -> None:
         raise StorageError(
             f"the directory {data_dir.stream_path(record.name)} has disappeared while the daemon "
             "runs",
-            hint="put it back and restart the daemon; without it the stream is fetched from other "
-            "nodes after a restart, and one without other replicas stays without a leader",
+            hint="put the directory back and restart the daemon. Otherwise a restart fetches the "
+            "stream from other nodes; a stream without other replicas stays without a leader",
         )
 
 
@@ -86,7 +86,7 @@ def _remove(data_dir: DataDir, record: StreamMetadata, incarnation: str) -> None
         raise Conflict(
             f"the directory {data_dir.stream_path(record.name)} holds another stream of this name, "
             "of which the metadata do not say that it was deleted",
-            hint="were the metadata set back? Move the directory away if you do not need it",
+            hint="the metadata may be an older copy. If the directory is not needed, move it away",
         )
     data_dir.delete_log(record.name)
     logger.info("replica-removed stream=%s incarnation=%s", record.name, incarnation)
@@ -133,12 +133,12 @@ def _incarnation_of_copy(data_dir: DataDir, name: str) -> str | None:
     if manifest is None:
         raise Conflict(
             f"the directory {path} has no manifest",
-            hint="`liftlog log repair` may find one; or move the directory away",
+            hint="try `liftlog log repair`, or move the directory away",
         )
     if not manifest.replicated:
         raise Conflict(
             f"the directory {path} holds a stream that belonged to no cluster",
-            hint="`liftlog cluster adopt` makes it a stream of the cluster; else move it away: a "
-            "single daemon with another data_dir can read it",
+            hint="`liftlog cluster adopt` adds the stream to the cluster. Or move the directory "
+            "away: a single daemon with another data_dir can read it",
         )
     return manifest.incarnation

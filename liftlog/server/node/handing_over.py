@@ -111,7 +111,7 @@ class Handovers:
         if to not in record.isr or to == self.node:
             raise Conflict(
                 f"node {to} cannot take over stream {name}: in sync are {', '.join(record.isr)}",
-                hint="wait until it has caught up; `liftlog cluster status` shows that",
+                hint="wait until the node is in sync: see `liftlog cluster status`",
             )
         if name in self._giving:
             raise Conflict(f"stream {name} is being handed over already", hint="wait for that")
@@ -368,7 +368,7 @@ class _Giving:
             raise StreamUnavailable(
                 f"stream {name} was not handed over to node {self._to}: "
                 f"{str(error) or f'{step.value} took too long'}",
-                hint="it is led as before; try again",
+                hint="its leader has not changed; try again",
             ) from error
         except asyncio.CancelledError:  # the daemon stops
             self._handovers._spawn(self._undo(is_ending=True))

@@ -101,14 +101,14 @@ class Leadership:
                     "was killed counts as live until its session ends",
                 )
             if to not in directory.live:
-                raise Conflict(f"node {to} is down", hint="start it, or name another one")
+                raise Conflict(f"node {to} is down", hint="start the node, or name another node")
             for node in lost:
                 known = directory.nodes.get(node) if node in directory.live else None
                 has_all = node in record.isr or node in record.eligible
                 if has_all and known is not None and known.start == record.starts.get(node):
                     raise Conflict(
                         f"node {node} is live, and has a complete copy of stream {name}",
-                        hint="it is elected by itself; if its disk is lost, stop that node first",
+                        hint="this node is elected by itself; if its disk is lost, stop it first",
                     )
             return transitions.recover(record, to, lost=lost)
 

@@ -81,7 +81,7 @@ class Moves:
         if node in self._mirror.directory.live:
             raise Conflict(
                 f"node {node} is live",
-                hint="stop its daemon; one that was killed counts as live until its session ends",
+                hint="stop its daemon; a killed daemon counts as live until its session ends",
             )
         if held := self._held(node):
             raise Conflict(
@@ -159,11 +159,11 @@ class Moves:
     def _check_takes(self, node: str) -> None:
         directory = self._mirror.directory
         if node not in directory.live:
-            raise Conflict(f"node {node} is down", hint="start it, or name another one")
+            raise Conflict(f"node {node} is down", hint="start the node, or name another node")
         if directory.nodes[node].draining:
             raise Conflict(
                 f"node {node} is being drained",
-                hint=f"`liftlog cluster undrain {node}` ends that, or name another one",
+                hint=f"`liftlog cluster undrain {node}` ends this, or name another node",
             )
 
     def _check_leavable(self, node: str) -> None:

@@ -57,7 +57,7 @@ class PeerRequests:
         if peer.cluster_id != member.cluster_id:
             raise Conflict(
                 f"this node belongs to cluster {member.cluster_id}, not to {peer.cluster_id}",
-                hint="cluster.advertise of one of the two names the wrong address",
+                hint="one of the two nodes has a wrong address in cluster.advertise",
             )
         if self._peer is None:
             streams.peers.peer_came(peer.node)

@@ -118,7 +118,7 @@ class ServedConsumers:
         if not self.leader.can_commit:
             raise NotEnoughReplicas(
                 f"too few replicas of stream {self.leader.record.name} are in sync",
-                hint="try again when more of them are; `liftlog cluster status` shows them",
+                hint="try again when more replicas are in sync: see `liftlog cluster status`",
             )
 
     def is_written(self, position: int) -> bool:

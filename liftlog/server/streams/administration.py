@@ -185,8 +185,8 @@ class Administration:
         if host.origin == "config" and not all(is_overridable(path) for path, _, _ in found):
             raise Conflict(
                 f"stream {host.name} comes from the configuration file",
-                hint="change it there and restart the daemon; over the API its retention can be "
-                "overridden, and it can be paused or made read-only",
+                hint="change the file and restart the daemon. Over the API you can override the "
+                "retention of the stream, pause the stream, and make it read-only",
             )
 
     async def _adopt(
@@ -318,6 +318,6 @@ def _refuse_large_removal(host: StreamHost, decision: RetentionDecision) -> None
         raise Conflict(
             f"that would remove up to {removal.records:,} records of stream {host.name} at once, "
             "more than a tenth of it",
-            hint="look at it with a dry run, and allow the deletion if it is what you want",
+            hint="check the deletion with a dry run, then allow it",
             removal=removal.to_wire(),
         )

@@ -269,7 +269,7 @@ class StreamMaker:
             # The files appeared after the start; a new stream would overwrite them.
             raise StreamUnavailable(
                 f"there are files of a stream {name} which this daemon has not opened",
-                hint="restart it to serve them, or move them away",
+                hint="restart the daemon to serve the stream, or move the files away",
             )
         metadata, is_single = new_metadata(settings, origin), record is None
         if record is None:

@@ -161,7 +161,7 @@ class ReplicatedChanges:
         except TimeoutError:
             raise NotEnoughReplicas(
                 "the other replicas have not stored the change of the consumer",
-                hint="try again when more of them are in sync; `liftlog cluster status` shows them",
+                hint="try again when more replicas are in sync: see `liftlog cluster status`",
             ) from None
 
     def written(self, position: int) -> asyncio.Future[None]:

@@ -69,7 +69,7 @@ class SocketDoor:
         if acks.identity != found.local.identity:
             raise ConsumerNotFound(
                 f"the consumer {consumer!r} that delivered these messages was deleted",
-                hint="another one has its name; ask it for messages",
+                hint="another consumer has its name now; pull messages from that consumer",
             )
         state = found.machine.state
         offsets, counts = columns_of(acks.runs, state.floor_offset, state.next_offset)
@@ -123,7 +123,7 @@ class SocketDoor:
             raise Conflict(
                 f"the stream {stream!r} has a consumer {consumer!r} with other settings: "
                 + "; ".join(differing),
-                hint="change them (`liftlog consumer edit`), or use the consumer as it is",
+                hint="change the settings (`liftlog consumer edit`), or use the consumer as it is",
             )
         return await described(found), False
 
