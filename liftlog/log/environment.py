@@ -5,6 +5,7 @@ the indexes of sealed segments, and caches of their sketches and subject indexes
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections import OrderedDict
@@ -25,6 +26,7 @@ from liftlog.log.segment.subject_index import SubjectIndex, read_subject_index
 logger = logging.getLogger("liftlog.log")
 
 
+_NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 _BOOTTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
@@ -88,14 +90,20 @@ class FilePool:
             self._shrink()
             return pooled
 
-    def acquire_open(self, path: Path) -> PooledFile | None:
-        """Like `acquire`, but return None if the file is not open yet. Does not wait for a disk."""
-        with self._lock:
+    def read_now(self, path: Path, buffer: bytearray, position: int) -> bool:
+        """Fill the buffer from `position` of a file that is open and in memory. Returns False if
+        that would wait for a disk, also if another thread opens a file. Raises OSError."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
             pooled = self._files.get(path)
-            if pooled is not None:
-                self._files.move_to_end(path)
-                pooled.holders += 1
-            return pooled
+            if pooled is None:
+                return False
+            self._files.move_to_end(path)
+            read = os.preadv(pooled.file.fileno(), [buffer], position, _NOWAIT)
+            return read == len(buffer)
+        finally:
+            self._lock.release()
 
     def release(self, pooled: PooledFile) -> None:
         with self._lock:

@@ -6,21 +6,22 @@ not in the page cache) is left to `reading.py`, which threads call, and which re
 
 from __future__ import annotations
 
-import os
 from bisect import bisect_right
 
 from liftlog.errors import CorruptBatch, UnsupportedFormat
-from liftlog.log.environment import LogEnvironment, PooledFile
+from liftlog.log.environment import FilePool, LogEnvironment
 from liftlog.log.segment.index import IndexEntry, SparseIndex
 from liftlog.log.segment.segment import Segment
 from liftlog.log.state import ReadView
+from liftlog.records.codecs import raw_length
 from liftlog.records.decode import Record, decode_batch
 from liftlog.records.header import parse_header
 from liftlog.records.place import Place
 
 _MOST_BYTES = 256 * 1024
-"""Maximum number of bytes to read and check for one record."""
-_NOWAIT = getattr(os, "RWF_NOWAIT", 0)
+"""Maximum number of bytes to read and check for one record, and to decompress."""
+_START_BYTES = 72
+"""Size of the start of a batch that contains its length without compression."""
 
 
 def read_one_now(view: ReadView, environment: LogEnvironment, offset: int) -> Record | None:
@@ -36,19 +37,14 @@ def read_one_now(view: ReadView, environment: LogEnvironment, offset: int) -> Re
         return None
     if view.manifest.quarantined and view.damaged(segment):
         return None
-    pooled = environment.pool.acquire_open(segment.path)
-    if pooled is None:
-        return None
     try:
-        return _read(pooled, index, segment, end, view, offset)
+        return _read(environment.pool, index, segment, end, view, offset)
     except (CorruptBatch, UnsupportedFormat, OSError):
         return None
-    finally:
-        environment.pool.release(pooled)
 
 
 def _read(
-    pooled: PooledFile,
+    pool: FilePool,
     index: SparseIndex,
     segment: Segment,
     end: IndexEntry,
@@ -63,7 +59,7 @@ def _read(
     if not 0 < length <= _MOST_BYTES:
         return None
     body = bytearray(length)
-    if os.preadv(pooled.file.fileno(), [body], start.position, _NOWAIT) != length:
+    if not pool.read_now(segment.path, body, start.position):
         return None
     place = Place(start.offset, stop.offset, epochs=view.manifest.epochs)
     position = 0
@@ -72,6 +68,8 @@ def _read(
         if not place.accept(header):
             return None
         if header.next_offset > offset:
+            if raw_length(bytes(body[position : position + _START_BYTES]), header) > _MOST_BYTES:
+                return None
             return decode_batch(body, position).record_at(offset)
         position += header.length
     return None

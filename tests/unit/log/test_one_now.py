@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from support.disks.page_cache import need_nowait
 from support.disks.stored_logs import FIRST_SEGMENT, StoredLog, flip
 
 from liftlog.errors import LiftlogError
-from liftlog.log.read import one_now
+from liftlog.log import environment
 from liftlog.log.read.one_now import read_one_now
 from liftlog.records.decode import Record
 from liftlog.server.reading.one_record import read_record
@@ -94,5 +96,44 @@ def test_bytes_that_are_not_in_the_page_cache_are_not_waited_for(
         assert arguments[3] == os.RWF_NOWAIT
         raise BlockingIOError
 
-    monkeypatch.setattr(one_now.os, "preadv", preadv)
+    monkeypatch.setattr(environment.os, "preadv", preadv)
     assert now(stored, 1) is None
+
+
+def test_a_file_that_another_thread_opens_is_not_waited_for(
+    stored: StoredLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk may stall."""
+    read_record(stored.log, 1)
+    pool, opens, goes_on = stored.environment.pool, threading.Event(), threading.Event()
+
+    def stalled(*_: object, **__: object) -> object:
+        opens.set()
+        assert goes_on.wait(20)
+        raise FileNotFoundError
+
+    def acquire() -> None:
+        with pytest.raises(FileNotFoundError):
+            pool.acquire(stored.directory / "other.log")
+
+    monkeypatch.setattr(stored.environment.fs, "open", stalled)
+    with ThreadPoolExecutor(2) as threads:
+        other = threads.submit(acquire)
+        assert opens.wait(20)
+        reading = threads.submit(now, stored, 1)
+        try:
+            assert reading.result(5) is None
+        finally:
+            goes_on.set()
+        other.result(20)
+    assert now(stored, 1) is not None
+
+
+def test_a_batch_that_is_large_without_compression_is_left_to_threads(stored: StoredLog) -> None:
+    offset = stored.log.log_end_offset
+    stored.append([bytes(2**20)], compression="zstd")
+    stored.append([b"small"], compression="zstd")
+    for one in (offset, offset + 1):
+        read_record(stored.log, one)
+    assert now(stored, offset) is None
+    assert now(stored, offset + 1) is not None
