@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from support.clients.raw_nats import RawNats
 from support.daemons.daemon import Daemon
 from support.daemons.nats_server import NatsServer
+from support.daemons.processes import cpu_seconds
 from support.repository import REPOSITORY
 
 from . import report
@@ -176,8 +177,9 @@ class Restarted(ABC):
         """Create the streams and store their records."""
 
     @abstractmethod
-    def first_ack_seconds(self, content: Content) -> float:
-        """Stop the server, start it, and publish until an ack arrives; the time since the start."""
+    def first_ack_seconds(self, content: Content) -> tuple[float, float]:
+        """Stop the server, start it, and publish until an ack arrives. Returns the time since the
+        start, and the processor time of the server until then."""
 
     @abstractmethod
     def close(self) -> None: ...
@@ -196,7 +198,7 @@ class OurRestart(Restarted):
     def fill(self, content: Content) -> None:
         fill(self._nats.port, content)
 
-    def first_ack_seconds(self, content: Content) -> float:
+    def first_ack_seconds(self, content: Content) -> tuple[float, float]:
         if content.is_killed:
             self._daemon.kill()
         else:
@@ -206,8 +208,9 @@ class OurRestart(Restarted):
             began = time.monotonic()
             self._daemon.spawn()
             took = until_acked(client) - began
+            spent = self._daemon.cpu_seconds
         self._daemon.wait_ready(_PATIENCE_SECONDS)
-        return took
+        return took, spent
 
     def close(self) -> None:
         self._daemon.kill()
@@ -228,7 +231,7 @@ class TheirRestart(Restarted):
     def fill(self, content: Content) -> None:
         fill(self._nats.port, content)
 
-    def first_ack_seconds(self, content: Content) -> float:
+    def first_ack_seconds(self, content: Content) -> tuple[float, float]:
         if content.is_killed:
             self._nats.kill()
         else:
@@ -237,7 +240,8 @@ class TheirRestart(Restarted):
         began = time.monotonic()
         self._nats.start()  # it greets no connection before its streams are recovered
         with RawNats(self._nats.port) as client:
-            return until_acked(client) - began
+            took = until_acked(client) - began
+            return took, cpu_seconds(self._nats.pid)
 
     def close(self) -> None:
         self._nats.kill()
@@ -290,9 +294,13 @@ def measure_restarts(
         for number in range(rounds):
             order = list(made) if number % 2 == 0 else list(made)[::-1]
             for who in order:
-                seconds = made[who].first_ack_seconds(content)
+                seconds, spent = made[who].first_ack_seconds(content)
                 measured.add(who, key, seconds)
-                progress.say(f"{key}: round {number + 1}/{rounds} {who} {seconds * 1000:.0f} ms")
+                measured.add(who, f"{key}-cpu", spent)
+                progress.say(
+                    f"{key}: round {number + 1}/{rounds} {who} {seconds * 1000:.0f} ms, "
+                    f"{spent * 1000:.0f} ms of processor time"
+                )
     finally:
         for one in made.values():
             one.close()
@@ -362,4 +370,6 @@ def _samples(measured: Measurements, row: Row) -> str:
         parts.append(f"{who} " + "/".join(f"{one:.3g}" for one in shown))
         if measured.has((who, f"{what}-wall")):
             parts.append(f"in all {measured.median((who, f'{what}-wall')):.0f} ms")
+        if measured.has((who, f"{what}-cpu")):
+            parts.append(f"processor {measured.median((who, f'{what}-cpu')):.3g} s")
     return ", ".join(parts)
