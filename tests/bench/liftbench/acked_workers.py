@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import select
@@ -15,12 +16,13 @@ from support.clients.client_publishers import Program
 from support.clients.raw_nats import RawNats
 from support.daemons.daemon import Daemon
 
-from liftlog.client import connect
+from liftlog.client import WorkBatch, connect
 
 from .acked_sides import PATIENCE_SECONDS, PAYLOAD, Side
 
 _ACK = re.compile(rb"\$JS\.ACK\.\S+")
 _BATCH, _BUSY_BATCH = 500, 100
+_ACKS_AT_ONCE = 8
 
 
 def drain(
@@ -182,18 +184,26 @@ async def fetch_in_python(side: Side, stream: str, name: str, count: int) -> flo
 
 
 async def work_on_socket(side: Side, stream: str, name: str, count: int) -> float:
-    """Receive messages over the pull socket, and wait for the confirmation of the ack of each
-    batch. Returns the seconds."""
+    """Receive messages over the pull socket, and ack each batch. Some acks may wait for their
+    confirmations at the same time. Returns the seconds until all are confirmed."""
     daemon = side.server
     assert isinstance(daemon, Daemon)
     async with await connect(daemon.pull_address) as client:
         async with client.worker(stream, name, batch=_BATCH, create=False) as worker:
             began, got = time.perf_counter(), 0
-            async for batch in worker:
+            free = asyncio.Semaphore(_ACKS_AT_ONCE)
+
+            async def ack(batch: WorkBatch) -> None:
                 await worker.ack(batch)
-                got += len(batch)
-                if got >= count:
-                    break
+                free.release()
+
+            async with asyncio.TaskGroup() as acks:
+                async for batch in worker:
+                    await free.acquire()
+                    acks.create_task(ack(batch))
+                    got += len(batch)
+                    if got >= count:
+                        break
             return time.perf_counter() - began
 
 
