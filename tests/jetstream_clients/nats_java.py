@@ -38,7 +38,9 @@ _WAIT = "\n    {\n        JetStreamClients.await(getNatsPort());\n    }\n"
 
 class NatsJava(Suite):
     name, version, source = "nats.java", "2.26.2", "Maven Central"
-    seconds = 600.0  # one test publishes 102,000 messages one by one, another creates 1,400 streams
+    seconds = (
+        1200.0  # one test publishes 102,000 messages one by one, another creates 1,400 streams
+    )
     outside: ClassVar[Mapping[str, str]] = {
         PLACES: "testPrefix$|testWithAccount$|Domain",
     }

@@ -139,8 +139,12 @@ def _kept(name: str) -> Path:
 
 
 def present_revision() -> str:
-    said = run(["git", "describe", "--always", "--dirty", "--abbrev=12"], cwd=REPOSITORY)
-    return said.stdout.strip()
+    """Of the tree; `-dirty` if a file differs that may change what comes out."""
+    said = run(["git", "describe", "--always", "--abbrev=12"], cwd=REPOSITORY)
+    others = [f":!{path.relative_to(REPOSITORY)}" for path in (PAGE, RESULTS)]
+    status = ["git", "status", "--porcelain", "--untracked-files=no", "--", ".", *others]
+    is_dirty = bool(run(status, cwd=REPOSITORY).stdout)
+    return said.stdout.strip() + ("-dirty" if is_dirty else "")
 
 
 def results() -> list[Result]:
