@@ -105,7 +105,7 @@ class Undo:
     drop: bool
     """True if the taker must unsubscribe and drop the messages that it holds."""
     subscribe: bool
-    """True if the giver must subscribe again if it still leads."""
+    """True if the giver must subscribe again, unless it no longer leads."""
     loss: str
     """Reason why messages without a reply subject may be missing; empty if no message can be
     missing."""

@@ -308,7 +308,7 @@ class HttpSettings(SettingsModel):
 class AclSettings(SettingsModel):
     file: FilePath | None = Field(
         default=None,
-        description="ACL file. If set, the daemon denies all requests that it does not allow.",
+        description="ACL file. If set, the daemon denies requests that the file does not allow.",
     )
 
 

@@ -60,7 +60,7 @@ class Content:
     unsynced_losses: set[int] = field(default_factory=set)
     """First offsets of the lost ranges whose records had not been synced."""
     losses: list[int] = field(default_factory=list)
-    """First offsets of all other lost ranges."""
+    """First offsets of the lost ranges whose records may have been synced."""
     synced_below: int = 0
     """According to later records, all records below this offset had been synced."""
 

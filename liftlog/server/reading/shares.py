@@ -22,7 +22,8 @@ _MOST_SHARES = 1024
 """Maximum number of shares for one log and number of slots; enough for members with one slot
 each."""
 _MOST_OF_ALL = 8192
-"""Maximum number of shares of all logs. A share takes at most half a kilobyte, for any slots."""
+"""Maximum number of shares of all logs. A share takes at most half a kilobyte, however many slots
+it has."""
 _KEPT_SECONDS = 10.0
 """Time in seconds. A share that was not requested for this time is removed, because members send
 requests more often."""

@@ -58,8 +58,8 @@ class PullRequests:
 
     def __init__(self, most: int, waiting: Part, to: Deliveries, leaf: LeafLink) -> None:
         """Limit the number of waiting requests to `most`. `waiting` is this consumer's part of the
-        requests that wait on all consumers. `leaf` determines whether a reply subject has a
-        subscriber."""
+        limit on the waiting requests of all consumers. `leaf` determines whether a reply subject
+        has a subscriber."""
         self._most = most
         self._part = waiting
         self._to = to
