@@ -111,8 +111,8 @@ class PublishRefused(PublishFailed):
 
 
 class PublishUnknown(PublishFailed):
-    """The outcome is unknown: the message may be stored or not, because no arrived answer decides
-    this.
+    """The outcome is unknown: the message may be stored or not, because the publisher received no
+    answer that decides this.
 
     Publish the message again with the same `message_id` while the stream's dedupe window lasts. Or
     search for the message in the stream: records keep their message id in the header `Nats-Msg-Id`.

@@ -195,8 +195,9 @@ _CLIENT_METHODS = {
 
 
 def client_seam_problem() -> str | None:
-    """Return the reason why even raw messages cannot be taken from the installed nats-py; None if
-    this works. Both ways use the transport and the error handling of this package."""
+    """Return the reason why the daemon cannot take raw messages from the installed nats-py; None if
+    it can. Raw messages need the same transport and error handling of this package as the batch
+    parser."""
     client = Client()
     for name in _CLIENT_ATTRIBUTES:
         if not hasattr(client, name):
