@@ -160,7 +160,7 @@ def _again(
     record: StreamMetadata, stored: StreamMetadata | None, heard: Mapping[str, Known | None]
 ) -> StreamMetadata:
     """Return the record with a higher version and epoch than any node has received, because nodes
-    may have acted on the record `stored` in the store in the meantime."""
+    may have acted on the stored record (`stored`) in the meantime."""
     known = [one for one in heard.values() if one is not None]
     same = [one for one in known if one.record.incarnation == record.incarnation]
     seen = [one.record for one in same]

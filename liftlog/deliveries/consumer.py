@@ -253,7 +253,7 @@ class Consumer:
 
     def due_ns(self) -> int | None:
         """Return the time at which `tick` must be called next; None if never. The time can be too
-        early: a progress ack, for example, does not change it."""
+        early, because a progress ack, for example, does not change this time."""
         times = [self.state.pending.due_ns()]
         event = self._pulls.next_event_ns()
         if event is not None:

@@ -54,8 +54,8 @@ class Background(Generic[Result]):
 
 
 class BackgroundRouter:
-    """Provides connections for work in the background: the client's own connections, which all its
-    tasks share."""
+    """Provides connections for work in the background: the client's own connections, which all
+    tasks of the client share."""
 
     def __init__(self, session: Router) -> None:
         self._session = session

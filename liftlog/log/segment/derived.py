@@ -4,7 +4,7 @@ checksums.
 
 Each file begins with its kind and version, and with fields that identify its segment:
 
-0  4  kind
+     0  4  kind
      4  4  version                        u32
     12  4  CRC-32C of the log's lineage, followed by "/" and the segment's generation if not 0
     16  8  size of the segment in bytes   u64

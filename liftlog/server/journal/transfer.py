@@ -2,7 +2,7 @@
 
 A body is a sequence of changes, each with a header; `docs/reference/protocol.md` is normative:
 
-0   1  kind, as in the journal
+     0   1  kind, as in the journal
      1   1  flags: 1 continues the change before it (deltas after a snapshot)
      2   2  name_bytes      u16
      4   4  settings_bytes  u32
