@@ -310,7 +310,7 @@ def _take_missed(request: Request, consumer: AckedConsumer | None) -> None:
     pull, held_ns = request_of(request.payload), round((time.monotonic() - began) * 1e9)
     if isinstance(pull, Pull) and consumer is not None:
         began_ns = time.time_ns() - held_ns
-        if consumer.was_read(request.reply, pull.expires_ns, began_ns):
+        if consumer.pulls.was_read(request.reply, pull.expires_ns, began_ns):
             return
     if isinstance(pull, Pull) and pull.expires_ns:
         left = pull.expires_ns - held_ns

@@ -37,9 +37,9 @@ async def test_a_pull_that_waited_at_the_former_leader_is_not_taken_twice(tmp_pa
         await killed(world)
     async with acked_world(tmp_path) as world:
         consumer = loaded(world)
-        assert not consumer.was_read(b"_INBOX.b", HOUR_NS, began_ns), "another client"
-        assert not consumer.was_read(INBOX, HOUR_NS // 2, began_ns), "another pull"
-        assert [consumer.was_read(INBOX, HOUR_NS, began_ns) for _ in range(3)] == [
+        assert not consumer.pulls.was_read(b"_INBOX.b", HOUR_NS, began_ns), "another client"
+        assert not consumer.pulls.was_read(INBOX, HOUR_NS // 2, began_ns), "another pull"
+        assert [consumer.pulls.was_read(INBOX, HOUR_NS, began_ns) for _ in range(3)] == [
             True,
             True,
             False,
@@ -59,5 +59,5 @@ async def test_a_pull_that_the_former_leader_has_served_is_not_served_again(
     later_ns = time.time_ns()
     async with acked_world(tmp_path) as world:
         consumer = loaded(world)
-        assert consumer.was_read(INBOX, HOUR_NS, began_ns)
-        assert not consumer.was_read(INBOX, HOUR_NS, later_ns), "nobody has read it"
+        assert consumer.pulls.was_read(INBOX, HOUR_NS, began_ns)
+        assert not consumer.pulls.was_read(INBOX, HOUR_NS, later_ns), "nobody has read it"

@@ -94,8 +94,7 @@ class AckedConsumer:
         self._shared = shared
         self._position = 0
         """Position of the consumer's last change in the journal."""
-        self._pulls = pulls
-        self.was_read = pulls.was_read
+        self.pulls = pulls
         self._answers: list[bytes] = []
         self._buffer = Buffer(cursor.next_offset, replay=Replay() if spec.is_replayed else None)
         self._idle = asyncio.Event()
@@ -120,13 +119,13 @@ class AckedConsumer:
             self._refuse(reply, b"403 Permissions Violation")
             return
         request = pull_of(pull, reply, self.spec.settings)
-        if not self._pulls.add(request, len(self.machine.state.pulls)):
+        if not self.pulls.add(request, len(self.machine.state.pulls)):
             # As in JetStream: a client with heartbeats notices that they are missing.
             if not request.heartbeat_ns:
                 self._refuse(reply, b"409 Exceeded MaxWaiting")
             return
         if not self._shared.interest.has_now(reply, self):
-            self._pulls.has_no_subscriber(reply, self._active_ns)
+            self.pulls.has_no_subscriber(reply, self._active_ns)
         self._tally.arrived(1)
         self._shared.rounds.ready(self)
 
@@ -189,14 +188,14 @@ class AckedConsumer:
         self.wake()
 
     def take_over(self) -> None:
-        self._pulls.take_over(self.machine.state)
+        self.pulls.take_over(self.machine.state)
         self.machine.take_over(self._shared.clock.now_ns())
         self._shared.rounds.ready(self)
 
     def end(self, why: Ending, *, is_stored: bool = True) -> None:
         """End all pulls and stop. With `is_stored`, store the last changes."""
         if not self.is_closed:
-            self._pulls.pass_on(self.machine, self._cursor.left, self._shared.clock.now_ns())
+            self.pulls.pass_on(self.machine, self._cursor.left, self._shared.clock.now_ns())
             self.machine.end_pulls(why)
             # While the consumer is held, the journal has a state that does not match this delta.
             self._end_turn({}, is_stored=is_stored and not self.is_held)
@@ -211,7 +210,7 @@ class AckedConsumer:
         self._shared.growth.leave(self, self.host)
         self._cursor.close()
         self._composer.flow.close()
-        self._pulls.close()
+        self.pulls.close()
         self._tally.close()
 
     # --- its turn ---
@@ -221,7 +220,7 @@ class AckedConsumer:
             return
         machine = self.machine
         self._skip()
-        self._pulls.grow_older(now_ns)
+        self.pulls.grow_older(now_ns)
         self._buffer.tick(now_ns)
         self._take_pulls(now_ns)
         self.local.pull(machine, now_ns)
@@ -242,7 +241,7 @@ class AckedConsumer:
     def active_ns(self) -> int:
         """Return the time at which clients last used the consumer, or could not reach it."""
         leaf, to = self._shared.leaf, self.spec.deliver_subject.encode()
-        is_in_use = self._pulls.queue or self.machine.state.pulls or self.local.is_waiting
+        is_in_use = self.pulls.queue or self.machine.state.pulls or self.local.is_waiting
         is_out = not (leaf.connected or self.local.is_used)
         if is_in_use or is_out or (to and leaf.has_interest(to)):
             self._active_ns = self._shared.clock.now_ns()
@@ -252,7 +251,7 @@ class AckedConsumer:
     def due_ns(self) -> int | None:
         if self.is_closed or self.is_held:
             return None
-        dues = (self.machine.due_ns(), self._pulls.due_ns(), self._buffer.due_ns)
+        dues = (self.machine.due_ns(), self.pulls.due_ns(), self._buffer.due_ns)
         times = [due for due in dues if due is not None]
         if self._retry_ns:
             times.append(self._retry_ns)
@@ -267,7 +266,7 @@ class AckedConsumer:
         self._shared.on_failure(self)
 
     def _take_pulls(self, now_ns: int) -> None:
-        queue = self._pulls.queue
+        queue = self.pulls.queue
         while queue:
             if queue[0].no_wait and not self._cursor.is_counted:
                 if now_ns >= self._retry_ns:
@@ -294,7 +293,7 @@ class AckedConsumer:
         if self.spec.deliver_subject:
             self._open_window(now_ns)
             return True
-        return self._pulls.drop_dead(self.machine, leaf.has_interest, is_connected=leaf.connected)
+        return self.pulls.drop_dead(self.machine, leaf.has_interest, is_connected=leaf.connected)
 
     def _open_window(self, now_ns: int) -> None:
         subject = self.spec.deliver_subject.encode()
@@ -455,7 +454,7 @@ class AckedConsumer:
             self.changes.after_synced(self._position, self._composer.answers(self._answers))
             self._answers.clear()
         self._tally.turn_ended(self.machine.state.pending.total)
-        self._pulls.turn_ended(len(self.machine.state.pulls))
+        self.pulls.turn_ended(len(self.machine.state.pulls))
 
     # --- what is shown and stored ---
 
