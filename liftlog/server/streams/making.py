@@ -148,9 +148,7 @@ class StreamMaker:
     ) -> None:
         try:
             found, sequencer = await loading
-            host = await self.host(
-                name, found.settings, found.log, found.origin, found.overrides, sequencer=sequencer
-            )
+            host = await self._host_of(found, sequencer)
         except LiftlogError as error:
             self._leave_alone(name, error)
             return
@@ -206,14 +204,27 @@ class StreamMaker:
 
         return await asyncio.to_thread(load)
 
+    async def _host_of(self, found: LoadedStream, sequencer: Sequencer) -> StreamHost:
+        log = found.log
+        try:
+            return await self.host(
+                log.name, found.settings, log, found.origin, found.overrides, sequencer=sequencer
+            )
+        except Exception:
+            await self._close_unserved(log)
+            raise
+
     async def _drop(self, loading: asyncio.Task[tuple[LoadedStream, Sequencer]]) -> None:
         """Close a log that was opened ahead and is not served."""
         try:
             found, _ = await loading
         except Exception:  # the start ends anyway, for another reason  # noqa: BLE001
             return
-        state = await asyncio.to_thread(found.log.close)
-        self._data_dir.keep_clean(found.log.name, state)
+        await self._close_unserved(found.log)
+
+    async def _close_unserved(self, log: Log) -> None:
+        state = await asyncio.to_thread(log.close)
+        self._data_dir.keep_clean(log.name, state)
 
     async def _refuse_large_deletion(self, log: Log, settings: StreamSettings) -> None:
         if await asyncio.to_thread(removes_too_much, log, settings, self._now_ns()):

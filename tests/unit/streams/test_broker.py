@@ -386,3 +386,22 @@ async def test_a_refused_creation_loses_nothing_that_was_acked(
     )
     assert [one.subjects for one in link.wanted] == [("granted", "secret")] * len(payloads)
     await broker.close()
+
+
+async def test_a_stream_that_cannot_be_served_after_its_log_was_opened_is_closed(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("bad", "good"):
+        await running.broker.create_stream(name, {"subject": name})
+        await running.publish(name, b"1")
+
+    def make_host(name: str, *arguments: Any, **named: Any) -> StreamHost:
+        if name == "bad":
+            raise RuntimeError("it failed on purpose")
+        return StreamHost(name, *arguments, **named)
+
+    monkeypatch.setattr(making, "StreamHost", make_host)
+    again = await restarted(running)
+    assert [*again.broker.broken] == ["bad"]
+    await again.broker.close()
+    assert set(read_states(again.fs, again.data_dir.path, CLEAN_NAME)) == {"bad", "good"}
