@@ -242,7 +242,7 @@ class Job(NamedTuple):
 
     async def _publish(self, timeout: float, results: _Results) -> None:
         """Keep many messages in flight, print results in the order of sending, and stop after a
-        final one."""
+        result that ends the command."""
         publisher = await self._open(timeout)
         asked: asyncio.Queue[asyncio.Future[Published] | None] = asyncio.Queue()
         sender = asyncio.create_task(self._submit(publisher, asked, results))

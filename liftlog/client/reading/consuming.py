@@ -6,9 +6,9 @@ last processed record. So if the consumer ends while it processes a record, this
 again.
 
 With `exclusive` every commit contains the offset that it expects to be stored. If the answer to a
-commit was lost, the commit may have taken effect, so the consumer remembers its offset. If the
-daemon then refuses the next commit because exactly this offset is stored, the earlier commit has
-taken effect.
+commit was lost, the commit may have taken effect, so the consumer remembers the offset of this
+commit. If the daemon then refuses the next commit because exactly this offset is stored, the
+earlier commit has taken effect.
 """
 
 from __future__ import annotations
