@@ -11,9 +11,16 @@ from acl.policy import Policy
 from liftlog.errors import LiftlogError
 from liftlog.sequencing.destinations import Destinations
 from liftlog.server.ingest.nats_link import NatsLink
-from liftlog.server.jetstream_api.answers import JetStreamError
+from liftlog.server.jetstream_api.answers import JetStreamError, refusal, too_many_requests
 from liftlog.server.jetstream_api.fields import MAX_REQUEST_BYTES
-from liftlog.server.jetstream_api.methods import ANSWERED, Method, NoDestination, Parts, Request
+from liftlog.server.jetstream_api.methods import (
+    ANSWERED,
+    TOO_MANY,
+    Method,
+    NoDestination,
+    Parts,
+    Request,
+)
 from liftlog.server.jetstream_api.waiting import Message
 
 MAX_UNSENT_BYTES = 64 * 1024
@@ -23,12 +30,13 @@ class ImmediateAnswers:
     """Belongs to the event loop."""
 
     def __init__(self, parts: Parts, link: NatsLink, put_back: Callable[[Message], bool]) -> None:
-        """`put_back` receives a request whose answer was not sent; it must be answered again."""
+        """`put_back` receives a request whose answer was not sent; it must be answered again.
+        Returns False if too many requests wait already."""
         self._parts = parts
         self._link = link
         self._put_back = put_back
         self._texts: list[bytes] = []
-        self._messages: list[Message] = []
+        self._asked: list[tuple[Message, Method]] = []
         self._size_bytes = 0
         self._rules: tuple[Destinations, Policy | None] | None = None
         """The rules by which the destinations of `_texts` were chosen."""
@@ -50,7 +58,7 @@ class ImmediateAnswers:
             return False
         if text is None:
             return False
-        self._add(text, message)
+        self._add(text, message, method)
         self._parts.counters.answered(method.name, ANSWERED, time.monotonic() - arrived)
         return True
 
@@ -58,7 +66,7 @@ class ImmediateAnswers:
         link = self._link
         return link.connected and link.unsent_bytes + self._size_bytes < MAX_UNSENT_BYTES
 
-    def _add(self, text: bytes, message: Message) -> None:
+    def _add(self, text: bytes, message: Message, method: Method) -> None:
         rules = self._present_rules()
         if self._texts and rules != self._rules:
             self._flush()
@@ -66,7 +74,7 @@ class ImmediateAnswers:
             self._rules = rules
             asyncio.get_running_loop().call_soon(self._flush)
         self._texts.append(text)
-        self._messages.append(message)
+        self._asked.append((message, method))
         self._size_bytes += len(text)
 
     def _present_rules(self) -> tuple[Destinations, Policy | None]:
@@ -76,12 +84,19 @@ class ImmediateAnswers:
         """Send the answers. If streams or permissions have changed since an answer was composed,
         its destination may be forbidden by now, so its request is answered again."""
         texts, self._texts = self._texts, []
-        messages, self._messages = self._messages, []
+        asked, self._asked = self._asked, []
         self._size_bytes = 0
         if not texts:  # already sent
             return
         if self._rules == self._present_rules():
             self._link.send(b"".join(texts))
             return
-        for message in messages:
-            self._put_back(message)
+        for message, method in asked:
+            if not self._put_back(message):
+                self._refuse(message, method)
+
+    def _refuse(self, message: Message, method: Method) -> None:
+        self._parts.counters.requests[method.name, TOO_MANY] += 1
+        target = self._parts.broker.destinations.for_answer(message[1])
+        if target is not None:
+            self._link.send(refusal(target, method.kind, too_many_requests()))

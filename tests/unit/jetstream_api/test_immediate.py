@@ -10,7 +10,13 @@ import pytest
 
 from liftlog.errors import NotLeader
 from liftlog.server.jetstream_api.immediate import MAX_UNSENT_BYTES, ImmediateAnswers
-from liftlog.server.jetstream_api.methods import ApiCounters, Method, NoDestination, never
+from liftlog.server.jetstream_api.methods import (
+    TOO_MANY,
+    ApiCounters,
+    Method,
+    NoDestination,
+    never,
+)
 from liftlog.server.jetstream_api.waiting import Message
 
 
@@ -27,11 +33,12 @@ class Site:
         self.gate = SimpleNamespace(policy=None)
         self.counters = ApiCounters()
         self.put_back: list[Message] = []
+        self.is_full = False
         self.answers = ImmediateAnswers(cast(Any, self), cast(Any, self.link), self._put_back)
 
     def _put_back(self, message: Message) -> bool:
         self.put_back.append(message)
-        return True
+        return not self.is_full
 
     def ask(self, number: int, **changes: Any) -> bool:
         return self.answers.answer(message(number), method(**changes), ("s",))
@@ -71,6 +78,18 @@ async def test_rules_that_change_before_the_write_count(rules: str) -> None:
     await asyncio.sleep(0)
     assert site.sent == []
     assert site.put_back == [message(0)]
+
+
+async def test_a_request_that_finds_no_place_again_is_refused() -> None:
+    site = Site()
+    assert site.ask(0)
+    site.is_full = True
+    site.broker.destinations = SimpleNamespace(for_answer=lambda reply: reply)
+    await asyncio.sleep(0)
+    [refused] = site.sent
+    assert refused.startswith(b"PUB _INBOX.a.0 ")
+    assert b'"code":429' in refused.replace(b" ", b"")
+    assert site.counters.requests["X", TOO_MANY] == 1
 
 
 async def test_an_answer_by_new_rules_does_not_save_the_old_ones() -> None:
