@@ -53,7 +53,7 @@ class LateHttp:
 
     async def _start(self, port: HttpPort) -> None:
         await wait_at_most(self._wanted.wait(), LATEST_SECONDS)
-        await asyncio.to_thread(_import_http)
+        await asyncio.to_thread(import_http)
         self._server = self._make()
         await self._server.serve(port)
 
@@ -84,7 +84,7 @@ async def wait_for_nats(link: NatsLink) -> None:
         link.on_connected.remove(subscribed.set)
 
 
-def _import_http() -> None:
+def import_http() -> None:
     with system_certificates_unread():  # only aiohttp's client needs them, not its server
         import liftlog.server.http_port  # noqa: F401
     give_nats_aiohttp()

@@ -447,7 +447,7 @@ def test_what_the_start_of_the_daemon_imports() -> None:
 def test_the_http_port_reads_no_certificates_and_gives_nats_its_aiohttp() -> None:
     code = (
         "import ssl\nfrom liftlog.server import late_parts\nimport nats.aio.transport as theirs\n"
-        "assert theirs.aiohttp is None\nlate_parts._import_http()\n"
+        "assert theirs.aiohttp is None\nlate_parts.import_http()\n"
         "from aiohttp.connector import _SSL_CONTEXT_VERIFIED as context\n"
         "import aiohttp\nassert theirs.aiohttp is aiohttp\n"
         "print(len(context.get_ca_certs()), len(ssl.create_default_context().get_ca_certs()) > 0)"
@@ -473,7 +473,6 @@ def test_what_the_client_imports() -> None:
 def test_each_public_name_of_the_client_can_be_imported() -> None:
     code = (
         "import liftlog.client as client\n"
-        "assert {*client.__all__} == {*client._MODULES}, 'the table names the same'\n"
         "assert {*client.__all__} <= {*dir(client)}\n"
         "for name in client.__all__:\n    assert getattr(client, name).__name__\n"
         "assert not hasattr(client, 'nothing')"
