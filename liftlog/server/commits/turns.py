@@ -166,11 +166,14 @@ class LogTurns:
     def begin_before_commit(self) -> bool:
         """Begin what has to end before the next commit; returns False if nothing has to. Call it
         while messages wait and no job runs."""
-        if self.before_commit is None:
+        before, self.before_commit = self.before_commit, None
+        if before is None:
             return False
-        if not self._waiting:
-            before, self.before_commit = self.before_commit, None
-            before()
+        # It overtakes the calls that wait: otherwise calls that follow each other would keep the
+        # messages waiting.
+        waiting, self._waiting = self._waiting, deque()
+        before()
+        self._waiting.extend(waiting)
         self.begin_exclusive()
         return True
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from support.daemons.local_broker import Running
 
 from liftlog.errors import StorageError
 from liftlog.log.files.manifest import find_manifest
+from liftlog.sequencing import MessageRun
 
 
 def stored(running: Running, name: str) -> tuple[int, list[int]]:
@@ -58,6 +60,28 @@ async def test_the_loss_is_stored_before_the_next_record(running: Running) -> No
     await again.publish("s", b"2")
     await other
     assert ends == [2]
+    assert stored(again, "s")[1] == [2]
+    await again.broker.close()
+
+
+async def test_calls_that_follow_each_other_do_not_keep_the_messages_waiting(
+    running: Running,
+) -> None:
+    await running.broker.create_stream("s", {"subject": "in"})
+    await running.publish("s", b"1")
+    again = await restarted(running)
+    host = again.broker.hosts["s"]
+
+    async def call_again() -> None:
+        while host.log.high_watermark < 3:
+            await host.run_exclusive(lambda: None)
+
+    calls = [asyncio.create_task(call_again()) for _ in range(3)]
+    await asyncio.sleep(0)
+    host.receive(MessageRun([b"in"], [b""], [b"2"], has_cookie=False))
+    host.kick()
+    async with asyncio.timeout(10):
+        await asyncio.gather(*calls)
     assert stored(again, "s")[1] == [2]
     await again.broker.close()
 
