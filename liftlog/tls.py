@@ -155,9 +155,11 @@ def system_certificates_unread() -> Iterator[None]:
     """
     here, load = threading.get_ident(), ssl.SSLContext.load_default_certs
 
-    def load_elsewhere(context: ssl.SSLContext, *purpose: ssl.Purpose) -> None:
+    def load_elsewhere(
+        context: ssl.SSLContext, purpose: ssl.Purpose = ssl.Purpose.SERVER_AUTH
+    ) -> None:
         if threading.get_ident() != here:
-            load(context, *purpose)
+            load(context, purpose)
 
     ssl.SSLContext.load_default_certs = load_elsewhere  # type: ignore[assignment, method-assign]
     try:
