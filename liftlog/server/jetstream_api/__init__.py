@@ -4,6 +4,7 @@ service        receives requests from NATS, limits their number and time, sends 
 waiting        the queue of requests: limited, served in turns, slow requests in their own lane
 held_pulls     pulls that wait for the next leader of their stream
 passed_pulls   pulls that were passed on to a leader that may be frozen
+request_workers  takes requests that wait, and has each answered in its turn
 immediate      answers requests that need no wait, many with one write
 inboxes        identifies the client of a request by its inbox
 pace           limits the share of the event loop that answers use

@@ -63,6 +63,7 @@ from liftlog.server.jetstream_api.own_requests import OwnRequests
 from liftlog.server.jetstream_api.pace import Pace, ReadingPause
 from liftlog.server.jetstream_api.passed_pulls import passed_on_prefix, passed_pulls_of
 from liftlog.server.jetstream_api.presence import Presence
+from liftlog.server.jetstream_api.request_workers import RequestWorkers
 from liftlog.server.jetstream_api.waiting import MAX_OF_PARTY, WORKERS, Message, Waiting
 from liftlog.server.jetstream_api.workers.acked_table import AckedConsumers
 from liftlog.server.jetstream_api.workers.permissions import NatsRights
@@ -76,9 +77,6 @@ from liftlog.server.streams.catalog import Catalog
 logger = logging.getLogger("liftlog.server.jetstream_api")
 
 _PREFIX = PREFIX.encode()
-_STALE_SECONDS = 10.0
-"""Time in seconds. A request that has waited for this time is dropped, because clients time out
-after 5 s."""
 _TAKEOVER_SECONDS = 2.0
 _TAKEOVER_LOOK_SECONDS = 0.02
 _MAX_AT_TAKEOVER = WORKERS // 2
@@ -180,7 +178,15 @@ class JetStreamApi:
             "ages": self._ages.keep(),
             "buckets": self._parts.buckets.keep(),
         }
-        tasks |= {f"{number}": self._work() for number in range(WORKERS)}
+        workers = RequestWorkers(
+            self._waiting,
+            self._pace,
+            self._looked,  # requests wait while a new connection is checked
+            self._handle,
+            self._drop,
+            self._passed.was_repeated,
+        )
+        tasks |= {f"{number}": workers.work() for number in range(WORKERS)}
         self._tasks = [
             asyncio.create_task(one, name=f"jetstream-api-{name}") for name, one in tasks.items()
         ]
@@ -332,25 +338,10 @@ class JetStreamApi:
                 )
             )
 
-    async def _work(self) -> None:
-        while True:
-            message: Message | None = await self._waiting.take()
-            # Requests wait while a new connection is checked.
-            await self._looked.wait()
-            await self._pace.turn()
-            while message is not None:
-                try:
-                    await self._handle(message)
-                finally:
-                    self._waiting.done(message)
-                may_go_on = self._pace.has_time and self._looked.is_set()
-                message = self._waiting.take_now() if may_go_on else None
+    def _drop(self, message: Message) -> None:
+        self.counters.requests[self._method_of(message[0]), TOO_MANY] += 1
 
     async def _handle(self, message: Message) -> None:
-        is_repeated = self._passed.was_repeated(message)
-        if time.monotonic() - message[3] > _STALE_SECONDS and not is_repeated:
-            self.counters.requests[self._method_of(message[0]), TOO_MANY] += 1
-            return
         if self.problem or self._checked != self.link.generation:
             return
         try:

@@ -5,39 +5,35 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from liftlog.server.jetstream_api.inboxes import Inboxes
-from liftlog.server.jetstream_api.methods import ApiCounters
 from liftlog.server.jetstream_api.pace import Pace
-from liftlog.server.jetstream_api.service import JetStreamApi
+from liftlog.server.jetstream_api.request_workers import RequestWorkers
 from liftlog.server.jetstream_api.waiting import Message, Waiting
 
 
 class Site:
-    """One worker of the API, without NATS and without streams."""
+    """One worker, without NATS and without streams."""
 
     def __init__(self) -> None:
         self.answered: list[bytes] = []
+        self.dropped: list[Message] = []
         self.repeated: set[Message] = set()
         self.slow = asyncio.Event()
-        api: Any = object.__new__(JetStreamApi)
-        self.api = api
-        api.counters = ApiCounters()
-        api.problem = ""
-        api.link = SimpleNamespace(generation=1)
-        api._checked = 1
-        api._looked = asyncio.Event()
-        api._looked.set()
-        api._waiting = Waiting(Inboxes())
-        api._pace = Pace(lambda: 0)
-        api._passed = SimpleNamespace(own=b"", was_repeated=self._was_repeated)
-        api._immediate = SimpleNamespace(answer=lambda *_: False)
-        api._answer = self._answer
-        self.worker = asyncio.create_task(api._work())
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+        self.waiting = Waiting(Inboxes())
+        workers = RequestWorkers(
+            self.waiting,
+            Pace(lambda: 0),
+            self.may_answer,
+            self._answer,
+            self.dropped.append,
+            self._was_repeated,
+        )
+        self.worker = asyncio.create_task(workers.work())
 
     def _was_repeated(self, message: Message) -> bool:
         found = message in self.repeated
@@ -51,7 +47,7 @@ class Site:
 
     def ask(self, number: int, payload: bytes = b"", age: float = 0.0) -> Message:
         message = b"$JS.API.INFO", b"_INBOX.a.%d" % number, payload, time.monotonic() - age
-        assert self.api._waiting.add(message)
+        assert self.waiting.add(message)
         return message
 
     async def until_answered(self, *numbers: int) -> None:
@@ -72,15 +68,13 @@ async def test_requests_wait_while_a_new_connection_is_checked(site: Site) -> No
     """Although a worker ends a request of the former connection meanwhile."""
     site.ask(0, b"slow")
     await asyncio.sleep(0)
-    site.api.link.generation = 2
-    site.api._looked.clear()
+    site.may_answer.clear()
     site.ask(1)
     site.ask(2)
     site.slow.set()
     await site.until_answered(0)
     await asyncio.sleep(0.01)
-    site.api._checked = 2
-    site.api._looked.set()
+    site.may_answer.set()
     await site.until_answered(0, 1, 2)
 
 
@@ -89,3 +83,10 @@ async def test_a_pull_that_is_passed_on_again_is_not_remembered_after_its_turn(s
         site.repeated.add(site.ask(len(site.answered), age=age))
         await site.until_answered(*range(len(site.answered) + 1))
         assert site.repeated == set()
+
+
+async def test_a_request_that_has_waited_for_too_long_is_dropped(site: Site) -> None:
+    old = site.ask(0, age=20.0)
+    site.ask(1)
+    await site.until_answered(1)
+    assert site.dropped == [old]
