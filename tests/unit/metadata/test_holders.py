@@ -161,7 +161,7 @@ async def test_it_is_refused_while_its_holder_renews_it(store: FileMetaStore, da
     first = await take_name(store, "a", here(), TTL, same_directory=False)
     with pytest.raises(ConfigError, match=r"node a runs already: process .* on ") as raised:
         await take_name(store, "a", here(OTHER, data_id), TTL, same_directory=True)
-    assert "stop that one first" in str(raised.value.hint)
+    assert "stop the running daemon first" in str(raised.value.hint)
     await first.close()
 
 
