@@ -140,7 +140,7 @@ def a_second_daemon(campaign: Campaign) -> None:
     twin = campaign.twin(node, copied=campaign.chance.random() < 0.5)
     twin.spawn()
     pid = campaign.cluster.nodes[node].pid
-    refused(twin, f"node {node} runs already: process {pid} on", "stop that one first")
+    refused(twin, f"node {node} runs already: process {pid} on", "stop the running daemon first")
     campaign.wait_acked()
 
 
