@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -337,3 +338,38 @@ def test_each_of_many_gets_under_way_is_answered(both: Both) -> None:
                     assert f"Nats-Subject: {subject}\r\n".encode() in answer.headers
             found = direct(others[0], "s.s.a", b"")
             assert found[0][2] == newest  # an ack means that the next get returns the message
+
+
+ACL = """
+principals: {local: {unix_uid: 0}}
+nats: {allow: [create, read], streams: ["mine"], attach: ["s.>"]}
+"""
+
+
+@pytest.mark.parametrize("allowed", ["create", "create, read"])
+def test_a_refused_get_is_one_line_of_the_audit_log(tmp_path: Path, allowed: str) -> None:
+    """A right to read is missing, or the reply subject is not an inbox."""
+    acl = tmp_path / "acl.yaml"
+    acl.write_text(ACL.replace("create, read", allowed))
+    acl.chmod(0o600)
+    settings = {"nats": {"jetstream_api": True}, "acl": {"file": str(acl)}}
+    with NatsServer() as server, Daemon(server.url, settings) as daemon:
+        with RawNats(server.port) as client:
+            until(lambda: client.request("$JS.API.INFO", b"").payload != b"")
+            client.request("$JS.API.STREAM.CREATE.mine", json.dumps(STREAM | {"name": "mine"}))
+            assert json.loads(client.request("s.a", b"x").payload)["seq"] == 1
+            before = daemon.log.count('"liftlog.audit"')
+            reply = client.new_reply() if allowed == "create" else "elsewhere"
+            if reply == "elsewhere":
+                client.sub(reply)
+            for number, (subject, payload) in enumerate(
+                [
+                    ("$JS.API.DIRECT.GET.mine.s.a", b""),
+                    ("$JS.API.STREAM.MSG.GET.mine", b'{"last_by_subj": "s.a"}'),
+                ]
+            ):
+                client.pub(subject, payload, reply=reply)
+                answer = client.next_message(10)
+                assert b"403" in answer.headers + answer.payload
+                assert daemon.log.count('"liftlog.audit"') == before + number + 1
+        assert_no_traceback(daemon)

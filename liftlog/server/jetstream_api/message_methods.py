@@ -16,6 +16,7 @@ from acl.rules import OVER_NATS
 from acl.subjects import is_literal, matches, why_no_subject
 from liftlog.errors import StreamNotFound
 from liftlog.log.read.one_now import read_one_now
+from liftlog.sequencing.destinations import Why
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.jetstream_api.answers import (
     DIRECT_GET,
@@ -31,6 +32,7 @@ from liftlog.server.jetstream_api.answers import (
     too_large_for_nats,
     without_statuses,
 )
+from liftlog.server.jetstream_api.consumers.deliveries import record_target
 from liftlog.server.jetstream_api.fields import flag, read_object, text, whole
 from liftlog.server.jetstream_api.lookups import (
     MAX_RESULTS,
@@ -152,6 +154,8 @@ def _last_now(request: Request, host: StreamHost, pattern: str | None) -> Found 
     table = host.sequencer.subjects
     if not pattern or not is_literal(pattern) or table is None:
         return None
+    if not request.may_read(request.stream):
+        return None  # the ordinary answer refuses, with one line in the audit log
     readable = request.parts.gate.readable_subjects(OVER_NATS, request.stream, peer="nats")
     if readable is not None and not any(matches(one, pattern) for one in readable):
         return None
@@ -165,15 +169,23 @@ def _last_now(request: Request, host: StreamHost, pattern: str | None) -> Found 
     return Found(record, without_statuses([record.raw_headers])[0])
 
 
+def _command_now(request: Request, body: bytes, headers: bytes = b"") -> bytes | None:
+    """Return the NATS command that sends a record; None if the record is too large, or must not be
+    sent there."""
+    limit = request.parts.max_payload_bytes()
+    target = record_target(request.broker, request.parts.gate, request.reply)
+    if isinstance(target, Why) or (limit and len(headers) + len(body) > limit):
+        return None
+    return command(target, body, headers)
+
+
 def _get_now(request: Request) -> bytes | None:
     """Answer a get of the last record of a subject, if the record is in memory."""
     host = request.led_stream()
     found = _last_now(request, host, _last_for(request))
     if found is None:
         return None
-    text = answer_text(_MSG_GET, _described(found, with_headers=True))
-    limit = request.parts.max_payload_bytes()
-    return command(request.record_target(), text) if not limit or len(text) <= limit else None
+    return _command_now(request, answer_text(_MSG_GET, _described(found, with_headers=True)))
 
 
 def _described(found: Found, *, with_headers: bool) -> Answer:
@@ -259,11 +271,7 @@ def _direct_now(request: Request) -> bytes | None:
     found = _last_now(request, host, pattern or _last_for(request))
     if found is None:
         return None
-    headers, value = _headers(host.name, found, b""), found.record.value or b""
-    limit = request.parts.max_payload_bytes()
-    if limit and len(headers) + len(value) > limit:
-        return None
-    return command(request.record_target(), value, headers)
+    return _command_now(request, found.record.value or b"", _headers(host.name, found, b""))
 
 
 @answers(
