@@ -59,7 +59,8 @@ class KeyTable:
                  many bits of the hash as fit; 0 means free
 
     A hash only gives the place to search: two keys are equal only if all their words are.
-    `take` and `compress` are up to four times as fast as indexing.
+    The code uses numpy's `take` and `compress`, which are up to four times as fast as indexing with
+    an array.
     """
 
     def __init__(self, per_key: int, hash_words: HashWords) -> None:

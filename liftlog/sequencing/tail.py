@@ -146,8 +146,8 @@ class Tail:
         return self.held_messages + out + self.pending_messages
 
     def _look_for_room(self, run: MessageRun) -> bool:
-        """Return True if the stream has room for a whole run, even if all messages of the run are
-        stored."""
+        """Return True if a whole run fits into the stream, even if no message of the run is refused
+        or a duplicate."""
         if self.room is None:
             return True
         self.room.look(chain(self._out, self._full))

@@ -42,7 +42,7 @@ def import_commands() -> None:
 
 
 def _target_options(command: Decorated) -> Decorated:
-    """Add the options of all sources."""
+    """Add the options that all import commands share."""
     command = debug_option(server_options(nats_options(command)))
     command = click.option(
         "--dry-run",

@@ -56,7 +56,7 @@ class OpenAnswers:
 
     @property
     def is_asking(self) -> bool:
-        """True while the header of the newest request has not arrived."""
+        """True while the newest request waits for the header of its answer."""
         return self._asked is not None
 
     @property

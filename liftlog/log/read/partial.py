@@ -80,8 +80,9 @@ class PartialPiece:
         self._read(stretches)
 
     def decode(self, position: int) -> RecordBatch:
-        """Return the batch at `position`; verifies the parts that were read. Raises OSError, and
-        the errors of `decode_batch` for the whole batch: CorruptBatch and UnsupportedFormat."""
+        """Return the batch at `position`; verifies the parts that were read. If a checksum
+        does not match, reads and decodes the whole batch. Raises OSError, and the errors of
+        `decode_batch`: CorruptBatch and UnsupportedFormat."""
         part = self._heads.get(position)
         if part is not None:
             head = self.raw[position + HEADER_SIZE : position + part.head_bytes]

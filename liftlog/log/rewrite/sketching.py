@@ -34,8 +34,9 @@ def make_sketch(
     """Write the sketch of `job.source` if it is missing, and also the subject index if the job
     includes it.
 
-    Writes no file for a segment with a gap or damage, because readers of the segment must detect
-    the problem. Raises OSError, and UnsupportedFormat for data of a newer liftlog.
+    Writes no file for a segment with a gap or damage: with a sketch, readers would skip parts of
+    the segment, and would not detect the problem. Raises OSError, and UnsupportedFormat for data of
+    a newer liftlog.
     """
     entry = job.source
     path = path_of(job.directory, entry)

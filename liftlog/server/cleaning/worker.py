@@ -121,8 +121,8 @@ class RateLimit:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] | None = None,
     ) -> None:
-        """Create the limit. An `idle_bytes_per_second` of infinity stands for no limit, None for
-        `bytes_per_second`."""
+        """Create the limit. If `idle_bytes_per_second` is infinity, the rate of an idle daemon is
+        unlimited. If it is None, the rate is `bytes_per_second`."""
         self._grant = grant or IdleGrant(clock)
         self._busy_rate = bytes_per_second
         self._idle_rate = idle_bytes_per_second or bytes_per_second

@@ -398,8 +398,8 @@ class BatchParser:
         return pos
 
     def _learn_from(self, by_run: Mapping[bytes, _Columns], known: Mapping[bytes, int]) -> None:
-        """Learn the shape of nearly all messages of a chunk. `known` has, for each run, the number
-        of messages that already had the known shape."""
+        """If nearly all messages of a chunk belong to one run, learn their shape. `known` has, for
+        each run, the number of messages that already had the known shape."""
         number, columns = max(by_run.items(), key=lambda one: len(one[1].payloads))
         count = len(columns.payloads)
         if sum(len(one.payloads) for one in by_run.values()) <= count + count // _UNIFORM_MIN_ROWS:

@@ -1,4 +1,5 @@
-"""Requests of a worker on one connection: messages of consumers with acks, and acks.
+"""The requests of a worker on one connection: it pulls messages from consumers with acks, and acks
+them.
 
 Acks take turns at the event loop (`liftlog.server.reading.turns`), because one request can name
 100,000 messages. Such a request takes effect in parts, over several turns of the loop: each message

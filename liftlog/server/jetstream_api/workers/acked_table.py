@@ -352,7 +352,7 @@ class AckedConsumers:
     ) -> AckedConsumer:
         """Return a new consumer, or the existing consumer of this name if its configuration is the
         same. `is_local` means that the client uses the pull socket. Raises LiftlogError,
-        JetStreamError without a change."""
+        JetStreamError; then nothing changed."""
         if self.problem:
             raise JetStreamError(503, 10008, self.problem)
         if self._led is not None:
@@ -410,7 +410,7 @@ class AckedConsumers:
 
     async def restart(self, named: AckedConsumer, change: Changing) -> AckedConsumer:
         """Let a consumer begin again with the configuration that `change` returns, which has
-        another start. Raises LiftlogError, JetStreamError without a change."""
+        another start. Raises LiftlogError, JetStreamError; then nothing changed."""
         async with self._change_of(named) as (_, consumer):
             spec, host = change(consumer.spec), consumer.host
             origin = consumer.local.origin._replace(created_ns=time.time_ns())
@@ -420,7 +420,7 @@ class AckedConsumers:
 
     async def update(self, named: AckedConsumer, change: Changing) -> AckedConsumer:
         """Change the settings of a consumer to those that `change` returns, and return the
-        consumer. Raises LiftlogError, JetStreamError without a change."""
+        consumer. Raises LiftlogError, JetStreamError; then nothing changed."""
         host = named.host
         async with self._change_of(named) as (shared, consumer):
             before = consumer.spec
@@ -447,7 +447,7 @@ class AckedConsumers:
 
     async def reset(self, named: AckedConsumer, sequence: int) -> int:
         """Let a consumer begin again at `sequence`, or at its ack floor if `sequence` is 0. Returns
-        the sequence. Raises LiftlogError, JetStreamError without a change."""
+        the sequence. Raises LiftlogError, JetStreamError; then nothing changed."""
         async with self._change_of(named) as (_, consumer):
             offset = await reset_offset(self._builder, consumer, sequence)
             cursor, policy = await cursor_at(self._builder, consumer, offset)

@@ -41,8 +41,9 @@ class Waiting(NamedTuple):
         return is_taken
 
     def is_late(self) -> bool:
-        """Return True if the workers on the pull socket have been away for an ack wait. Otherwise
-        the consumer gets a turn at the end of this time."""
+        """Return True if no worker on the pull socket has asked for messages for at least one ack
+        wait; the consumer then continues with its next record. If this time is not over yet, the
+        consumer gets a turn at its end."""
         waits_ns = self.machine.state.settings.waits_ns
         due_ns = self.local.seen_ns + waits_ns[0]
         if self.local.is_waiting:  # it takes more when its last answer has left
