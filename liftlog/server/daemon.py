@@ -21,7 +21,7 @@ import uvloop
 from acl.policy import Policy
 from liftlog import __version__
 from liftlog.commit import commit
-from liftlog.errors import LiftlogError
+from liftlog.errors import DiskFull, LiftlogError
 from liftlog.log import DataDir, LogEnvironment, OsFileSystem, SystemClock
 from liftlog.log.data_dir import ADDRESSES_NAME
 from liftlog.log.files.acked_end import ACKED_END_NAME, BOOT_ID_UNKNOWN, current_boot_id
@@ -48,7 +48,7 @@ from liftlog.server.streams.broker import Broker
 from liftlog.server.streams.housekeeping import Housekeeping, keep_house
 from liftlog.server.vitals.delays import LoopWatch, SyncTimes
 from liftlog.server.vitals.descriptors import Descriptors, raise_open_file_limit, shares_of
-from liftlog.server.vitals.disk import DiskProbe
+from liftlog.server.vitals.disk import DiskProbe, DiskReserve
 from liftlog.settings import Settings
 from liftlog.settings.checks import cautions
 from liftlog.settings.keys import differing_keys
@@ -216,7 +216,7 @@ class Daemon:
             await self._serve_consumers(stack, broker, pull, health, nats_servers)
             if cluster is not None:
                 cluster.start()
-            self._announce(pull_addresses, await http.serve())
+            await self._announce(broker.hosted.reserve, pull_addresses, await http.serve())
             gc.freeze()
             await self._serve(housekeeping, broker, cleaner, health)
             return await self._drain(broker, pull, health)
@@ -432,16 +432,23 @@ class Daemon:
         logger.info("embedded-nats url=%s jetstream=%s", url, "off")
         return [url]
 
-    def _announce(self, pull: list[str], http: str | None) -> None:
+    async def _announce(self, reserve: DiskReserve, pull: list[str], http: str | None) -> None:
         """Write the addresses to the log, and to a file for programs that started the daemon with
-        port 0."""
+        port 0. On a full disk, the file takes its space from the reserve."""
+        try:
+            self._write_addresses(pull, http)
+        except DiskFull:
+            async with reserve.lent():
+                self._write_addresses(pull, http)
+        logger.info("listening pull=%s http=%s", ",".join(pull), http)
+
+    def _write_addresses(self, pull: list[str], http: str | None) -> None:
         path = self._data_dir.path / ADDRESSES_NAME
         temporary = path.with_suffix(".tmp")
         with storage_errors(f"writing {path}"):
             with open(temporary, "w", opener=private) as file:
                 json.dump({"pull": pull, "http": http}, file)
             temporary.replace(path)
-        logger.info("listening pull=%s http=%s", ",".join(pull), http)
 
     async def _open_checkpoints(self, broker: Broker) -> None:
         """Open the stream of checkpoints. If this fails, streams are recorded and read without

@@ -204,7 +204,8 @@ def test_musts_that_the_ceiling_misses_are_named_and_stay() -> None:
         measured.add(who, "64x100", rate)
     (spread,) = (row for row in ROWS if row.key == "spread")
     assert spread.ceiling_value(measured) == spread.value(measured) == 0.2
-    about = dict.fromkeys(("cpu", "cores", "kernel", "file_system", "python", "nats_server"), "x")
+    names = ("cpu", "cores", "kernel", "file_system", "python", "build", "nats_server")
+    about = dict.fromkeys(names, "x")
     text = render(measured, {**about, "fdatasync_us": 1.0, "load_average": 1.0}, rounds=1)
     named = [line for line in text.splitlines() if line.startswith("- ")]
     assert len(named) == 1  # 64x100 is within the ceiling
