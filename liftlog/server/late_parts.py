@@ -91,10 +91,10 @@ def import_http() -> None:
 
 
 async def import_jetstream_api() -> type[JetStreamApi]:
-    return await asyncio.to_thread(_jetstream_api)
+    return await asyncio.to_thread(jetstream_api)
 
 
-def _jetstream_api() -> type[JetStreamApi]:
+def jetstream_api() -> type[JetStreamApi]:
     from liftlog.server.jetstream_api.service import JetStreamApi
 
     return JetStreamApi

@@ -285,7 +285,11 @@ def _libc(function: str, *arguments: object) -> None:
 def main() -> None:
     from liftlog.cli import main as command
     from liftlog.cli import root, serve  # noqa: F401
-    from liftlog.server import daemon  # noqa: F401
+    from liftlog.server import late_parts
+
+    # A daemon imports these later, in a thread. Thousands of forks would each do it again.
+    late_parts.import_http()
+    late_parts.jetstream_api()
 
     assert threading.active_count() == 1
     control = socket.socket(fileno=int(sys.argv[1]))
