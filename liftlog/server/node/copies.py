@@ -86,7 +86,7 @@ def _remove(data_dir: DataDir, record: StreamMetadata, incarnation: str) -> None
         raise Conflict(
             f"the directory {data_dir.stream_path(record.name)} holds another stream of this name, "
             "of which the metadata do not say that it was deleted",
-            hint="the metadata may be an older copy. If the directory is not needed, move it away",
+            hint="the metadata may have been set back. Move the directory away if it is not needed",
         )
     data_dir.delete_log(record.name)
     logger.info("replica-removed stream=%s incarnation=%s", record.name, incarnation)
