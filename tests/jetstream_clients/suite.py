@@ -26,7 +26,7 @@ OLDER = "an older API of the client, for streams, consumers, buckets and objects
 UNKNOWN = "batches and schedules of messages"
 SWITCHED_OFF = "what the suite itself switches off"
 ELSEWHERE = "connections, logins, TLS, plain messages and services"
-"""What is not JetStream."""
+"""The reason for tests that do not use JetStream."""
 KINDS = (OBJECTS, PLACES, UNKNOWN, OLDER, CLIENT, SWITCHED_OFF)
 
 
@@ -42,7 +42,7 @@ class Outcome(NamedTuple):
 
 
 class CannotRun(Exception):
-    """What is missing."""
+    """A suite cannot run here; the text names the missing part."""
 
 
 def run(command: Sequence[str], **options: object) -> subprocess.CompletedProcess[str]:

@@ -79,7 +79,7 @@ class Result(NamedTuple):
     """Each test that failed, and whether it passes with JetStream itself."""
 
     def outcomes(self) -> list[Outcome]:
-        """Of the tests that failed."""
+        """Rows of the tests that failed."""
         return [Outcome(self.client, test, False, "", theirs) for test, theirs in self.others]
 
     def counts(self) -> dict[str, int]:
@@ -125,7 +125,7 @@ def _function(outcome: Outcome) -> str:
 
 
 def _last(name: str) -> list[tuple[Outcome, str]]:
-    """What each test brought when it was last run here, and at which revision."""
+    """The newest outcome of each test here, and the revision at which the test ran."""
     if not _kept(name).exists():
         raise CannotRun(f"run all tests of {name} once before some of them are kept")
     return [
@@ -139,7 +139,7 @@ def _kept(name: str) -> Path:
 
 
 def present_revision() -> str:
-    """Of the tree; `-dirty` if a file differs that may change what comes out."""
+    """The revision of the tree, with `-dirty` if a file differs that may change an outcome."""
     said = run(["git", "describe", "--always", "--abbrev=12"], cwd=REPOSITORY)
     others = [f":!{path.relative_to(REPOSITORY)}" for path in (PAGE, RESULTS)]
     status = ["git", "status", "--porcelain", "--untracked-files=no", "--", ".", *others]

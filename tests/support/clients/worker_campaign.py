@@ -33,7 +33,7 @@ _EARLY_SECONDS = 2.0
 """A delivery sooner than this after another one is early. It is less than the ack wait, since a
 delivery may have been under way for a while."""
 _MOMENT_SECONDS = 0.5
-"""What a power cut may take back: what was delivered so recently, as the clients see it."""
+"""A power cut may take back deliveries that clients received within this time."""
 _DELAY_SECONDS = 1.0
 _MOST_UNFINISHED = 1_000
 """Publishing waits beyond it: the workers, which wait on purpose, finish some 50 a second."""
@@ -48,7 +48,7 @@ class _Delivery(NamedTuple):
 
 @dataclass
 class _Message:
-    """What is known of one message."""
+    """The facts that the oracle knows of one message."""
 
     deliveries: list[_Delivery] = field(default_factory=list)
     nak_at: float = 0.0

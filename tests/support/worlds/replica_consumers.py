@@ -61,7 +61,7 @@ class Frame(NamedTuple):
 
 @dataclass
 class Promises:
-    """What clients were told of."""
+    """The changes that clients know of."""
 
     acked: dict[str, set[int]] = field(default_factory=dict)
     delivered: dict[str, set[int]] = field(default_factory=dict)
