@@ -55,8 +55,9 @@ class KeyTable:
 
         words    the keys, one per row, in the order of insertion: a row is an entry
         newest   for each entry, a number that the map stores there
-        slots    open addressing, linear probing: the number of the entry plus one, and above it as
-                 many bits of the hash as fit; 0 means free
+        slots    a hash table with open addressing and linear probing. A free slot is 0. In other
+                 slots, the low bits are the number of the entry plus one, and the high bits are
+                 bits of the hash of its key
 
     A hash only gives the place to search: two keys are equal only if all their words are.
     The code uses numpy's `take` and `compress`, which are up to four times as fast as indexing with

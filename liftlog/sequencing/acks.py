@@ -115,8 +115,8 @@ class AckFormat:
         return woven([replies, heads, numbers, ends])
 
     def repeating(self, answers: Sequence[tuple[bytes, str, int]]) -> bytes:
-        """Return `PUB` commands for acks that repeat a correlation id; `answers` are tuples (reply,
-        id, offset)."""
+        """Return `PUB` commands for acks that contain the correlation id of their message;
+        `answers` are tuples (reply, id, offset)."""
         before = self._tail[:-1] + b',"correlation_id":'
         form = b"PUB %%b %%d\r\n%b%%d%b%%b}\r\n" % (self._head, before)
         fixed = len(self._head) + len(before) + 1

@@ -1,4 +1,4 @@
-"""`liftlog group`: ls, info, seek, rm: consumer groups."""
+"""The commands `liftlog group ls`, `info`, `seek` and `rm` for consumer groups."""
 
 from __future__ import annotations
 

@@ -324,9 +324,9 @@ async def open_store(
 
 
 async def make_bucket(settings: Settings, cluster: ClusterSettings, replicas: int) -> bool:
-    """Create the bucket of a new cluster; returns False if it exists. Not for replacing a lost
-    bucket: the new bucket would belong to another cluster, which no node with a data directory can
-    join. Raises ConfigError, MetadataUnavailable, StorageError."""
+    """Create the bucket of a new cluster; returns False if it exists. Raises ConfigError if the
+    bucket of this node's cluster is lost: a new bucket would belong to another cluster, which no
+    node with a data directory can join. Raises MetadataUnavailable, StorageError."""
     fs, path = OsFileSystem(), Path(settings.data_dir)
     with storage_errors("reading the node file"):
         file = await asyncio.to_thread(read_node_file, fs, path)

@@ -95,8 +95,9 @@ def _remove(data_dir: DataDir, record: StreamMetadata, incarnation: str) -> None
 def unknown_streams(
     data_dir: DataDir, names: Iterable[str], records: Mapping[str, StreamMetadata], node: str
 ) -> dict[str, str]:
-    """Return those of the streams `names` on disk that should have no copy on `node` according to
-    the metadata, each with the reason why it is not served."""
+    """Find copies on disk that the metadata do not account for: a stream of `names` without a
+    record, or with a record that does not concern `node` and is not deleted. Return for each of
+    these streams the reason why it is not served."""
     found = {}
     for name in filter(is_stream_name, names):
         record = records.get(name)

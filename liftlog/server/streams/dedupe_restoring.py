@@ -64,8 +64,9 @@ def learn_piece(log: Log, known: LearnedIds, now_ns: int) -> LearnedIds:
     """Learn some more ids of a log that grows. If the log is truncated during this, `are_of`
     returns False for the result.
 
-    Ends before damage, because the damage may be repaired before the ids are needed. Raises
-    CorruptBatch if damage prevents it from learning any id. Blocking. Raises StorageError,
+    The function stops at damage and keeps the ids before it, because the damage may be repaired by
+    the time the other ids are needed. Raises CorruptBatch if damage prevents it from learning any
+    id. Blocking. Raises StorageError,
     CorruptRange, OffsetOutOfRange, OSError.
     """
     dedupe, offset = known.dedupe, known.end
