@@ -7,20 +7,29 @@ falls.
 from __future__ import annotations
 
 import ast
+import gc
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
 
-_N = TypeVar("_N", bound=ast.AST)
 _PRIVATE = re.compile(r"_[a-zA-Z]\w*")
 _PATCHED = re.compile(r"(?:[\w.]+\.)?_[a-zA-Z]\w*")
 _PATCHERS = frozenset({"setattr", "delattr", "getattr", "hasattr", "attrgetter"})
 _DOCUMENTED = frozenset({"_replace", "_asdict", "_make", "_fields", "_field_defaults", "_exit"})
 """Public names of `typing.NamedTuple` and `os` that begin with an underscore."""
+_MAY_BE_PRIVATE = re.compile(
+    r"""(?<!\bself)(?<!\bcls)\._[a-zA-Z]    # an attribute, also in a string
+    |   ["']_[a-zA-Z]                        # a string
+    |   \bimport\b.*\b_[a-zA-Z]
+    |   ^\s+_\w+(?:\ as\ \w+)?,?$           # an import of several lines
+    """,
+    re.VERBOSE,
+)
+_OWN = re.compile(r"\bself\.(\w+)")
 
 ROOT = Path(__file__).parents[1]
 PRODUCT = ("liftlog", "envelope", "compaction", "acl")
@@ -51,8 +60,23 @@ class Module:
         return self.source.count("\n")
 
 
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """The parts of one module's syntax tree that the figures count."""
+
+    docstring: str
+    long_functions: list[str]
+    large_classes: list[str]
+    docstrings: list[str]
+    """Including those of attributes, which follow an assignment."""
+    imported: set[str]
+    """Modules, and names in modules; also those imported for types or inside of functions."""
+    private_reaches: list[str]
+    private_patches: list[str]
+
+
 class Sources:
-    """The Python files of some folders, parsed."""
+    """The Python files of some folders."""
 
     def __init__(self, *folders: str, root: Path = ROOT) -> None:
         self.modules = [
@@ -62,13 +86,17 @@ class Sources:
         ]
 
     @cached_property
-    def nodes(self) -> list[tuple[Module, list[ast.AST]]]:
-        """The nodes of each module that some figure looks at; the module itself first."""
-        wanted = (ast.Module, ast.stmt)
-        return [
-            (module, [one for one in ast.walk(ast.parse(module.source)) if isinstance(one, wanted)])
-            for module in self.modules
-        ]
+    def findings(self) -> list[tuple[Module, Findings]]:
+        """Each file is parsed once, and its tree is not kept: the trees of all files have a
+        million nodes."""
+        # A tree has no reference circles, and the collector would traverse it again and again.
+        was_enabled = gc.isenabled()
+        gc.disable()
+        try:
+            return [(module, findings_in(module)) for module in self.modules]
+        finally:
+            if was_enabled:
+                gc.enable()
 
     def lines(self) -> int:
         return sum(module.lines for module in self.modules)
@@ -82,44 +110,25 @@ class Sources:
 
     def long_functions(self) -> list[str]:
         """A docstring counts, decorators do not."""
-        found = []
-        for module, nodes in self.nodes:
-            for node in nodes:
-                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                    lines = (node.end_lineno or node.lineno) - node.lineno + 1
-                    if lines > MAX_FUNCTION_LINES:
-                        found.append(f"{module.shown}:{node.lineno} {node.name}: {lines} lines")
-        return found
+        return [one for _, found in self.findings for one in found.long_functions]
 
     def large_classes(self) -> list[str]:
         """Classes with too many attributes, assigned by their methods, or too many methods."""
-        found = []
-        for module, node in self._nodes(ast.ClassDef):
-            attributes, methods = size_of_class(node)
-            if attributes > MAX_ATTRIBUTES or methods > MAX_METHODS:
-                found.append(
-                    f"{module.shown} {node.name}: {attributes} attributes, {methods} methods"
-                )
-        return found
+        return [one for _, found in self.findings for one in found.large_classes]
 
     def docstrings_that_begin_with(self, word: str) -> list[str]:
         return [
             f"{module.shown}: {text.splitlines()[0]}"
-            for module, text in self.docstrings()
+            for module, found in self.findings
+            for text in found.docstrings
             if text.startswith(f"{word} ")
         ]
-
-    def docstrings(self) -> Iterator[tuple[Module, str]]:
-        """Return the docstrings, including those of attributes, which follow an assignment."""
-        for module, node in self._nodes(ast.Expr):
-            if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-                yield module, node.value.value.strip()
 
     def unnamed_modules(self) -> list[str]:
         """Modules that the docstring of their package does not name."""
         packages = {
-            module.path.parent: ast.get_docstring(tree) or ""
-            for module, tree in self._nodes(ast.Module)
+            module.path.parent: found.docstring
+            for module, found in self.findings
             if module.path.stem == "__init__"
         }
         return [
@@ -133,43 +142,83 @@ class Sources:
     def circles(self) -> list[str]:
         """Modules that import each other, also for types or inside of functions."""
         names = {module.name for module in self.modules}
-        arrows: dict[str, set[str]] = {name: set() for name in names}
-        for module, node in self._nodes(ast.ImportFrom):
-            found = {f"{node.module}"} | {f"{node.module}.{one.name}" for one in node.names}
-            arrows[module.name] |= found & names
-        for module, plain in self._nodes(ast.Import):
-            arrows[module.name] |= {one.name for one in plain.names} & names
+        arrows = {module.name: found.imported & names for module, found in self.findings}
         return [" <-> ".join(sorted(circle)) for circle in circles_of(arrows)]
 
     def private_reaches(self) -> list[str]:
         """Lines that use a private name of an object other than `self`."""
-        return self._lines_of(reaches_of)
+        return [one for _, found in self.findings for one in found.private_reaches]
 
     def private_patches(self) -> list[str]:
         """Lines that import a private name, or give one as a string to `setattr` and the like."""
-        return self._lines_of(patches_of)
+        return [one for _, found in self.findings for one in found.private_patches]
 
-    def _lines_of(self, search: Callable[[ast.AST], bool]) -> list[str]:
-        found = []
-        for module in self.modules:
-            lines = module.source.splitlines()
-            if not any("._" in line or '"_' in line or " _" in line for line in lines):
+
+def findings_in(module: Module) -> Findings:
+    tree = ast.parse(module.source)
+    lines = module.source.splitlines()
+    found = Findings(ast.get_docstring(tree) or "", [], [], [], set(), [], [])
+    for node in statements_of(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            if length > MAX_FUNCTION_LINES:
+                found.long_functions.append(
+                    f"{module.shown}:{node.lineno} {node.name}: {length} lines"
+                )
+        elif isinstance(node, ast.ClassDef):
+            attributes, methods = size_of_class(node, lines)
+            if attributes > MAX_ATTRIBUTES or methods > MAX_METHODS:
+                found.large_classes.append(
+                    f"{module.shown} {node.name}: {attributes} attributes, {methods} methods"
+                )
+        elif isinstance(node, ast.Expr):
+            if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+                found.docstrings.append(node.value.value.strip())
+        elif isinstance(node, ast.ImportFrom):
+            found.imported.add(f"{node.module}")
+            found.imported.update(f"{node.module}.{one.name}" for one in node.names)
+        elif isinstance(node, ast.Import):
+            found.imported.update(one.name for one in node.names)
+    suspects = [one for one, line in enumerate(lines, 1) if may_be_private(line)]
+    nodes = list(nodes_on(tree, suspects))
+    for search, into in ((reaches_of, found.private_reaches), (patches_of, found.private_patches)):
+        numbers = {number for number, node in nodes if search(node)}
+        into.extend(f"{module.shown}:{one}: {lines[one - 1].strip()}" for one in sorted(numbers))
+    return found
+
+
+def may_be_private(line: str) -> bool:
+    """Return true for some line of each node for which `reaches_of` or `patches_of` is true."""
+    has_one = "._" in line or " _" in line or '"_' in line or "'_" in line  # the fast part
+    return has_one and _MAY_BE_PRIVATE.search(line) is not None
+
+
+def statements_of(tree: ast.Module) -> Iterator[ast.AST]:
+    """Yield all statements, at each depth. Most of a tree's nodes are expressions."""
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+            waiting += getattr(node, field, ())
+
+
+def nodes_on(tree: ast.Module, lines: Sequence[int]) -> Iterator[tuple[int, ast.expr | ast.stmt]]:
+    """Yield the statements and expressions that have one of these ascending line numbers, with the
+    line that a figure names for the node."""
+    waiting: list[ast.AST] = [tree] if lines else []
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.expr | ast.stmt):
+            first, last = node.lineno, node.end_lineno or node.lineno
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                first = min([first, *(one.lineno for one in node.decorator_list)])
+            place = bisect_left(lines, first)
+            if place == len(lines) or lines[place] > last:
                 continue
-            found_in = [one for one in ast.walk(ast.parse(module.source)) if search(one)]
-            numbers = {
-                # an attribute is named at its end, in a chain of several lines
-                (one.end_lineno if isinstance(one, ast.Attribute) else one.lineno) or 0
-                for one in found_in
-                if isinstance(one, ast.expr | ast.stmt)
-            }
-            found += [f"{module.shown}:{one}: {lines[one - 1].strip()}" for one in sorted(numbers)]
-        return found
-
-    def _nodes(self, kind: type[_N]) -> Iterator[tuple[Module, _N]]:
-        for module, nodes in self.nodes:
-            for node in nodes:
-                if isinstance(node, kind):
-                    yield module, node
+            # an attribute is named at its end, in a chain of several lines
+            yield last if isinstance(node, ast.Attribute) else node.lineno, node
+        waiting += ast.iter_child_nodes(node)
 
 
 def reaches_of(node: ast.AST) -> bool:
@@ -197,9 +246,13 @@ def patches_of(node: ast.AST) -> bool:
     )
 
 
-def size_of_class(node: ast.ClassDef) -> tuple[int, int]:
-    """Number of attributes that its methods assign, and of its methods."""
+def size_of_class(node: ast.ClassDef, lines: Sequence[str]) -> tuple[int, int]:
+    """Return the number of attributes that its methods assign, and the number of its methods.
+    `lines` are those of its module. If the number of attributes is small, it may be too high."""
     methods = [one for one in node.body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
+    used = set(_OWN.findall("\n".join(lines[node.lineno : node.end_lineno])))
+    if len(used) <= MAX_ATTRIBUTES:  # no need to look which of them are assigned
+        return len(used), len(methods)
     attributes = {
         one.attr
         for method in methods
