@@ -158,7 +158,7 @@ class Follower:
         self.failure = ""
         self.waits_for_version = 0
         """The follower sends no request until a record of this version has arrived."""
-        self._told = 0  # the high watermark in the answer that is being appended
+        self._told = (0, 0)  # epoch and high watermark of the answer that is being appended
         self._first_stored = 0
 
     @property
@@ -229,7 +229,7 @@ class Follower:
             return self.resumed()
         else:
             self.working = effect
-            self._told = answer.high_watermark
+            self._told = (answer.epoch, answer.high_watermark)
         return effect
 
     def stored(
@@ -248,8 +248,11 @@ class Follower:
         self._has(log_end, epochs)
         if side_version is not None:
             self.side_version = side_version
-        if appended:
-            self._see(self._told)
+        epoch, high_watermark = self._told
+        if appended and epoch >= self.record.unclean_epoch:
+            # If a leader was elected in the meantime that may lack acked records, it may have given
+            # up what the former leader had committed.
+            self._see(high_watermark)
         return self.resumed()
 
     def failed(self, log_end: int, epochs: EpochTable) -> None:

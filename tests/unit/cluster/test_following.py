@@ -255,6 +255,21 @@ def test_after_an_unclean_recovery_acked_records_may_be_cut() -> None:
     assert isinstance(old.answered(answer(diverging=(4, 7))), Fail), "it went through that one"
 
 
+@pytest.mark.parametrize(("unclean_epoch", "shown"), [(0, 11), (5, 11), (6, 8)])
+def test_an_unclean_recovery_during_an_append_may_have_given_up_its_records(
+    unclean_epoch: int, shown: int
+) -> None:
+    """`make simulate` found it: the former leader had committed to offset 12, and the new one
+    lacks these records."""
+    one = follower()
+    one.answered(answer(has_content=True, high_watermark=12))
+    after = t.failover(RECORD, {"a"}, "c")
+    assert after is not None
+    one.assigned(replace(after, unclean_epoch=unclean_epoch))
+    one.stored(11, (*TABLE, (5, 10)))
+    assert one.high_watermark == shown
+
+
 def test_a_copy_without_what_it_shares_with_the_leader_starts_again() -> None:
     """The place to cut has been deleted here, so no cut is possible."""
     one = follower(replace(OUT, unclean_epoch=5))
