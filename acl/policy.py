@@ -161,7 +161,7 @@ class Policy:
 
     def principal_of_certificate(self, names: Iterable[str]) -> str | None:
         """Return the principal of a verified certificate with these names (common name, alternative
-        names). None if not exactly one principal has these names."""
+        names); None if no principal has these names, or several principals have them."""
         found = {self._certificates[name] for name in names if name in self._certificates}
         return found.pop() if len(found) == 1 else None
 
@@ -170,7 +170,7 @@ class Policy:
 
     def credential(self, name: str, method: str) -> object:
         """Return the credential of `name` for this method (token, nkey, certificate, unix or
-        anonymous), for comparison with another policy. None if `name` cannot use this method."""
+        anonymous), for comparison with another policy; None if `name` cannot use this method."""
         principal = self._principals.get(name)
         if principal is None:
             return None

@@ -23,7 +23,8 @@ tombstone_retention, and only segments with the same horizon are merged. Otherwi
 compacted stream would merge old tombstones with new tombstones in each pass, and never drop a
 tombstone.
 
-This works like Kafka's LogCleaner. The class comment of LogCleaner describes the idea best.
+The rules are like those of Kafka's LogCleaner. The class comment of LogCleaner describes the idea
+best.
 """
 
 from __future__ import annotations

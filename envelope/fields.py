@@ -44,8 +44,8 @@ _ACK_SUBJECT = re.compile(r"(?!\$|liftlog\.)[!-)+\-,/-=?-~]+(?:\.[!-)+\-,/-=?-~]
 class Envelope(NamedTuple):
     """The content of an envelope. If `value` is None, the envelope is a tombstone and has a key.
 
-    A tuple, because each message needs an envelope, and the creation of a frozen dataclass takes
-    eight times as long.
+    It is a tuple, because each message needs an envelope, and the creation of a frozen dataclass
+    takes eight times as long.
     """
 
     value: bytes | None

@@ -77,7 +77,7 @@ _SAFE_IN_NAMES = "!#$&'()*+,/;<=>?@[]^`{|}"
 class Publish(NamedTuple):
     """The `Message` of api.proto, of which a publisher sets some fields.
 
-    In protobuf, an absent field and its default value are the same: no key is an empty key.
+    In protobuf, an absent field and its default value are the same: a missing key is an empty key.
     `offset` is the expected offset of the record; both -1 and the default 0 mean that no offset is
     expected.
     """

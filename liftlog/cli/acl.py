@@ -65,7 +65,7 @@ def _which_file(command: Decorated) -> Decorated:
 
 def _policy(file: Path | None, config: Path | None) -> Policy:
     """Return the policy of the ACL file that the options name. Raises UsageError if neither option
-    names one; raises ConfigError."""
+    names a file; raises ConfigError."""
     from liftlog.settings import load_settings
     from liftlog.settings.load import load_policy
 

@@ -1,4 +1,4 @@
-"""`liftlog context`: add, use, ls, info, rm: names for daemons and their logins."""
+"""`liftlog context`: add, choose, list, show and remove names for daemons and their logins."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ def info(name: str | None) -> None:
 @output_option
 @debug_option
 def rm(name: str) -> None:
-    """Remove the context NAME. This has no effect on the daemon.
+    """Remove the context NAME. The command has no effect on the daemon.
 
     \b
     Example:

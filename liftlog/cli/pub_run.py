@@ -428,7 +428,7 @@ def not_connected(servers: Sequence[str], error: NatsUnavailable) -> Problem:
 
 
 def _or_lost(publisher: Publisher, error: LiftlogError) -> LiftlogError:
-    """Return an error for the lost connection if `error` has this cause; otherwise return
+    """Return an error for the lost connection if it was the cause of `error`; otherwise return
     `error`."""
     if not publisher.closed and not isinstance(error, NatsUnavailable | NotPublished):
         return error

@@ -364,7 +364,7 @@ _WAY_BACK = {
 
 
 def _show_recording(found: StreamInfo, done: str) -> None:
-    """Print `done`, a sentence that names the reason just removed, and the remaining reasons why
+    """Print the sentence `done`, which names the removed reason, and then the remaining reasons why
     the stream refuses messages."""
     left = [way for switch, way in _WAY_BACK.items() if found.settings.get(switch)]
     _show(found, done if left else "records again")

@@ -151,8 +151,8 @@ def _range(bad: dict[str, Any]) -> str:
 
 
 def describe_compaction(found: Mapping[str, Any]) -> list[str]:
-    """Return the lines for `stream info`; empty for a stream that was never compacted and is not
-    configured to be."""
+    """Return the lines for `stream info`; empty for a stream that was never compacted and has no
+    compaction in its settings."""
     state = found.get("state", "off")
     removed_below = found.get("tombstones_removed_below", 0)
     lines = []

@@ -303,7 +303,7 @@ class Publisher:
     @property
     def closed(self) -> str:
         """The reason why the publisher can no longer publish, for example that the connection to
-        NATS was closed for good. Empty while the publisher is open."""
+        NATS was closed for good; empty while the publisher is open."""
         return self._closed
 
     def resume(self, last_sequence: int | None = None) -> None:

@@ -85,7 +85,7 @@ class _Copy:
 
     start: int
     caught_up: float | None
-    """Time at which the follower last had all changes; None if this is not known yet."""
+    """Time at which the follower last had all changes; None if the time is not known yet."""
     written: int = _NOTHING
     synced: int = _NOTHING
     heard: float = -math.inf
@@ -351,7 +351,8 @@ class FollowerStates:
         self.position = self.position._replace(written=number, cursor=cursor)
 
     def synced(self, base: int, number: int) -> bool:
-        """Record that the changes up to `number` are synced. Returns True if this is news."""
+        """Record that the changes up to `number` are synced. Returns True if more changes are
+        synced than before."""
         has = self.position
         if has is None or has.base != base or number <= has.synced:
             return False

@@ -125,7 +125,7 @@ class _Sight:
 
     heard: float
     lost: float | None = None
-    """Time at which the last connection ended. None while there is a connection, and before the
+    """Time at which the last connection ended; None while there is a connection, and before the
     first connection."""
     is_refused: bool = False
     """True if the node's machine refuses connections, because no process listens there."""

@@ -37,8 +37,8 @@ def end_of_epoch(epochs: EpochTable, epoch: int, log_end: int) -> tuple[int, int
 
 
 def begin_epoch(epochs: EpochTable, epoch: int, log_end: int) -> EpochTable:
-    """Return the table for a leader that appends from `log_end` on. Drops an epoch without
-    records."""
+    """Return the table for a leader that appends from `log_end` on. The result omits an epoch
+    without records."""
     return (*cut(epochs, log_end), (epoch, log_end))
 
 
@@ -56,8 +56,8 @@ def between(epochs: EpochTable, first: int, end: int) -> EpochTable:
 def extend(epochs: EpochTable, more: EpochTable) -> EpochTable:
     """Return the table of a log after the offsets that `more` describes have been appended to it.
 
-    Drops an epoch without records, whose leader appended nothing: the next epoch begins at the same
-    offset. Records from another leader may belong to an older epoch.
+    The result omits an epoch without records, whose leader appended nothing: the next epoch begins
+    at the same offset. Records from another leader may belong to an older epoch.
     """
     if not more:
         return epochs

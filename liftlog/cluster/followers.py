@@ -26,11 +26,11 @@ class FetchRequest:
     side_version: int = 0
     """Version of the side state that the follower has stored."""
     mark: Mark | None = None
-    """Mark of the stream's record that the follower has stored durably. None if the follower's
-    version of liftlog does not send a mark; its confirmations count, too."""
+    """Mark of the stream's record that the follower has stored durably; None if the follower's
+    version of liftlog does not send a mark; the confirmations of such a follower count, too."""
     leader_mark: Mark | None = None
     """The version of the metadata record that this leader sent last, and the checksum of this
-    version in the follower's history (0 if the history lacks the version). None if the node does
+    version in the follower's history (0 if the history lacks the version); None if the node does
     not send this field."""
     is_full: bool = False
     """True if the follower's disk was too full for the last answer."""

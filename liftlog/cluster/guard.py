@@ -2,8 +2,8 @@
 
 A store can be lost, or restored from an older copy. A record in the store is then missing, or is
 older than the record that nodes have acted on. A node that detects the loss does not lead, and
-elects no leader, on the basis of the old record. The nodes store the newest record that any of them
-still has again, in a new epoch and without a leader.
+elects no leader, on the basis of the old record. The nodes then write a record into the store
+again: the newest one that any of them still has, in a new epoch and without a leader.
 
 If other nodes do not detect the loss, and continue from the older copy, the record has two
 histories, and one history must be discarded. Two rules ensure that no acked message is lost in this
@@ -63,9 +63,9 @@ def restored(
 ) -> StreamMetadata | None:
     """Return the record to store in place of `stored`.
 
-    Returns None while this could lose acked messages, or if no node has a newer record. `heard`
-    maps each node that has answered to its state of the stream, or to None if it has no such
-    stream; `unheard` are the other nodes of the cluster.
+    Returns None while storing a record could lose acked messages, or if no node has a newer record.
+    `heard` maps each node that has answered to its state of the stream, or to None if it has no
+    such stream; `unheard` are the other nodes of the cluster.
     """
     known = {node: one.record for node, one in heard.items() if one is not None}
     newer = [one for one in known.values() if is_regressed(one, stored)]

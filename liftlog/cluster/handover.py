@@ -230,8 +230,8 @@ class Taker(Generic[T]):
         self.problem = ""
         """Reason why this node cannot take over; empty if it can."""
         self.is_relied_on = False
-        """True once the giver may stop receiving messages. If this node is stopping, it first
-        completes the handover while this is True. Otherwise it declines the handover."""
+        """True once the giver may stop receiving messages. A node that is stopping first completes
+        the handover if this attribute is True, and declines the handover otherwise."""
         self._since: float | None = None
         self._held: list[_Held[T]] = []
         self._held_bytes = 0

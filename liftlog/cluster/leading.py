@@ -274,12 +274,12 @@ class Leader:
 
     def propose(self, now: float, stopping: Collection[str] = ()) -> Change | None:
         """Return the change of the record that must be committed by compare-and-set: a change of
-        the ISR, or the end of a reassignment. None if nothing is due. Nodes that are `stopping` are
+        the ISR, or the end of a reassignment; None if nothing is due. Nodes that are `stopping` are
         not added, because acks would wait for a node that is about to leave.
 
-        From now on the high watermark waits for the nodes of the old and the new record. This ends
-        when `adopt` receives a newer version: the change was made, or can no longer be made. Until
-        then the method returns the same change: a second attempt settles an unknown outcome.
+        From now on the high watermark waits for the nodes of the old and the new record, until
+        `adopt` receives a newer version: the change was made, or can no longer be made. Until then
+        the method returns the same change, because a second attempt settles an unknown outcome.
         """
         if self.resigned or self.is_settled:
             return None
@@ -389,7 +389,7 @@ class Leader:
 
     def _has_agreed(self, follower: FollowerState) -> bool:
         """Return True if the follower has received the in-sync set. If the follower's record is
-        newer than the leader's, the follower's own mark cannot show this. In this case
+        newer than the leader's, the follower's own mark is not sufficient. In this case
         `leader_mark` shows whether the newer record follows the leader's record."""
         told = follower.leader_mark
         return self._agrees(follower.mark) or (told is not None and self._agrees(told))

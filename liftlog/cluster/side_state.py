@@ -34,8 +34,8 @@ def begin(epoch: int, version: int) -> int:
 
 
 def is_outdated(epoch: int, stored: int, told: int | None) -> bool:
-    """Return True if a follower that has stored the version `stored` has already got a newer
-    version than `told` from the leader of `epoch`.
+    """Return True if `stored`, the version that a follower has stored, is newer than `told` and
+    comes from the leader of `epoch`.
 
     A version from a former leader never counts as newer, because a state that only this follower
     received is dropped.

@@ -1,7 +1,7 @@
 """Interface of the metadata store: seven calls on keys and values.
 
 Only compare-and-set (CAS) decides between writers. The result of a read may be outdated when it
-arrives; the next CAS detects this. Revisions are valid only within one store: they begin again when
+arrives; the next CAS then fails. Revisions are valid only within one store: they begin again when
 the store is created again. Therefore leaders are fenced by the version and the epoch inside the
 record, never by a revision.
 """
@@ -144,7 +144,7 @@ class MetaStore(Protocol):
         until cancelled.
 
         Reports are hints: they may come late, and of several changes of a key only the last may be
-        reported. If the store is unavailable meanwhile, this is logged and the watch continues.
+        reported. While the store is unavailable, the watch logs the problem and continues.
         """
         ...
 

@@ -163,8 +163,8 @@ def recover(
 ) -> StreamMetadata | None:
     """Make `node` the leader although its copy may lack acked records (unclean recovery).
 
-    This is permitted only if no known copy is complete: an operator declares each member of `isr`
-    and `eligible` as lost by naming it in `lost`. Returns None if `node` leads already.
+    The recovery is permitted only if no known copy is complete: an operator declares each member of
+    `isr` and `eligible` as lost by naming it in `lost`. Returns None if `node` leads already.
     """
     _check_exists(record)
     if record.leader == node:
@@ -279,7 +279,7 @@ def transfer(record: StreamMetadata, node: str) -> StreamMetadata | None:
 
 def successor(record: StreamMetadata) -> str | None:
     """Return the node to which the leader must hand over, because the pending reassignment removes
-    the leader's replica, and this is the last remaining step. None otherwise."""
+    the leader's replica, and the handover is the last remaining step; None otherwise."""
     if record.leader is None or record.leader not in record.removing or not _can_complete(record):
         return None
     return record.in_order(_without(record.isr, record.removing))[0]

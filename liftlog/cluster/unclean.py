@@ -1,7 +1,7 @@
 """Chooses the leader without an operator when no copy is known to have every acked record.
 
-This is used only in clusters whose configuration enables it. Acked records that are missing in the
-chosen copy are lost.
+The module is used only in clusters whose configuration enables it. Acked records that are missing
+in the chosen copy are lost.
 """
 
 from __future__ import annotations

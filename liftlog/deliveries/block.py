@@ -148,8 +148,8 @@ class Block:
 
     def places_of_run(self, offsets: Ints) -> Index | None:
         """Return the places of contiguous offsets. Returns None for other offsets, and if the block
-        has gaps or lacks some of the offsets. This is the usual case, because most workers ack the
-        messages of a pull in order."""
+        has gaps or lacks some of the offsets. Contiguous offsets are the usual case, because most
+        workers ack the messages of a pull in order."""
         count, place = len(offsets), int(offsets[0]) - self.offsets.base
         is_here = self.offsets.is_contiguous and 0 <= place <= self.size - count
         if not is_here or int(offsets[-1]) - int(offsets[0]) != count - 1:

@@ -315,7 +315,7 @@ class Consumer:
         self._is_paused = self.state.settings.is_paused(now_ns)
 
     def figures(self, now_ns: int) -> Figures:
-        """Return the figures of INFO. As in JetStream, this ends pulls that have expired."""
+        """Return the figures of INFO. Like JetStream, also end the pulls that have expired."""
         self._instructions += self._pulls.expire(now_ns)
         state = self.state
         return Figures(

@@ -10,7 +10,7 @@ import numpy as np
 from liftlog.deliveries.columns import NO_INTS, Bools, Ints
 
 _SLACK = 4096
-"""The queue is compacted if it has more stale entries than other entries, by more than this
+"""The queue is compacted if its stale entries outnumber its other entries by more than this
 number."""
 
 _SLICE = 1024

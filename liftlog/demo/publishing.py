@@ -297,7 +297,7 @@ def find_repeats(values: Iterable[bytes], records: Sequence[Record]) -> list[str
 
 def find_disorder(records: Sequence[Record]) -> list[str]:
     """Return the places where offsets do not increase by one. The demo's streams have no compaction
-    and no retention, so there are no such places without a defect."""
+    and no retention, so each such place shows a defect."""
     offsets = [record.offset for record in records]
     return [
         f"offset {after} follows {before}"

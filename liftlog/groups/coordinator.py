@@ -60,8 +60,8 @@ logger = logging.getLogger("liftlog.groups")
 
 _MAX_WAITING = 50_000
 _LOOK_SECONDS = 2e-6
-"""Minimum time between two scans of all sessions, per member. A scan takes a tenth of this time. So
-scans never use more than a tenth of the processor, even with many members."""
+"""Minimum time between two scans of all sessions, in seconds per member. A scan takes a tenth of
+this time. So scans never use more than a tenth of the processor, even with many members."""
 
 
 @dataclass(slots=True)

@@ -92,7 +92,8 @@ class FilePool:
 
     def read_now(self, path: Path, buffer: bytearray, position: int) -> bool:
         """Fill the buffer from `position` of a file that is open and in memory. Returns False if
-        that would wait for a disk, also if another thread opens a file. Raises OSError."""
+        the read would wait for a disk, or for another thread that is opening a file. Raises
+        OSError."""
         if not self._lock.acquire(blocking=False):
             return False
         try:

@@ -338,7 +338,7 @@ class LogState:
 
 
 def _index_from(segments: Sequence[Segment], offset: int) -> int:
-    """Return the index of the first segment that begins at or after `offset`."""
+    """Return the place, in `segments`, of the first one that begins at or after `offset`."""
     return bisect_left(segments, offset, key=lambda segment: segment.base_offset)
 
 

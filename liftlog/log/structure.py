@@ -305,8 +305,8 @@ class LogStructure:
 def _listed(
     state: LogState, files: Sequence[str], lineage: str | None
 ) -> tuple[int, Sequence[Segment]]:
-    """Return the sealed segments of these files and the index of the first. Raises
-    SegmentsChanged."""
+    """Return the sealed segments of these files, and the place of the first one among all segments.
+    Raises SegmentsChanged."""
     # A job that began before a truncation has read records that the log no longer contains.
     if lineage is not None and lineage != state.view.manifest.lineage:
         raise SegmentsChanged(f"{state.name} was truncated meanwhile")

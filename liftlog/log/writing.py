@@ -28,7 +28,7 @@ from liftlog.records.encode import EncodedBatch
 from liftlog.records.place import Epochs
 
 MAX_NOTED_ENDS = 4096
-"""Maximum number of noted ends of uncommitted appends. Above it, every second end is dropped."""
+"""Maximum number of noted ends of uncommitted appends; above it, every second end is dropped."""
 
 _RESERVED_NS = 60_000_000_000
 """In a mode that acks before the sync, reserved offsets should last 1 to 10 times this long

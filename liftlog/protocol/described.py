@@ -59,7 +59,7 @@ class StreamInfo(Described):
     subject: str = ""
     """All subjects in one line. With several subjects, this text is not a pattern."""
     subjects: list[str] = field(default_factory=list)
-    """The subject patterns of the stream. Empty in the answer of an older daemon, which supports
+    """The subject patterns of the stream; empty in the answer of an older daemon, which supports
     one subject per stream; see `recorded_subjects`."""
     queue_group: str | None = None
     state: str = "unknown"
@@ -155,7 +155,7 @@ class DaemonInfo(Described):
       `next_step`. The list has at most 20 entries of each kind. If a kind has more, an entry
       without `subject` has the number of omitted entries.
     - `warnings`: maps the names of conditions that do not affect readiness to their texts.
-    - `nodes`: addresses of the pull sockets of the daemon's cluster, including its own. Empty if
+    - `nodes`: addresses of the pull sockets of the daemon's cluster, including its own; empty if
       the daemon does not belong to a cluster.
     """
 

@@ -103,8 +103,8 @@ _FIXED_SIZES = _fixed_sizes()
 
 
 def _check_shape(data: bytes, max_values: int) -> None:
-    """Raise BadRequest for a map that must not reach the decoder, because the decoder allocates an
-    array of the declared length before it has read an entry, at any depth.
+    """Raise BadRequest for a map that must not reach the decoder, because the decoder allocates
+    every array, at any depth, with its declared length before it has read an entry.
 
     Examines only the first bytes of each value, and at most `max_values` values. For a map that
     passes, the decoder needs at most a small multiple of the frame's bytes.

@@ -29,8 +29,8 @@ class GroupInfo(Described):
     `session_ms`, `principal` and `lag`.
 
     `owners` and `offsets` have one entry for each slot: the name of the member that owns the slot
-    ("" if no member owns it), and the next offset to read (0: the log start). `list_groups` leaves
-    both empty.
+    ("" if no member owns it), and the next offset to read (0 is the log start). `list_groups`
+    leaves both empty.
 
     `lag` is the number of offsets between the slot that is farthest behind and the high watermark;
     None if the answering node cannot read the stream.
@@ -132,7 +132,7 @@ class ListGroups(Message):
 
 
 class SeekGroup(Message):
-    """Moves a group without members: all its slots continue at `offset` (0: at the log start)."""
+    """Moves a group without members: all its slots continue at `offset` (0 is the log start)."""
 
     KIND: ClassVar[str] = "groupseek"
     REPEATABLE: ClassVar[bool] = True

@@ -64,7 +64,8 @@ class Replicate(Message):
     leader sent last, and the checksum of that version in the node's history of the record; each is
     0 if it is not known. `full` is True if the last answer was not stored because the disk is full.
     `old_consumers` is True if the node has states of consumers with acks that may differ from this
-    leader's. None if the node's version of liftlog does not support consumers with acks.
+    leader's; `old_consumers` is None if the node's version of liftlog does not support consumers
+    with acks.
     """
 
     KIND: ClassVar[str] = "replicate"
@@ -316,8 +317,8 @@ class ClusterInfo(Described):
     """True if the answering node could not reach the metadata store until its session ended. In
     this case its answers may be old, and changes are not possible."""
     node: str = ""
-    """The answering node. The offsets in the answer are its own. Empty in an answer of an older
-    version."""
+    """The answering node; empty in an answer of an older version. The offsets in the answer are its
+    own."""
 
     @property
     def members(self) -> list[ClusterNode]:

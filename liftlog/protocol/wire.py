@@ -125,7 +125,7 @@ class _MessageClass(type):
 
 def _first_call(self: Message, *values: Any, **named: Any) -> None:
     """Compile the constructor of the message's class, and call it. A process makes messages of few
-    classes, so none is compiled at import."""
+    classes, so no constructor is compiled at import."""
     cls: Any = type(self)
     cls.__init__ = _constructor(cls)
     cls.__init__(self, *values, **named)

@@ -1,6 +1,6 @@
 """CRC-32C of bytes. The package `crc32c` is imported for the first checksum.
 
-At import, `crc32c` looks up its own version. This loads the parser of e-mails, `zipfile` and
+At import, `crc32c` looks up its own version. The look-up loads the parser of e-mails, `zipfile` and
 `argparse`, and took a sixth of the time of `import liftlog.client`, which computes no checksum.
 """
 

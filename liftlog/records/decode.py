@@ -84,8 +84,8 @@ class RecordBatch:
     def __init__(self, view: memoryview, header: BatchHeader, stored: memoryview) -> None:
         self.header = header
         self.stored = stored
-        """The bytes of the whole batch as they are in its file, even after a trim. This is a view,
-        not a copy."""
+        """The bytes of the whole batch as they are in its file, even after a trim. The bytes are a
+        view, not a copy."""
         self._view = view  # exactly this batch, with its columns uncompressed
         self._lo = 0
         self._hi = header.record_count
@@ -243,8 +243,8 @@ class RecordBatch:
     def value_views(self) -> list[memoryview | None]:
         """Return the payloads as views into the batch, without a copy; None for a tombstone.
 
-        This is faster than `values` for values larger than 512 bytes, because it does not allocate
-        a copy of each value.
+        The method is faster than `values` for values larger than 512 bytes, because it does not
+        allocate a copy of each value.
         """
         data, ends = self.value_column()
         views = [data[a:b] for a, b in pairwise(ends)]
@@ -254,7 +254,8 @@ class RecordBatch:
         return [view if flag else None for view, flag in zip(views, flags, strict=True)]
 
     def records(self) -> list[Record]:
-        """Return one object per record. This is convenient, but it is the slowest way to read."""
+        """Return one object per record. The method is convenient, but it is the slowest way to
+        read."""
         fields = zip(
             self.offsets(),
             self.timestamps_ns(),

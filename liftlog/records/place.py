@@ -76,8 +76,8 @@ class Place:
             self.epoch = max(epoch, self._listed_epoch())
 
     def accept(self, header: BatchHeader) -> bool:
-        """Call `holds` and, if it returns True, `pass_by`. This is one method for speed, because
-        every read calls it for each batch."""
+        """Call `holds` and, if it returns True, `pass_by`. The two calls are one method for speed,
+        because every read calls it for each batch."""
         base_offset, epoch = header.base_offset, header.leader_epoch
         following = base_offset + header.last_offset_delta + 1
         if base_offset != self.offset or epoch < self.epoch or following > self._end:

@@ -1,6 +1,6 @@
 """Makes a batch without some of its columns from a stored batch.
 
-Copies the remaining columns without decoding them. This takes a tenth of the time of
+Copies the remaining columns without decoding them. The copy takes a tenth of the time of
 `Selection.project`, which decodes and encodes the columns.
 """
 

@@ -48,8 +48,8 @@ id and the ack policy; or the fields that an Ack of Liftbridge repeats."""
 class AckFormat:
     """The format of one stream's acks.
 
-    An ack contains `durability` if it is weaker than fsync. It contains the policy "leader" if this
-    is the stream's default (`policy`). Answers to `Asked` contain epoch and policy.
+    An ack contains `durability` if it is weaker than fsync. It contains the policy "leader" if that
+    policy is the stream's default (`policy`). Answers to `Asked` contain epoch and policy.
     """
 
     def __init__(

@@ -44,7 +44,8 @@ def sources_of(
     settings: HttpSettings,
     max_connections: int,
 ) -> Sources:
-    """Return the parts of a daemon that have counters, among them new ones of the HTTP port."""
+    """Return the parts of a daemon that have counters. The parts of the HTTP port are created
+    here."""
     guard = ConnectionGuard(
         max_connections=max_connections, timeout_seconds=settings.timeout_seconds
     )

@@ -30,7 +30,8 @@ class LateHttp:
     the start; its server follows later."""
 
     def __init__(self, make: Callable[[], HttpServer]) -> None:
-        """`make` creates the server. It may import its modules: they are then loaded."""
+        """`make` creates the server. It may import the server's modules, which are loaded before
+        the call."""
         self._make = make
         self._port: HttpPort | None = None
         self._server: HttpServer | None = None

@@ -90,8 +90,8 @@ def check_stream(stream: StreamSettings, at: KeyPath = ()) -> Iterator[Finding]:
 
 
 def check_history(stream: StreamSettings, at: KeyPath = ()) -> Iterator[Finding]:
-    """Check the history of a bucket. For an existing stream this is no finding, because the stream
-    must open; it gets a warning."""
+    """Check the history of a bucket. For an existing stream a wrong history is no finding, because
+    the stream must open; the stream gets a warning."""
     own = stream.jetstream
     history = None if own is None else own.max_msgs_per_subject
     compaction = stream.compaction

@@ -64,7 +64,7 @@ class RangeReader(DataSourceReader):
 
 
 class PushdownReader(RangeReader):
-    """A reader with `pushFilters`. A separate class, because Spark accepts a reader with
+    """A reader with `pushFilters`. It is a separate class, because Spark accepts a reader with
     `pushFilters` only if a setting of Spark allows pushdown."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802

@@ -59,7 +59,7 @@ def parse_columns(text: str | None, *, include_headers: bool) -> tuple[str, ...]
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return the end of an error text, such as `; did you mean 'subject'?`. Empty if no known name
+    """Return the end of an error text, such as `; did you mean 'subject'?`; empty if no known name
     is similar."""
     by_folded = {one.lower(): one for one in known}
     near = difflib.get_close_matches(name.lower(), by_folded, n=1, cutoff=0.6)

@@ -28,8 +28,8 @@ from liftlog.spark.columns import (
 from liftlog.spark.newest import HeldRecords, Places, newest_of_each, split_flags
 
 MOST_BYTES = 16 * 1024 * 1024
-"""Maximum number of bytes of the log that are decoded together. This limits the memory of a task,
-regardless of `rowsPerBatch`."""
+"""Maximum number of bytes of the log that are decoded together. The number limits the memory of a
+task, regardless of `rowsPerBatch`."""
 
 _RUN_ROWS = 40_000
 _RUN_BYTES = 8 * 1024 * 1024
@@ -42,8 +42,8 @@ class RowDecoder:
     """Makes the rows of one range of offsets.
 
     With `subject`, only records whose subject matches this pattern become rows. With `compact`,
-    only the newest of these records for each key, which may be a tombstone, and all records without
-    a key become rows.
+    only the newest of these records for each key becomes a row, even if it is a tombstone; each
+    record without a key becomes a row.
     """
 
     def __init__(
@@ -136,8 +136,9 @@ class RowDecoder:
             yield run
 
     def _has_none(self, batch: Batches) -> bool:
-        """Return True if no record of the batch has a wanted subject. Always False for small
-        batches, because decoding many of them together takes less time than checking each."""
+        """Return True if no record of the batch has a wanted subject. The result is always False
+        for small batches, because decoding many of them together takes less time than checking
+        each."""
         if self._reaches is None or not isinstance(batch, RecordBatch):
             return False
         return not any(map(self._reaches, subject_names(batch)))

@@ -9,10 +9,10 @@ reading it at once.
 
 For a read by Spark, the lease lasts as long as a task renews it (`TaskLease`). Each task renews it
 once more after its last record, and reports that its part is finished; after the last part the
-daemon ends the lease. A task that stops early, for example because of `limit`, reports this. (A
-task in Python cannot report it, because Spark kills its process.) If there is a second action on
-the same plan, or if Spark repeats a stage, a task can also run after the lease has ended. Such a
-task needs no lease as long as compaction and retention have changed nothing in the range
+daemon ends the lease. A task that stops early, for example because of `limit`, reports its end,
+too. (A task in Python cannot report its end, because Spark kills its process.) If there is a second
+action on the same plan, or if Spark repeats a stage, a task can also run after the lease has ended.
+Such a task needs no lease as long as compaction and retention have changed nothing in the range
 (`may_go_on`).
 
 For an export, a thread of the driver renews the lease during the whole run (`RenewedLease`).

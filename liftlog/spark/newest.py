@@ -29,8 +29,8 @@ _SMALL_BATCH_BYTES = 2048
 """Mean size, in bytes, below which batches take more memory as objects than as decoded rows."""
 
 _MOST_KEY_BYTES = 2**30
-"""A binary column of Arrow has 31-bit positions. Maximum number of bytes of keys in such a column.
-A larger column of keys is converted to a column with 63-bit positions."""
+"""Maximum number of bytes of keys in a binary column of Arrow, which has 31-bit positions. A larger
+column of keys is converted to a column with 63-bit positions."""
 
 
 def newest_of_each(keys: Sequence[pa.Array], offsets: Offsets | None = None) -> Flags:

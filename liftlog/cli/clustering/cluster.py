@@ -97,10 +97,10 @@ def init(
     a cluster.
 
     If the store was lost, and you have no backup of it, run the command with --again on the machine
-    of a node. Then start all nodes. The nodes write the metadata that they have received before
-    into the new store. If a store was created by mistake in place of the lost one, --again assigns
-    this store to the cluster. If some nodes are also lost, `liftlog cluster restore-metadata`
-    restores the metadata without them.
+    of a node. Then start all nodes. The nodes write the metadata that they already have into the
+    new store. If a store was created by mistake in place of the lost one, --again assigns this
+    store to the cluster. If some nodes are also lost, `liftlog cluster restore-metadata` restores
+    the metadata without them.
 
     \b
     Examples:

@@ -1,4 +1,5 @@
-"""`liftlog consumer`: add, ls, info, edit, pause, resume, reset, rm: consumers with acks."""
+"""`liftlog consumer`: add, list, show, edit, pause, resume, reset and delete consumers with
+acks."""
 
 from __future__ import annotations
 

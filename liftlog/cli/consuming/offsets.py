@@ -1,4 +1,4 @@
-"""`liftlog offsets`: ls, get, seek, rm: the positions at which consumers continue."""
+"""`liftlog offsets`: list, show, move and delete the positions at which consumers continue."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def _consumer_first(client: SyncClient, command: str, consumer: str, stream: str
 
 def _oldest_unread(client: SyncClient, found: Checkpoint) -> str:
     """Return the time at which the consumer's next record arrived, as a measure of the consumer's
-    delay. Empty if there is no next record, or if the user may not read it."""
+    delay; empty if there is no next record, or if the user may not read it."""
     if not found.lag or found.problem:
         return ""
     try:

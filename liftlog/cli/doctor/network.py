@@ -245,7 +245,7 @@ async def _refused(settings: Settings, client: Any, errors: list[str]) -> dict[s
 
 
 async def _jetstream_subjects(client: Any) -> dict[str, list[str]] | None:
-    """Return the subjects of each JetStream stream. None if there is no JetStream, or if it may not
+    """Return the subjects of each JetStream stream; None if there is no JetStream, or if it may not
     be queried."""
     found: dict[str, list[str]] = {}
     try:

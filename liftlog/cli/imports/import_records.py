@@ -201,7 +201,7 @@ def parquet(
 ) -> None:
     """Copy the rows of Parquet FILEs into STREAM, each as JSON.
 
-    This needs pyarrow: pip install 'liftlog[arrow]'.
+    The command needs pyarrow: pip install 'liftlog[arrow]'.
 
     \b
     Examples:

@@ -297,7 +297,7 @@ class JetStream:
     """Reads the messages of a JetStream stream, up to the end that it has when the copy begins.
 
     With `key_from_subject`, the subject is also the key, and JetStream's messages for deleted keys
-    become tombstones. `strip` is removed from the beginning of subjects that have it.
+    become tombstones. Subjects that begin with `strip` are stored without it.
     """
 
     servers: list[str]

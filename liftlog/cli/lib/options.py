@@ -207,8 +207,8 @@ def want_json() -> None:
 
 
 def output_format() -> str:
-    """Return the output format. This is `template` or `fields` if the user chose one of these, else
-    one of OUTPUTS. For `wide` the result is `table`, and `wide_wanted` returns True."""
+    """Return the output format: `template` or `fields` if the user chose one of these, else one of
+    OUTPUTS. For `wide` the result is `table`, and `wide_wanted` returns True."""
     chosen = _chosen_output()
     if chosen_template() is not None:
         return "template"

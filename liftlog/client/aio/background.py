@@ -31,8 +31,8 @@ class Background(Generic[Result]):
 
     @property
     def ending(self) -> bool:
-        """True after `stop` was called: the work then has to end. Always False for a task, because
-        `stop` cancels the task."""
+        """True after `stop` was called: the work then has to end. The value is always False for a
+        task, because `stop` cancels the task."""
         return False
 
     async def pause(self, seconds: float) -> None:

@@ -86,10 +86,10 @@ class Link(BaseLink):
         """Wait until `ahead` may have a batch, and return True; return False at the deadline (by
         time.monotonic).
 
-        The waiting task receives the bytes itself, instead of the event loop. So with many
-        connections each task examines its bytes right after it has received them, while they are in
-        the processor's cache. If the task is cancelled before it receives, no bytes are lost: the
-        loop reports the socket as readable again.
+        The waiting task receives the bytes, not the event loop. So with many connections each task
+        examines its bytes right after it has received them, while they are in the processor's
+        cache. If the task is cancelled before it receives, no bytes are lost: the loop reports the
+        socket as readable again.
         """
         if deadline is not None and time.monotonic() >= deadline:
             return False

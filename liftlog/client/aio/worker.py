@@ -140,7 +140,7 @@ class Worker(Working, ConsumingBlock[WorkBatch]):
         """Return messages, which are then delivered again after `delay` seconds. The effect is
         durable on return.
 
-        During the delay the messages count as pending for `max_ack_pending`.
+        During the delay the messages count towards `max_ack_pending`.
         """
         await self._acknowledge(NAK, what, delay)
 

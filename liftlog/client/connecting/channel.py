@@ -56,7 +56,7 @@ class Channel(Protocol):
         ...
 
     def wake_at(self, count: int, /) -> None:
-        """Let the socket become readable only after `count` bytes have arrived. This only saves
+        """Let the socket become readable only after `count` bytes have arrived. The call only saves
         wake-ups: the socket may become readable earlier."""
         ...
 

@@ -99,8 +99,9 @@ def may_repeat(message: Message, exchange: Exchange, *, refused: bool) -> bool:
 
 
 def may_pass(error: LiftlogError) -> bool:
-    """Return True if another attempt to connect may succeed. This includes a limit on connections:
-    the daemon may not have detected yet that the old connections are closed."""
+    """Return True if another attempt to connect may succeed. Also returns True if the limit on
+    connections was reached: the daemon may not have detected yet that the old connections are
+    closed."""
     return error.retriable or isinstance(error, LimitExceeded)
 
 

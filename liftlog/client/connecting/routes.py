@@ -33,8 +33,8 @@ _CHECKPOINTS: tuple[type[Message], ...] = (
 
 
 def key_of(message: Message) -> str:
-    """Return the key of a request, for example its stream. The same node answers all requests with
-    the same key. Empty if any node can answer the request."""
+    """Return the key of a request, for example its stream; empty if any node can answer the
+    request. The same node answers all requests with the same key."""
     if isinstance(message, _CHECKPOINTS):
         return ""
     return stream_key(getattr(message, "stream", ""), getattr(message, "replica", None))

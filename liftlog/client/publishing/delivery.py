@@ -42,8 +42,8 @@ _ANY = ""
 _DEPENDS_ON_THE_MOMENT = frozenset({10077, 10109, 10167})
 """Codes of refusals that depend on the time of the attempt: paused, disk full, read-only,
 overloaded. After such a refusal an earlier attempt may still have been stored. All other refusals
-also prove that no earlier attempt was stored. For most of these codes, the reason is the message
-itself. For 10070 and 10071, the stream has first checked that the message is no duplicate."""
+also prove that no earlier attempt was stored: most of them refuse the message for its own content,
+and before a refusal with 10070 or 10071 the stream has checked that the message is no duplicate."""
 
 
 class Delivery:

@@ -119,8 +119,8 @@ class PublisherLink:
 
     def error_since(self, start: float) -> Exception | None:
         """Return the last error that NATS has reported since `start`, such as a missing permission;
-        None if there is no such error. Always None on a connection of the caller, because nats-py
-        reports errors to the owner of the connection."""
+        None if there is no such error. The result is always None on a connection of the caller,
+        because nats-py reports errors to the owner of the connection."""
         return self.last_error if self._last_error_at >= start else None
 
     @property

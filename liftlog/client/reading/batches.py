@@ -94,7 +94,7 @@ class ArrivingBatches:
         return self.next(arrived_bytes)
 
     def next(self, arrived_bytes: int) -> RecordBatch | None:
-        """Return the next batch. None if there are no more batches, or the batch has not arrived
+        """Return the next batch; None if there are no more batches, or the batch has not arrived
         completely.
 
         Raises CorruptRange if the body of a batch fails its check; the next call continues after
@@ -183,7 +183,7 @@ class ArrivingBatches:
         return needed <= arrived_bytes
 
     def _header_at(self, position: int) -> BatchHeader | None:
-        """Return the header of a batch whose body is damaged. None if the header is damaged, too,
+        """Return the header of a batch whose body is damaged; None if the header is damaged, too,
         or the batch does not begin where the previous one ends."""
         try:
             header = parse_header(self._body, position)

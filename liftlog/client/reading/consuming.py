@@ -42,7 +42,7 @@ FIRST_OFFSET = 1
 
 
 class Progress:
-    """The progress of a consumer. A checkpoint is due after `every` records or `interval` seconds;
+    """The progress of a consumer. A checkpoint is due after `every` records or `interval` seconds.
     A limit of None is switched off."""
 
     def __init__(self, every: int | None, interval: float | None, *, exclusive: bool) -> None:

@@ -73,7 +73,7 @@ class OpenAnswers:
 
     def first_unread(self) -> int | Reset | None:
         """Return the offset of the first record that was not returned yet. If a `Reset` precedes
-        this record, return the `Reset`. None if nothing has arrived."""
+        this record, return the `Reset`; None if nothing has arrived."""
         if self.current is not None:
             return self.current.next_offset
         for item in self.waiting:

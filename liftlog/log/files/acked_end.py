@@ -68,8 +68,8 @@ def read_acked_end(
 ) -> AckedEnd | None:
     """Read the slot's entry for that lineage; None if the slot holds nothing usable.
 
-    Changes nothing. Raises OSError if the file exists and cannot be read. The error means that the
-    entry is lost only if `is_unreadable` is true for the error.
+    Changes nothing. Raises OSError if the file exists and cannot be read. If `is_unreadable` is
+    true for the error, the entry is lost; after any other error it may still be readable later.
     """
     return _read(fs, directory / ACKED_END_NAME, crc32c(lineage.encode()), _boot_crc(boot_id))[0]
 

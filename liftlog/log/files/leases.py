@@ -51,8 +51,8 @@ MAX_LEASES_PER_PRINCIPAL = 50
 """Maximum number of leases of one principal on a stream, so that other principals can get leases,
 too."""
 EXPORT_LEASES = 10
-"""Number of leases, of each of these limits, that are reserved for exports. So the leases of
-reading jobs cannot prevent exports."""
+"""Each of the two limits reserves this number of leases for exports. So the leases of reading jobs
+cannot prevent exports."""
 MAX_HOLDER_CHARACTERS = 200
 MAX_POSSIBLE_LOSSES = 100
 """Maximum number of recorded possible losses of a stream. Above this number, the oldest ones are
@@ -277,7 +277,7 @@ class Leases:
 
     def low_bound(self, now_ns: int | None) -> int | None:
         """Return the lowest `low` of the leases: the log start must not pass this offset, and
-        tombstones from this offset on are kept. None if all leases have expired. If `now_ns` is
+        tombstones from this offset on are kept; None if all leases have expired. If `now_ns` is
         None, the time is unknown, and no lease counts as expired."""
         return min((lease.low for lease in self.live(now_ns)), default=None)
 
@@ -297,8 +297,8 @@ class Leases:
         return 0 if self._known is None else self._known.tombstone_bound
 
     def number(self, first: Callable[[int], int], following: Callable[[int], int]) -> None:
-        """Start to number the changes of the side state; the leader of a replicated stream calls
-        it. `first` returns the version for the current state, `following` the version for each
+        """Start to number the changes of the side state, because this node now leads the replicated
+        stream. `first` returns the version for the current state, `following` the version for each
         change. Both functions get the current version. Raises StorageError."""
         with self._lock:
             known = self._load()
@@ -308,8 +308,8 @@ class Leases:
             self._next_version = following
 
     def follow(self) -> None:
-        """Stop numbering; a node that no longer leads the stream calls it. From then on changes
-        come from the leader, and the version is the stored version, as after a start. Raises
+        """Stop numbering, because this node no longer leads the stream. From then on changes come
+        from the leader, and the version is the stored version, as after a start. Raises
         StorageError."""
         with self._lock:
             self._next_version = lambda version: version

@@ -142,8 +142,8 @@ class Repair:
     def _recover(
         self, fs: FileSystem, manifest: Manifest
     ) -> tuple[list[QuarantinedRange], list[str]]:
-        """Open the log as the daemon does; return the ranges that this quarantined, and the events
-        in the recovery report."""
+        """Open the log as the daemon does; return the ranges that the opening quarantined, and the
+        events in the recovery report."""
         environment = LogEnvironment.create(fs, SystemClock())
         try:
             log, report = open_log(

@@ -102,8 +102,8 @@ def find_matching(
 ) -> list[Extent]:
     """Measure like `measure`, but extents that cannot hold a wanted record have the size 0.
 
-    Ends early at MAX_EXTENTS extents, or after `wanted.seconds`. Uses the sketches of segments; a
-    segment without a sketch counts as a whole. Raises OSError.
+    The search ends early at MAX_EXTENTS extents, or after `wanted.seconds`. Uses the sketches of
+    segments; a segment without a sketch counts as a whole. Raises OSError.
     """
     found: list[Extent] = []
     step = max(step_bytes, _LEAST_STEP_BYTES)

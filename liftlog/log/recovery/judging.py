@@ -102,8 +102,8 @@ class TailJudge(Inventory):
         size: int,
         known: QuarantinedRange | None,
     ) -> tuple[ActiveState | None, int]:
-        """Handle one damaged place. Returns two values: the state from which the scan continues, or
-        None if the scan is complete, and the log end."""
+        """Handle one damaged place. Returns the state from which the scan continues (None if the
+        scan is complete), and the log end."""
         if known is not None and known.is_cut_tail:
             # An earlier start decided about this tail, wrote the verdict into the manifest and
             # stopped before it began a new segment. The verdict stays valid. It cannot be derived

@@ -254,9 +254,9 @@ class _Opening(TailJudge):
     def _write_again(self, file: File, start: int, end: int) -> None:
         """Make the pages dirty again, so that the next fdatasync writes them.
 
-        Skips unreadable pages: zeros would destroy their content for good, and they need no write,
-        because the failed read shows that they are not in the cache. Each byte is written to its
-        own place, so a stop in between does no harm.
+        Unreadable pages are skipped: zeros would destroy their content for good. And these pages
+        need no write, because the failed read shows that they are not in the cache. Each byte is
+        written to its own place, so a stop in between does no harm.
         """
         for position in range(start, end, _WRITE_BYTES):
             raw, holes = read_around(file, min(_WRITE_BYTES, end - position), position)

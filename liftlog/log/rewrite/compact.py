@@ -231,7 +231,7 @@ class _Pass:
                     self._hand_over(chunk, None, merger)
 
     def _judge(self, chunks: list[Chunk], number: int, tally: _Tally) -> list[Flags | None]:
-        """Return, for each chunk, a flag for each record: True if the record stays. None for a
+        """Return, for each chunk, a flag for each record: True if the record stays; None for a
         chunk without keys, of which all records stay."""
         source, drop = self._job.sources[number], self._plan.drop_tombstones[number]
         tally.records += sum([chunk.record_count for chunk in chunks])

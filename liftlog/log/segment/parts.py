@@ -7,7 +7,7 @@ each batch:
 
      0  4  position of the batch in the segment   u32
      4  4  bytes of the head, with the header     u32
-     8  4  CRC-32C of bytes 64 to there           u32
+     8  4  CRC-32C of the head from byte 64 on    u32
     12  4  the batch's first value check          u32
 
 A head of 0 bytes means that the batch must be read whole, because it is compressed or its values

@@ -284,7 +284,7 @@ class ManyBatches:
         return column_of(starts, stops, self._octets.all, valid)
 
     def _present(self, bit: int) -> Flags | None:
-        """Return a flag for each batch: True if it has this attribute. None if all batches have
+        """Return a flag for each batch: True if it has this attribute; None if all batches have
         it."""
         if self._all & bit:
             return None

@@ -70,9 +70,9 @@ class Audit:
             )
 
     def login_refused(self, claimed: str | None, peer: str, method: str, reason: str) -> None:
-        """Log a refused login. `claimed` is the name of an existing principal. None for an unknown
-        name. Such a name is not logged, because the user may have typed a secret instead of a
-        name."""
+        """Log a refused login. `claimed` is the name of an existing principal, or None for an
+        unknown name. Unknown names are not logged, because the user may have typed a secret instead
+        of a name."""
         self.denied_total[LOGIN, way_in(peer)] += 1
         if self._may_tell(None):
             log.warning(

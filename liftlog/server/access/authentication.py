@@ -1,8 +1,8 @@
 """Identifies a client by token, nkey, TLS certificate or Unix user, as the policy says.
 
 Cheap checks come first: they refuse a client that has guessed too often, and refuse clients while
-too many checks are running. Checks of tokens are slow, so clients take turns: first the places that
-clients come from, and within a place the principals that clients claim to be.
+too many checks are running. Checks of tokens are slow, so they take turns. The places that clients
+come from take turns, and within a place the principals that clients claim to be.
 """
 
 from __future__ import annotations

@@ -109,8 +109,8 @@ def make_checkpoints(
 
 
 def receive_over_nats(streams: StreamsOfDaemon, checkpoints: Callable[[], Checkpoints]) -> None:
-    """Accept commits from NATS, if the settings allow this. Call the function before the link
-    exists."""
+    """Accept commits from NATS, if the settings allow such commits. Call the function before the
+    link exists."""
     settings = streams.settings
     if not is_open_to_nats(settings):
         return

@@ -180,7 +180,7 @@ def load_table(log: Log) -> CheckpointTable:
 
     Damage loses only the records in the damaged range. If the newest checkpoint of a key is lost,
     an older checkpoint becomes valid again, and the consumer reads some records twice. The table
-    stores the keys that this may have happened to. Each loss is logged as an ERROR. Raises
+    stores the keys whose newest checkpoint may be lost. Each loss is logged as an ERROR. Raises
     StorageError if the files cannot be read, because a failed read must not look like "no
     checkpoint".
     """

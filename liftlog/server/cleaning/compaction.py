@@ -127,7 +127,7 @@ def why_idle(
     *,
     on_demand: bool = False,
 ) -> str:
-    """Return the reason why the stream is not being compacted. Empty if a pass is due or nothing
+    """Return the reason why the stream is not being compacted; empty if a pass is due or nothing
     can be compacted.
 
     `could_be` is the result of `measure_backlog`. `on_demand` is True if an operator requested a

@@ -34,9 +34,9 @@ def fixed_rate(bytes_per_second: int) -> Rates:
 
 
 def rates_of(cleaner_bytes: int | None, stream_bytes: int | None = None) -> Rates:
-    """Return the rates for the settings `cleaner.max_rate` (None: auto) and `compaction.max_rate`
-    of a stream (None: no limit of its own). A configured rate is an upper limit, also while the
-    daemon is idle."""
+    """Return the rates for two settings: `cleaner.max_rate` (None for auto), and
+    `compaction.max_rate` of a stream (None for no limit of its own). A configured rate is an upper
+    limit, also while the daemon is idle."""
     ceilings = [rate for rate in (cleaner_bytes, stream_bytes) if rate is not None]
     if cleaner_bytes is not None:
         return fixed_rate(min(ceilings))

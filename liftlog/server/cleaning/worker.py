@@ -142,7 +142,7 @@ class RateLimit:
             self._pay()
 
     def _pay(self) -> None:
-        """Subtract the bytes that the rate has allowed since the last call from `_owed_bytes`, and
+        """Reduce `_owed_bytes` by the bytes that the rate has allowed since the last call, and
         determine the current rate."""
         now = self._clock()
         if self._rate == math.inf:

@@ -75,7 +75,7 @@ def counts_newest(settings: StreamSettings) -> bool:
 
 
 def room_of(settings: StreamSettings, log: Log, newest: NewestBytes) -> Room | None:
-    """Return the limits that make a full stream refuse new records. None if there are no limits, or
+    """Return the limits that make a full stream refuse new records; None if there are no limits, or
     if a full stream deletes old records instead."""
     limits = settings.retention
     if limits.discard == "old" or (limits.max_messages is None and limits.max_bytes is None):

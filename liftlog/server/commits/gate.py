@@ -41,7 +41,7 @@ class CommitGate(Protocol):
     @property
     def refuses(self) -> RefusalReason | None:
         """The reason why messages that ask for an ack of all copies are refused now: too few copies
-        are in sync. None if such messages are accepted. All other messages are stored in any case,
+        are in sync; None if such messages are accepted. All other messages are stored in any case,
         and can be read later."""
         ...
 

@@ -379,7 +379,8 @@ class StreamHost:
         self, destinations: Destinations, siblings: dict[bytes, tuple[str, ...]]
     ) -> None:
         """Set the subjects to which acks may be sent. Also set, by stream name, the subjects of the
-        other streams that get their own copies of messages. Applies from the next message on."""
+        other streams that get their own copies of messages. The change applies from the next
+        message on."""
         self.sequencer.destinations = destinations
         self.sequencer.sibling_streams = siblings
 

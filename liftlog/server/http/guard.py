@@ -170,7 +170,7 @@ class ConnectionGuard:
         return len(self._seats)
 
     def make_protocol(self) -> asyncio.Protocol:
-        """Return a protocol for one accepted connection; this is the factory for
+        """Return a protocol for one accepted connection; the method is the factory for
         `loop.create_server`."""
         assert self._server is not None
         now = asyncio.get_running_loop().time()
@@ -185,7 +185,7 @@ class ConnectionGuard:
     @web.middleware
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Mark the connection as being served until the handler returns. During this time the
-        handler limits the duration of the request, not the guard."""
+        handler, not the guard, limits the duration of the request."""
         seat = self._seats.get(request.protocol)
         if seat is None:
             raise web.HTTPServiceUnavailable  # the guard has just closed it

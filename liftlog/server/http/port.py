@@ -36,8 +36,8 @@ class HttpPort:
 
     async def open(self, make_protocol: Callable[[], asyncio.BaseProtocol]) -> None:
         """Accept connections; `make_protocol` makes the protocol of each. Raises ConfigError if
-        another process listens on the address: the kernel lets several processes bind it as long as
-        none listens."""
+        another process listens on the address: the kernel lets several processes bind an address as
+        long as none of them listens."""
         assert self._server is not None, "the address is bound"
         self._make_protocol = make_protocol
         try:

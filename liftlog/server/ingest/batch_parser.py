@@ -243,8 +243,8 @@ class BatchParser:
 
     async def parse(self, data: bytes = b"") -> None:
         """Parse the bytes of one read. Raises ProtocolError for every failure, so that the
-        connection is replaced. After another exception the connection would be read no more,
-        without an error."""
+        connection is replaced. After any other exception, nats-py would stop reading the connection
+        without reporting an error."""
         try:
             await self._parse(data)
         except ProtocolError:
@@ -314,7 +314,7 @@ class BatchParser:
         """Deliver a chunk that is one whole message with a reply subject. Returns False, without a
         change, for any other chunk.
 
-        `_take_messages` has the same result, but takes longer. This would delay a publisher that
+        `_take_messages` has the same result, but takes longer, and would delay a publisher that
         waits for each ack before it sends the next message.
         """
         line_end = data.find(_CRLF)

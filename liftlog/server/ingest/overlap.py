@@ -18,7 +18,7 @@ subscription took effect. Such messages have no copies, and must not be paired w
 that arrive after the end of the old connection. While both connections are quiet, the number of
 messages without a copy is known: it is the difference between the numbers of delivered messages. If
 equal messages arrive so fast that there is no quiet moment, this number is estimated, and the
-estimate is rather too high. So a few messages may be stored twice, but no message is lost.
+estimate tends to be too high. So a few messages may be stored twice, but no message is lost.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class _Seen:
         self.held: deque[int] = deque()
         self.example: tuple[Receiver, MessageRun, int] | None = None
         self.seconds: dict[int, float] = {}
-        """By lead of the old connection, in messages: the number of seconds for which the
+        """For each lead of the old connection, in messages, the number of seconds for which the
         connection had this lead."""
         self.at = 0.0
         self._expected: int | None = None

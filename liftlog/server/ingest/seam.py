@@ -252,7 +252,7 @@ def make_client(
 
     `pressure` is awaited after each chunk that passes through the read loop; while `is_pressed`
     returns True, all chunks pass through it. `scheme` is the scheme of the server's URL. `tls_name`
-    is the name to expect in the server's certificate, if this is not the host in the URL.
+    is the name to expect in the server's certificate, if it differs from the host in the URL.
     `joined_runs` is passed to `BatchParser`, and may change.
     """
     if seam == "client":

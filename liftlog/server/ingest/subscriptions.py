@@ -66,7 +66,7 @@ class LinkSubscription:
         return ", ".join(self.refusals)
 
     def retarget(self, subjects: tuple[str, ...]) -> bool:
-        """Change the subjects; Sends no request to NATS yet. Returns False if the subjects are the
+        """Change the subjects. Sends no request to NATS yet. Returns False if the subjects are the
         same."""
         if subjects == self.subjects:
             return False

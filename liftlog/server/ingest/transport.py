@@ -29,9 +29,9 @@ class DirectReader(asyncio.StreamReader):
     """A StreamReader that passes data to `feed` at once while the read loop waits for data.
 
     Messages then neither pass through the reader's buffer nor wait until the task of the read loop
-    is scheduled. This saves two copies of all data, and a tenth of the round trip of a single
-    message. Bytes that `feed` returns, and all data while the read loop is busy, pass through the
-    buffer as usual.
+    is scheduled. The direct way saves two copies of all data, and a tenth of the round trip of a
+    single message. Bytes that `feed` returns, and all data while the read loop is busy, pass
+    through the buffer as usual.
     """
 
     def __init__(self, limit: int, feed: Feed | None) -> None:

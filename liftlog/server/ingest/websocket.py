@@ -28,7 +28,8 @@ class WebSocketTransport(Transport):
 
     def __init__(self, is_live: Callable[[], bool], tls_name: str = "") -> None:
         """`is_live` returns True while the client still uses this connection. `tls_name` is the
-        name to expect in the server's certificate; if it is empty, this is the host in the URL."""
+        name to expect in the server's certificate; if `tls_name` is empty, the host in the URL is
+        expected."""
         self._is_live = is_live
         self._tls_name = tls_name
         self._session: aiohttp.ClientSession | None = None

@@ -30,8 +30,8 @@ class ImmediateAnswers:
     """Belongs to the event loop."""
 
     def __init__(self, parts: Parts, link: NatsLink, put_back: Callable[[Message], bool]) -> None:
-        """`put_back` receives a request whose answer was not sent; it must be answered again.
-        Returns False if too many requests wait already."""
+        """`put_back` receives a request whose answer was not sent, so that the request is answered
+        again. `put_back` returns False if too many requests wait already."""
         self._parts = parts
         self._link = link
         self._put_back = put_back
@@ -42,7 +42,8 @@ class ImmediateAnswers:
         """The rules by which the destinations of `_texts` were chosen."""
 
     def answer(self, message: Message, method: Method, arguments: Sequence[str]) -> bool:
-        """Answer a request. Return False if that needs a wait, or if the answer is an error."""
+        """Answer a request. Return False if the answer needs a wait, or if the answer is an
+        error."""
         _, reply, payload, arrived = message
         if method.answer_now is None or len(payload) > MAX_REQUEST_BYTES or not self._may_send():
             return False

@@ -59,7 +59,7 @@ class Pace:
         self._hand_on()
 
     def _hand_on(self) -> None:
-        """Wake the next caller and, after the step of this caller, the one after it, as long as
+        """Wake the next caller. After the step of that caller, wake the one after it, as long as
         there is time."""
         self._is_handing_on = False
         while self._is_open and self._queue and not self._is_handing_on:

@@ -1,12 +1,12 @@
 """Pulls that this node has passed on to the leader of their stream, and that may be lost there.
 
 A pull has no answer until there are messages. So the node asks the leader whether it reads: the
-node sends a question before the first pull, and the next question after each answer. NATS keeps
-their order. While a question has no answer, the leader has not read the pulls after it. This leader
-may be frozen. If another node becomes the leader, or the same node in another epoch, the pulls are
-passed on again. No pull is passed on again after an answer, because the former leader may have
-served it. An answer can also be late or lost. So the next leader ignores a pull if the state of the
-consumer shows that the former leader has read it (`workers.arriving`).
+node sends a question before the first pull, and the next question after each answer. NATS keeps the
+order of questions and pulls. While a question has no answer, the leader has not read the pulls
+after it. This leader may be frozen. If another node becomes the leader, or the same node in another
+epoch, the pulls are passed on again. No pull is passed on again after an answer, because the former
+leader may have served it. An answer can also be late or lost. So the next leader ignores a pull if
+the state of the consumer shows that the former leader has read it (`workers.arriving`).
 
 The subjects follow the node's own prefix:
 

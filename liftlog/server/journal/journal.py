@@ -89,8 +89,8 @@ class Journal:
 
     def check_writable(self) -> None:
         """Raise the error of the last write or sync, if it failed: DiskFull, StorageError.
-        Consumers must not deliver or confirm anything while this raises. Raises ShuttingDown after
-        `close`."""
+        Consumers must not deliver or confirm anything while this method raises an error. Raises
+        ShuttingDown after `close`."""
         if self._is_closed:
             raise ShuttingDown("the journal of consumers is closed")
         if self.problem is not None:

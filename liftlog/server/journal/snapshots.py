@@ -23,7 +23,7 @@ _SPARE_BYTES = 2 * SEGMENT_BYTES
 
 Owner = Callable[[ConsumerKey], Change | None]
 """Function that returns the snapshot of a consumer: its state after exactly the changes that were
-passed to the journal. None if the consumer is not in memory."""
+passed to the journal; None if the consumer is not in memory."""
 
 
 class Snapshots:

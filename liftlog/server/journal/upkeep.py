@@ -80,7 +80,7 @@ class Upkeep:
             self._wake()
 
     def synced(self) -> None:
-        """Cut off old segments. If old snapshots prevent this, schedule new snapshots of their
+        """Cut off old segments. If old snapshots prevent the cut, schedule new snapshots of their
         consumers."""
         self.needs_sync = False
         if not self.must_look or self._is_cutting or self.snapshots.are_moving:

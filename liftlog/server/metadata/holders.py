@@ -52,8 +52,8 @@ class Holder:
     """The PID namespace that `process` belongs to."""
     process: int = 0
     process_began: int = 0
-    """Clock ticks from the boot to the start of the process. Distinguishes processes with the same
-    process number. 0 if unknown."""
+    """Clock ticks from the boot to the start of the process; 0 if unknown. The number distinguishes
+    processes with the same process number."""
 
     @classmethod
     def here(cls, data_id: str, data_dir: Path, lock: LockFile | None) -> Holder:

@@ -164,7 +164,8 @@ class KnownRecords:
         await self.written()
 
     def has_held(self, name: str, incarnation: str) -> bool | None:
-        """Return True if the directory has had a copy of this stream, None if this is unknown."""
+        """Return True if the directory has had a copy of this stream; None if the file does not
+        show it."""
         if self._held.get(name) == incarnation:
             return True
         return False if self._is_held_known else None

@@ -87,8 +87,8 @@ class Refused(MetaStoreError):
 
     @property
     def is_certain(self) -> bool:
-        """True if the store was certainly not changed. After an error of the server itself this is
-        not certain, because other servers may have accepted the change before."""
+        """True if the store was certainly not changed. An error of the server itself proves
+        nothing, because other servers may have accepted the change before."""
         return 400 <= self.status < 500
 
 

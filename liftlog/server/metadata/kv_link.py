@@ -101,8 +101,8 @@ class KvLink:
         self._asked_at = 0.0
         """Time of the first request after the last answer; 0 if all were answered."""
         self._leaderless_since = 0.0
-        """Time at which the server began to report that there is no leader; 0 if it does not report
-        this."""
+        """Time at which the server began to report that there is no leader; 0 after any other
+        answer."""
         self._warn = RareWarnings(logger).warn
         self.problem = "no connection was made yet"
         """The reason why there is no connection."""

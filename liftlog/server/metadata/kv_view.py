@@ -3,7 +3,8 @@
 Neither source is reliable alone: notices may be missed, and a server that lags behind or no longer
 leads may answer a scan. Sequences normally only rise, so the view ignores entries that are older
 than its own entries. Sequences fall only if the bucket was restored from an older copy or created
-again. The result of a write can prove this. The view is then filled again from the beginning.
+again. The result of a write can prove that they have fallen. The view is then filled again from the
+beginning.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ def write_node_file(fs: FileSystem, data_dir: Path, content: NodeFile) -> None:
 def refuse_node(data_dir: DataDir) -> None:
     """Raise ConfigError if the directory belongs to a node; called by a daemon without a cluster.
 
-    Otherwise the daemon would give offsets of replicas to other messages than the cluster.
+    Otherwise the daemon would assign offsets of replicas to other messages than the cluster does.
     Blocking. Also raises StorageError, CorruptMetadata.
     """
     with storage_errors("reading the node file"):

@@ -160,8 +160,8 @@ class Mirror:
             await self._kept.hold(record.name, record.incarnation)
 
     def has_held(self, record: StreamMetadata) -> bool | None:
-        """Return True if this node has had a copy of the stream in its directory, None if this is
-        unknown."""
+        """Return True if this node has had a copy of the stream in its directory; None if the node
+        does not know."""
         if self._kept is None:
             return None
         return self._kept.has_held(record.name, record.incarnation)
@@ -189,7 +189,7 @@ class Mirror:
 
     def _has_noted(self, name: str, entry: Entry) -> bool:
         """Return True if this entry is the newest known record. The entry is then not parsed again.
-        This is the usual case on the node that has just stored the entry."""
+        The result is usually True on the node that has just stored the entry."""
         known = self.records.get(name)
         return (
             known is not None
@@ -370,9 +370,9 @@ class Mirror:
         return record
 
     async def confirmed(self, name: str) -> StreamMetadata | None:
-        """Read the stored record, confirmed at this moment; adopt it and return it. This may need a
-        write. Raises CorruptMetadata. Raises MetadataUnavailable if the store does not answer, or
-        if this node has received a newer record."""
+        """Read the stored record, confirmed at this moment; adopt it and return it. The
+        confirmation may need a write. Raises CorruptMetadata. Raises MetadataUnavailable if the
+        store does not answer, or if this node has received a newer record."""
         entry = await self._get_newest(name)
         record = self._believed(name, entry)
         if entry is not None and record is not None:
@@ -387,8 +387,8 @@ class Mirror:
         return None if entry is None else record_of(STREAM_PREFIX + name, entry)
 
     async def read_newest(self, name: str) -> tuple[StreamMetadata | None, int]:
-        """Return the stored record and its revision, confirmed at this moment. This may need a
-        write."""
+        """Return the stored record and its revision, confirmed at this moment. The confirmation may
+        need a write."""
         entry = await self._get_newest(name)
         if entry is None:
             return None, 0

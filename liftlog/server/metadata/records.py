@@ -130,8 +130,8 @@ def following(
 
 
 def _certainly_follows(value: bytes, facts: ManifestFacts) -> bool:
-    """Return True if a stored record certainly matches the manifest. This takes a quarter of the
-    time of `following`. The speed matters, because a start checks every stream."""
+    """Return True if a stored record certainly matches the manifest. The check takes a quarter of
+    the time of `following`. The speed matters, because a start checks every stream."""
     try:
         record = json.loads(value)
         return bool(

@@ -210,7 +210,7 @@ class RecordsFile:
     # --- the file ---
 
     def _write(self, content: Content) -> MetaStoreError | None:
-        """Replace the file. Returns the error for the callers if this failed, else None."""
+        """Replace the file. Returns the error for the callers if the write failed, else None."""
         text = content.to_json()
         self._is_current = False
         try:

@@ -71,8 +71,8 @@ class ClusterNode:
         on_displaced: Callable[[], None],
     ) -> None:
         """`on_displaced` is called when another process has become this node, possibly with another
-        data directory. `was_displaced` means that this happened before; this process then waits
-        until the other process has ended."""
+        data directory. `was_displaced` means that another process became this node earlier; this
+        process then waits until the other process has ended."""
         self._was_displaced = was_displaced
         self._on_displaced = on_displaced
         self._settings = settings

@@ -31,7 +31,7 @@ def open_copy(data_dir: DataDir, record: StreamMetadata) -> tuple[Log, bool]:
 
     If the directory has a copy of an earlier stream of the same name, and the metadata show that
     the earlier stream was deleted, removes the old copy. Raises Conflict if the metadata do not
-    show this. Also raises StorageError, and the errors of opening a log.
+    show the deletion. Also raises StorageError, and the errors of opening a log.
     """
     name, settings = record.name, settings_of(record)
     config = log_config(settings, replicated=True)

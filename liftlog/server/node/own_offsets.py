@@ -57,8 +57,8 @@ class OwnCheckpoints:
 
     async def store_groups(self, offsets: StreamHost, table: CheckpointTable, prefix: str) -> None:
         """Store the groups in `offsets`, the stream of checkpoints that this node leads, and add
-        them to its `table`. No group is used until this is done. Raises the errors of the write;
-        the next call starts from the beginning."""
+        them to its `table`. No group is used until all groups are stored. Raises the errors of the
+        write; the next call starts from the beginning."""
         await self._load()
         own = {} if self._table is None else self._table.groups
         new = {key: value for key, value in own.items() if key not in table.groups}

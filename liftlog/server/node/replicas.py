@@ -56,8 +56,8 @@ class Replicas:
             replica.opened.set()
 
     def wake(self) -> None:
-        """Wake all replicas, because a node was added or removed, and a stream may wait for
-        this."""
+        """Wake all replicas, because a node was added or removed, and a stream may wait for such a
+        change."""
         for replica in self.by_name.values():
             replica.wake()
 

@@ -198,7 +198,7 @@ class Role:
     def _ended(self, incarnation: str, epoch: int, reason: str) -> None:
         """Note that this node has stopped leading in this epoch. This node will not lead in this
         epoch again, even if the record still names this node. The epochs of a stream that is
-        created again are independent of this."""
+        created again are independent of the epochs before."""
         self._resigned = (incarnation, max(self.resigned_epoch(incarnation), epoch))
         record = self._node.mirror.records[self.name]
         present = (record.incarnation, record.leader, record.leader_epoch)
@@ -382,8 +382,8 @@ class Role:
 
     def _is_to_truncate(self, led: ServedStream) -> bool:
         """Return True if this node has committed records below the log start that an administrator
-        has set. This is possible if a new leader read the record before its log was long enough for
-        the truncation."""
+        has set. Such records exist if a new leader read the record before its log was long enough
+        for the truncation."""
         host = self._node.hosts.hosts.get(self.name)
         if host is None or host.failure:
             return False

@@ -38,7 +38,7 @@ STEP_BYTES = 64 * 1024
 byte per step is sufficient."""
 _SCRATCH_BYTES = 256 * 1024
 _SCAN_BYTES = 256 * 1024
-"""Number of bytes. A client that reads so many bytes at once is likely to continue reading."""
+"""A client that reads this number of bytes at once is likely to continue reading."""
 _AHEAD_BYTES = 16 * 1024 * 1024
 
 _NOWAIT = getattr(os, "RWF_NOWAIT", 0)
@@ -293,7 +293,8 @@ class SendQueue:
 
 
 def is_resident(fd: int, position: int, length: int) -> bool:
-    """Return True if the sampled pages are in memory, or if the file system cannot report this."""
+    """Return True if the sampled pages are in memory, or if the file system cannot report which
+    pages are in memory."""
     if not _NOWAIT or length <= 0:
         return True
     byte = [bytearray(1)]

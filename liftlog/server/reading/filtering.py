@@ -316,9 +316,9 @@ class _Scanner:
         return not len(records) or self._add(records, found.batches[0].header)
 
     def _try_marks(self) -> None:
-        """Decide whether to read only the heads of batches, in one step for a large piece. This is
-        faster if only offsets are wanted, and the first, small piece did not contain all wanted
-        offsets. The decision is made once."""
+        """Decide whether to read only the heads of batches, in one step for a large piece. Reading
+        only the heads is faster if only offsets are wanted, and the first, small piece did not
+        contain all wanted offsets. The decision is made once."""
         if self._may_try_marks and self._reached > self._scan.offset:
             self._may_try_marks = False
             stop = self._scan.stop_offset

@@ -165,8 +165,8 @@ class SharedPieces:
         return len(self._pieces)
 
     def covering(self, log: Log, wanted: WantedSlots, offset: int) -> Piece | None:
-        """Return a piece that contains the offset; None if there is no such piece. After such a
-        read, members that began at different offsets read the same pieces."""
+        """Return a piece that contains the offset; None if there is no such piece. After the read
+        of a shared piece, members that began at different offsets read the same pieces."""
         manifest = log.view.manifest
         if offset < manifest.log_start_offset:
             return None

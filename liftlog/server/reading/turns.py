@@ -6,7 +6,7 @@ the turn while it waits for a disk, a thread or another node. The turn passes fr
 party is a principal), and within a party from member to member (a member is a connection). One
 request gets the turn in each turn of the event loop. So acks and answers wait for only one request
 at a time, even an expensive one, and a flood of requests delays only its sender. No kind of request
-needs special code for this.
+needs special code for its turns.
 
 A request with a long answer pauses with `asyncio.sleep(0)`. Other parties then have their turn, but
 other requests of the same party wait until the answer is complete. Otherwise a thousand answers

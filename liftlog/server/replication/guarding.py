@@ -1,11 +1,11 @@
-"""Handles a metadata store that has lost changes: detects this, and restores the changes.
+"""Handles a metadata store that has lost changes: detects the loss, and restores the changes.
 
 If the metadata of a stream in the store are missing, or older than a version that this node has
 received, the mirror marks the stream as doubtful. A second read, which requires the newest state of
 the store, then confirms or clears the doubt. While a doubt is confirmed, no node leads the stream
 or elects a leader by the stored metadata. The nodes exchange the metadata that they have. If the
-exchanged metadata are sufficient (`liftlog.cluster.guard`), the newest version is stored again.
-This may abandon a version that only one node has received; that node then adopts the stored
+exchanged metadata are sufficient (`liftlog.cluster.guard`), the newest version is stored again. The
+restoration may abandon a version that only one node has received; that node then adopts the stored
 version, and drops its copy. If the metadata are not sufficient, an operator decides, with `liftlog
 cluster restore-metadata`.
 """

@@ -247,8 +247,8 @@ class ServedStream:
         )
 
     def _send_in_time(self, node: str, request: Replicate, reply: Reply) -> None:
-        """Answer a follower that is not in sync, when the allowed rate permits this. No ack waits
-        for this follower, so publishers and in-sync replicas come first."""
+        """Answer a follower that is not in sync, when the allowed rate permits the answer. No ack
+        waits for this follower, so publishers and in-sync replicas come first."""
         seconds = self._pace.wait_seconds(self._loop.time())
         if seconds:
             timer = self._loop.call_later(seconds, self._send_late, node)

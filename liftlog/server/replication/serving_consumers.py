@@ -28,7 +28,7 @@ from liftlog.server.replication.unconfirmed import Unconfirmed
 
 _PARKED_SECONDS = MAX_PARKED_MS / 1000
 _BODY_BYTES = 1024 * 1024
-"""Size in bytes. An answer ends after the change that exceeds this size."""
+"""An answer ends after the change with which it exceeds this size, in bytes."""
 _TURN_CONSUMERS = 64
 """Number of snapshots between two pauses for the event loop."""
 

@@ -74,7 +74,7 @@ not check the client's rights, so the relay removes the data that the caller may
 class Handler(NamedTuple):
     operation: Operation | None
     """Operation needed on the request's `stream`, or on `_offsets` if the request concerns the
-    cluster. None if the handler itself selects the data that the caller may see."""
+    cluster; None if the handler itself selects the data that the caller may see."""
     perform: Perform
     at: At
     relay: Relay | None
@@ -244,8 +244,9 @@ def _elsewhere(caller: Caller, at: At, message: Message) -> str | None:
 
 
 async def _gathered(caller: Caller, message: Message) -> list[dict[str, Any]]:
-    """Return the descriptions of the streams that other nodes lead, from these nodes. Leaves out
-    streams that the caller may not read, and nodes that do not answer within `_GATHER_SECONDS`."""
+    """Ask the other nodes for descriptions of the streams that they lead, and return the
+    descriptions. Leaves out streams that the caller may not read, and nodes that do not answer
+    within `_GATHER_SECONDS`."""
     leaders = {} if caller.is_forwarded else caller.broker.catalog.other_leaders()
     if not leaders:
         return []

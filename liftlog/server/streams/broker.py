@@ -304,7 +304,7 @@ class Broker:
     async def delete_stream(self, name: str) -> None:
         """Detach a stream, commit and ack the messages that have arrived, and remove its files.
 
-        This also deletes a stream that could not be opened. If the files cannot be removed, the
+        The call also deletes a stream that could not be opened. If the files cannot be removed, the
         stream is shown as failed and can be deleted again.
         """
         if not is_stream_name(name):
@@ -367,7 +367,7 @@ class Broker:
     @property
     def nats_problem(self) -> str:
         """The reason why messages do not reach the daemon: there is no connection to NATS, or NATS
-        refuses a subject. Empty if there is no such problem."""
+        refuses a subject; empty if there is no such problem."""
         if not self.attachments.connected:
             return f"not connected to NATS: {self.attachments.problem}"
         refused = [

@@ -61,13 +61,12 @@ def begin_to_learn(log: Log, dedupe: DedupeWindow) -> LearnedIds:
 
 
 def learn_piece(log: Log, known: LearnedIds, now_ns: int) -> LearnedIds:
-    """Learn some more ids of a log that grows. If the log is truncated during this, `are_of`
+    """Learn some more ids of a log that grows. If the log is truncated during the call, `are_of`
     returns False for the result.
 
-    The function stops at damage and keeps the ids before it, because the damage may be repaired by
-    the time the other ids are needed. Raises CorruptBatch if damage prevents it from learning any
-    id. Blocking. Raises StorageError,
-    CorruptRange, OffsetOutOfRange, OSError.
+    If the log is damaged, the function stops before the damage, because the damage may be repaired
+    before the ids are needed. Raises CorruptBatch if the function cannot learn any id because of
+    damage. Blocking. Raises StorageError, CorruptRange, OffsetOutOfRange, OSError.
     """
     dedupe, offset = known.dedupe, known.end
     if dedupe.window_ns:
@@ -83,7 +82,7 @@ def learn_piece(log: Log, known: LearnedIds, now_ns: int) -> LearnedIds:
 
 def learn_more(log: Log, known: LearnedIds, now_ns: int) -> LearnedIds | None:
     """Add the ids of records that were appended after `known.end`. The log must not be truncated
-    during this. Returns None if the ids in `known` no longer match the log."""
+    during the call. Returns None if the ids in `known` no longer match the log."""
     if not known.are_of(log):
         return None
     end, dedupe = log.log_end_offset, known.dedupe
@@ -200,7 +199,7 @@ def _learn(
 
     A batch without headers has no ids, so its body is not looked at. If another body is damaged,
     the ids of its batch are lost; with `is_strict`, the function stops there. It always stops at a
-    damaged header, because a read from there determines the extent of the damage.
+    damaged header, because a read from that header on determines the extent of the damage.
     """
     reached, position = offset, 0
     headers = StoredHeaders()
@@ -268,8 +267,8 @@ def write_dedupe_snapshot(log: Log, dedupe: DedupeWindow, *, stepped_ns: int = 0
 
 
 def _restore_snapshot(log: Log, dedupe: DedupeWindow, end: int) -> bool:
-    """Restore the window; return True if there is a snapshot of exactly this state of the log, with
-    its end at the offset `end`."""
+    """Restore the window from its snapshot. Returns True if the snapshot belongs to this lineage of
+    the log, and to a log that ends at `end`."""
     try:
         content = read_dispensable_file(log.environment.fs, _snapshot_path(log), _SNAPSHOT_NAME)
         if content is None or (content["lineage"], content["log_end_offset"]) != (

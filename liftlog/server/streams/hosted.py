@@ -318,8 +318,8 @@ class HostedStreams:
 
 async def _drained(host: StreamHost) -> None:
     """Wait for the stream's commits, but only for a short time if they need other nodes, which may
-    not answer. This loses no acked record: an uncommitted record is stored on this node, and its
-    publisher has no ack. A later leader commits the record."""
+    not answer. A short wait loses no acked record: an uncommitted record is stored on this node,
+    and its publisher has no ack. A later leader commits the record."""
     if not host.log.config.replicated:
         await host.drained()
         return

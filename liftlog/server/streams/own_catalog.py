@@ -217,7 +217,7 @@ class OwnCatalog:
     async def delete(self, name: str) -> None:
         """End the stream first, then remove its metadata record and its files.
 
-        This also deletes a stream that could not be opened. If its files cannot be removed, the
+        The call also deletes a stream that could not be opened. If its files cannot be removed, the
         stream is shown as failed and can be deleted again.
         """
         host = None if name in self.hosted.broken else self.hosted.find(name)

@@ -72,7 +72,7 @@ class DiskProbe:
 
     @property
     def last(self) -> DiskState:
-        """The newest result. If a probe takes too long, `problem` reports this."""
+        """The newest result. If a probe takes too long, `problem` reports the delay."""
         seconds = time.monotonic() - self._looking_since
         return (
             self._unanswered(seconds) if self._looking and seconds > _WAIT_SECONDS else self._last

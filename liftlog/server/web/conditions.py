@@ -185,8 +185,8 @@ class Expression:
 
 def _sees_edges(text: str) -> bool:
     """Return True if the expression might match a single value although it does not match several
-    values joined, because it tests for the edge of a text or of a word. Returns True if it cannot
-    decide this."""
+    values joined, because it tests for the edge of a text or of a word. Returns True in case of
+    doubt."""
     without_escapes = re.sub(r"\\.", "", text, flags=re.DOTALL)
     outside_classes = without_escapes.replace("[^", "")
     return bool(re.search(r"\\[AzbBQ]", text) or re.search(r"[$^]", outside_classes))

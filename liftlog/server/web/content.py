@@ -45,7 +45,7 @@ _NAMES = {"json": "JSON", "msgpack": "msgpack"}
 
 
 class Content(NamedTuple):
-    """A value as a page shows it. `view` is the view in use. `problem` is the reason why this is
+    """A value as a page shows it. `view` is the view in use. `problem` is the reason why `view` is
     not the requested view, or the size of the part that is left out."""
 
     view: str

@@ -200,7 +200,7 @@ class History:
         return Rate(history[-1], round(series.values["received_bytes"][-1], 1), history)
 
     def points(self, name: str, span: str) -> Points:
-        """Return the points of one span. Empty if the stream is unknown or new, or has no history
+        """Return the points of one span; empty if the stream is unknown or new, or has no history
         of this length."""
         series = self._series.get(name, {}).get(span)
         return Points((), {}) if series is None else Points(series.times, series.values)

@@ -152,7 +152,7 @@ class PartWriter(RowFile):
         self._max_offset = 0
 
     def finish(self) -> tuple[DataFile, ...]:
-        """Finish the file, and return its description; durable on return. Empty if there were no
+        """Finish the file, and return its description; durable on return; empty if there were no
         rows."""
         size = self._finish()
         if size is None:

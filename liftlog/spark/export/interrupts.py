@@ -1,10 +1,10 @@
 """Handles Ctrl-C during calls of Spark. The calls run in threads of their own, and the main thread
 only waits.
 
-This is necessary for four reasons. A call into the JVM cannot be interrupted. If PySpark is
-interrupted while its JVM starts, the JVM cannot report its port, and runs forever without a parent.
-If an exception ends a call, py4j logs tracebacks. And PySpark's own handler of SIGINT, which
-PySpark sets only in the main thread, makes a second call during the first.
+Separate threads are necessary for four reasons. A call into the JVM cannot be interrupted. If
+PySpark is interrupted while its JVM starts, the JVM cannot report its port, and runs forever
+without a parent. If an exception ends a call, py4j logs tracebacks. And PySpark's own handler of
+SIGINT, which PySpark sets only in the main thread, makes a second call during the first.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def start_jvm(create: Callable[[], T], is_connected: Callable[[], bool]) -> T:
     `is_connected` returns True are handled only afterwards: once PySpark is connected, the JVM ends
     with this process.
 
-    Applies only to signals that have a handler in Python. Raises the errors of `create` and of the
-    handlers.
+    Only signals that have a handler in Python are held back. Raises the errors of `create` and of
+    the handlers.
     """
     if not _is_main_thread():
         return create()

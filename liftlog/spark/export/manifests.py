@@ -119,7 +119,7 @@ class ManifestTable:
         return snapshot
 
     def _all(self) -> Iterator[tuple[int, Snapshot | None]]:
-        """Yield the snapshots with their numbers. None for a damaged manifest, which a run with
+        """Yield the snapshots with their numbers; None for a damaged manifest, which a run with
         --full has superseded."""
         for number in self._numbers():
             try:

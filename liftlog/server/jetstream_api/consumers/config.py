@@ -92,8 +92,9 @@ class ConsumerSpec:
 
     @property
     def takes_parts(self) -> bool:
-        """True if one delivery may contain only a part of the records of a read. This is possible
-        with priority groups, which divide records among pulls, and with a push window."""
+        """True if one delivery may contain only a part of the records of a read. Such deliveries
+        are possible with priority groups, which divide records among pulls, and with a push
+        window."""
         return bool(self.settings.priority_groups or self.deliver_subject)
 
     @property

@@ -119,8 +119,8 @@ class Consumer:
             self._news.set()
 
     def idle_seconds(self) -> float:
-        """Return the time since the last request to a pull consumer; 0 while a request waits.
-        Always 0 for a push consumer, which ends together with its subscriber."""
+        """Return the time since the last request to a pull consumer; 0 while a request waits. The
+        result is always 0 for a push consumer, which ends together with its subscriber."""
         if self.spec.deliver_subject or self._requests:
             return 0.0
         return self._loop.time() - self._active_at

@@ -232,7 +232,7 @@ class Cursor:
     def is_fresh(self) -> bool:
         """True if the consumer has delivered all records but the newest, and a client waits for the
         next one. JetStream delivers such a record before a purge that follows at once, so the next
-        reads do not leave out what was purged meanwhile."""
+        reads do not leave out records that were purged meanwhile."""
         return self._is_fresh
 
     @is_fresh.setter
@@ -344,8 +344,8 @@ class Cursor:
 
     @property
     def wanted_subjects(self) -> tuple[tuple[str, ...] | None, ...]:
-        """Sets of subject patterns. Each returned record matches at least one pattern of each set.
-        None for no condition."""
+        """Sets of subject patterns; None for no condition. Each returned record matches at least
+        one pattern of each set."""
         return self._selection.subjects, self._selection.readable
 
     def passed(self, offsets: Ints, end: int) -> None:

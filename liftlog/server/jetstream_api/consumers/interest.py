@@ -63,7 +63,7 @@ class Interest:
 
     def add(self, subject: bytes, queue: bytes = PLAIN) -> None:
         """Record that the subject, or the pattern, has subscribers. For a queue group, the server
-        reports this again whenever the number of members changes."""
+        repeats its report whenever the number of members changes."""
         self._has_queues = self._has_queues or queue != PLAIN
         tokens = subject.split(b".")
         if _is_literal(tokens):

@@ -71,8 +71,8 @@ class PullRequests:
 
     def add(self, request: PullRequest) -> bytes:
         """Let a request wait if there is room. Returns the status that refuses the request; empty
-        if the request waits. A client that uses heartbeats gets no refusal, because it would send
-        the next request at once, without end. Such a client detects the failure by missing
+        if the request waits. A client that uses heartbeats gets no refusal, because after each
+        refusal it would send the next request at once. Such a client detects the failure by missing
         heartbeats."""
         count = len(self._waiting)
         if count >= self._most or not self._part.resize(count + 1):

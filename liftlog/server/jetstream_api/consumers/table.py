@@ -36,8 +36,8 @@ _NOTED_SHARE = 60_000
 at a time."""
 _MAX_WINDOWS_BYTES = 16 * 2**20
 """Maximum total size of all windows. A client that does not answer can be two windows behind with
-each of its consumers. For the maximum number of consumers, this is less than the 64 MiB that NATS
-buffers for a client by default."""
+each of its consumers. Even with the maximum number of consumers, these windows are together smaller
+than the 64 MiB that NATS buffers for a client by default."""
 
 NO_LEAF = (
     "consumers deliver over a leaf node connection: set nats.leafnode to a server's leafnodes "

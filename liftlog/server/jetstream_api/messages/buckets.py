@@ -103,8 +103,8 @@ class Buckets:
         return index.next_offset < end or index.first_offset != self._ages.first_offset(host)
 
     def _begin(self, index: BucketIndex, host: StreamHost) -> bool:
-        """Start to read the rest of the bucket, unless this is already running. Return False if the
-        bucket would exceed the limit."""
+        """Start to read the rest of the bucket, unless a read is already running. Return False if
+        the bucket would exceed the limit."""
         if index.advancing is None:
             refused, log = index.refused, host.log
             if refused is not None and refused.still(

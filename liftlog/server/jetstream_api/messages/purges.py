@@ -49,7 +49,8 @@ class Purges:
         """All records from `_first` to `_position` were examined."""
 
     def hides(self, subject: bytes, offset: int) -> bool:
-        """Return True if the message was purged, as far as this is known; see `knows`."""
+        """Return True if the message was purged, according to the purges that are known; see
+        `knows`."""
         return offset < self._below.get(subject, 0)
 
     @property

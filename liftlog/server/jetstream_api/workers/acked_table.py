@@ -226,8 +226,8 @@ class AckedConsumers:
 
     async def opened(self, stream: str) -> None:
         """Wait until the consumers of a stream are open, or opening them has failed. Raises
-        JetStreamError if this takes too long. Raises it at once if the consumers cannot be loaded
-        at present, because the journal cannot be written."""
+        JetStreamError if the wait is too long, or at once if the consumers cannot be loaded at
+        present, because the journal cannot be written."""
         if self.is_open(stream):
             return
         journal = self._broker.journal.opened
@@ -352,7 +352,7 @@ class AckedConsumers:
     ) -> AckedConsumer:
         """Return a new consumer, or the existing consumer of this name if its configuration is the
         same. `is_local` means that the client uses the pull socket. Raises LiftlogError,
-        JetStreamError; then nothing changed."""
+        JetStreamError; after an error nothing has changed."""
         if self.problem:
             raise JetStreamError(503, 10008, self.problem)
         if self._led is not None:
@@ -410,7 +410,7 @@ class AckedConsumers:
 
     async def restart(self, named: AckedConsumer, change: Changing) -> AckedConsumer:
         """Let a consumer begin again with the configuration that `change` returns, which has
-        another start. Raises LiftlogError, JetStreamError; then nothing changed."""
+        another start. Raises LiftlogError, JetStreamError; after an error nothing has changed."""
         async with self._change_of(named) as (_, consumer):
             spec, host = change(consumer.spec), consumer.host
             origin = consumer.local.origin._replace(created_ns=time.time_ns())
@@ -420,7 +420,7 @@ class AckedConsumers:
 
     async def update(self, named: AckedConsumer, change: Changing) -> AckedConsumer:
         """Change the settings of a consumer to those that `change` returns, and return the
-        consumer. Raises LiftlogError, JetStreamError; then nothing changed."""
+        consumer. Raises LiftlogError, JetStreamError; after an error nothing has changed."""
         host = named.host
         async with self._change_of(named) as (shared, consumer):
             before = consumer.spec
@@ -447,7 +447,7 @@ class AckedConsumers:
 
     async def reset(self, named: AckedConsumer, sequence: int) -> int:
         """Let a consumer begin again at `sequence`, or at its ack floor if `sequence` is 0. Returns
-        the sequence. Raises LiftlogError, JetStreamError; then nothing changed."""
+        the sequence. Raises LiftlogError, JetStreamError; after an error nothing has changed."""
         async with self._change_of(named) as (_, consumer):
             offset = await reset_offset(self._builder, consumer, sequence)
             cursor, policy = await cursor_at(self._builder, consumer, offset)
@@ -472,7 +472,7 @@ class AckedConsumers:
                 self._updating.discard(consumer.key)
 
     async def delete(self, stream: str, name: str) -> bool:
-        """Delete a consumer. Raises LiftlogError, JetStreamError; then the consumer still
+        """Delete a consumer. Raises LiftlogError, JetStreamError; after an error the consumer still
         exists."""
         shared = self._shared
         if shared is None:

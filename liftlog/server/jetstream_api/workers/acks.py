@@ -42,8 +42,8 @@ class WorkerAcks(NamedTuple):
     sequences: Ints
     """Consumer sequences, by the index of the ack."""
     replies: Sequence[bytes]
-    """By ack: the subject on which the client wants an answer, b"" if it wants none. Empty if no
-    client wants an answer."""
+    """For each ack, the subject on which the client wants an answer, or b"" for none. The list is
+    empty if no client wants an answer."""
 
 
 class NextPull(NamedTuple):

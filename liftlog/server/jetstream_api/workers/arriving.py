@@ -55,8 +55,8 @@ class ArrivingPulls:
 
     def add(self, request: PullRequest, waiting: int) -> bool:
         """Add a pull. Returns False if this consumer, or all consumers together, have too many
-        pulls. `waiting` is the number of pulls from earlier turns that still wait. Their limit is
-        applied when a turn examines the new pull."""
+        pulls. `waiting` is the number of pulls from earlier turns that still wait. The limit on
+        waiting pulls is applied when a turn examines the new pull."""
         is_full = len(self.queue) >= MAX_WAITING
         if is_full or not self._part.resize(waiting + len(self.queue) + 1):
             return False
@@ -78,10 +78,10 @@ class ArrivingPulls:
     def drop_dead(
         self, machine: Consumer, has_interest: Callable[[bytes], bool], *, is_connected: bool
     ) -> bool:
-        """Drop the pulls whose client is gone. Returns False if this is unknown for a pull, because
-        NATS has not yet reported a subscriber of its inbox. Without a connection to NATS, all pulls
-        over NATS are dropped; otherwise workers on the pull socket would wait behind these
-        pulls."""
+        """Drop the pulls whose client is gone. Returns False if a pull's client may or may not be
+        gone, because NATS has not yet reported a subscriber of the inbox. Without a connection to
+        NATS, all pulls over NATS are dropped; otherwise workers on the pull socket would wait
+        behind these pulls."""
         over_nats = [one for one in machine.waiting if not is_local(one)]
         missing = [one for one in over_nats if not is_connected or not has_interest(one)]
         dead = [one for one in missing if not is_connected or not self.is_young(one)]

@@ -140,7 +140,7 @@ class Composer:
 
     @property
     def _group(self) -> str:
-        """Return the group that events name. As in JetStream, this is the first group."""
+        """Return the group that events name: as in JetStream, the first group."""
         return next(iter(self.spec.settings.priority_groups), "")
 
     def _messages(self, deliver: Deliver, rows: Mapping[int, Row]) -> list[bytes]:

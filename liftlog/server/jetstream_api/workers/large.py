@@ -43,7 +43,7 @@ class Waiting(NamedTuple):
     def is_late(self) -> bool:
         """Return True if no worker on the pull socket has asked for messages for at least one ack
         wait; the consumer then continues with its next record. If this time is not over yet, the
-        consumer gets a turn at its end."""
+        consumer gets a turn when it is over."""
         waits_ns = self.machine.state.settings.waits_ns
         due_ns = self.local.seen_ns + waits_ns[0]
         if self.local.is_waiting:  # it takes more when its last answer has left

@@ -69,9 +69,9 @@ class Loader:
     async def load(
         self, shared: Shared, host: StreamHost, name: str, is_wanted: Callable[[], bool]
     ) -> None:
-        """Load a consumer. If this fails, its name remains reserved, because a new consumer of this
-        name would replace the stored state. Does nothing if `is_wanted` returns False, because
-        another load may then follow with a newer state."""
+        """Load a consumer. If the load fails, the consumer's name remains reserved, because a new
+        consumer of this name would replace the stored state. Does nothing if `is_wanted` returns
+        False, because another load may then follow with a newer state."""
         try:
             await self._load(shared, host, name, is_wanted)
             self.broken.pop((host.name, name), None)

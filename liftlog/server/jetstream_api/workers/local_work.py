@@ -394,7 +394,7 @@ class LocalWork:
 
 
 def _next_step(steps: Generator[None, None, pieces.Gathered]) -> pieces.Gathered | None:
-    """Return the result after the last step, None after another one."""
+    """Return the result after the last step; None after any other step."""
     try:
         next(steps)
     except StopIteration as end:

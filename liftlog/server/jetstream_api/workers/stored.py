@@ -98,7 +98,7 @@ async def store_settings(
 ) -> None:
     """Store new settings, before they take effect. Durable on return. `cursor` is the new cursor,
     or None if the present cursor stays. Raises LiftlogError, and JetStreamError if the consumer is
-    deleted during this. After an error the old settings stay."""
+    deleted during the call. After an error the old settings stay."""
     key, old = consumer.key, consumer.stored_settings()
     chosen_end = (cursor or consumer.local.cursor).chosen_end
     new = encode_settings(spec, consumer.local.origin, chosen_end)

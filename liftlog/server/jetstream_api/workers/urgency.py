@@ -1,5 +1,5 @@
 """Decides which acks can wait for a moment, and which pulls are answered before the acks that came
-with them. Both shorten the time for which a client waits that acks all messages of a batch and then
+with them. Both decisions shorten the wait of a client that acks all messages of a batch and then
 pulls the next one."""
 
 from __future__ import annotations

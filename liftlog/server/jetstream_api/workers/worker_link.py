@@ -11,8 +11,8 @@ Acks and pulls that arrive while there is no connection are lost. No message is 
 message without an ack is delivered again, and clients repeat pulls.
 
 One read can bring thousands of acks and pulls. These acks and pulls are parsed and passed on in
-parts, for a short time in each turn of the event loop. Until then the connection is not read. So
-the acks of publishers do not wait until a flood of workers' messages is processed.
+parts, for a short time in each turn of the event loop. While parts remain, the connection is not
+read. So the acks of publishers do not wait until a flood of workers' messages is processed.
 
 The acks of a client often arrive in several reads, and the client's next pull in the last of these
 reads. Acks that no client waits for are kept for about a millisecond, and parsed together with the
@@ -203,7 +203,7 @@ class WorkerLink:
 
     def lead(self, stream: str) -> None:
         """Subscribe for the consumers of a stream as soon as NATS is available, and again after
-        each disconnect. Does nothing if this was already called for the stream."""
+        each disconnect. Does nothing if the method was already called for the stream."""
         if stream in self._led:
             return
         led = _Led(stream, AckParser(stream), PullParser(stream, self._api_level), time.monotonic())
@@ -258,7 +258,7 @@ class WorkerLink:
     def leave(self, stream: str) -> None:
         """Unsubscribe. Drops the acks and pulls of the stream that were not yet passed on, and acks
         and pulls that arrive until NATS has confirmed the end of the subscriptions. `left` waits
-        for this."""
+        for this confirmation."""
         led = self._led.pop(stream, None)
         self._arrived.pop(stream, None)
         self._parts = deque([part for part in self._parts if part.led is not led])

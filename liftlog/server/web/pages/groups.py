@@ -22,7 +22,7 @@ STRIP_HEIGHT = 20
 
 
 async def group(asked: Asked) -> Shown:
-    """Show one group. If the group does not exist, the page shows this."""
+    """Show one group, or a note that the group does not exist."""
     stream, name = asked.authorize("read"), asked.request.match_info["group"]
     check_consumer_name(name)
     answer = await asked.carry_out(DescribeGroup(stream, name))

@@ -178,8 +178,8 @@ async def records(asked: Asked) -> Shown:
 
 
 _RARE = {"until", "key", "header", "offset", "fields"}
-"""Fields that a phone hides unless they are filled in or requested. The choices below are hidden in
-the same way unless they differ from the default."""
+"""Fields that a phone hides unless they are filled in or requested. The choices in `_is_unusual`
+are hidden in the same way unless they differ from the default."""
 
 
 def _is_unusual(texts: dict[str, str]) -> bool:

@@ -122,7 +122,7 @@ def _is_about(row: Row, wanted: str) -> bool:
 
 def why_recorded(filters: list[str], subject: str) -> str | None:
     """Return the reason why a stream with these filters records messages on `subject`, which may be
-    a pattern. None if no filter matches."""
+    a pattern; None if no filter matches."""
     for one in filters:
         if not overlaps(one, subject):
             continue

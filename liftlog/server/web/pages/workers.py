@@ -67,7 +67,7 @@ def _state(info: ConsumerInfo) -> str:
 
 
 async def worker(asked: Asked) -> Shown:
-    """Show one consumer with acks. If it does not exist, the page shows this."""
+    """Show one consumer with acks, or a note that it does not exist."""
     stream, name = asked.authorize("read"), asked.request.match_info["worker"]
     info, problem = await _described(asked, stream, name)
     asked.authorize("read")  # checked again after the await
