@@ -12,7 +12,7 @@ export PIP_NO_INPUT := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup tidy demo demo-cluster demo-spark programs test test-long test-cluster test-install test-upgrade test-bare torture storage-faults request-flood kv-torture cluster-torture worker-torture identity-torture clock-torture fuzz simulate simulate-groups round-trips group-torture descriptors lint type bench bench-cluster bench-streams bench-starts bench-web bench-over-nats bench-kv bench-api-flood bench-consumers bench-journal bench-spark jetstream-clients natscli jar test-jar docs pages blocking screenshot recording lock ci clean
+.PHONY: help setup tidy demo demo-cluster demo-spark programs test test-long test-cluster test-install test-upgrade test-bare torture storage-faults request-flood kv-torture cluster-torture worker-torture identity-torture clock-torture fuzz simulate simulate-groups round-trips group-torture descriptors lint type bench bench-cluster bench-streams bench-creations bench-starts bench-web bench-over-nats bench-kv bench-api-flood bench-consumers bench-journal bench-spark jetstream-clients natscli jar test-jar docs pages blocking screenshot recording lock ci clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -176,6 +176,9 @@ bench-cluster: setup ## Measure replicated streams against JetStream R3 (ARGS="-
 
 bench-streams: setup ## Measure a cluster with many streams (ARGS="--streams 1000", ARGS="--help")
 	$(BIN)/python tests/bench/streams.py $(ARGS)
+
+bench-creations: setup ## Measure new streams on one daemon beside JetStream (ARGS="--streams 5000", ARGS="--help")
+	$(BIN)/python tests/bench/creations.py $(ARGS)
 
 bench-starts: setup ## Measure the starts of commands and of the daemon beside JetStream (ARGS="--only ROW", ARGS="--help")
 	$(BIN)/python tests/bench/starts.py $(ARGS)

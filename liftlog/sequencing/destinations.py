@@ -68,13 +68,23 @@ class Destinations:
         subjects of streams with `acks: off`. A destination must match one of the patterns `chosen`,
         which the operator sets."""
         self._chosen = tuple(chosen)
-        attached = tuple(attached)
-        self._attached = _by_token(attached)
-        self._witnesses = _by_token(witnesses)
-        self._inbox_is_ordinary = any(
-            is_subset("_INBOX.>", pattern) for pattern in self._chosen
-        ) and not any(overlaps(pattern, "_INBOX.>") for pattern in attached)
+        self._attached: dict[str, list[str]] = {}
+        self._witnesses: dict[str, list[str]] = {}
+        self._inbox_is_ordinary = any(is_subset("_INBOX.>", pattern) for pattern in self._chosen)
         self._cached = lru_cache(maxsize=_CACHED)(self._decide)
+        self.version = 0
+        """Rises with each `add`. An earlier decision may then no longer be valid."""
+        self.add(attached, witnesses)
+
+    def add(self, attached: Iterable[str] = (), witnesses: Iterable[str] = ()) -> None:
+        """Add the subjects of further streams; see `__init__`."""
+        attached = tuple(attached)
+        _group_by_token(self._attached, attached)
+        _group_by_token(self._witnesses, witnesses)
+        if any(overlaps(pattern, "_INBOX.>") for pattern in attached):
+            self._inbox_is_ordinary = False
+        self._cached.cache_clear()
+        self.version += 1
 
     # --- acks and answers ---
 
@@ -173,14 +183,12 @@ class Destinations:
         )
 
 
-def _by_token(patterns: Iterable[str]) -> Mapping[str, Sequence[str]]:
-    """Group the patterns by their first token, so that a check compares only few patterns. A
-    thousand streams may have hundreds of patterns each, and each message may have another reply
-    subject."""
-    found: dict[str, list[str]] = {}
+def _group_by_token(groups: dict[str, list[str]], patterns: Iterable[str]) -> None:
+    """Add the patterns to the group of their first token, so that a check compares only few
+    patterns. A thousand streams may have hundreds of patterns each, and each message may have
+    another reply subject."""
     for pattern in patterns:
-        found.setdefault(pattern.partition(".")[0], []).append(pattern)
-    return found
+        groups.setdefault(pattern.partition(".")[0], []).append(pattern)
 
 
 def _behind_gateway(subject: bytes) -> bytes:

@@ -11,7 +11,7 @@ import contextlib
 import json
 import logging
 import secrets
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from acl.subjects import overlaps
 from liftlog.errors import NatsUnavailable
@@ -29,6 +29,10 @@ _NAMES = f"{_API_PREFIX}STREAM.NAMES"
 _ANSWER_SECONDS = 2.0
 _LOOK_SECONDS = 300.0
 """Pause, in seconds, between two checks while nothing changes."""
+_PAUSE_SECONDS = 1.0
+"""Shortest time, in seconds, from one check to the next: while programs create thousands of
+streams, a check of all streams after each new one would take longer than the creations."""
+_MAY_RECORD_INBOXES = ("_INBOX", "*", ">")
 
 
 class JetStreamWatch:
@@ -39,7 +43,7 @@ class JetStreamWatch:
         """`lock` is held while subscriptions of a connection change."""
         self._lock = lock
         self._look: _Look | None = None
-        self._due_at = 0.0
+        self._due_at = self._free_at = 0.0
         self._looking: asyncio.Task[None] | None = None
 
     def changed(self) -> None:
@@ -48,7 +52,7 @@ class JetStreamWatch:
 
     def start_over(self) -> None:
         """Check soon, and ask again even if NATS did not allow it before."""
-        self._look, self._due_at = None, 0.0
+        self._look, self._due_at, self._free_at = None, 0.0, 0.0
 
     def refuses(self, subject: str) -> bool:
         """Return True if this check has sent the message that NATS refused on this subject. The
@@ -59,18 +63,22 @@ class JetStreamWatch:
         return True
 
     def look(
-        self, connection: NatsConnection, wanted: Sequence[LinkSubscription], now: float
+        self, connection: NatsConnection, wanted: Collection[LinkSubscription], now: float
     ) -> None:
         """Begin a check if it is due. Returns at once."""
-        if now < self._due_at or (self._looking is not None and not self._looking.done()):
+        if now < max(self._due_at, self._free_at):
             return
-        self._due_at = now + _LOOK_SECONDS
+        if self._looking is not None and not self._looking.done():
+            return
+        self._due_at, self._free_at = now + _LOOK_SECONDS, now + _PAUSE_SECONDS
         if self._look is None or self._look.connection is not connection:
             self._look = _Look(connection, self._lock)
         acked = [one for one in wanted if one.is_acked and one.confirmed]
         # A stream that records inboxes would record the answers.
         would_record = any(
-            overlaps(subject, "_INBOX.>") for one in wanted for subject in one.subjects
+            subject.startswith(_MAY_RECORD_INBOXES) and overlaps(subject, "_INBOX.>")
+            for one in wanted
+            for subject in one.subjects
         )
         if acked and not would_record and not self._look.is_refused:
             self._looking = asyncio.create_task(self._look.ask(acked), name="nats-jetstream")
@@ -107,19 +115,21 @@ class _Look:
         question is asked. So without JetStream, a check of thousands of streams takes no longer
         than a check of one stream.
         """
-        questions = [(one, subject) for one in wanted for subject in one.subjects]
         try:
             if not await self._listens():
                 return
             self._is_there = False
-            found = await self._answered([subject for _, subject in questions[:1]])
+            found = await self._answered([wanted[0].subjects[0]])
+            questions: list[tuple[LinkSubscription, str]] = []
             if self._is_there:
+                questions = [(one, subject) for one in wanted for subject in one.subjects]
                 found += await self._answered([subject for _, subject in questions[1:]])
-            elif found != [None]:
-                found = [[] for _ in questions]
         except NatsUnavailable:
             return  # keep the earlier result
-        logger.debug("jetstream-looked asked=%d there=%s", len(questions), self._is_there)
+        logger.debug("jetstream-looked asked=%d there=%s", len(wanted), self._is_there)
+        if not self._is_there and found != [None]:
+            for one in wanted:
+                one.jetstream_streams = []
         told: dict[LinkSubscription, set[str]] = {}
         for (one, _), names in zip(questions, found, strict=False):
             if names is not None:

@@ -274,7 +274,7 @@ class NatsLink:
                 hand_over_at = time.monotonic() + _HANDOVER_PAUSE_SECONDS
                 continue
             await self._attach_missing(now)
-            self._jetstream.look(connection, self._book.wanted, time.monotonic())
+            self._jetstream.look(connection, self._book.all_wanted, time.monotonic())
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_WATCH_SECONDS):
                     await self._work.wait()
@@ -409,7 +409,7 @@ class NatsLink:
         """Change the subjects of a subscription. Messages on the old subjects are delivered until
         NATS has confirmed the new subjects; see `attach`. Does nothing if the subjects are the
         same."""
-        if wanted.retarget(subjects):
+        if self._book.retarget(wanted, subjects):
             self._jetstream.changed()
             self._work.set()
 

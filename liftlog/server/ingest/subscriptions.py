@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from liftlog.sequencing.run import MessageRun
@@ -93,7 +93,10 @@ class SubscriptionBook:
 
     def __init__(self) -> None:
         self.refusals = 0
-        self._wanted: list[LinkSubscription] = []
+        self._wanted: dict[LinkSubscription, None] = {}
+        self._open: dict[LinkSubscription, None] = {}
+        """The wanted subscriptions that are not confirmed. May also contain confirmed ones, which
+        `missing` removes."""
         self._ask_again_at = 0.0
         self._ask_again_seconds = _ASK_AGAIN_SECONDS[0]
 
@@ -101,19 +104,32 @@ class SubscriptionBook:
     def wanted(self) -> list[LinkSubscription]:
         return list(self._wanted)
 
+    @property
+    def all_wanted(self) -> Collection[LinkSubscription]:
+        """The wanted subscriptions, not copied: valid until the next await."""
+        return self._wanted.keys()
+
     def add(self, subscription: LinkSubscription) -> None:
-        self._wanted.append(subscription)
+        self._wanted[subscription] = None
+        self._open[subscription] = None
+
+    def retarget(self, subscription: LinkSubscription, subjects: tuple[str, ...]) -> bool:
+        """Change the subjects of a subscription; returns False if they are the same."""
+        is_changed = subscription.retarget(subjects)
+        if is_changed and subscription in self._wanted:
+            self._open[subscription] = None
+        return is_changed
 
     def remove(self, subscription: LinkSubscription) -> None:
         """Remove the subscription. Does nothing if the subscription is no longer wanted."""
-        if subscription in self._wanted:
-            self._wanted.remove(subscription)
+        self._wanted.pop(subscription, None)
+        self._open.pop(subscription, None)
         subscription.confirmed = False
 
     def take_all(self) -> list[LinkSubscription]:
         """Remove all subscriptions and return them."""
-        taken, self._wanted = self._wanted, []
-        return taken
+        taken, self._wanted, self._open = self._wanted, {}, {}
+        return list(taken)
 
     def answered(
         self, asked: Iterable[LinkSubscription], refused: Mapping[LinkSubscription, Refusals]
@@ -127,6 +143,8 @@ class SubscriptionBook:
             if one.problem:
                 logger.info("nats-subscription-allowed subject=%s", one.refused_subjects)
             one.accepted()
+            if not one.confirmed and one in self._wanted:  # its subjects have changed meanwhile
+                self._open[one] = None
 
     def revoked(self, one: LinkSubscription, subject: str, problem: str) -> None:
         """Note that NATS has ended a subscription that it had confirmed."""
@@ -138,6 +156,8 @@ class SubscriptionBook:
         self.refusals += 1
         known = one.refusals
         one.refused(refusals)
+        if one in self._wanted:
+            self._open[one] = None
         if one.refusals != known:
             logger.warning(
                 "nats-subscription-refused subject=%s reason=%s", one.refused_subjects, one.problem
@@ -147,6 +167,7 @@ class SubscriptionBook:
         """Note that there is no connection any more."""
         for one in self._wanted:
             one.confirmed = False
+        self._open = dict(self._wanted)
 
     def gap(self, reason: str) -> None:
         """Report to every subscription that messages may have been missed."""
@@ -158,9 +179,11 @@ class SubscriptionBook:
         """Return the subscriptions to request: subscriptions that were made without a connection
         and, from time to time, subscriptions that NATS refused. The pause between requests doubles
         each time."""
-        missing = [one for one in self._wanted if not one.confirmed and not one.problem]
+        for one in [one for one in self._open if one.confirmed]:
+            del self._open[one]
+        missing = [one for one in self._open if not one.problem]
         if now >= self._ask_again_at:
-            missing += [one for one in self._wanted if one.problem]
+            missing += [one for one in self._open if one.problem]
             self._ask_again_at = now + self._ask_again_seconds
             self._ask_again_seconds = min(self._ask_again_seconds * 2, _ASK_AGAIN_SECONDS[1])
         return missing

@@ -25,6 +25,9 @@ from liftlog.server.jetstream_api.waiting import Message
 
 MAX_UNSENT_BYTES = 64 * 1024
 
+_Rules = tuple[Destinations, int, Policy | None]
+"""The subjects of the streams, with their version, and the ACL."""
+
 
 class ImmediateAnswers:
     """Belongs to the event loop."""
@@ -38,7 +41,7 @@ class ImmediateAnswers:
         self._texts: list[bytes] = []
         self._asked: list[tuple[Message, Method]] = []
         self._size_bytes = 0
-        self._rules: tuple[Destinations, Policy | None] | None = None
+        self._rules: _Rules | None = None
         """The rules by which the destinations of `_texts` were chosen."""
 
     def answer(self, message: Message, method: Method, arguments: Sequence[str]) -> bool:
@@ -78,8 +81,9 @@ class ImmediateAnswers:
         self._asked.append((message, method))
         self._size_bytes += len(text)
 
-    def _present_rules(self) -> tuple[Destinations, Policy | None]:
-        return self._parts.broker.destinations, self._parts.gate.policy
+    def _present_rules(self) -> _Rules:
+        destinations = self._parts.broker.destinations
+        return destinations, destinations.version, self._parts.gate.policy
 
     def _flush(self) -> None:
         """Send the answers. If streams or permissions have changed since an answer was composed,

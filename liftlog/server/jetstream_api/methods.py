@@ -20,6 +20,7 @@ from liftlog.server.jetstream_api.answers import (
 )
 from liftlog.server.jetstream_api.consumers.deliveries import record_target
 from liftlog.server.jetstream_api.consumers.table import Consumers
+from liftlog.server.jetstream_api.creations import Creations
 from liftlog.server.jetstream_api.fields import read_object
 from liftlog.server.jetstream_api.inboxes import Inboxes
 from liftlog.server.jetstream_api.messages.ages import Ages
@@ -84,6 +85,7 @@ class Parts:
     take: Callable[[Arrived], None]
     """Function that takes pulls for consumers with acks, as if the connection of workers had
     received them."""
+    creations: Creations
 
     @property
     def gate(self) -> Gate:

@@ -37,6 +37,7 @@ from liftlog.server.jetstream_api.answers import (
 )
 from liftlog.server.jetstream_api.consumers.leaf import leaf_link_of
 from liftlog.server.jetstream_api.consumers.table import Consumers
+from liftlog.server.jetstream_api.creations import Creations
 from liftlog.server.jetstream_api.fields import MAX_REQUEST_BYTES
 from liftlog.server.jetstream_api.held_pulls import LOOK_SECONDS, HeldPulls
 from liftlog.server.jetstream_api.immediate import MAX_UNSENT_BYTES, ImmediateAnswers
@@ -144,6 +145,7 @@ class JetStreamApi:
             self.counters,
             inboxes,
             self._take_from_workers,
+            Creations(),
         )
         self.overviews = Overviews(self._parts, OwnRequests(link), self._prefix_of)
         self._waiting = Waiting(inboxes, self._is_costly)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import liftlog
@@ -18,6 +17,7 @@ from liftlog.errors import (
     NatsUnavailable,
     StreamNotFound,
 )
+from liftlog.names import is_stream_name
 from liftlog.protocol.described import StreamInfo
 from liftlog.protocol.messages import (
     CreateStream,
@@ -239,7 +239,7 @@ def _state(info: StreamInfo, start: int, first_ns: int, last_ns: int) -> dict[st
 @answers("STREAM.NAMES", "stream_names", is_cheap=always)
 async def _names(request: Request) -> Answer:
     body = request.body()
-    found = await _readable_names(request, _subject_in(body))
+    found = _readable_names(request, _subject_in(body))
     offset = min(whole(body, "offset", least=-(2**63)), len(found))
     page = found[max(offset, 0) :][:_NAMES_LIMIT]
     return _page(len(found), max(offset, 0), _NAMES_LIMIT) | {
@@ -284,14 +284,14 @@ def _subject_in(body: dict[str, Any]) -> str:
     return subject
 
 
-async def _readable_names(request: Request, subject: str) -> list[str]:
+def _readable_names(request: Request, subject: str) -> list[str]:
     """Return the names of the streams that `_listed` would return, without describing the streams.
     Used for every new stream, whose name is compared with these names."""
-    return [
-        name
-        for name in filter(request.may_read, request.broker.stream_names())
-        if not subject or overlap_any((await _recorded(request, name))[0], (subject,))
-    ]
+    names: Iterable[str] = request.broker.stream_names()
+    if subject:
+        found = request.broker.overlapping((subject,))
+        names = sorted(name for name in found if is_stream_name(name))
+    return list(filter(request.may_read, names))
 
 
 # --- creating, changing, deleting ---
@@ -305,12 +305,13 @@ async def _create(request: Request) -> Answer:
     existing = await _existing(request)
     if existing is not None:
         return await _same(request, existing, wanted)
-    await _check_neighbours(request, wanted)
+    _check_neighbours(request, wanted)
     if settings["replicas"] > 1 and not request.broker.catalog.in_cluster:
         raise JetStreamError(500, 10074, "replicas > 1 not supported in non-clustered mode")
     settings["jetstream"]["created"] = time_text(time.time_ns())
     try:
-        answer = await asked(request, CreateStream(request.stream, settings), StreamAnswer)
+        with request.parts.creations.of(request.stream, wanted):
+            answer = await asked(request, CreateStream(request.stream, settings), StreamAnswer)
     except Conflict:
         # Another client, or an earlier request of this one, created the stream in the meantime.
         await request.broker.catalog.look_for(request.stream)
@@ -355,7 +356,7 @@ async def _same(request: Request, existing: StreamInfo, wanted: dict[str, Any]) 
     return await _described(request, existing)
 
 
-async def _check_neighbours(request: Request, wanted: dict[str, Any]) -> None:
+def _check_neighbours(request: Request, wanted: dict[str, Any]) -> None:
     """Refuse a stream whose subjects overlap with another stream's, as JetStream does. Otherwise
     two streams would ack the same message, and its publisher would get two acks. Clients of the
     pull port may create such streams, and get a warning."""
@@ -363,25 +364,13 @@ async def _check_neighbours(request: Request, wanted: dict[str, Any]) -> None:
         return
     # Streams that this client may not read count, too. So the client can detect that the subject is
     # in use.
-    for name in request.broker.stream_names():
-        if name == request.stream:
-            continue
-        subjects, acks = await _recorded(request, name)
-        if acks == "on" and overlap_any(subjects, wanted["subjects"]):
-            raise JetStreamError(400, 10065, "subjects overlap with an existing stream")
-
-
-async def _recorded(request: Request, name: str) -> tuple[Sequence[str], str]:
-    """Return the subjects that a stream records, and its setting `acks`. If this node has the
-    stream, both come from the stream's settings, because a description takes longer and programs
-    create hundreds of streams."""
-    host = request.broker.hosts.get(name)
-    if host is not None:
-        return host.settings.subjects, host.settings.acks
-    with contextlib.suppress(StreamNotFound):  # the stream was deleted in the meantime
-        info = await request.broker.describe_stream(name)
-        return info.recorded_subjects, info.acks
-    return (), "off"
+    near = request.broker.overlapping(wanted["subjects"])
+    is_used = any(
+        one.acks == "on" and name != request.stream and is_stream_name(name)
+        for name, one in near.items()
+    )
+    if is_used or request.parts.creations.overlap(request.stream, wanted["subjects"]):
+        raise JetStreamError(400, 10065, "subjects overlap with an existing stream")
 
 
 @answers("STREAM.UPDATE", "stream_update", arguments=(1, 1), at_leader=True)
@@ -393,7 +382,7 @@ async def _update(request: Request) -> Answer:
     have = config_of(existing.name, settings_of(existing))
     check_unchangeable(have, want)
     if have["subjects"] != want["subjects"]:
-        await _check_neighbours(request, want)
+        _check_neighbours(request, want)
 
     def changes(present: StreamSettings) -> dict[str, Any]:
         """Compute the change from the present settings, because other clients may have changed them

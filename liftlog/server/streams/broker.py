@@ -215,6 +215,11 @@ class Broker:
         this subject."""
         return self._neighbours.recording(subject)
 
+    def overlapping(self, subjects: Sequence[str]) -> Mapping[str, StreamSettings]:
+        """Return the streams that may store a message on one of these patterns, including the
+        daemon's own streams and streams of other nodes."""
+        return self._neighbours.overlapping(subjects)
+
     def send(self, commands: bytes) -> None:
         """Send NATS commands."""
         self.intake.send(commands)

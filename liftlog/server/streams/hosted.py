@@ -145,6 +145,11 @@ class HostedStreams:
         self.neighbours.changed()
         self.attachments.settings_changed()
 
+    def stream_added(self, host: StreamHost) -> None:
+        """Update the neighbours of a new stream. Unlike `streams_changed`, this does not take
+        longer if there are many streams."""
+        self.neighbours.added(host)
+
     def streams_change(self) -> None:
         """Call `streams_changed` soon, once for all streams that change in this turn of the loop,
         here or on other nodes."""

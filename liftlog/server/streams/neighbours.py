@@ -3,14 +3,16 @@ acks, and the other streams that ack a message."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from acl.subjects import matches_any, overlap_any
 from liftlog.sequencing import Destinations
 from liftlog.server.commits.host import StreamHost
 from liftlog.settings import StreamSettings
 
-_WILDCARDS = ("*", ">")
+_DEPTH = 3
+"""Number of tokens by which subjects are grouped. The subjects of many streams may begin with the
+same one or two tokens, such as `$KV`."""
 
 
 class Neighbours:
@@ -32,7 +34,7 @@ class Neighbours:
         self._elsewhere = elsewhere
         self._recorded: dict[str, StreamSettings] = {}
         """The settings of all streams, as of the last change."""
-        self._recorders = Recorders({})
+        self._recorders = Recorders(self._recorded)
         self._warnings: dict[str, list[str]] = {}
         self._siblings: dict[str | None, dict[bytes, tuple[str, ...]]] = {}
 
@@ -57,6 +59,30 @@ class Neighbours:
         for host in hosts:
             self.joined(host)
 
+    def added(self, host: StreamHost) -> None:
+        """Add a new stream, as `changed` does, but in a time that does not grow with the number of
+        streams. Only a stream with a new queue group is compared with all streams."""
+        name, settings = host.name, host.settings
+        if name in self._recorded or self._hosts.get(name) is not host:
+            self.changed()
+            return
+        others = self._recorders.of_subjects(settings.subjects)
+        if len(others) < len(self._warnings):
+            for other in others:
+                self._warnings.pop(other, None)
+        else:
+            self._warnings.clear()
+        self._recorded[name] = settings
+        self._recorders.add(name, settings)
+        if settings.acks == "off":
+            self.destinations.add(witnesses=settings.subjects)
+        else:
+            self.destinations.add(settings.subjects)
+        for group, siblings in self._siblings.items():
+            if group is None or group != settings.queue_group:
+                siblings[name.encode()] = settings.subjects
+        self.joined(host)
+
     def joined(self, host: StreamHost) -> None:
         """Update one stream, because its host was replaced by a new host with the same settings."""
         group = host.settings.queue_group
@@ -76,6 +102,12 @@ class Neighbours:
             if one.acks != "off" and matches_any(one.subjects, subject)
         ]
 
+    def overlapping(self, subjects: Sequence[str]) -> dict[str, StreamSettings]:
+        """Return the streams, including the daemon's own ones, that may store a message on one of
+        these patterns. In a cluster, includes the streams of other nodes."""
+        near = self._recorders.of_subjects(subjects)
+        return {name: one for name, one in near.items() if overlap_any(one.subjects, subjects)}
+
     def warnings(self, host: StreamHost) -> list[str]:
         """Return warnings about other streams that ack the same messages. Computed once per
         change."""
@@ -88,30 +120,64 @@ class Neighbours:
 
 
 class Recorders:
-    """Groups streams by the first token of their subjects. With thousands of streams, comparing
+    """Groups streams by the first tokens of their subjects. With thousands of streams, comparing
     each stream with every other stream would take half a minute."""
 
     def __init__(self, recorded: Mapping[str, StreamSettings]) -> None:
         self._recorded = recorded
-        self._by_token: dict[str, dict[str, StreamSettings]] = {}
+        self._all = _Group()
         for name, settings in recorded.items():
-            for subject in settings.subjects:
-                self._by_token.setdefault(_first_token(subject), {})[name] = settings
+            self.add(name, settings)
+
+    def add(self, name: str, settings: StreamSettings) -> None:
+        """Add a stream that the caller has added to the mapping `recorded`."""
+        for subject in settings.subjects:
+            group = self._all
+            for token in subject.split(".", _DEPTH)[:_DEPTH]:
+                group = group.below.setdefault(token, _Group())
+            group.names.append(name)
 
     def of_subjects(self, subjects: Sequence[str]) -> Mapping[str, StreamSettings]:
         """Return all streams that may record a message on one of these patterns; the result may
         also contain other streams."""
-        tokens = {_first_token(subject) for subject in subjects}
-        if not tokens.isdisjoint(_WILDCARDS):
-            return self._recorded
-        found: dict[str, StreamSettings] = {}
-        for token in (*tokens, *_WILDCARDS):
-            found |= self._by_token.get(token, {})
-        return found
+        names = {name for one in subjects for name in self._near(one.split(".", _DEPTH)[:_DEPTH])}
+        return {name: self._recorded[name] for name in names}
+
+    def _near(self, tokens: Sequence[str]) -> Iterator[str]:
+        groups = [self._all]
+        for token in tokens:
+            reached: list[_Group] = []
+            for group in groups:
+                if token == ">":
+                    for one in group.below.values():
+                        yield from one.all_names()
+                    continue
+                if (whole := group.below.get(">")) is not None:
+                    yield from whole.names
+                if token == "*":
+                    reached += [one for other, one in group.below.items() if other != ">"]
+                else:
+                    reached += filter(None, map(group.below.get, (token, "*")))
+            groups = reached
+        for group in groups:
+            yield from group.names
 
 
-def _first_token(subject: str) -> str:
-    return subject.partition(".")[0]
+class _Group:
+    """The streams with subjects that begin with the same tokens."""
+
+    __slots__ = ("below", "names")
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        """Streams with a subject that ends here, or, at the greatest depth, continues."""
+        self.below: dict[str, _Group] = {}
+        """The groups with one token more, by that token."""
+
+    def all_names(self) -> Iterator[str]:
+        yield from self.names
+        for one in self.below.values():
+            yield from one.all_names()
 
 
 def share_messages(first: StreamSettings, second: StreamSettings) -> bool:

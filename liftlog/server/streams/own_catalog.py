@@ -169,7 +169,7 @@ class OwnCatalog:
                 check_same(name, host.origin, host.settings, settings)
             else:
                 host = await self._maker.create(name, settings, origin="api")
-                hosted.streams_changed()
+                hosted.stream_added(host)
                 hosted.attachments.want(host)
         try:
             await hosted.attachments.attach(host)

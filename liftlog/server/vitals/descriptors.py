@@ -28,6 +28,10 @@ LEAST = 256
 """Minimum number of descriptors with which the daemon starts."""
 _SPARE = 16
 """Number of free descriptors below which no stream is created."""
+_NEAR = 1000
+"""If fewer descriptors are free, they are counted again before each new stream."""
+_PER_STREAM = 4
+"""Number of descriptors that a new stream may open before the next count."""
 _MOST = 65_536
 _FRESH_SECONDS = 1.0
 
@@ -107,8 +111,11 @@ class Descriptors:
 
     def check_spare(self) -> None:
         """Raise LimitExceeded if too few descriptors are left to create a stream."""
-        self._good_until = float("-inf")
         left, limit = self.left()
+        if left < _NEAR:  # counting the descriptors of thousands of streams takes milliseconds
+            self._good_until = float("-inf")
+            left, limit = self.left()
+        self._open += _PER_STREAM
         if left < _SPARE:
             raise LimitExceeded(
                 f"the daemon has {left} of its {limit:,} file descriptors left",

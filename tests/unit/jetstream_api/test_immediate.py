@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from liftlog.errors import NotLeader
+from liftlog.sequencing.destinations import Destinations
 from liftlog.server.jetstream_api.immediate import MAX_UNSENT_BYTES, ImmediateAnswers
 from liftlog.server.jetstream_api.methods import (
     TOO_MANY,
@@ -27,7 +28,7 @@ class Site:
         self.sent: list[bytes] = []
         self.link = SimpleNamespace(connected=True, unsent_bytes=0, send=self.sent.append)
         self.broker = SimpleNamespace(
-            destinations=object(),
+            destinations=Destinations(),
             catalog=SimpleNamespace(answerer=lambda name: None, was_deleted=lambda name: False),
         )
         self.gate = SimpleNamespace(policy=None)
@@ -70,11 +71,16 @@ async def test_answers_of_one_turn_leave_with_one_write() -> None:
     assert site.counters.requests["X", "ok"] == 4
 
 
-@pytest.mark.parametrize("rules", ["destinations", "policy"])
+@pytest.mark.parametrize("rules", ["destinations", "one stream more", "policy"])
 async def test_rules_that_change_before_the_write_count(rules: str) -> None:
     site = Site()
     assert site.ask(0)
-    setattr(site.broker if rules == "destinations" else site.gate, rules, object())
+    if rules == "destinations":
+        site.broker.destinations = Destinations()
+    elif rules == "policy":
+        site.gate.policy = object()
+    else:
+        site.broker.destinations.add(["orders.>"])
     await asyncio.sleep(0)
     assert site.sent == []
     assert site.put_back == [message(0)]
@@ -84,7 +90,7 @@ async def test_a_request_that_finds_no_place_again_is_refused() -> None:
     site = Site()
     assert site.ask(0)
     site.is_full = True
-    site.broker.destinations = SimpleNamespace(for_answer=lambda reply: reply)
+    site.broker.destinations = SimpleNamespace(for_answer=lambda reply: reply, version=1)
     await asyncio.sleep(0)
     [refused] = site.sent
     assert refused.startswith(b"PUB _INBOX.a.0 ")
@@ -95,7 +101,7 @@ async def test_a_request_that_finds_no_place_again_is_refused() -> None:
 async def test_an_answer_by_new_rules_does_not_save_the_old_ones() -> None:
     site = Site()
     assert site.ask(0)
-    site.broker.destinations = object()
+    site.broker.destinations = Destinations()
     assert site.ask(1)
     await asyncio.sleep(0)
     assert site.sent == [b"1,"]

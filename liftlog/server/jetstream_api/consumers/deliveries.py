@@ -28,16 +28,21 @@ class Deliveries:
         self._gate = gate
         self._host = host
         self._deliver_subject = deliver_subject.encode()
-        self._judged: tuple[Destinations, tuple[str, ...] | None] | None = None
+        self._judged: tuple[Destinations, int, tuple[str, ...] | None] | None = None
         self._pushes: Destination | Why = Why.RESERVED
 
     def pushes(self) -> Destination | Why:
         """Return the subject of a push consumer. Called at each step; the decision is repeated only
         after a change of streams or of the ACL."""
         destinations, granted = self._broker.destinations, self._gate.deliverable
-        judged = self._judged
-        if judged is None or destinations is not judged[0] or granted is not judged[1]:
-            self._judged = destinations, granted
+        version, judged = destinations.version, self._judged
+        if (
+            judged is None
+            or destinations is not judged[0]
+            or version != judged[1]
+            or granted is not judged[2]
+        ):
+            self._judged = destinations, version, granted
             source = self._host.settings.subjects
             self._pushes = destinations.for_pushes(self._deliver_subject, granted, source)
         return self._pushes

@@ -1,0 +1,31 @@
+"""The streams that clients of JetStream's API are creating at the moment."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from acl.subjects import overlap_any
+
+
+class Creations:
+    """Finds overlaps between two new streams, neither of which is among the existing streams yet.
+    Belongs to the event loop."""
+
+    def __init__(self) -> None:
+        self._open: list[tuple[str, Sequence[str]]] = []
+
+    def overlap(self, stream: str, subjects: Sequence[str]) -> bool:
+        """Return True if a stream of another name is being created on one of these patterns."""
+        return any(name != stream and overlap_any(used, subjects) for name, used in self._open)
+
+    @contextlib.contextmanager
+    def of(self, stream: str, config: Mapping[str, Any]) -> Iterator[None]:
+        """Mark the stream with this configuration as being created."""
+        one = (stream, () if config.get("no_ack") else config["subjects"])
+        self._open.append(one)
+        try:
+            yield
+        finally:
+            self._open.remove(one)
